@@ -1,0 +1,46 @@
+"""elastic-runtime: an elastic, fault-tolerant training runtime for PyTorch.
+
+The public names are loaded when they are first used, so that importing a part that does not need
+torch never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_runtime.agent.launch import launch as launch
+    from elastic_runtime.checkpoint.checkpointer import Checkpointer as Checkpointer
+    from elastic_runtime.config import Endpoint as Endpoint
+    from elastic_runtime.config import JobConfig as JobConfig
+    from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Checkpointer": "elastic_runtime.checkpoint.checkpointer",
+    "ElasticBatchSampler": "elastic_runtime.data.sampler",
+    "Endpoint": "elastic_runtime.config",
+    "JobConfig": "elastic_runtime.config",
+    "launch": "elastic_runtime.agent.launch",
+}
+
+__all__ = [
+    "Checkpointer",
+    "ElasticBatchSampler",
+    "Endpoint",
+    "JobConfig",
+    "__version__",
+    "launch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,10 @@
+"""``python -m elastic_runtime`` is ``elastic-run``."""
+
+from __future__ import annotations
+
+import sys
+
+from elastic_runtime.cli.run import main
+
+if __name__ == "__main__":
+    sys.exit(main())

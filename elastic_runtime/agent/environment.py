@@ -1,0 +1,120 @@
+"""What a worker finds in its environment, and the port kept for it."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from typing import TYPE_CHECKING
+
+from elastic_runtime.protocol.messages import ENV_CHANNEL, ENV_NODE, ENV_PROGRESS, ENV_ROUND
+
+if TYPE_CHECKING:
+    from elastic_runtime.config import JobConfig
+    from elastic_runtime.protocol.records import RoundRecord
+
+# Below the range from which the kernel takes ports for outgoing connections (32768 and up by
+# default), so that a port that is reserved now is still free when a worker binds it.
+_PORTS = range(20000, 32000)
+
+
+class PortKeeper:
+    """Keeps one port of this machine free until the round's store is to be bound to it."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self.port = 0
+
+    def reserve(self) -> int:
+        """Takes a free port, giving back the last one; 0 if there is none."""
+        self.release()
+        for _ in range(100):
+            # Bound without SO_REUSEADDR and without listening: nobody else gets it, nobody
+            # can connect to it.
+            keeper = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            port = random.choice(_PORTS)
+            try:
+                keeper.bind(("", port))
+            except OSError:
+                keeper.close()
+                continue
+            self._socket, self.port = keeper, port
+            return port
+        return 0
+
+    def release(self) -> None:
+        """Gives the port free for the worker that will bind it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def worker_environment(
+    config: JobConfig,
+    last: RoundRecord,
+    group_rank: int,
+    local_rank: int,
+    *,
+    error_file: str,
+    progress_file: str,
+    channel: str,
+) -> dict[str, str]:
+    """The environment of one worker: torchrun's names, and ours for the library.
+
+    The round's TCPStore is hosted by the rank-0 worker itself, on a port of its own each round
+    (``TORCHELASTIC_USE_AGENT_STORE`` is False): so scripts that choose their own address, and
+    processes that a worker spawns, work as they do without a launcher.
+
+    Args:
+        config: the settings.
+        last: the round.
+        group_rank: this node's rank in it.
+        local_rank: the worker's rank on this node.
+        error_file: where the worker writes its error.
+        progress_file: the worker's ``ProgressFile``.
+        channel: path of the agent's socket.
+    """
+    rank = last.first_worker(group_rank) + local_rank
+    world = last.world_size
+    first = last.members[0]
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(group_rank),
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(config.workers),
+        "GROUP_WORLD_SIZE": str(len(last.members)),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": config.role,
+        "MASTER_ADDR": first.address,
+        "MASTER_PORT": str(last.store_port),
+        "TORCHELASTIC_RESTART_COUNT": str(_restart_count(last)),
+        "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
+        "TORCHELASTIC_RUN_ID": config.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        ENV_CHANNEL: channel,
+        ENV_PROGRESS: progress_file,
+        ENV_ROUND: str(last.number),
+        ENV_NODE: config.node_name,
+    }
+    if config.virtual_local_rank:
+        environment["LOCAL_RANK"] = "0"
+        environment["CUDA_VISIBLE_DEVICES"] = _visible_device(local_rank)
+    return environment
+
+
+def _restart_count(last: RoundRecord) -> int:
+    """How often the workers were started again in this life of the job."""
+    budget = last.budget
+    return budget.failures + budget.killed + budget.lost + budget.planned
+
+
+def _visible_device(local_rank: int) -> str:
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is None:
+        return str(local_rank)
+    return devices.split(",")[local_rank].strip()

@@ -1,0 +1,123 @@
+"""What kind of failure a worker's end was: pure.
+
+What a failure costs the job, and whether to try again, is decided for all nodes together in
+``rendezvous.budget``; here one exit is given its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import dataclass, replace
+
+from elastic_runtime.protocol.records import FAILED, KILLED, START, FaultReport
+from elastic_runtime.rendezvous.budget import USAGE
+from elastic_runtime.worker.boot import is_echo
+
+# Ended from outside: whoever sends these is not the script.
+_KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+_TAKEN_PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_MOVING_PARTS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_LONGEST_TRACEBACK = 8000
+_LONGEST_REASON = 160
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerError:
+    """What a worker's error file says.
+
+    Attributes:
+        message: the exception's type and text, in one line or more.
+        traceback: as Python prints it.
+        timestamp: seconds since the epoch on this machine; 0 if unknown.
+        usage: the error is one of ours that says that the user asked for something impossible.
+    """
+
+    message: str
+    traceback: str = ""
+    timestamp: float = 0.0
+    usage: bool = False
+
+
+def parse_error_file(data: bytes) -> WorkerError | None:
+    """Reads torch's error file format; None if it is not that.
+
+    The format is the one that ``torch.distributed.elastic.multiprocessing.errors`` writes:
+    ``{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": …}}}``.
+    """
+    try:
+        body = json.loads(data)
+    except ValueError:
+        return None
+    inner = body.get("message") if isinstance(body, dict) else None
+    if isinstance(inner, str):
+        return WorkerError(inner)
+    if not isinstance(inner, dict) or not isinstance(inner.get("message"), str):
+        return None
+    extra = inner.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    try:
+        moment = float(extra.get("timestamp", 0))
+    except (TypeError, ValueError):
+        moment = 0.0
+    usage = extra.get("exit_code") == 2
+    return WorkerError(inner["message"], str(extra.get("py_callstack", "")), moment, usage)
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def classify(
+    round_number: int,
+    rank: int,
+    code: int,
+    error: WorkerError | None,
+    *,
+    step: int = -1,
+    lifetime: float = 0.0,
+) -> FaultReport:
+    """Gives a worker's unwanted end its name.
+
+    Args:
+        round_number: the round it ran in.
+        rank: its global rank.
+        code: its exit code, or minus the number of the signal that ended it.
+        error: its error file, if it wrote one.
+        step: the highest step that it reported, -1 for none.
+        lifetime: seconds it had run.
+
+    Returns:
+        The report; ``consequence`` is set for errors that only echo the end of a peer.
+    """
+    base = FaultReport(
+        round_number, FAILED, rank=rank, exit_code=code, step=step, lifetime=lifetime
+    )
+    if code < 0 and -code in _KILLS:
+        name = signal_name(-code)
+        return replace(
+            base, kind=KILLED, reason=f"worker {rank} was killed ({name})", signature=name
+        )
+    if error is None:
+        what = signal_name(-code) if code < 0 else f"exit code {code}"
+        return replace(base, reason=f"worker {rank} ended with {what}", signature=what)
+    first_line = error.message.strip().splitlines()[0] if error.message.strip() else "an error"
+    if _TAKEN_PORT.search(error.message):
+        kind, consequence = START, False
+    else:
+        kind, consequence = FAILED, is_echo(error.message)
+    told = "lost the connection to a peer" if consequence else first_line.split(". ")[0]
+    signature = _MOVING_PARTS.sub("#", first_line)[:_LONGEST_REASON]
+    return replace(
+        base,
+        kind=kind,
+        reason=f"worker {rank}: {told[:_LONGEST_REASON]}",
+        signature=USAGE + signature if error.usage else signature,
+        traceback=error.traceback[-_LONGEST_TRACEBACK:],
+        consequence=consequence,
+    )

@@ -1,0 +1,107 @@
+"""The agent's end of the fork server: starts the process, and learns how it ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent import forkserver
+from elastic_runtime.config import FUNCTION, MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.config import JobConfig
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A running fork server.
+
+    Attributes:
+        process: the process.
+        channel: the socket to it.
+        complaints: memory that holds what it has written to standard error.
+    """
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    complaints: int
+
+    def collect(self, patience: float) -> str:
+        """Waits for its end, or brings it about.
+
+        Args:
+            patience: seconds to wait before it is killed.
+
+        Returns:
+            What it ended with, for people.
+        """
+        self.channel.close()
+        try:
+            code = self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        text = os.pread(self.complaints, 1 << 16, 0).decode(errors="replace").strip()
+        os.close(self.complaints)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{how}: {text.splitlines()[-1]}" if text else how
+
+
+def start(config: JobConfig, *, cold: bool) -> ServerProcess:
+    """Starts a fork server with the environment that workers need at their imports.
+
+    Args:
+        config: the settings.
+        cold: it is to import nothing ahead.
+    """
+    ours, theirs = socket.socketpair()
+    complaints = os.memfd_create("elastic-forkserver")
+    package = Path(__file__).parents[2]
+    command = [sys.executable, "-u", "-c", forkserver.BOOTSTRAP, str(package), str(theirs.fileno())]
+    with theirs:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=complaints,
+            env=worker_environment(config, os.environ),
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    with suppress(ConnectionError):  # its death is noticed when it is listened to
+        forkserver.send(ours, _settings(config, cold))
+    return ServerProcess(process, ours, complaints)
+
+
+def worker_environment(config: JobConfig, env: Mapping[str, str]) -> dict[str, str]:
+    """An environment for workers, and for the server that imports in their stead.
+
+    As under torchrun, several workers do not each take all cores unless told to.
+    """
+    threads = {"OMP_NUM_THREADS": "1"} if config.workers > 1 else {}
+    return {**threads, **env}
+
+
+def _settings(config: JobConfig, cold: bool) -> forkserver.Frame:
+    entry = config.entry
+    main = getattr(sys.modules["__main__"], "__file__", None) or ""
+    script = main if entry.kind == FUNCTION else entry.target
+    beside = os.path.dirname(os.path.realpath(script))
+    return {
+        "agent": os.getpid(),
+        "kind": entry.kind,
+        "target": entry.target,
+        "script": os.path.abspath(script) if script else "",
+        "root": os.getcwd() if entry.kind == MODULE else beside,
+        "python": "" if entry.python == sys.executable else entry.python,
+        "cold": cold,
+        "preload": config.preload,
+    }

@@ -1,0 +1,171 @@
+"""Runs one agent to its end: the function behind ``elastic-run``, and the one for Python."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.config import FUNCTION, Entry, JobConfig
+from elastic_runtime.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_LEFT,
+    EXIT_NOT_ENOUGH_NODES,
+    EXIT_STORE_UNREACHABLE,
+    EXIT_USAGE,
+    ElasticError,
+    JobConflict,
+    LeftOnRequest,
+    NotEnoughNodes,
+    StoreUnreachable,
+    TrainingFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_runtime.agent.agent import ElasticAgent
+    from elastic_runtime.events import Emit
+
+_ERRORS: dict[int, type[ElasticError]] = {
+    EXIT_FAILED: TrainingFailed,
+    EXIT_USAGE: JobConflict,
+    EXIT_NOT_ENOUGH_NODES: NotEnoughNodes,
+    EXIT_STORE_UNREACHABLE: StoreUnreachable,
+    EXIT_LEFT: LeftOnRequest,
+}
+
+
+def run_agent(config: JobConfig, emit: Emit | None = None) -> int:
+    """Runs this node's agent until the job ends or the node leaves.
+
+    Args:
+        config: the settings.
+        emit: where events go; by default, as ``config.log_format`` says.
+
+    Returns:
+        The exit code; see ``elastic_runtime.errors``.
+    """
+    emit = emit or _emit_for(config)
+    agent, _ = _run(config, emit)
+    finish = agent.finish
+    assert finish is not None
+    if finish.exit_code == EXIT_FAILED:
+        _show_root_cause(agent, config)
+    if finish.message and finish.exit_code != EXIT_DONE:
+        sys.stderr.write(f"elastic-run: {finish.message}\n")
+    return finish.exit_code
+
+
+def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, Any]:
+    """Runs a function on every worker of an elastic job; this process becomes this node's agent.
+
+    Args:
+        config: the settings; its entry is replaced by the function.
+        fn: called in each worker; importable by name there, as with ``multiprocessing``.
+        *args: its arguments.
+
+    Returns:
+        What the function returned, by global rank, for the workers of this node.
+
+    Raises:
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: the function failed
+            here, and the budget allowed no other try.
+        TrainingFailed: it failed on another node.
+        ElasticError: the other ends that ``elastic_runtime.errors`` lists.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    entry = Entry(FUNCTION, fn.__qualname__, args, function=fn)
+    config = replace(config, entry=entry)
+    agent, values = _run(config, _emit_for(config))
+    finish = agent.finish
+    assert finish is not None
+    if finish.exit_code == EXIT_DONE:
+        return values
+    if finish.exit_code == EXIT_FAILED and agent.failures:
+        raise ChildFailedError(config.entry.name, agent.failures)
+    raise _ERRORS.get(finish.exit_code, ElasticError)(finish.message or "the job has ended")
+
+
+def _run(config: JobConfig, emit: Emit) -> tuple[ElasticAgent, dict[int, Any]]:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    from elastic_runtime.agent.agent import ElasticAgent, RunName
+    from elastic_runtime.rendezvous.address import own_address
+    from elastic_runtime.rendezvous.stores import open_store
+
+    if not config.node_name:
+        config = replace(config, node_name=socket.gethostname())
+    times = config.timeouts
+    store = open_store(config.endpoint, config.run_id, times.lease_ttl, times.connect)
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.workers,
+        rdzv_handler=RunName(config.endpoint.backend, config.run_id),
+        entrypoint=config.entry.function or config.entry.target,
+        args=config.entry.args,
+        max_restarts=config.max_restarts,
+        event_log_handler=config.event_log_handler,
+    )
+    address = own_address(config.local_addr, config.endpoint)
+    agent = ElasticAgent(config, spec, store, address, emit)
+    started = time.monotonic()
+    with _signals(config, agent):
+        result = agent.run(config.role)
+    seconds = round(time.monotonic() - started, 1)
+    if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
+        emit("job.done", seconds=seconds)
+    elif agent.finish is not None and agent.finish.outcome is not None:
+        emit("job.failed", reason=agent.finish.message, seconds=seconds)
+    return agent, dict(result.return_values) if result else {}
+
+
+class _signals:
+    """Turns the configured signals into a request to leave, for as long as the agent runs."""
+
+    def __init__(self, config: JobConfig, agent: ElasticAgent) -> None:
+        self._names = config.signals
+        self._agent = agent
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for name in self._names:
+            signum = getattr(signal, name.strip(), None)
+            # What was ignored when we were started (nohup) stays ignored.
+            if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
+                self._before[signum] = signal.signal(signum, self._handle)
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        self._agent.ask_to_leave(signum)
+
+    def __exit__(self, *exc: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+
+def _emit_for(config: JobConfig) -> Emit:
+    from elastic_runtime.log import make_emit
+
+    return make_emit(config.log_format, sys.stderr, config.node_name or socket.gethostname())
+
+
+def _show_root_cause(agent: ElasticAgent, config: JobConfig) -> None:
+    """torch's table of the failures of this node; if there are none, the first one elsewhere."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    if agent.failures:
+        report = ChildFailedError(config.entry.name, agent.failures)
+        sys.stderr.write(f"{str(report).rstrip()}\n")
+        return
+    outcome = agent.finish.outcome if agent.finish else None
+    if outcome is not None and outcome.fault is not None and outcome.fault.traceback:
+        text = outcome.fault.traceback.rstrip()
+        sys.stderr.write(f"worker {outcome.fault.rank} on {outcome.node} failed:\n{text}\n")

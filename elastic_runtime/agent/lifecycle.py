@@ -1,0 +1,392 @@
+"""The life of one agent: pure. ``step(state, event, now) → (state, actions, reason)``.
+
+::
+
+            ready            Sealed              all ended well
+    STARTING ───▶ WAITING ───────▶ RUNNING ──────────────────▶ DONE
+                     ▲                │  a worker fails, Switch,   │ Switch (others failed)
+                     │                ▼  SIGTERM, Excluded, Ended  │
+                     └──────────── STOPPING ◀──────────────────────┘
+                                      │
+                                      ▼ asked to leave, or the job has ended
+                                    ENDED
+
+A round is left only when every worker of it has ended here (``SayLeft``): that is what makes the
+next round safe for the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.faults import signal_name
+from elastic_runtime.agent.life import (
+    Action,
+    Alarm,
+    AskDrain,
+    Asked,
+    Event,
+    Finish,
+    Phase,
+    Report,
+    SayDone,
+    SayDrain,
+    SayGoodbye,
+    SayJoin,
+    SayLeft,
+    ServerDied,
+    ServerReady,
+    SetAlarm,
+    Settings,
+    StartServer,
+    StartWorkers,
+    State,
+    Step,
+    StopWorkers,
+    Then,
+    WorkerDrains,
+    WorkerExited,
+)
+from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE, EXIT_USAGE
+from elastic_runtime.protocol.records import ASKED, PLANNED, START, FaultReport
+from elastic_runtime.rendezvous.budget import root_cause
+from elastic_runtime.rendezvous.state import (
+    BadRecord,
+    Conflict,
+    Ended,
+    Excluded,
+    Fenced,
+    Sealed,
+    StoreState,
+    Switch,
+    Waiting,
+)
+
+if TYPE_CHECKING:
+    from elastic_runtime.protocol.records import OutcomeRecord
+
+# A server that dies more often in a row without ever being ready will not be ready next time.
+_MOST_SERVER_DEATHS = 3
+# What these phases wait for comes from the store.
+_NEEDS_STORE = (Phase.STARTING, Phase.WAITING, Phase.DONE)
+
+
+def begin(settings: Settings) -> Step:
+    """The first step of a life."""
+    return Step(State(settings), (StartServer(),), "starting")
+
+
+def step(state: State, event: Event, now: float) -> Step:
+    """Decides what follows from an event.
+
+    Args:
+        state: the present state.
+        event: what has happened.
+        now: seconds on the monotonic clock.
+    """
+    if state.phase is Phase.ENDED:
+        return Step(state)
+    match event:
+        case ServerReady():
+            return _server_ready(state, event, now)
+        case ServerDied(why):
+            return _server_died(state, why)
+        case WorkerExited():
+            return _worker_exited(state, event, now)
+        case WorkerDrains(number, local_rank, can):
+            if state.round is None or number != state.round.number:
+                return Step(state)
+            others = state.drains - {local_rank}
+            return Step(replace(state, drains=others | {local_rank} if can else others))
+        case Asked(signum):
+            return _asked(state, signum, now)
+        case Alarm():
+            return _alarm(state)
+        case Sealed():
+            return _sealed(state, event)
+        case Switch():
+            return _switch(state, event, now)
+        case Excluded(reason) | Fenced(reason):
+            return _excluded(state, reason)
+        case Ended(outcome):
+            return _ended(state, outcome)
+        case Conflict(message):
+            return _leave_with(state, Finish(EXIT_USAGE, message))
+        case StoreState():
+            return _store(state, event, now)
+        case Waiting(reason, have, minimum, maximum):
+            fields = {"reason": reason, "have": have, "minimum": minimum, "maximum": maximum}
+            return Step(state, (Report("job.waiting", fields),), reason)
+        case BadRecord(key, why):
+            return Step(state, (Report("record.bad", {"key": key, "why": why}),))
+
+
+# ---------------------------------------------------------------- starting
+
+
+def _server_ready(state: State, event: ServerReady, now: float) -> Step:
+    actions: list[Action] = []
+    if event.cold:
+        actions.append(Report("workers.cold", {"why": event.cold}))
+    state = replace(state, server=True, server_deaths=0)
+    if state.phase is Phase.STARTING:
+        state = replace(state, phase=Phase.WAITING)
+        actions.append(SayJoin())
+        if not state.contacted:
+            actions.append(SetAlarm(now + state.settings.connect))
+    elif state.phase is Phase.STOPPING and not state.alive:
+        return _all_ended(state, actions)
+    return Step(state, tuple(actions), "the fork server is ready")
+
+
+def _server_died(state: State, why: str) -> Step:
+    state = replace(state, server=False, server_deaths=state.server_deaths + 1)
+    if state.server_deaths > _MOST_SERVER_DEATHS:
+        text = f"the fork server dies each time that it is started ({why})"
+        return _leave_with(replace(state, alive=frozenset()), Finish(EXIT_FAILED, text))
+    fault_round = state.round.number if state.round else 0
+    if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
+        fault = FaultReport(fault_round, START, f"the fork server died ({why})", signature="server")
+        state = replace(
+            state, phase=Phase.STOPPING, alive=frozenset(), faults=(*state.faults, fault)
+        )
+    return Step(state, (StartServer(),), why)
+
+
+def _sealed(state: State, event: Sealed) -> Step:
+    if state.phase is not Phase.WAITING:
+        return Step(state, (), "not waiting for a round")
+    before = state.round.budget.failures if state.round else 0
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        then=Then.REJOIN,
+        round=event.round,
+        alive=frozenset(range(state.settings.workers)),
+        drains=frozenset(),
+        drained=False,
+        draining=False,
+        told_to_stop=False,
+        faults=(),
+        why=None,
+    )
+    last = event.round
+    if not state.server:
+        fault = FaultReport(last.number, START, "the fork server had died", signature="server")
+        state = replace(state, phase=Phase.STOPPING, alive=frozenset(), faults=(fault,))
+        return Step(state, (), "no fork server")
+    fields = {
+        "round": last.number,
+        "workers": last.world_size,
+        "nodes": len(last.members),
+        "reason": last.reason,
+        "group_rank": event.group_rank,
+    }
+    sealed = (Report("round.sealed", fields), StartWorkers(last, event.group_rank))
+    if last.budget.failures > before:
+        used = {"reason": last.reason, "failures": last.budget.failures}
+        used["budget"] = state.settings.max_restarts
+        return Step(state, (Report("fault.retry", used), *sealed), last.reason)
+    return Step(state, sealed, last.reason)
+
+
+# ---------------------------------------------------------------- running and stopping
+
+
+def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
+    if state.round is None or event.round != state.round.number:
+        return Step(state)
+    if event.local_rank not in state.alive:
+        return Step(state)
+    state = replace(
+        state,
+        alive=state.alive - {event.local_rank},
+        drained=state.drained or event.drained,
+    )
+    actions: list[Action] = []
+    ours = state.told_to_stop and event.code < 0
+    if event.fault is not None and not event.drained and not ours:
+        state = replace(state, faults=(*state.faults, event.fault))
+        if not state.told_to_stop:
+            actions.append(_failure(event))
+            state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
+            if state.alive:
+                actions.append(StopWorkers(state.settings.broken_grace))
+                actions.append(SetAlarm(float("inf")))
+    if state.alive:
+        return Step(state, tuple(actions))
+    return _all_ended(state, actions)
+
+
+def _failure(event: WorkerExited) -> Report:
+    fault = event.fault
+    assert fault is not None
+    fields = {
+        "rank": fault.rank,
+        "local_rank": event.local_rank,
+        "exit_code": event.code,
+        "reason": fault.reason,
+        "echo": fault.consequence,
+    }
+    return Report("worker.killed" if fault.kind == "killed" else "worker.failed", fields)
+
+
+def _all_ended(state: State, actions: list[Action]) -> Step:
+    """The last worker of the round has ended on this node."""
+    last = state.round
+    assert last is not None
+    if state.then is Then.END:
+        return _end(state, actions)
+    well = not state.faults and not state.drained and not state.told_to_stop
+    if well and state.then is Then.REJOIN:
+        return Step(
+            replace(state, phase=Phase.DONE), (*actions, SayDone(last.number)), "ended well"
+        )
+    fault = root_cause(state.faults) or state.why or _planned(state, "the membership changes")
+    if state.then is Then.LEAVE and not state.faults:
+        fault = replace(fault, kind=ASKED)
+    actions.append(Report("round.left", {"round": last.number, "reason": fault.reason}))
+    if state.then is Then.NEW_LIFE:
+        state = replace(state, phase=Phase.WAITING, then=Then.REJOIN)
+        if not state.server:
+            return Step(replace(state, phase=Phase.STARTING), tuple(actions))
+        return Step(state, (*actions, SayJoin()), "a new life")
+    if state.then is Then.LEAVE:
+        actions.append(SayLeft(last.number, fault, stays=False))
+        return _end(state, actions)
+    if not state.server:
+        # Nothing can be started yet; saying so late keeps the others from waiting for us twice.
+        return Step(replace(state, phase=Phase.STOPPING), tuple(actions), "no fork server")
+    actions.append(SayLeft(last.number, fault, stays=True))
+    return Step(replace(state, phase=Phase.WAITING), tuple(actions), fault.reason)
+
+
+def _planned(state: State, reason: str) -> FaultReport:
+    return FaultReport(state.round.number if state.round else 0, PLANNED, reason)
+
+
+def _switch(state: State, event: Switch, now: float) -> Step:
+    if state.round is None or event.round != state.round.number:
+        return Step(state)
+    why = FaultReport(event.round, PLANNED, event.reason)
+    state = replace(state, why=state.why or why)
+    if state.phase is Phase.DONE:
+        return _all_ended(replace(state, phase=Phase.STOPPING, told_to_stop=True), [])
+    if state.phase not in (Phase.RUNNING, Phase.STOPPING):
+        return Step(state)
+    if event.broken:
+        if state.told_to_stop and not state.draining:
+            return Step(state)
+        return _stop(state, state.settings.broken_grace, event.reason)
+    if state.told_to_stop or state.draining:
+        return Step(state)
+    return _drain(state, event.reason, now)
+
+
+def _drain(state: State, reason: str, now: float) -> Step:
+    """Asks the workers to leave: at a step boundary if they can, else by SIGTERM."""
+    last = state.round
+    if last is None or not state.alive <= state.drains or not state.alive:
+        return _stop(state, state.settings.grace, reason)
+    state = replace(state, draining=True)
+    alarm = SetAlarm(now + state.settings.grace)
+    return Step(state, (AskDrain(last.number, reason), alarm), reason)
+
+
+def _stop(state: State, grace: float, reason: str) -> Step:
+    """Ends all workers; without any, goes on at once."""
+    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
+    if not state.alive:
+        return _all_ended(state, [])
+    return Step(state, (StopWorkers(grace), SetAlarm(float("inf"))), reason)
+
+
+def _alarm(state: State) -> Step:
+    if state.draining:
+        return _stop(state, state.settings.broken_grace, "the workers did not leave in time")
+    if not state.connected and state.phase in _NEEDS_STORE:
+        why = f": {state.lost_why}" if state.lost_why else ""
+        text = f"the rendezvous store does not answer{why}; is --rdzv-endpoint right, and is it up?"
+        return _leave_with(state, Finish(EXIT_STORE_UNREACHABLE, text))
+    return Step(state)
+
+
+# ---------------------------------------------------------------- leaving and ending
+
+
+def _asked(state: State, signum: int, now: float) -> Step:
+    state = replace(state, asked=state.asked + 1)
+    if state.asked > 1:
+        state = replace(state, then=Then.END, finish=Finish(128 + signum, ""))
+        if state.alive:
+            state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
+            return Step(state, (StopWorkers(0.0),), "asked twice")
+        return _end(state, [])
+    report = Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"})
+    alone = state.round is None or len(state.round.members) == 1
+    text = "stopped on request" if alone else "left on request; the other nodes go on"
+    finish = Finish(EXIT_LEFT, text)
+    state = replace(state, then=Then.LEAVE, finish=finish)
+    match state.phase:
+        case Phase.STARTING | Phase.WAITING | Phase.DONE:
+            return _end(state, [report])
+        case Phase.STOPPING:
+            return Step(state, (report, SayDrain()), "leaving after the stop")
+    why = FaultReport(
+        state.round.number if state.round else 0, ASKED, "the node was asked to leave"
+    )
+    drained = _drain(replace(state, why=why), "this node was asked to leave", now)
+    return Step(drained.state, (report, SayDrain(), *drained.actions), drained.reason)
+
+
+def _excluded(state: State, reason: str) -> Step:
+    report = Report("node.excluded", {"reason": reason})
+    if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
+        then = state.then if state.then is not Then.REJOIN else Then.NEW_LIFE
+        stopped = _stop(replace(state, then=then), state.settings.broken_grace, reason)
+        return Step(stopped.state, (report, *stopped.actions), reason)
+    if state.phase is Phase.STARTING:
+        return Step(state, (report,), reason)
+    if state.then is Then.LEAVE:
+        return _end(state, [report])
+    state = replace(state, phase=Phase.WAITING, then=Then.REJOIN)
+    return Step(state, (report, SayJoin()), reason)
+
+
+def _ended(state: State, outcome: OutcomeRecord) -> Step:
+    finish = Finish(outcome.exit_code, "" if outcome.succeeded else outcome.reason, outcome)
+    return _leave_with(state, finish)
+
+
+def _leave_with(state: State, finish: Finish) -> Step:
+    state = replace(state, then=Then.END, finish=finish)
+    if state.alive and state.phase in (Phase.RUNNING, Phase.STOPPING):
+        return _stop(state, state.settings.broken_grace, finish.message)
+    return _end(state, [])
+
+
+def _end(state: State, actions: list[Action]) -> Step:
+    finish = state.finish or Finish(EXIT_LEFT, "left")
+    state = replace(state, phase=Phase.ENDED)
+    return Step(state, (*actions, SayGoodbye(), finish), finish.message)
+
+
+# ---------------------------------------------------------------- the store
+
+
+def _store(state: State, event: StoreState, now: float) -> Step:
+    if event.refused:
+        return _leave_with(state, Finish(EXIT_STORE_UNREACHABLE, event.why))
+    waits = state.phase in _NEEDS_STORE
+    if not event.up:
+        first = not state.contacted
+        state = replace(state, connected=False, lost_why=event.why)
+        alarm = (SetAlarm(now + state.settings.join),) if waits and not first else ()
+        return Step(state, (Report("store.lost", {"why": event.why}), *alarm), event.why)
+    news = (Report("store.found"),) if state.contacted else ()
+    state = replace(state, connected=True, contacted=True)
+    if event.forgot:
+        return Step(state, (Report("store.forgot"),), "the store has lost its memory")
+    actions: tuple[Action, ...] = (SetAlarm(float("inf")),) if waits else ()
+    return Step(state, (*actions, *news), "the store answers")

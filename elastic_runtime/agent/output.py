@@ -1,0 +1,419 @@
+"""What workers print: read through pipes by one thread, shown line by line with a prefix.
+
+A worker's line is never torn by another's. Output without a newline is neither hoarded nor held
+back. A console that is slow slows the workers down, as it would without anything in between; one
+that is stuck or gone costs them nothing but its own copy of the output.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_runtime.config import Output
+
+_CHUNK = 1 << 16
+_LONGEST_LINE = 1 << 16
+_PARTIAL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where one output stream of one worker goes.
+
+    Attributes:
+        console: it is shown.
+        file: it is written to its log file. With neither it goes nowhere.
+    """
+
+    console: bool
+    file: bool
+
+
+def route(output: Output, local_rank: int, stream: str) -> Route:
+    """Decides as torchrun does.
+
+    Args:
+        output: the settings.
+        local_rank: the worker's.
+        stream: ``stdout`` or ``stderr``.
+    """
+    bit = 1 if stream == "stdout" else 2
+    redirected = _setting(output.redirects, local_rank) & bit
+    teed = _setting(output.tee, local_rank) & bit
+    shown = not output.ranks or local_rank in output.ranks
+    return Route(console=bool(shown and (teed or not redirected)), file=bool(redirected or teed))
+
+
+def _setting(chosen: dict[int, int], local_rank: int) -> int:
+    return chosen.get(local_rank, chosen.get(-1, 0))
+
+
+class Console:
+    """A file descriptor to people, written to by a thread of its own, so that only that can hang.
+
+    Args:
+        descriptor: duplicated; the original may be closed.
+        relieved: called from the writing thread when there is room again after ``full``.
+        limit: bytes waiting beyond which it is full.
+        patience: seconds without any progress after which it counts as stuck, and output for it
+            is dropped until it moves again.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        relieved: Callable[[], None] = lambda: None,
+        limit: int = 1 << 22,
+        patience: float = 5.0,
+    ) -> None:
+        self._descriptor = os.dup(descriptor)
+        self._relieved = relieved
+        self._limit = limit
+        self._patience = patience
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._size = 0
+        self._dropped = 0
+        self._moved = time.monotonic()
+        self._unfinished: object = None
+        self._gone = False
+        self._closing = False
+        self._was_full = False
+        self._thread = threading.Thread(target=self._write_all, name="elastic-console", daemon=True)
+        self._thread.start()
+
+    def write(self, owner: object, prefix: bytes, text: bytes) -> None:
+        """Shows lines, each with the prefix; the last one may be unfinished.
+
+        Args:
+            owner: whose they are: an unfinished line is continued by its owner, and broken by a
+                newline when somebody else has something to say.
+            prefix: put before each line.
+            text: not empty.
+        """
+        with self._changed:
+            if self._gone:
+                return
+            if self._size > self._limit and self._is_stuck():
+                self._dropped += len(text)
+                return
+            continued = self._unfinished is owner
+            start = b"" if continued else prefix
+            if self._unfinished is not None and not continued:
+                start = b"\n" + prefix
+            ends = text.endswith(b"\n")
+            body = text[:-1] if ends else text
+            shown = start + body.replace(b"\n", b"\n" + prefix) + (b"\n" if ends else b"")
+            self._unfinished = None if ends else owner
+            if not self._waiting:
+                self._moved = time.monotonic()  # it had nothing to do until now
+            self._put(shown)
+
+    def end_line(self, owner: object) -> None:
+        """Ends the line that the owner has left unfinished, if there is one."""
+        with self._changed:
+            if self._unfinished is owner and not self._gone:
+                self._unfinished = None
+                self._put(b"\n")
+
+    @property
+    def full(self) -> bool:
+        """More is waiting than should be, and it still moves: workers ought to wait."""
+        with self._changed:
+            self._was_full = self._size > self._limit and not self._gone and not self._is_stuck()
+            return self._was_full
+
+    def flush(self, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds for everything to be written; false if it was not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._size == 0 or self._gone, timeout)
+
+    def close(self) -> None:
+        """Writes what is waiting, for as long as that gets on."""
+        with self._changed:
+            while self._size and not self._gone and not self._is_stuck():
+                self._changed.wait(self._patience)
+            self._closing = True
+            self._changed.notify_all()
+
+    def _is_stuck(self) -> bool:
+        return time.monotonic() - self._moved > self._patience
+
+    def _put(self, text: bytes) -> None:
+        self._waiting.append(text)
+        self._size += len(text)
+        self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    break
+                text = self._waiting.popleft()
+            self._write_one(text)
+        os.close(self._descriptor)
+
+    def _write_one(self, text: bytes) -> None:
+        view = memoryview(text)
+        while view:
+            try:
+                written = os.write(self._descriptor, view[:_CHUNK])
+            except BlockingIOError:  # somebody else has made our terminal non-blocking
+                select.select([], [self._descriptor], [])
+                continue
+            except OSError:  # its reader is gone
+                with self._changed:
+                    self._gone = True
+                    self._waiting.clear()
+                    self._size = 0
+                    self._after_progress()
+                return
+            view = view[written:]
+            with self._changed:
+                self._size -= written
+                self._after_progress()
+
+    def _after_progress(self) -> None:
+        self._moved = time.monotonic()
+        if self._dropped and self._size < self._limit:
+            note = f"\n[elastic-run] the console was stuck: {self._dropped} bytes were not shown\n"
+            self._dropped = 0
+            self._unfinished = None
+            self._put(note.encode())
+        if self._was_full and self._size < self._limit // 2:
+            self._was_full = False
+            self._relieved()
+        self._changed.notify_all()
+
+
+def open_consoles(
+    stdout: int, stderr: int, relieved: Callable[[], None] = lambda: None
+) -> dict[str, Console]:
+    """Makes the consoles of a process: one, if both descriptors lead to the same place.
+
+    One place needs one order of lines, and one idea of which line is unfinished.
+
+    Args:
+        stdout, stderr: descriptors; what is sent to one that is closed goes nowhere.
+        relieved: see ``Console``.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    out, err = (fd if _is_open(fd) else null for fd in (stdout, stderr))
+    first = Console(out, relieved)
+    second = first if _same_file(out, err) else Console(err, relieved)
+    os.close(null)
+    return {"stdout": first, "stderr": second}
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _same_file(one: int, other: int) -> bool:
+    first, second = os.fstat(one), os.fstat(other)
+    return os.path.samestat(first, second) and first.st_rdev == second.st_rdev
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Lines that are copied to a file of their own.
+
+    Attributes:
+        needles: a line is taken if it contains one of these.
+        descriptor: the file, opened for appending.
+    """
+
+    needles: tuple[bytes, ...]
+    descriptor: int
+
+
+class Stream:
+    """One output stream of one worker, from its pipe to all the places where it goes.
+
+    Args:
+        source: the pipe's reading end; owned from now on, as are the other descriptors.
+        prefix: put before each line, except in ``file``.
+        console: shows it; None: nobody does.
+        file: takes the bytes as they are.
+        selected: takes some of the lines.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        prefix: bytes,
+        console: Console | None,
+        file: int | None = None,
+        selected: Filter | None = None,
+    ) -> None:
+        os.set_blocking(source, False)
+        self.source = source
+        self.open = True
+        self._prefix = prefix
+        self._console = console
+        self._file = file
+        self._selected = selected
+        self._partial = b""
+        self._since = 0.0
+
+    @property
+    def held_up(self) -> bool:
+        """Its worker ought to wait for the console."""
+        return self._console is not None and self._console.full
+
+    @property
+    def due(self) -> float | None:
+        """When an unfinished line is to be shown as it is, on the monotonic clock."""
+        return self._since + _PARTIAL_SECONDS if self._partial else None
+
+    def read(self) -> int:
+        """Takes one chunk from the pipe, if there is one.
+
+        Returns:
+            Its size; 0 if there was none, or if there will be no more (``open`` is false then).
+        """
+        try:
+            data = os.read(self.source, _CHUNK)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if not data:
+            self.open = False
+            return 0
+        self._keep(data)
+        head, newline, tail = data.rpartition(b"\n")
+        if newline:
+            self._show(self._partial + head + newline)
+            self._partial = b""
+        if tail and not self._partial:
+            self._since = time.monotonic()
+        self._partial += tail
+        if len(self._partial) >= _LONGEST_LINE:
+            self.show_partial()
+        return len(data)
+
+    def show_partial(self) -> None:
+        """Shows what there is of an unfinished line."""
+        if self._partial:
+            self._show(self._partial)
+            self._partial = b""
+
+    def finish(self) -> None:
+        """Takes what the worker had written before it died, and closes everything.
+
+        Something that has escaped from the worker may still hold the pipe and write; it is not
+        waited for. What the worker itself has written fits into the pipe.
+        """
+        rest = 4 * _CHUNK
+        while rest > 0 and (size := self.read()):
+            rest -= size
+        self.show_partial()
+        if self._console is not None:
+            self._console.end_line(self)
+        os.close(self.source)
+        if self._file is not None:
+            os.close(self._file)
+        if self._selected is not None:
+            os.close(self._selected.descriptor)
+
+    def _keep(self, data: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            _write_fully(self._file, data)
+        except OSError as error:
+            path = os.readlink(f"/proc/self/fd/{self._file}")
+            os.close(self._file)
+            self._file = None
+            note = f"[elastic-run] {path} is not written any further: {error.strerror}\n".encode()
+            if self._console is not None:
+                self._console.write(None, b"", note)
+
+    def _show(self, text: bytes) -> None:
+        if self._console is not None:
+            self._console.write(self, self._prefix, text)
+        if self._selected is not None:
+            lines = text.splitlines(keepends=True)
+            taken = [
+                self._prefix + line
+                for line in lines
+                if any(needle in line for needle in self._selected.needles)
+            ]
+            with suppress(OSError):
+                _write_fully(self._selected.descriptor, b"".join(taken))
+
+
+def _write_fully(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+class Pump:
+    """Moves the output of all workers, on a selector that belongs to the calling thread."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._reading: set[Stream] = set()
+        self._held_up: set[Stream] = set()
+
+    def add(self, streams: Sequence[Stream]) -> None:
+        """Reads these from now on."""
+        for stream in streams:
+            self._selector.register(stream.source, selectors.EVENT_READ, stream)
+            self._reading.add(stream)
+
+    def ready(self, stream: Stream) -> None:
+        """The selector has said that there is something to read."""
+        if stream.held_up:
+            self._stop_reading(stream)
+            self._held_up.add(stream)
+            return
+        stream.read()
+        if not stream.open:
+            self._stop_reading(stream)
+
+    def timeout(self, now: float) -> float | None:
+        """Seconds until ``tick`` has something to do; None: nothing is due."""
+        moments = [due for stream in self._reading if (due := stream.due) is not None]
+        if self._held_up:
+            moments.append(now + 0.5)  # a console that gets stuck does not say so
+        return max(0.0, min(moments) - now) if moments else None
+
+    def tick(self, now: float) -> None:
+        """Shows unfinished lines that are due, and goes on reading where it had to wait."""
+        for stream in self._reading:
+            if stream.due is not None and stream.due <= now:
+                stream.show_partial()
+        for stream in [stream for stream in self._held_up if not stream.held_up]:
+            self._held_up.discard(stream)
+            self.add([stream])
+
+    def finish(self, streams: Sequence[Stream]) -> None:
+        """Takes the rest of a dead worker's output."""
+        for stream in streams:
+            self._stop_reading(stream)
+            self._held_up.discard(stream)
+            stream.finish()
+
+    def _stop_reading(self, stream: Stream) -> None:
+        if stream in self._reading:
+            self._reading.discard(stream)
+            self._selector.unregister(stream.source)

@@ -1,0 +1,67 @@
+"""An agent's private directory, and the sweeping of those that killed agents have left behind.
+
+The directory is locked for as long as its agent lives, by a lock that the kernel gives back when
+the process ends, however it ends. So one that can be locked has no owner, also where several
+containers share a ``/tmp`` and process ids mean nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+
+_PREFIX = "elastic-agent-"
+_LOCK = "lock"
+
+
+class PrivateDirectory:
+    """A fresh directory that only this user can read.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self) -> None:
+        _sweep()
+        self.path = tempfile.mkdtemp(prefix=_PREFIX)
+        self._lock = os.open(os.path.join(self.path, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self, keep: str = "") -> None:
+        """Removes it.
+
+        Args:
+            keep: the name of something in it that stays, as people were told where it is.
+        """
+        if not keep:
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            for entry in os.scandir(self.path):
+                if entry.name != keep:
+                    _remove(entry)
+        os.close(self._lock)
+
+
+def _remove(entry: os.DirEntry[str]) -> None:
+    with suppress(OSError):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def _sweep() -> None:
+    """Removes the directories of agents that have died; one without a lock was kept on purpose."""
+    for entry in os.scandir(tempfile.gettempdir()):
+        if not entry.name.startswith(_PREFIX):
+            continue
+        with suppress(OSError):
+            descriptor = os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry.path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,142 @@
+"""What a worker is started with: its request, its descriptors, and the way of its output."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing.spawn
+import os
+import pickle
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime import torch_private
+from elastic_runtime.agent.forkclient import worker_environment
+from elastic_runtime.agent.output import Filter, Stream, route
+from elastic_runtime.config import FUNCTION
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.agent.forkserver import Frame
+    from elastic_runtime.agent.output import Console
+    from elastic_runtime.agent.workers import WorkerSpec
+    from elastic_runtime.config import JobConfig
+
+DEFAULT_PREFIX = "[${role_name}${rank}]:"
+
+
+class Starts:
+    """Prepares the starts of workers.
+
+    A function, its arguments and its return value travel as pickles through memory that this
+    process shares with its own workers, and with nobody else.
+
+    Args:
+        config: the settings.
+        consoles: where ``stdout`` and ``stderr`` are shown.
+    """
+
+    def __init__(self, config: JobConfig, consoles: Mapping[str, Console]) -> None:
+        self._config = config
+        self._consoles = consoles
+        self._payload: int | None = None
+        self._results: dict[int, int] = {}
+
+    def prepare(self, spec: WorkerSpec) -> tuple[Frame, list[int], list[Stream]]:
+        """Opens all that a worker needs.
+
+        Returns:
+            The request to the fork server, the descriptors that go with it and are to be closed
+            then, and the streams that are to be read.
+
+        Raises:
+            UsageError: the function cannot be sent, or a log file cannot be written.
+        """
+        config = self._config
+        request: Frame = {
+            "op": "start",
+            "args": [],
+            "env": worker_environment(config, spec.env),
+            "cwd": os.getcwd(),
+            "cpus": None,
+        }
+        if config.numa_binding:
+            request["cpus"] = torch_private.numa_cpus(spec.local_rank, config.numa_binding)
+        streams: list[Stream] = []
+        descriptors = [self._open(spec, name, streams) for name in ("stdout", "stderr")]
+        if config.entry.kind == FUNCTION:
+            descriptors += [os.dup(self._function()), os.dup(self._result_of(spec.local_rank))]
+        else:
+            request["args"] = [
+                Template(str(arg)).safe_substitute(local_rank=spec.local_rank)
+                for arg in config.entry.args
+            ]
+        return request, descriptors, streams
+
+    def return_value(self, local_rank: int) -> Any:
+        """What the function returned in the last worker of this local rank; None if nothing."""
+        descriptor = self._results.get(local_rank)
+        if descriptor is None or os.fstat(descriptor).st_size == 0:
+            return None
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as value:
+            return pickle.loads(value)
+
+    def close(self) -> None:
+        """Gives the shared memory back."""
+        for descriptor in (self._payload, *self._results.values()):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._payload, self._results = None, {}
+
+    def _open(self, spec: WorkerSpec, name: str, streams: list[Stream]) -> int:
+        """Opens what a worker's standard output or error is to be."""
+        output = self._config.output
+        way = route(output, spec.local_rank, name)
+        file = _append(spec.place.log(name)) if way.file else None
+        if not way.console:
+            return file if file is not None else os.open(os.devnull, os.O_WRONLY)
+        needles = output.stdout_filters if name == "stdout" else output.stderr_filters
+        chosen = None
+        if way.file and needles:
+            descriptor = _append(spec.place.filtered(name))
+            chosen = Filter(tuple(needle.encode() for needle in needles), descriptor)
+        reading, writing = os.pipe()
+        prefix = Template(output.prefix or DEFAULT_PREFIX).safe_substitute(
+            role_name=self._config.role, rank=spec.global_rank, local_rank=spec.local_rank
+        )
+        streams.append(Stream(reading, prefix.encode(), self._consoles[name], file, chosen))
+        return writing
+
+    def _function(self) -> int:
+        """Memory that holds the pickled function; made once, for all workers and all rounds."""
+        if self._payload is None:
+            entry = self._config.entry
+            try:
+                call = pickle.dumps((entry.function, entry.args))
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise UsageError(
+                    f"{entry.name} and its arguments cannot be sent to the workers ({error}): use"
+                    " a function at the top level of a module, and arguments that can be pickled"
+                ) from None
+            preparation = multiprocessing.spawn.get_preparation_data("worker")
+            preparation["authkey"] = bytes(preparation["authkey"])
+            self._payload = os.memfd_create("elastic-function")
+            with open(self._payload, "wb", closefd=False) as stream:
+                pickle.dump((preparation, call), stream)
+        return self._payload
+
+    def _result_of(self, local_rank: int) -> int:
+        """Fresh memory for a worker's return value."""
+        old = self._results.pop(local_rank, None)
+        if old is not None:
+            os.close(old)
+        self._results[local_rank] = os.memfd_create("elastic-result")
+        return self._results[local_rank]
+
+
+def _append(path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UsageError(f"the log file {path} cannot be written: {error.strerror}") from None

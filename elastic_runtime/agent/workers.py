@@ -1,0 +1,424 @@
+"""The agent's workers: started, signalled and watched through the fork server.
+
+Nothing here blocks the agent. Calls return at once; what comes of them is told by ``notify``, from
+the one thread that also moves the workers' output, so that everything a worker has printed has
+been passed on before its end is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from select import POLLIN, poll
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.agent import forkclient, forkserver
+from elastic_runtime.agent.output import Pump, Stream, open_consoles
+from elastic_runtime.agent.starts import Starts
+from elastic_runtime.config import COMMAND, JobConfig
+from elastic_runtime.worker import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_runtime.agent.logdir import Place
+
+_END_SECONDS = 10.0
+_FLUSH_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker to be started.
+
+    Attributes:
+        local_rank, global_rank: its ranks.
+        round: the round that it is started for.
+        env: its whole environment.
+        place: its directory.
+    """
+
+    local_rank: int
+    global_rank: int
+    round: int
+    env: dict[str, str] = field(repr=False)
+    place: Place
+
+
+@dataclass(frozen=True)
+class ServerReady:
+    """The fork server is ready.
+
+    Attributes:
+        cold: why workers are fresh processes and not forks; "" if they are forks, or if fresh ones
+            were asked for.
+        modules: what was imported ahead.
+        skipped: ``name: reason`` of what could not be.
+    """
+
+    cold: str = ""
+    modules: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerDied:
+    """The fork server has died, and all workers with it; ``start_server`` starts another."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """A worker's process exists."""
+
+    local_rank: int
+    global_rank: int
+    round: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class WorkerExited:
+    """A worker has ended, its process group with it, and its output has been passed on.
+
+    Attributes:
+        local_rank, global_rank, round: as it was started.
+        pid: its process; 0 if there never was one (its error file says why).
+        code: exit code, or minus the number of the signal that ended it.
+        lifetime: seconds that it lived.
+    """
+
+    local_rank: int
+    global_rank: int
+    round: int
+    pid: int
+    code: int
+    lifetime: float
+
+
+WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker from the moment that its start was asked for until its end is reported."""
+
+    id: int
+    spec: WorkerSpec
+    streams: list[Stream]
+    sent: bool = False
+    pid: int = 0
+    began: float = 0.0
+    kill_at: float | None = None
+
+
+class Workers:
+    """All workers of one agent.
+
+    Args:
+        config: the settings.
+        notify: called with each event, from a thread of its own; must not block.
+        stdout, stderr: descriptors on which the workers' output is shown.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        notify: Callable[[WorkerEvent], None],
+        stdout: int = 1,
+        stderr: int = 2,
+    ) -> None:
+        self._config = config
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._workers: dict[int, _Worker] = {}  # by their number at the fork server
+        self._started = 0
+        self._calls: deque[Callable[[], None]] = deque()
+        self._unsent: list[tuple[forkserver.Frame, list[int]]] = []
+        self._server: forkclient.ServerProcess | None = None
+        self._ready = True
+        self._why_cold = ""
+        self._closing = False
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._pump = Pump(self._selector)
+        self._consoles = open_consoles(stdout, stderr, self._wake)
+        self._starts = Starts(config, self._consoles)
+        self._thread = threading.Thread(target=self._run, name="elastic-workers", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ what the agent calls
+
+    def start_server(self) -> None:
+        """Starts the fork server; ``ServerReady`` follows, or ``ServerDied``.
+
+        To be called from a thread that lives as long as the agent: the server ends with it until
+        it is ready.
+        """
+        cold = self._config.cold or bool(self._why_cold)
+        server = forkclient.start(self._config, cold=cold)
+        self._ready = False
+        self._server = server
+        self._call(partial(self._adopt, server))
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Starts workers; ``WorkerStarted`` and ``WorkerExited`` follow for each.
+
+        Without a fork server they wait for one.
+
+        Raises:
+            UsageError: the function cannot be sent, or a log file cannot be written.
+        """
+        for spec in specs:
+            request, descriptors, streams = self._starts.prepare(spec)
+            with self._lock:
+                self._started += 1
+                worker = _Worker(self._started, spec, streams, began=time.monotonic())
+                self._workers[worker.id] = worker
+            request["id"] = worker.id
+            self._call(partial(self._begin, worker, request, descriptors))
+
+    def stop(self, grace: float) -> None:
+        """Asks all workers to end, and ends those that have not after ``grace`` seconds."""
+        deadline = time.monotonic() + grace
+        with self._lock:
+            for worker in self._workers.values():
+                worker.kill_at = min(worker.kill_at or deadline, deadline)
+        if grace > 0:
+            self._signal_all(signal.SIGTERM)
+        else:
+            self._wake()
+
+    def kill(self) -> None:
+        """Ends all workers at once."""
+        self.stop(0.0)
+
+    def signal(self, local_rank: int, signum: int) -> None:
+        """Sends a signal to one worker, if it is there."""
+        with self._lock:
+            ids = [w.id for w in self._workers.values() if w.spec.local_rank == local_rank]
+        for number in ids:
+            self._call(partial(self._send_signal, number, signum))
+
+    def running(self) -> frozenset[int]:
+        """Local ranks of the workers whose end has not been reported yet."""
+        with self._lock:
+            return frozenset(worker.spec.local_rank for worker in self._workers.values())
+
+    def return_value(self, local_rank: int) -> Any:
+        """What the function returned in the last worker of this local rank that ended well.
+
+        It is read from memory that only this process and its own worker have shared; None if
+        there is none.
+        """
+        return self._starts.return_value(local_rank)
+
+    def close(self) -> None:
+        """Ends everything, at once, and returns when nothing is left."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._server is not None:
+            # One that is still importing does not listen yet, but ends; else this does nothing.
+            self._server.process.terminate()
+        self._call(self._shut_down)
+        self._thread.join(_END_SECONDS)
+        if self._thread.is_alive() and self._server is not None:
+            self._server.process.kill()
+            self._thread.join()
+        for console in set(self._consoles.values()):
+            console.close()
+        self._starts.close()
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    # ------------------------------------------------------------ the thread
+
+    def _call(self, function: Callable[[], None]) -> None:
+        self._calls.append(function)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        while not (self._closing and self._server is None and not self._calls):
+            for key, _ in self._selector.select(self._timeout()):
+                if isinstance(key.data, Stream):
+                    self._pump.ready(key.data)
+                elif key.data is not None:
+                    self._hear(key.data)
+                else:
+                    with suppress(BlockingIOError):
+                        while self._woken.recv(4096):
+                            pass
+            while self._calls:
+                self._calls.popleft()()
+            now = time.monotonic()
+            self._kill_overdue(now)
+            self._pump.tick(now)
+
+    def _timeout(self) -> float | None:
+        """Seconds until something is due; None: wait for what comes."""
+        now = time.monotonic()
+        with self._lock:
+            waits = [w.kill_at - now for w in self._workers.values() if w.kill_at is not None]
+        due = self._pump.timeout(now)
+        if due is not None:
+            waits.append(due)
+        return max(0.0, min(waits)) if waits else None
+
+    def _kill_overdue(self, now: float) -> None:
+        with self._lock:
+            overdue = [
+                w for w in self._workers.values() if w.kill_at is not None and w.kill_at <= now
+            ]
+            for worker in overdue:
+                worker.kill_at = None
+        for worker in overdue:
+            self._send_signal(worker.id, signal.SIGKILL)
+
+    def _signal_all(self, signum: int) -> None:
+        with self._lock:
+            ids = list(self._workers)
+        for number in ids:
+            self._call(partial(self._send_signal, number, signum))
+
+    def _adopt(self, server: forkclient.ServerProcess) -> None:
+        self._selector.register(server.channel, selectors.EVENT_READ, server)
+        unsent, self._unsent = self._unsent, []
+        for request, descriptors in unsent:
+            self._begin(self._workers[request["id"]], request, descriptors)
+
+    def _begin(self, worker: _Worker, request: forkserver.Frame, descriptors: list[int]) -> None:
+        if self._server is None:
+            self._unsent.append((request, descriptors))
+            return
+        worker.sent = True
+        self._pump.add(worker.streams)
+        self._send(request, descriptors)
+
+    def _send_signal(self, number: int, signum: int) -> None:
+        # A command may be a shell that does not pass a signal on to what it runs.
+        group = self._config.entry.kind == COMMAND or signum == signal.SIGKILL
+        if self._server is not None:
+            self._send({"op": "signal", "id": number, "signum": signum, "group": group})
+            return
+        self._unsent = [(r, d) for r, d in self._unsent if not self._give_up(number, signum, r, d)]
+
+    def _give_up(
+        self, number: int, signum: int, request: forkserver.Frame, descriptors: list[int]
+    ) -> bool:
+        if request["id"] != number:
+            return False
+        _close(descriptors)
+        self._ended(number, -signum, 0.0)
+        return True
+
+    def _send(self, frame: forkserver.Frame, descriptors: Sequence[int] = ()) -> None:
+        # If the server is dead, the next thing that is read says so.
+        with suppress(ConnectionError):
+            if self._server is not None:
+                forkserver.send(self._server.channel, frame, descriptors)
+        _close(descriptors)
+
+    def _hear(self, server: forkclient.ServerProcess) -> None:
+        received = forkserver.receive(server.channel)
+        if received is None:
+            self._lost(server)
+            return
+        frame, _ = received
+        match frame["op"]:
+            case "ready":
+                self._ready = True
+                modules, skipped = tuple(frame["modules"]), tuple(frame["skipped"])
+                self._notify(ServerReady(self._why_cold or frame["why_cold"], modules, skipped))
+            case "started":
+                worker = self._workers[frame["id"]]
+                worker.pid = frame["pid"]
+                spec = worker.spec
+                self._notify(
+                    WorkerStarted(spec.local_rank, spec.global_rank, spec.round, worker.pid)
+                )
+            case "start_failed":
+                place = self._workers[frame["id"]].spec.place
+                error = OSError(
+                    f"{self._config.entry.target} cannot be started: {frame['message']}"
+                )
+                boot.write_error_file(place.error_file, error)
+                self._ended(frame["id"], 127, 0.0)
+            case "exited":
+                self._ended(frame["id"], frame["code"], frame["lifetime"])
+
+    def _ended(self, number: int, code: int, lifetime: float) -> None:
+        worker = self._workers[number]
+        self._pump.finish(worker.streams)
+        for console in set(self._consoles.values()):
+            console.flush(_FLUSH_SECONDS)
+        with self._lock:
+            del self._workers[number]
+        spec = worker.spec
+        self._notify(
+            WorkerExited(spec.local_rank, spec.global_rank, spec.round, worker.pid, code, lifetime)
+        )
+
+    def _lost(self, server: forkclient.ServerProcess) -> None:
+        """The fork server is gone: sees its workers off, and says so."""
+        self._selector.unregister(server.channel)
+        self._server = None
+        with self._lock:
+            workers = [worker for worker in self._workers.values() if worker.sent]
+        _see_dead([worker.pid for worker in workers if worker.pid])
+        why = server.collect(_END_SECONDS if self._closing else 1.0)
+        if not self._ready:
+            # What has killed it once would do so again: the next one imports nothing.
+            self._why_cold = f"the fork server died while it imported modules ({why})"
+        if not self._closing:
+            self._notify(ServerDied(why))
+        for worker in workers:
+            self._ended(worker.id, -signal.SIGKILL, time.monotonic() - worker.began)
+
+    def _shut_down(self) -> None:
+        for request, descriptors in self._unsent:
+            _close(descriptors)
+            self._ended(request["id"], -signal.SIGKILL, 0.0)
+        self._unsent = []
+        self._send({"op": "shutdown"})
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _see_dead(workers: Sequence[int]) -> None:
+    """Ends the process groups of a dead server's workers, and waits for these to be dead.
+
+    They follow the server by themselves; what they have exec'ed does not.
+    """
+    for pid in workers:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    for pid in workers:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        watch = poll()
+        watch.register(handle, POLLIN)
+        watch.poll(_END_SECONDS * 1000)
+        os.close(handle)

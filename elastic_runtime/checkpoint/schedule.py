@@ -1,0 +1,70 @@
+"""When a save is due."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+
+from elastic_runtime.errors import CheckpointError
+
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_STEPS = {"", "step", "steps"}
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """How often to save; with both fields 0 only when asked to.
+
+    Attributes:
+        steps: whenever the number of the step is a multiple of this.
+        seconds: whenever this much time has passed since the last save.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    def due_at(self, step: int) -> bool:
+        """A save is due at this step. All ranks know it without a word."""
+        return self.steps > 0 and step % self.steps == 0
+
+    def due_after(self, seconds: float) -> bool:
+        """A save is due this long after the last one. One rank's clock decides for all."""
+        return 0 < self.seconds <= seconds
+
+
+def parse_every(value: int | str | timedelta | None) -> Every:
+    """Reads the ``every`` of a ``Checkpointer``.
+
+    Args:
+        value: steps (``10``, ``"10 steps"``), a time (``"30s"``, ``"5m"``, ``"1h"``, ``"500ms"``, a
+            ``timedelta``), or None.
+
+    Raises:
+        CheckpointError: it is none of these, or not above zero.
+    """
+    if value is None:
+        return Every()
+    found = _read(value)
+    if found is None or (found.steps <= 0 and found.seconds <= 0):
+        raise CheckpointError(
+            f"every={value!r} is not understood; "
+            "give steps (10, '10 steps') or a time ('30s', '5m', '1h')"
+        )
+    return found
+
+
+def _read(value: int | str | timedelta) -> Every | None:
+    if isinstance(value, timedelta):
+        return Every(seconds=value.total_seconds())
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Every(steps=value)
+    if not isinstance(value, str) or not (match := _FORM.fullmatch(value.strip().lower())):
+        return None
+    number, unit = match.groups()
+    if unit in _SECONDS:
+        return Every(seconds=float(number) * _SECONDS[unit])
+    if unit in _STEPS and number.isdecimal():
+        return Every(steps=int(number))
+    return None

@@ -1,0 +1,361 @@
+"""``elasticctl``: look at a running job and change its bounds, through the store.
+
+With etcd it never imports torch, so that it answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from elastic_runtime import __version__
+from elastic_runtime.cli import screen
+from elastic_runtime.cli.endpoint import C10D, parse_endpoint, read_access
+from elastic_runtime.cli.report import Records, Report, make_report, read_records
+from elastic_runtime.errors import (
+    EXIT_USAGE,
+    ElasticError,
+    RecordError,
+    StoreUnavailable,
+    StoreUnreachable,
+    UsageError,
+)
+from elastic_runtime.protocol.records import GONE, JOB, OUTCOME, JobRecord, OutcomeRecord
+from elastic_runtime.rendezvous.probe import ask
+from elastic_runtime.rendezvous.store import Entry, Expect, Put, Store, Transaction
+from elastic_runtime.rendezvous.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+    from elastic_runtime.config import Endpoint
+
+_TTL = 10.0  # nothing here takes a lease, but a store wants to know
+_CONNECT = 5.0
+_NOBODY = "elasticctl"  # a key of our own to follow, which is never written
+_ASK = 1.0
+_ASKERS = 64
+_TRIES = 5
+_INTERRUPTED = 130  # 128 + SIGINT
+_C10D_RUN = "none"  # torchrun's, see cli.place
+
+_F = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The store and the run that a command is about."""
+
+    endpoint: Endpoint
+    run_id: str
+
+    @contextmanager
+    def store(self) -> Iterator[Store]:
+        """Opens the store and closes it again.
+
+        Raises:
+            StoreUnreachable: it does not answer, or refuses us.
+        """
+        # It is never to be hosted from here, whoever's address the endpoint names.
+        endpoint = replace(self.endpoint, hosted_here=True)
+        try:
+            store = open_store(endpoint, self.run_id, _TTL, _CONNECT)
+            store.start(_NOBODY, lambda event: None)
+            try:
+                yield store
+            finally:
+                store.close()
+        except StoreUnavailable as error:
+            raise StoreUnreachable(str(error)) from None
+
+
+def _with_store(run: bool) -> Callable[[_F], _F]:
+    """The options that say which store, and which run in it; the command gets a ``Target``."""
+
+    def decorate(command: _F) -> _F:
+        @functools.wraps(command)  # with the options that were put on it before
+        def called(**values: Any) -> Any:
+            names = ("etcd_user", "etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key")
+            access = read_access({name: values.pop(name) for name in names}, os.environ)
+            text, backend = values.pop("rdzv_endpoint"), values.pop("rdzv_backend") or ""
+            endpoint = parse_endpoint(text, backend, access)
+            run_id = values.pop("run_id", None) or (_C10D_RUN if endpoint.backend == C10D else "")
+            if run and not run_id:
+                raise UsageError(
+                    f"which run of {endpoint}? Name it with --run-id; elasticctl runs lists them"
+                )
+            return command(Target(endpoint, run_id), **values)
+
+        options = [
+            _option("--rdzv-endpoint", "etcd://h1:2379,h2:2379/prefix, etcds://… or c10d://h:p"),
+            _option("--rdzv-backend", "only for an endpoint without a scheme"),
+            *([_option("--run-id", "the run", "--rdzv-id")] if run else []),
+            _option("--etcd-user", "user of etcd's own authentication"),
+            _option("--etcd-password-file", "its password (or ELASTIC_ETCD_PASSWORD)"),
+            _option("--etcd-ca", "certificates that sign the server's"),
+            _option("--etcd-cert", "our certificate"),
+            _option("--etcd-key", "its key"),
+        ]
+        decorated: _F = called
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def _option(flag: str, text: str, *aliases: str) -> Callable[[_F], _F]:
+    name = flag.removeprefix("--").replace("-", "_")
+    names = [name, *(alias.removeprefix("--").replace("-", "_") for alias in aliases)]
+    variables = [f"{prefix}{n.upper()}" for prefix in ("PET_", "ELASTIC_") for n in names]
+    spelled = [f"--{n.replace('_', '-')}" for n in names]
+    required = flag == "--rdzv-endpoint"
+    return click.option(*spelled, name, envvar=variables, help=text, required=required)
+
+
+_FORMAT = click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="elasticctl")
+def cli() -> None:
+    """Looks at elastic jobs, and changes them, through their store."""
+
+
+@cli.command()
+@_with_store(run=True)
+@_FORMAT
+@click.option("--watch", is_flag=True, help="go on until the job ends")
+@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
+def status(target: Target, form: str, watch: bool, interval: float) -> None:
+    """Shows a job: its round, nodes, step and faults."""
+    with target.store() as store:
+        report = _look(target, store)
+        if not watch:
+            _print(form, report.as_dict(), screen.status(report))
+        elif form == "json":
+            _watch_json(target, store, report, interval)
+        else:
+            _watch_screen(target, store, report, interval)
+
+
+@cli.command()
+@_with_store(run=False)
+@_FORMAT
+def runs(target: Target, form: str) -> None:
+    """Lists the runs under an etcd prefix."""
+    if target.endpoint.backend == C10D:
+        raise UsageError(
+            f"{target.endpoint} is a c10d store, which serves one job: elasticctl status shows it"
+        )
+    # To the store, the prefix of all runs is a run one level up.
+    parent, _, last = target.endpoint.prefix.rpartition("/")
+    above = Target(replace(target.endpoint, prefix=parent), last)
+    with above.store() as store:
+        found = by_run(store.read(""))
+    reports = [make_report(run_id, str(target.endpoint), found[run_id], {}) for run_id in found]
+    _print(form, [report.as_dict() for report in reports], screen.runs(reports))
+
+
+@cli.command()
+@_with_store(run=True)
+@_FORMAT
+def events(target: Target, form: str) -> None:
+    """Lists the last events of the job."""
+    with target.store() as store:
+        report = _look(target, store)
+    _print(form, report.as_dict()["events"], screen.events(report.events))
+
+
+@cli.command()
+@_with_store(run=True)
+@click.option("--min", "low", type=int, help="fewest nodes that train")
+@click.option("--max", "high", type=int, help="most nodes that train")
+def scale(target: Target, low: int | None, high: int | None) -> None:
+    """Changes the bounds of a running job."""
+    if low is None and high is None:
+        raise UsageError("scale to what? Give --min, --max or both")
+    with target.store() as store:
+        for _ in range(_TRIES):
+            entry, job = _live_job(target, store)
+            scaled = scaled_job(job, low, high)
+            change = Transaction((Expect(JOB, entry.version),), (Put(JOB, scaled.encode()),))
+            if store.apply(change):
+                click.echo(f"run {target.run_id}: {scaled.min_nodes} to {scaled.max_nodes} nodes")
+                return
+    raise StoreUnreachable(f"the job record of {target.run_id!r} keeps changing: try again")
+
+
+def scaled_job(job: JobRecord, low: int | None, high: int | None) -> JobRecord:
+    """The job with other present bounds; the launch bounds stay.
+
+    Raises:
+        UsageError: no world fits the bounds.
+    """
+    low = job.min_nodes if low is None else low
+    high = job.max_nodes if high is None else high
+    if low < 1:
+        raise UsageError(f"--min is {low}: a job needs at least one node")
+    if low > high:
+        raise UsageError(f"the minimum {low} would be above the maximum {high}: give both bounds")
+    if high < job.node_unit:
+        raise UsageError(f"--max is {high}: the job's world is a multiple of {job.node_unit} nodes")
+    return replace(job, min_nodes=low, max_nodes=high)
+
+
+def by_run(entries: Sequence[Entry]) -> dict[str, Records]:
+    """Sorts what lies under a prefix by run; what is none of ours is left out."""
+    sorted_: dict[str, list[Entry]] = {}
+    for entry in entries:
+        run, slash, key = entry.key.partition("/")
+        if slash:
+            sorted_.setdefault(urllib.parse.unquote(run), []).append(replace(entry, key=key))
+    found = {run: read_records(of_run) for run, of_run in sorted_.items()}
+    return {run: found[run] for run in sorted(found) if found[run].job or found[run].nodes}
+
+
+def _live_job(target: Target, store: Store) -> tuple[Entry, JobRecord]:
+    entries = {entry.key: entry for entry in store.read("")}
+    if JOB not in entries:
+        raise _no_run(target)
+    job = JobRecord.decode(JOB, entries[JOB].value)
+    if OUTCOME in entries:
+        try:
+            outcome = OutcomeRecord.decode(OUTCOME, entries[OUTCOME].value)
+        except RecordError:
+            return entries[JOB], job  # the group ignores it as well
+        if outcome.incarnation == job.incarnation:
+            raise UsageError(f"the run {target.run_id!r} has ended: {outcome.reason}")
+    return entries[JOB], job
+
+
+def _no_run(target: Target) -> UsageError:
+    where = (
+        "" if target.endpoint.backend == C10D else "; elasticctl runs lists those that there are"
+    )
+    return UsageError(f"there is no run {target.run_id!r} in {target.endpoint}{where}")
+
+
+def _look(target: Target, store: Store) -> Report:
+    records = read_records(store.read(""))
+    if records.empty:
+        raise _no_run(target)
+    return make_report(target.run_id, str(target.endpoint), records, _ask_all(records))
+
+
+def _ask_all(records: Records) -> Mapping[str, Mapping[str, Any]]:
+    """Asks every node for its step, all at the same time; those out of reach do not answer."""
+    nodes = [n for n in records.nodes.values() if n.probe_port and n.status != GONE]
+    if not nodes:
+        return {}
+
+    def answer(address: str, port: int) -> Mapping[str, Any] | None:
+        try:
+            return ask(address, port, _ASK)
+        except OSError:
+            return None
+
+    with ThreadPoolExecutor(min(len(nodes), _ASKERS)) as pool:
+        told = list(
+            pool.map(answer, *zip(*((n.address, n.probe_port) for n in nodes), strict=True))
+        )
+    return {n.node: a for n, a in zip(nodes, told, strict=True) if a and a.get("node") == n.node}
+
+
+def _print(form: str, plain: Any, shown: RenderableType) -> None:
+    if form == "json":
+        click.echo(json.dumps(plain, ensure_ascii=False))
+    else:
+        _console().print(shown)
+
+
+def _console() -> Console:
+    # Into a pipe there is no width to keep to, and nothing may be cut off.
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=240, highlight=False)
+
+
+def _watch_json(target: Target, store: Store, report: Report, interval: float) -> None:
+    """One line of JSON for each change."""
+    shown = None
+    for now in _until_over(target, store, report, interval):
+        if now is not None and now != shown:
+            click.echo(json.dumps(now.as_dict(), ensure_ascii=False))
+            shown = now
+
+
+def _watch_screen(target: Target, store: Store, report: Report, interval: float) -> None:
+    console = _console()
+    with Live(screen.status(report), console=console, auto_refresh=False) as live:
+        for now in _until_over(target, store, report, interval):
+            if now is not None:
+                report = now
+            live.update(screen.status(report, unreachable=now is None), refresh=True)
+
+
+def _until_over(
+    target: Target, store: Store, report: Report, interval: float
+) -> Iterator[Report | None]:
+    """The report, time and again, until the job is over; None while the store does not answer."""
+    yield report
+    pause = threading.Event()
+    while not report.over:
+        pause.wait(interval)
+        try:
+            report = _look(target, store)
+        except StoreUnavailable:
+            yield None
+        else:
+            yield report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``elasticctl``.
+
+    Args:
+        argv: the arguments; None means those of the process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        result = cli.main(arguments, prog_name="elasticctl", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as shown:
+        click.echo(shown.format_message())
+        return EXIT_USAGE
+    except click.ClickException as error:
+        return _fail(error.format_message(), EXIT_USAGE)
+    except ElasticError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+    except BrokenPipeError:  # as in "elasticctl events | head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"elasticctl: error: {message}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What the values of options can be: how each is read from text, and what it is called in errors.
+
+A flag and an environment variable always arrive as text; a TOML file also has numbers, booleans
+and lists. Both end in the same reader, so that a value means the same wherever it is written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h)?")
+_STREAMS = range(4)  # torch's Std: 0 none, 1 stdout, 2 stderr, 3 both
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of value.
+
+    Attributes:
+        what: completes "… is not ".
+        read: makes the value from text; raises ``ValueError`` for anything else.
+        toml: the TOML types that may stand for it beside a list.
+        many: several may be given, as a list in TOML and separated by commas elsewhere.
+    """
+
+    what: str
+    read: Callable[[str], Any]
+    toml: tuple[type, ...] = (str,)
+    many: bool = False
+
+    def from_toml(self, value: object) -> Any:
+        """Makes the value from one of a TOML file.
+
+        Raises:
+            ValueError: it has the wrong type, or is no such value.
+        """
+        if self.many and isinstance(value, list):
+            return tuple(item for part in value for item in self.from_toml(part))
+        # bool is an int to isinstance; type() keeps ``max = true`` from meaning 1.
+        if type(value) not in self.toml:
+            raise ValueError(f"a {type(value).__name__} cannot be {self.what}")
+        return self.read(str(value))
+
+
+def seconds(text: str) -> float:
+    """Reads a duration: ``2``, ``1.5``, ``30s``, ``500ms``, ``10m`` or ``1h``, in seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise ValueError(text)
+    value = float(match["number"]) * _UNITS[match["unit"] or "s"]
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _positive_seconds(text: str) -> float:
+    value = seconds(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def _switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE | _FALSE:
+        return word in _TRUE
+    raise ValueError(text)
+
+
+def _whole(text: str) -> int:
+    # int() also takes "1_000"; a number of nodes is not written so.
+    if not re.fullmatch(r"[+-]?\d+", text.strip()):
+        raise ValueError(text)
+    return int(text)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    first = _whole(low)
+    return first, _whole(high) if colon else first
+
+
+def _streams(text: str) -> dict[int, int]:
+    """torch's ``--redirects``: ``3``, or ``0:1,1:2`` by local rank; the key -1 means all."""
+    if ":" not in text:
+        return {} if (stream := _stream(text)) == 0 else {-1: stream}
+    pairs = (part.split(":", 1) for part in text.split(","))
+    return {_whole(rank): _stream(stream) for rank, stream in pairs}
+
+
+def _stream(text: str) -> int:
+    stream = _whole(text)
+    if stream not in _STREAMS:
+        raise ValueError(text)
+    return stream
+
+
+def _ranks(text: str) -> frozenset[int]:
+    return frozenset(_whole(part) for part in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _signals(text: str) -> tuple[str, ...]:
+    import signal
+
+    names = _words(text)
+    if not names or any(name not in signal.Signals.__members__ for name in names):
+        raise ValueError(text)
+    return names
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """torch's ``--rdzv-conf``: ``key=value,key=value``."""
+    pairs: dict[str, str] = {}
+    for part in _words(text):
+        key, _, value = part.partition("=")
+        if not key.strip() or not value.strip():
+            raise ValueError(text)
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _escaped_list(text: str) -> tuple[str, ...]:
+    """torch's filters: separated by commas, where two commas stand for one."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+def choice(*values: str) -> Kind:
+    """One of some words."""
+
+    def read(text: str) -> str:
+        if text not in values:
+            raise ValueError(text)
+        return text
+
+    return Kind(f"one of {', '.join(values)}", read)
+
+
+TEXT = Kind("text", str)
+WHOLE = Kind("a whole number", _whole, (int,))
+NUMBER = Kind("a number", float, (int, float))
+WORKERS = Kind("a number of workers (auto, cpu, gpu, xpu or a whole number)", str, (str, int))
+NODES = Kind("a number of nodes (N or MIN:MAX)", _nodes, (str, int))
+SECONDS = Kind("a number of seconds (such as 2, 1.5, 30s or 10m)", seconds, (str, int, float))
+POSITIVE_SECONDS = Kind(
+    "a number of seconds above 0 (such as 2, 1.5, 30s or 10m)",
+    _positive_seconds,
+    (str, int, float),
+)
+SWITCH = Kind("a switch (1 or 0, true or false)", _switch, (bool,))
+STREAMS = Kind(
+    "a choice of streams (0, 1, 2, 3, or RANK:STREAMS pairs such as 0:1,1:3)", _streams, (str, int)
+)
+RANKS = Kind("a list of local ranks (such as 0,1,2)", _ranks, (str, int))
+WORDS = Kind("a list of names separated by commas", _words, (str,), many=True)
+FILTERS = Kind("a list of filters separated by commas", _escaped_list, (str,), many=True)
+SIGNALS = Kind("a list of signal names (such as SIGTERM,SIGUSR1)", _signals, (str,))
+PAIRS = Kind("a list of key=value pairs separated by commas", _pairs, (str,))

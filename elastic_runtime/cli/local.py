@@ -1,0 +1,87 @@
+"""``--local-nodes``: several nodes on this machine, each an agent in its own process.
+
+This process only starts them, passes signals on, and says how it ended. Each node is in a process
+group of its own, so that Ctrl-C in a terminal reaches it once, through here, and ends with this
+process whatever happens to it (``cli.local_node``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from elastic_runtime.events import Emit
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+WATCHED = frozenset({*_PASSED_ON, signal.SIGCHLD})
+
+
+def run_nodes(
+    commands: Mapping[str, Sequence[str]], hosted: bool, environ: Mapping[str, str], emit: Emit
+) -> int:
+    """Runs one process a node and waits for all of them. For the main thread only.
+
+    ``WATCHED`` must be blocked in the caller's signal mask, from before any thread was started:
+    signals are taken one after the other here, and none may end another thread meanwhile.
+
+    Args:
+        commands: by the node's name, its arguments of ``elastic-run``.
+        hosted: this process hosts the store.
+        environ: the nodes' environment.
+        emit: where the start is reported.
+
+    Returns:
+        The exit code of the whole.
+    """
+    nodes = {name: _start(arguments, hosted, environ) for name, arguments in commands.items()}
+    try:
+        emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
+        asked = False
+        while any(node.poll() is None for node in nodes.values()):
+            number = signal.sigwaitinfo(WATCHED).si_signo
+            if number == signal.SIGCHLD:
+                continue
+            for node in nodes.values():
+                node.send_signal(signal.SIGKILL if asked else number)
+            asked = True
+    finally:
+        for node in nodes.values():
+            node.kill()
+            node.wait()
+    return combined(node.returncode for node in nodes.values())
+
+
+def _start(
+    arguments: Sequence[str], hosted: bool, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    node = [sys.executable, "-m", "elastic_runtime.cli.local_node"]
+    return subprocess.Popen(
+        [*node, str(os.getpid()), str(int(hosted)), *arguments],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
+def combined(codes: Iterable[int]) -> int:
+    """One exit code for several nodes.
+
+    A node that ended with 0 saw the job done, so it is done, whoever was lost on the way.
+    Otherwise the lowest code is the most telling: training failed before usage, too few nodes,
+    no store, left. A signal (a negative code) says something only where nothing else does.
+    """
+    codes = list(codes)
+    if EXIT_DONE in codes:
+        return EXIT_DONE
+    told = [code for code in codes if code > 0]
+    if told:
+        return min(told)
+    return 128 - max(codes) if codes else EXIT_FAILED

@@ -1,0 +1,31 @@
+"""One node of ``--local-nodes``: ``elastic-run`` that never outlives the process that started it.
+
+``python -m elastic_runtime.cli.local_node PARENT_PID HOSTED ARGUMENTS…``; HOSTED is 1 if that
+process hosts the store.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Ties this process to its parent, then runs the node."""
+    parent, hosted, *argv = sys.argv[1:]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before the line above took effect
+        return 128 + signal.SIGKILL
+    # The parent takes its signals with sigwait and has them blocked; masks are inherited.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    from elastic_runtime.cli.run import main as run
+
+    return run(argv, local=True, hosted_here=hosted == "1")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The options of ``elastic-run``: the ones it adds, and how torchrun's are read.
+
+torchrun's own options come from torch's parser when it runs (``cli.parser``), so that nothing is
+missing here when torch adds one; this table only says which of their values are more than text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.cli import kinds
+
+if TYPE_CHECKING:
+    from elastic_runtime.cli.kinds import Kind
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        dest: its name in the environment (``PET_<DEST>``, ``ELASTIC_<DEST>``) and in the file.
+        kind: what its value can be.
+        default: the value if nothing says otherwise.
+        flags: as typed; the first is the one shown in messages.
+        group: title of its group in the help; "" for torchrun's.
+        help: one or two lines.
+        metavar: what stands for the value in the help.
+        aliases: further names in the environment and in the file.
+        from_file: may stand in the file.
+    """
+
+    dest: str
+    kind: Kind
+    default: Any = None
+    flags: tuple[str, ...] = ()
+    group: str = ""
+    help: str = ""
+    metavar: str = ""
+    aliases: tuple[str, ...] = ()
+    from_file: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names, the proper one first."""
+        return (self.dest, *self.aliases)
+
+
+JOB = "the job"
+STORE = "the store"
+TIMES = "time-outs (seconds, or 500ms, 30s, 10m, 1h)"
+WORKERS = "the workers"
+SHOWN = "settings and output"
+
+
+def _ours(
+    flag: str, kind: Kind, group: str, metavar: str, text: str, default: Any = None, **more: Any
+) -> Option:
+    name = flag.removeprefix("--")
+    dest = more.pop("dest", name.replace("-", "_"))
+    spellings = dict.fromkeys((flag, "--" + name.replace("-", "_")))
+    return Option(dest, kind, default, tuple(spellings), group, text, metavar, **more)
+
+
+OURS: tuple[Option, ...] = (
+    _ours("--min", kinds.WHOLE, JOB, "N", "fewest nodes that train (default: 1)"),
+    _ours(
+        "--max",
+        kinds.WHOLE,
+        JOB,
+        "N",
+        "most nodes that train; further ones are spares (default: --min, or --local-nodes). "
+        "--min and --max are the readable form of --nnodes MIN:MAX",
+    ),
+    _ours("--node-unit", kinds.WHOLE, JOB, "N", "the world is a multiple of N nodes (1)", 1),
+    _ours(
+        "--local-nodes",
+        kinds.WHOLE,
+        JOB,
+        "N",
+        "start N nodes on this machine, each in its own process, for trying things out",
+        1,
+    ),
+    _ours(
+        "--node-name",
+        kinds.TEXT,
+        JOB,
+        "NAME",
+        "name of this node, for people (the host's name)",
+        "",
+    ),
+    _ours(
+        "--listen",
+        kinds.TEXT,
+        STORE,
+        "ADDR[:PORT]",
+        "without an endpoint: let other machines reach the embedded store, at this address of "
+        "this machine; --listen alone means at every address",
+    ),
+    _ours("--etcd-user", kinds.TEXT, STORE, "NAME", "user of etcd's own authentication"),
+    _ours(
+        "--etcd-password-file",
+        kinds.TEXT,
+        STORE,
+        "FILE",
+        "file with that user's password (or the variable ELASTIC_ETCD_PASSWORD)",
+    ),
+    _ours("--etcd-ca", kinds.TEXT, STORE, "FILE", "certificates that sign the server's, for etcds"),
+    _ours(
+        "--etcd-cert", kinds.TEXT, STORE, "FILE", "our certificate, where the server asks for one"
+    ),
+    _ours("--etcd-key", kinds.TEXT, STORE, "FILE", "key of --etcd-cert"),
+    _ours(
+        "--last-call",
+        kinds.SECONDS,
+        TIMES,
+        "TIME",
+        "at the first start, how long to wait for more than --min nodes (3)",
+    ),
+    _ours(
+        "--join-timeout",
+        kinds.POSITIVE_SECONDS,
+        TIMES,
+        "TIME",
+        "how long the job waits for --min nodes before it gives up (10m)",
+    ),
+    _ours(
+        "--rejoin-timeout",
+        kinds.POSITIVE_SECONDS,
+        TIMES,
+        "TIME",
+        "how long a member of a broken round may take to come back (1m)",
+    ),
+    _ours(
+        "--fence-timeout",
+        kinds.POSITIVE_SECONDS,
+        TIMES,
+        "TIME",
+        "how long nodes that fell silent are taken to be training still (10m)",
+    ),
+    _ours(
+        "--lease-ttl",
+        kinds.POSITIVE_SECONDS,
+        TIMES,
+        "TIME",
+        "after how long a silent node counts as gone; the store may grant a longer one (5)",
+    ),
+    _ours(
+        "--grace",
+        kinds.SECONDS,
+        TIMES,
+        "TIME",
+        "between SIGTERM and SIGKILL for a worker that is to end (30); "
+        "--shutdown-timeout means the same",
+    ),
+    _ours(
+        "--preload",
+        kinds.WORDS,
+        WORKERS,
+        "MOD[,MOD…]",
+        "modules that workers find imported, beyond those that the script imports at its top; "
+        "may be given several times",
+        (),
+    ),
+    _ours(
+        "--cold", kinds.SWITCH, WORKERS, "", "start every worker as a fresh process (slower)", False
+    ),
+    _ours(
+        "--log-format",
+        kinds.choice("console", "json", "auto"),
+        SHOWN,
+        "FORMAT",
+        "console: calm lines for people; json: one object a line; "
+        "auto: console on a terminal (auto)",
+        "auto",
+    ),
+    _ours(
+        "--config",
+        kinds.TEXT,
+        SHOWN,
+        "FILE.toml",
+        "settings, by the names of these options: max = 4, lease-ttl = '10s'",
+        from_file=False,
+    ),
+)
+
+# torchrun's options whose values are checked here rather than by argparse, so that a bad one is
+# named by its source wherever it comes from. Everything else is text.
+TORCHRUN_KINDS: dict[str, Kind] = {
+    "nnodes": kinds.NODES,
+    "nproc_per_node": kinds.WORKERS,
+    "rdzv_conf": kinds.PAIRS,
+    "redirects": kinds.STREAMS,
+    "tee": kinds.STREAMS,
+    "local_ranks_filter": kinds.RANKS,
+    "duplicate_stdout_filters": kinds.FILTERS,
+    "duplicate_stderr_filters": kinds.FILTERS,
+    "signals_to_handle": kinds.SIGNALS,
+    "shutdown_timeout": kinds.SECONDS,
+}
+
+TORCHRUN_ALIASES: dict[str, tuple[str, ...]] = {"rdzv_id": ("run_id",)}
+
+# What torchrun's option means here where that differs from torch's own help.
+TORCHRUN_HELP: dict[str, str] = {
+    "max_restarts": "failures of the script that the whole job may have (3; torchrun: 0). A killed "
+    "worker, a lost node and a resize cost nothing.",
+    "rdzv_backend": "etcd (or etcd-v3), c10d; torch's own: static, etcd-v2. Not needed with an "
+    "endpoint such as etcd://host.",
+    "rdzv_endpoint": "etcd://h1:2379,h2:2379/prefix, etcds://… (TLS), c10d://host:port, or "
+    "host:port with --rdzv-backend. Without one, the store is embedded.",
+    "rdzv_id": "name of the run, the same on all its nodes; --run-id means the same.",
+    "standalone": "no endpoint: the store is embedded (which is the default).",
+}
+
+TORCHRUN_DEFAULTS: dict[str, Any] = {"max_restarts": 3}

@@ -1,0 +1,208 @@
+"""From settings to the ``JobConfig`` of this node: pure, but for counting processors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_runtime.cli import kinds
+from elastic_runtime.config import Endpoint, Entry, JobConfig, Output, Timeouts
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.cli.place import Bounds
+    from elastic_runtime.cli.settings import Settings
+
+# Keys of --rdzv-conf: which of our settings they are. The rest has no meaning here.
+_CONF = {
+    "join_timeout": "join",
+    "last_call_timeout": "last_call",
+    "lease_ttl": "lease_ttl",
+    "ttl": "lease_ttl",
+    "timeout": "connect",
+    "read_timeout": "connect",
+}
+_KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
+_TORCHS_ATTEMPTS = 3.0
+_TORCHS_INTERVAL = 5.0
+
+# Our options that set one time-out each.
+_OPTIONS = {
+    "last_call": "last_call",
+    "join": "join_timeout",
+    "rejoin": "rejoin_timeout",
+    "fence": "fence_timeout",
+    "lease_ttl": "lease_ttl",
+}
+
+_WITHOUT_MEANING = {
+    "monitor_interval": "the agent waits for events and does not poll",
+    "start_method": "workers are forked from a warm server, or started afresh with --cold",
+    "logs_specs": "logs are kept by round and rank, see --log-dir",
+    "node_rank": "ranks are given out by the rendezvous",
+    "master_addr": "the address of rank 0 is agreed on in each round",
+    "master_port": "the port of rank 0 is agreed on in each round",
+}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What torchrun reads from the environment beside ``PET_*``."""
+
+    shutdown_timeout: str = ""
+    line_prefix: str = ""
+    health_port: str = ""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Surroundings:
+        """Reads them."""
+        return cls(
+            shutdown_timeout=environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", ""),
+            line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+            health_port=environ.get("TORCHELASTIC_HEALTH_CHECK_PORT", ""),
+        )
+
+
+def job_config(
+    settings: Settings,
+    entry: Entry,
+    endpoint: Endpoint,
+    run_id: str,
+    bounds: Bounds,
+    around: Surroundings,
+) -> JobConfig:
+    """Puts the settings of a node together.
+
+    Raises:
+        UsageError: a setting is out of bounds.
+    """
+    unit = settings.of("node_unit")
+    if unit.value < 1 or unit.value > bounds.high:
+        raise UsageError(f"{unit}: it must lie between 1 and the maximum of {bounds.high} nodes")
+    restarts = settings.of("max_restarts")
+    if restarts.value < 0:
+        raise UsageError(f"{restarts}: it cannot be negative")
+    return JobConfig(
+        entry=entry,
+        endpoint=endpoint,
+        run_id=run_id,
+        min_nodes=bounds.low,
+        max_nodes=bounds.high,
+        workers=_workers(settings),
+        node_unit=unit.value,
+        node_name=settings["node_name"],
+        local_addr=settings["local_addr"] or "",
+        max_restarts=restarts.value,
+        timeouts=_timeouts(settings, around),
+        output=_output(settings, around),
+        preload=settings["preload"],
+        cold=settings["cold"],
+        role=settings["role"],
+        signals=settings["signals_to_handle"],
+        virtual_local_rank=settings["virtual_local_rank"],
+        numa_binding=settings["numa_binding"] or "",
+        event_log_handler=settings["event_log_handler"],
+        health_port=_health_port(around),
+        log_format=settings["log_format"],
+    )
+
+
+def _workers(settings: Settings) -> int:
+    given = settings.of("nproc_per_node")
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        workers: int = determine_local_world_size(given.value)
+    except ValueError as error:
+        # torch says "Cuda is not available." for a known word, and repeats an unknown one.
+        why = str(error) if "available" in str(error) else f"it is not {given.option.kind.what}"
+        raise UsageError(f"{given}: {why}") from None
+    if workers < 1:
+        raise UsageError(f"{given}: a node runs at least one worker, and this makes {workers}")
+    return workers
+
+
+def _timeouts(settings: Settings, around: Surroundings) -> Timeouts:
+    conf = settings.of("rdzv_conf")
+    found: dict[str, float] = _from_conf(conf.value or {}, str(conf))
+    for field, dest in _OPTIONS.items():
+        own = settings.of(dest)
+        if own.given and (field not in found or own.level >= conf.level):
+            found[field] = own.value
+    grace = _grace(settings, around)
+    if grace is not None:
+        found["grace"] = grace
+    return Timeouts(**found)
+
+
+def _from_conf(conf: Mapping[str, str], source: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, field in _CONF.items():
+        if key in conf:
+            found[field] = _seconds(source, key, conf[key])
+    if any(key in conf for key in _KEEP_ALIVE):
+        # torch takes a node for dead after so many silent intervals: that is what a lease is.
+        interval, attempts = (
+            _seconds(source, key, conf[key]) if key in conf else default
+            for key, default in zip(_KEEP_ALIVE, (_TORCHS_INTERVAL, _TORCHS_ATTEMPTS), strict=True)
+        )
+        found.setdefault("lease_ttl", interval * attempts)
+    return found
+
+
+def _seconds(source: str, key: str, text: str) -> float:
+    try:
+        return float(kinds.POSITIVE_SECONDS.read(text))
+    except ValueError:
+        what = kinds.POSITIVE_SECONDS.what
+        raise UsageError(f"{source}: {key}={text!r} is not {what}") from None
+
+
+def _grace(settings: Settings, around: Surroundings) -> float | None:
+    ours, torchruns = settings.of("grace"), settings.of("shutdown_timeout")
+    if ours.given and ours.level == torchruns.level:
+        raise UsageError(f"{ours} and {torchruns} say the same thing: keep one of them")
+    if ours.given or torchruns.given:
+        return float(max(ours, torchruns, key=lambda setting: setting.level).value)
+    if not around.shutdown_timeout:
+        return None
+    try:
+        return kinds.seconds(around.shutdown_timeout)
+    except ValueError:
+        said = f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={around.shutdown_timeout!r}"
+        raise UsageError(f"{said} is not {kinds.SECONDS.what}") from None
+
+
+def _output(settings: Settings, around: Surroundings) -> Output:
+    return Output(
+        log_dir=settings["log_dir"],
+        redirects=settings["redirects"],
+        tee=settings["tee"],
+        ranks=settings["local_ranks_filter"],
+        stdout_filters=tuple(settings["duplicate_stdout_filters"]),
+        stderr_filters=tuple(settings["duplicate_stderr_filters"]),
+        prefix=around.line_prefix,
+    )
+
+
+def _health_port(around: Surroundings) -> int:
+    if not around.health_port:
+        return 0
+    if not around.health_port.isascii() or not around.health_port.isdigit():
+        raise UsageError(f"TORCHELASTIC_HEALTH_CHECK_PORT={around.health_port!r} is no port")
+    return int(around.health_port)
+
+
+def notes(settings: Settings) -> list[str]:
+    """What was asked for and has no meaning here, one line each."""
+    lines = [
+        f"{settings.of(dest)} has no effect: {why}"
+        for dest, why in _WITHOUT_MEANING.items()
+        if settings.given(dest)
+    ]
+    unknown = [key for key in settings["rdzv_conf"] or {} if key not in (*_CONF, *_KEEP_ALIVE)]
+    if unknown:
+        lines.append(f"{settings.of('rdzv_conf').source}: no meaning here: {', '.join(unknown)}")
+    return lines

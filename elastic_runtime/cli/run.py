@@ -1,0 +1,159 @@
+"""``elastic-run``: from a command line to a running agent."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.cli.endpoint import PASSWORD_VARIABLE
+from elastic_runtime.cli.job import (
+    Job,
+    join_command,
+    local_commands,
+    local_environ,
+    read_job,
+)
+from elastic_runtime.cli.place import Torchruns, read_bounds
+from elastic_runtime.cli.resolve import notes
+from elastic_runtime.cli.settings import Settings, read_settings
+from elastic_runtime.errors import ElasticError
+from elastic_runtime.log import make_emit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from elastic_runtime.cli.parser import CommandLine
+    from elastic_runtime.config import Endpoint, JobConfig
+    from elastic_runtime.events import Emit
+
+_CPP_LOG = "TORCH_CPP_LOG_LEVEL"
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def main(
+    argv: Sequence[str] | None = None, *, local: bool = False, hosted_here: bool = False
+) -> int:
+    """Runs ``elastic-run``.
+
+    Args:
+        argv: the arguments; None means those of the process.
+        local: this is one of several nodes that another ``elastic-run`` has started.
+        hosted_here: that one hosts the store.
+
+    Returns:
+        The exit code (``errors`` lists them).
+    """
+    try:
+        return _main(sys.argv[1:] if argv is None else list(argv), local, hosted_here)
+    except ElasticError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _say(message: str) -> None:
+    print(f"elastic-run: {message}", file=sys.stderr, flush=True)
+
+
+def _main(argv: list[str], local: bool, hosted_here: bool) -> int:
+    _import_torch()
+    from elastic_runtime.cli.parser import Parser
+
+    parser = Parser()
+    line = parser.split(argv)
+    settings = read_settings(parser.options, line.given, os.environ)
+    job = read_job(line, settings, os.environ)
+    if isinstance(job, Torchruns):
+        return _hand_over(line, settings, job)
+    if local:
+        endpoint = replace(job.config.endpoint, hosted_here=hosted_here)
+        return _run_agent(job.config.with_(endpoint=endpoint))
+    for note in notes(settings):
+        _say(f"note: {note}")
+    return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
+
+
+def _import_torch() -> None:
+    """Imports torch so that its C++ side stays calm in this process.
+
+    It writes two lines for each second that a store does not answer, which an agent rides out and
+    reports once. torch looks at the variable only now; the workers are not to inherit it.
+    """
+    asked_for = _CPP_LOG in os.environ
+    os.environ.setdefault(_CPP_LOG, "ERROR")
+    importlib.import_module("torch")
+    if not asked_for:
+        del os.environ[_CPP_LOG]
+
+
+def _hand_over(line: CommandLine, settings: Settings, place: Torchruns) -> int:
+    from elastic_runtime.cli.torchrun import as_torchrun, run_torchrun, without_effect
+
+    lost = without_effect(settings)
+    tail = f"; without effect there: {', '.join(lost)}" if lost else ""
+    _say(f"note: {place.backend} rendezvous: torch's own launcher runs this job{tail}")
+    return run_torchrun(as_torchrun(line, settings, place, read_bounds(settings)))
+
+
+def _run_one(job: Job) -> int:
+    with _store(job) as endpoint:
+        config = job.config.with_(endpoint=endpoint)
+        _tell_how_to_join(job, config, _emit(config))
+        return _run_agent(config)
+
+
+def _run_local_nodes(job: Job) -> int:
+    from elastic_runtime.cli.local import WATCHED, run_nodes
+
+    # Before the store starts its threads: they inherit the mask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    _leave_a_core_each()
+    with _store(job) as endpoint:
+        config = job.config.with_(endpoint=endpoint)
+        emit = _emit(config)
+        _tell_how_to_join(job, config, emit)
+        environ = local_environ(job, os.environ)
+        return run_nodes(local_commands(job, config), job.embedded is not None, environ, emit)
+
+
+def _store(job: Job) -> AbstractContextManager[Endpoint]:
+    if job.embedded is None:
+        return nullcontext(job.config.endpoint)
+    from elastic_runtime.cli.store_host import hosted
+
+    return hosted(job.embedded, job.config.local_addr)
+
+
+def _tell_how_to_join(job: Job, config: JobConfig, emit: Emit) -> None:
+    if job.embedded is not None and config.max_nodes > 1:
+        emit("job.join_command", command=join_command(job, config))
+
+
+def _emit(config: JobConfig) -> Emit:
+    return make_emit(config.log_format, sys.stderr, config.node_name)
+
+
+def _run_agent(config: JobConfig) -> int:
+    from elastic_runtime.agent.launch import run_agent
+
+    if config.workers > 1:
+        _leave_a_core_each()
+    # It has been read; the workers' environment is no place for it.
+    os.environ.pop(PASSWORD_VARIABLE, None)
+    return run_agent(config)
+
+
+def _leave_a_core_each() -> None:
+    """As torchrun does: several workers on one machine would otherwise each use all its cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""The settings of a job on this node, as one frozen value that every part reads.
+
+``cli.run`` makes one from flags, environment and file; ``elastic_runtime.launch`` takes one from
+Python. Nothing below reads a flag or an environment variable for a setting of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCRIPT = "script"
+MODULE = "module"
+COMMAND = "command"
+FUNCTION = "function"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a worker runs.
+
+    Attributes:
+        kind: ``script`` (a Python file), ``module`` (``-m``), ``command`` (``--no-python``) or
+            ``function``.
+        target: the path, the module's name or the program; the qualified name of a function.
+        args: its arguments.
+        python: the interpreter for a script or module; "" means the agent's own.
+        function: the function itself, for ``function``; called with ``args``.
+    """
+
+    kind: str
+    target: str
+    args: tuple[Any, ...] = ()
+    python: str = ""
+    function: Callable[..., Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it; also what must agree between the nodes of a job."""
+        return PurePath(self.target).name if self.kind == SCRIPT else self.target
+
+
+@dataclass(frozen=True)
+class Tls:
+    """How to prove who is who to etcd; all are paths, empty means unused."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the rendezvous store is.
+
+    Attributes:
+        backend: ``etcd`` (v3) or ``c10d``. torch's own ``static`` and ``etcd-v2`` never get here.
+        hosts: ``host:port`` of each server.
+        prefix: path under which all runs are kept, without slashes at its ends (etcd only).
+        tls: used if ``secure``.
+        secure: TLS is on.
+        user, password: for etcd's own authentication; "" means none.
+        hosted_here: this process tree hosts the c10d store already (embedded store).
+    """
+
+    backend: str
+    hosts: tuple[str, ...]
+    prefix: str = "elastic"
+    secure: bool = False
+    tls: Tls = field(default_factory=Tls)
+    user: str = ""
+    password: str = field(default="", repr=False)
+    hosted_here: bool = False
+
+    def __str__(self) -> str:
+        """The endpoint as a user would type it; never with the password."""
+        if self.backend == "c10d":
+            return f"c10d://{self.hosts[0]}"
+        return f"{'etcds' if self.secure else 'etcd'}://{','.join(self.hosts)}/{self.prefix}"
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds, all of them.
+
+    Attributes:
+        connect: for the first contact with the store.
+        last_call: how long the first round waits for more than the minimum.
+        join: how long a job waits for its minimum before it gives up.
+        rejoin: how long a member of a broken round may take to return before it is left out.
+        fence: how long silent members of a round are taken to be training still.
+        lease_ttl: the lease asked for; the store may grant a longer one.
+        grace: between SIGTERM and SIGKILL for a worker that is asked to end.
+        broken_grace: the same for a worker whose group is broken already.
+        batch: how long the first joiner of a running job waits for others.
+        probe: how long a probe may take.
+    """
+
+    connect: float = 15.0
+    last_call: float = 3.0
+    join: float = 600.0
+    rejoin: float = 60.0
+    fence: float = 600.0
+    lease_ttl: float = 5.0
+    grace: float = 30.0
+    broken_grace: float = 0.2
+    batch: float = 2.0
+    probe: float = 0.5
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the workers' output goes; the words are torchrun's.
+
+    Attributes:
+        log_dir: where logs are kept; None: nothing is written.
+        redirects, tee: per local rank (or -1: all), 0 none, 1 stdout, 2 stderr, 3 both.
+        ranks: local ranks shown on the console; None: all.
+        stdout_filters, stderr_filters: lines that are also copied to a file of their own.
+        prefix: a ``string.Template`` for the line prefix; "" means ``[${role_name}${rank}]:``.
+    """
+
+    log_dir: str | None = None
+    redirects: dict[int, int] = field(default_factory=dict)
+    tee: dict[int, int] = field(default_factory=dict)
+    ranks: frozenset[int] | None = None
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """All settings of one agent.
+
+    Attributes:
+        entry: what the workers run.
+        endpoint: the rendezvous store.
+        run_id: names the job in the store.
+        min_nodes, max_nodes: bounds of the world, in nodes.
+        workers: workers on this node.
+        node_unit: the world is kept a multiple of this many nodes.
+        node_name: for people; "" means the host's name.
+        local_addr: address under which other nodes reach this one; "" means: find out.
+        max_restarts: failures of user code that the whole job may have.
+        timeouts: all time-outs.
+        output: the workers' output.
+        preload: modules that the fork server imports beyond those it finds by itself.
+        cold: start every worker as a fresh process.
+        role: torch's role name.
+        signals: names of the signals that end an agent.
+        virtual_local_rank: torchrun's option of that name.
+        numa_binding: torchrun's option of that name; "" means none.
+        event_log_handler: torchrun's option of that name.
+        health_port: torchrun's health check; 0 means none.
+        log_format: ``console``, ``json`` or ``auto``.
+    """
+
+    entry: Entry
+    endpoint: Endpoint
+    run_id: str
+    min_nodes: int = 1
+    max_nodes: int = 1
+    workers: int = 1
+    node_unit: int = 1
+    node_name: str = ""
+    local_addr: str = ""
+    max_restarts: int = 3
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    output: Output = field(default_factory=Output)
+    preload: tuple[str, ...] = ()
+    cold: bool = False
+    role: str = "default"
+    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    virtual_local_rank: bool = False
+    numa_binding: str = ""
+    event_log_handler: str = "null"
+    health_port: int = 0
+    log_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.min_nodes < 1:
+            raise UsageError(f"--min is {self.min_nodes}: a job needs at least one node")
+        if self.max_nodes < self.min_nodes:
+            raise UsageError(
+                f"--min {self.min_nodes} is above --max {self.max_nodes}: swap them or raise --max"
+            )
+        if self.node_unit < 1 or self.max_nodes < self.node_unit:
+            raise UsageError(
+                f"--node-unit is {self.node_unit}: it must lie between 1 and --max {self.max_nodes}"
+            )
+        if self.workers < 1:
+            raise UsageError(f"--nproc-per-node is {self.workers}: a node runs at least one worker")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts is {self.max_restarts}: it cannot be negative")
+
+    @property
+    def settings(self) -> str:
+        """Fingerprint of what all nodes of one job must agree on: the script and the world."""
+        text = "\n".join(
+            (
+                self.entry.kind,
+                self.entry.name,
+                str(self.min_nodes),
+                str(self.max_nodes),
+                str(self.node_unit),
+            )
+        )
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def with_(self, **changes: Any) -> JobConfig:
+        """A copy with these fields changed."""
+        return replace(self, **changes)

@@ -1,0 +1,96 @@
+"""Everything that this package raises, as one tree, and the exit code that each ends with.
+
+::
+
+    ElasticError
+    ├── UsageError              2   a flag, a file or a setting of the user's is wrong
+    │   ├── JobConflict         2   another live job holds this run id with other settings
+    │   └── CheckpointError     2   a checkpoint directory cannot be used as asked
+    │       └── DamagedCheckpoint   a checkpoint exists, but its bytes are not what was written
+    ├── TrainingFailed          1   the user's code failed, and the failure budget is spent
+    ├── NotEnoughNodes          3   fewer than --min nodes came together in time
+    ├── StoreUnreachable        4   the rendezvous store cannot be reached
+    ├── LeftOnRequest           5   the node was asked to leave (SIGTERM, SIGINT) and did
+    ├── StoreUnavailable        –   one call to the store failed; the caller tries again
+    └── RecordError             –   a record in the store is not ours, or corrupt
+
+Each message says what happened, to what, and what to do about it: it is shown to the user as it
+is, without a traceback.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_ENOUGH_NODES = 3
+EXIT_STORE_UNREACHABLE = 4
+EXIT_LEFT = 5
+
+
+class ElasticError(Exception):
+    """The root of the tree.
+
+    Attributes:
+        exit_code: the exit code of a command that ends with this error.
+    """
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(ElasticError):
+    """A flag, a file or a setting is wrong; nothing was started."""
+
+    exit_code = EXIT_USAGE
+
+
+class JobConflict(UsageError):
+    """A live job uses the same run id with another script or other world settings."""
+
+
+class CheckpointError(UsageError):
+    """A checkpoint directory cannot be used as asked."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint is there, but its bytes are not the ones that were written."""
+
+
+class TrainingFailed(ElasticError):
+    """The user's code failed, and the budget of the job does not allow another try."""
+
+
+class NotEnoughNodes(ElasticError):
+    """Fewer nodes than the minimum came together within the join time-out."""
+
+    exit_code = EXIT_NOT_ENOUGH_NODES
+
+
+class StoreUnreachable(ElasticError):
+    """The rendezvous store did not answer for too long, or refused us."""
+
+    exit_code = EXIT_STORE_UNREACHABLE
+
+
+class LeftOnRequest(ElasticError):
+    """The node was asked to leave and left; the rest of the job goes on."""
+
+    exit_code = EXIT_LEFT
+
+
+class StoreUnavailable(ElasticError):
+    """One call to the store failed and may be tried again; whether it took effect is unknown."""
+
+
+class RecordError(ElasticError):
+    """A record in the store is corrupt or foreign.
+
+    Args:
+        key: where it was found.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"the record {key!r} in the store cannot be used: {why}")
+        self.key = key
+        self.why = why

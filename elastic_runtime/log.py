@@ -1,0 +1,340 @@
+"""How events are shown: a few calm lines for a person, one line of JSON each for a machine.
+
+On a console every event has a place in one table (``_LINES``); what is not in it is for debugging
+and is not shown there. What concerns the whole job is shown by the node of group rank 0 only, so
+that several nodes in one terminal say it once; what concerns one node is shown by that node.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, WrappedLogger
+
+    from elastic_runtime.events import Emit
+
+CONSOLE = "console"
+JSON = "json"
+AUTO = "auto"
+
+Fields = Mapping[str, Any]
+Text = Callable[[Fields], str]
+
+_SECRET_NAME = re.compile(r"password|passwd|secret|token|credential", re.IGNORECASE)
+_SECRET_IN_URL = re.compile(r"(?<=://)([^/@\s:]*):[^@\s]*@")
+_HIDDEN = "…"
+_HEAD = ("timestamp", "level", "event", "node")
+
+
+@dataclass(frozen=True)
+class Line:
+    """How one event looks on a console.
+
+    Attributes:
+        text: what it says; a plain string is filled in with the event's fields.
+        level: for the machine-read log.
+        whole_job: shown by group rank 0 only, as it would be the same on every node.
+        shown: on a console at all.
+    """
+
+    text: str | Text
+    level: str = "info"
+    whole_job: bool = True
+    shown: bool = True
+
+    def render(self, fields: Fields) -> str:
+        """The line; a field that is missing shows up as a question mark."""
+        if callable(self.text):
+            return self.text(fields)
+        return self.text.format_map(_Shown(fields))
+
+
+class _Shown(dict[str, str]):
+    """Fields as people read them."""
+
+    def __init__(self, fields: Fields) -> None:
+        super().__init__({name: _shown(name, value) for name, value in fields.items()})
+
+    def __missing__(self, name: str) -> str:
+        return "?"
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in ("seconds", "delay") and isinstance(value, int | float):
+        return duration(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value)
+    return str(value).strip().partition("\n")[0]
+
+
+def duration(seconds: float) -> str:
+    """A duration for people: ``0.31 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes_left} min"
+    return f"{minutes} min {rest} s" if minutes else f"{whole} s"
+
+
+def count(number: Any, noun: str) -> str:
+    """A number of things for people: ``1 node``, ``2 nodes``."""
+    many = len(number) if isinstance(number, list | tuple) else number
+    return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+
+
+def _sealed(fields: Fields) -> str:
+    shown = _Shown(fields)
+    workers, nodes = count(fields.get("workers", "?"), "worker"), fields.get("nodes", "?")
+    why = f" ({shown['reason']})" if fields.get("reason") else ""
+    return f"round {shown['round']}: {workers} on {count(nodes, 'node')}{why}"
+
+
+def _waiting(fields: Fields) -> str:
+    shown = _Shown(fields)
+    enough = isinstance(fields.get("have"), int) and fields["have"] >= fields.get("minimum", 0)
+    if enough and fields.get("reason"):
+        return f"waiting: {shown['reason']} ({count(fields['have'], 'node')})"
+    why = f" ({shown['reason']})" if fields.get("reason") else ""
+    return f"waiting for nodes: {shown['have']} of {shown['minimum']} are here{why}"
+
+
+def _worker_failed(fields: Fields) -> str:
+    if fields.get("echo"):  # it only says that a peer went away, which is told by that peer
+        return ""
+    shown = _Shown(fields)
+    why = f": {shown['reason']}" if fields.get("reason") else f" with code {shown['exit_code']}"
+    where = f" (see {shown['error_file']})" if fields.get("error_file") else ""
+    return f"rank {shown['rank']} failed{why}{where}"
+
+
+def _worker_killed(fields: Fields) -> str:
+    shown = _Shown(fields)
+    names = {-number.value: number.name for number in signal.Signals}
+    code = fields.get("exit_code")
+    by = f" by {names[code]}" if isinstance(code, int) and code in names else ""
+    return f"rank {shown['rank']} was killed{by}"
+
+
+def _found(fields: Fields) -> str:
+    after = f" after {_Shown(fields)['seconds']}" if "seconds" in fields else ""
+    return f"the store answers again{after}"
+
+
+def _damaged(fields: Fields) -> str:
+    shown = _Shown(fields)
+    what = f"the checkpoint of step {shown['step']}" if "step" in fields else "a checkpoint"
+    return f"{what} in {shown['path']} is damaged and not used: {shown['problem']}"
+
+
+def _retry(fields: Fields) -> str:
+    shown = _Shown(fields)
+    used = f"failure {shown['failures']} of {shown['budget']} allowed"
+    return f"trying again ({used}): {shown['reason']}"
+
+
+_LINES: dict[str, Line] = {
+    "job.join_command": Line("another node joins with:\n  {command}"),
+    "job.waiting": Line(_waiting),
+    "job.done": Line("done in {seconds}"),
+    "job.failed": Line("failed: {reason}", "error", shown=False),  # said last, by the command
+    "local.started": Line("started {nodes} (pids {pids})"),
+    "round.sealed": Line(_sealed),
+    "round.recovered": Line("round {round}: recovered in {seconds}"),
+    "round.left": Line("round {round} was left: {reason}", shown=False),
+    "worker.failed": Line(_worker_failed, "error", whole_job=False),
+    "worker.killed": Line(_worker_killed, "warning", whole_job=False),
+    "fault.retry": Line(_retry, "warning"),
+    "store.lost": Line(
+        "the store does not answer ({why}); training goes on", "warning", whole_job=False
+    ),
+    "store.found": Line(_found, whole_job=False),
+    "store.forgot": Line("the store lost its memory; the job is written down again", "warning"),
+    "record.bad": Line("ignored a record in the store, {key}: {why}", "warning", whole_job=False),
+    "node.excluded": Line(
+        "left out of the job ({reason}); joining again as new", "warning", whole_job=False
+    ),
+    "node.leaving": Line("leaving: {reason}", whole_job=False),
+    "workers.cold": Line(
+        "workers start cold, seconds slower each: {why}", "warning", whole_job=False
+    ),
+    "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),
+    "checkpoint.resumed": Line("resumed at step {step}"),
+    "checkpoint.damaged": Line(_damaged, "warning"),
+}
+# Not an event of the program's: the console has waited long enough for a recovery.
+_OVERDUE = "console.overdue"
+_PATIENCE = 5.0
+_UNKNOWN = Line("{event}", "debug", shown=False)
+
+
+_NOT_REMEMBERED = frozenset({"job.join_command", "job.waiting", "local.started", "store.lost"})
+
+
+def remembered(name: str, fields: Fields) -> str:
+    """What ``elasticctl events`` says of an event later; "" if it is not worth keeping."""
+    line = _LINES.get(name, _UNKNOWN)
+    return line.render(fields) if line.shown and name not in _NOT_REMEMBERED else ""
+
+
+@dataclass
+class Console:
+    """Renders events for one terminal: at most one line for a round and its recovery.
+
+    The line of a round waits for ``round.recovered``, though not for ever, and takes in what
+    belongs to it; anything else that is to be shown lets it go first. The first round of a job is
+    shown at once: nothing has been lost, and a person waits for a sign of life.
+    """
+
+    node: str = ""
+    _rank: int = 0
+    _seen_round: bool = False
+    _held: str = ""
+    _resumed: str = field(default="", repr=False)
+
+    def lines(self, name: str, fields: Fields) -> list[str]:
+        """The lines to print now for an event; often none."""
+        if name == "round.sealed":
+            return self._sealed(fields)
+        if name == "round.recovered":
+            return self._recovered(fields)
+        if name == _OVERDUE:
+            return self._let_go()
+        line = _LINES.get(name, _UNKNOWN)
+        text = line.render(fields) if line.shown else ""
+        if not text or (line.whole_job and self._rank != 0):
+            return []
+        if name == "checkpoint.resumed" and self._held:
+            self._resumed = text
+            return []
+        own = not line.whole_job and self.node
+        return [*self._let_go(), f"{self.node}: {text}" if own else text]
+
+    def _sealed(self, fields: Fields) -> list[str]:
+        lines = self._let_go()
+        self._rank = fields.get("group_rank", 0)
+        first, self._seen_round, self._resumed = not self._seen_round, True, ""
+        if self._rank != 0:
+            return lines
+        text = _sealed(fields)
+        if first:
+            return [*lines, text]
+        self._held = text
+        return lines
+
+    def _recovered(self, fields: Fields) -> list[str]:
+        if self._rank != 0:
+            return []
+        seconds = _Shown(fields)["seconds"]
+        if not self._held:
+            return [f"round {fields.get('round', '?')}: recovered in {seconds}"]
+        self._held += f" · recovered in {seconds}"
+        return self._let_go()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the line of a round waits for its recovery."""
+        return bool(self._held)
+
+    def _let_go(self) -> list[str]:
+        held, resumed = self._held, f" · {self._resumed}" if self._resumed else ""
+        self._held = self._resumed = ""
+        return [held + resumed] if held else []
+
+
+def make_emit(format: str, stream: TextIO, node_name: str = "") -> Emit:
+    """Makes the ``Emit`` of a process.
+
+    Args:
+        format: ``console``, ``json``, or ``auto``: console if ``stream`` is a terminal.
+        stream: where the lines go.
+        node_name: the node, for every line of JSON and for what concerns this node only.
+
+    Returns:
+        An emitter that may be called from any thread. It never raises for a stream that has gone
+        away: a job does not end because nobody reads its log any more.
+    """
+    console = Console(node_name) if _for_people(format, stream) else None
+    logger = structlog.wrap_logger(
+        structlog.WriteLogger(stream),
+        processors=[
+            _add_node(node_name),
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _redact,
+            _as_lines(console) if console else _as_json,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    lock = threading.Lock()
+
+    def emit(name: str, /, **fields: Any) -> None:
+        level = _LINES.get(name, _UNKNOWN).level
+        with lock, suppress(OSError):
+            getattr(logger, level)(name, **fields)
+        if console and console.holds and name == "round.sealed":
+            timer = threading.Timer(_PATIENCE, emit, (_OVERDUE,))
+            timer.daemon = True
+            timer.start()
+
+    return emit
+
+
+def _for_people(format: str, stream: TextIO) -> bool:
+    return format == CONSOLE or (format == AUTO and stream.isatty())
+
+
+def _add_node(node: str) -> structlog.typing.Processor:
+    def add(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        if node:
+            event.setdefault("node", node)
+        return event
+
+    return add
+
+
+def _redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    for name, value in event.items():
+        event[name] = _HIDDEN if _SECRET_NAME.search(name) else _without_secret(value)
+    return event
+
+
+def _without_secret(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SECRET_IN_URL.sub(rf"\1:{_HIDDEN}@", value)
+    if isinstance(value, list | tuple):
+        return [_without_secret(item) for item in value]
+    if isinstance(value, MutableMapping):
+        return _redact(None, "", dict(value))
+    return value
+
+
+def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
+    # What every line has comes first, for those who read the raw file.
+    head = {name: event.pop(name) for name in _HEAD if name in event}
+    return json.dumps({**head, **event}, default=str, ensure_ascii=False)
+
+
+def _as_lines(console: Console) -> structlog.typing.Processor:
+    def render(_: WrappedLogger, __: str, event: EventDict) -> str:
+        name = event.pop("event")
+        lines = console.lines(name, event)
+        if not lines:
+            raise structlog.DropEvent
+        return "\n".join(lines)
+
+    return render

@@ -1,0 +1,152 @@
+"""What an agent and its workers say to each other: one JSON object a line over a Unix socket.
+
+A worker connects to the path in ``ELASTIC_CHANNEL`` the first time that the library is used in
+it; a script that never imports this package never does. The step that a worker has committed is
+not sent but published in a small file mapped by both sides (``ProgressFile``): a store to memory,
+which survives the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from elastic_runtime.errors import RecordError
+
+# Set by the agent for each worker.
+ENV_CHANNEL = "ELASTIC_CHANNEL"  # path of the agent's Unix socket
+ENV_PROGRESS = "ELASTIC_PROGRESS"  # path of this worker's progress file
+ENV_ROUND = "ELASTIC_ROUND"  # number of the round
+ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
+
+# A worker that left at a step boundary because it was asked to ends with this code.
+EXIT_DRAINED = 79
+
+MAX_LINE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The JSON form that all messages share."""
+
+    kind: ClassVar[str] = ""
+
+    def encode(self) -> bytes:
+        """One line, with its newline."""
+        return (
+            json.dumps({"kind": self.kind, **asdict(self)}, separators=(",", ":")).encode() + b"\n"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """Worker → agent, first.
+
+    Attributes:
+        rank: global rank.
+        round: the round it was started for.
+        pid: its process.
+        drains: it can save and leave at a step boundary when asked (it has a checkpointer).
+    """
+
+    kind: ClassVar[str] = "hello"
+
+    rank: int
+    round: int
+    pid: int
+    drains: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drained(Message):
+    """Worker → agent: the state of ``step`` is saved, and the worker is about to end."""
+
+    kind: ClassVar[str] = "drained"
+
+    rank: int
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note(Message):
+    """Worker → agent: an event for people and for the log (a save, a resume, a damaged file)."""
+
+    kind: ClassVar[str] = "note"
+
+    name: str
+    rank: int
+    round: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Message):
+    """Agent → worker: save at a step that all ranks agree on, then end with ``EXIT_DRAINED``."""
+
+    kind: ClassVar[str] = "drain"
+
+    round: int
+    reason: str
+
+
+_KINDS: dict[str, type[Message]] = {cls.kind: cls for cls in (Hello, Drained, Note, Drain)}
+
+
+def decode(line: bytes) -> Message:
+    """Reads one line.
+
+    Raises:
+        RecordError: it is no message that this version knows.
+    """
+    try:
+        body = json.loads(line)
+        cls = _KINDS[body.pop("kind")]
+        return cls(**body)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError("worker channel", f"not a message: {error!r}") from None
+
+
+class ProgressFile:
+    """The step that a worker has reached, in a file mapped by the worker and by its agent.
+
+    Layout (little endian, 8-byte fields, each written by one aligned store): the step, -1 if none
+    was reported; the steps completed by this process; the moment of the last one, in nanoseconds
+    on the machine's monotonic clock.
+    """
+
+    SIZE = 24
+    _LAYOUT = struct.Struct("<qqq")
+
+    def __init__(self, path: str, *, create: bool = False) -> None:
+        """Maps the file at ``path``; with ``create`` it is made anew, saying "no step yet"."""
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(descriptor, self.SIZE)
+            self._map = mmap.mmap(descriptor, self.SIZE)
+        finally:
+            os.close(descriptor)
+        if create:
+            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0)
+        self._view = memoryview(self._map).cast("q")
+
+    def publish(self, step: int, count: int, moment_ns: int) -> None:
+        """Says that ``step`` is reached, after ``count`` steps of this process."""
+        self._view[2] = moment_ns
+        self._view[1] = count
+        self._view[0] = step
+
+    def read(self) -> tuple[int, int, int]:
+        """``(step, count, moment in ns)`` as last published."""
+        return self._view[0], self._view[1], self._view[2]
+
+    def close(self) -> None:
+        """Unmaps the file; it stays where it is."""
+        self._view.release()
+        self._map.close()

@@ -1,0 +1,419 @@
+"""What is kept in the store, as versioned JSON. Nothing here is ever unpickled or executed.
+
+Every record is a frozen dataclass with ``encode()`` and a ``decode(key, data)`` that raises
+``RecordError`` with the key for anything that is not exactly what it should be. Unknown fields
+are ignored, so that a newer member of a job may say more than an older one understands; a newer
+``v`` is refused.
+
+Keys, all under ``<prefix>/<run id>/``::
+
+    job                 JobRecord       what the job is
+    nodes/<uuid>        NodeRecord      one life of one agent (leased)
+    round               RoundRecord     the one agreed membership
+    switch              SwitchRecord    "leave round n now": it broke, or a change is planned
+    outcome             OutcomeRecord   the end
+    events/<slot>       EventRecord     the last events, for ``elasticctl``
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, ClassVar, Self, TypeVar
+
+from elastic_runtime.errors import RecordError
+
+FORMAT = 1
+
+JOB = "job"
+ROUND = "round"
+SWITCH = "switch"
+OUTCOME = "outcome"
+NODES = "nodes/"
+EVENTS = "events/"
+# Each node keeps its last few events, in slots of its own that are written over in turn.
+EVENT_SLOTS = 8
+
+# Statuses of a node. Whether it is a member, a joiner or a spare follows from the round.
+IN = "in"
+DRAINING = "draining"
+DONE = "done"
+GONE = "gone"
+
+# Kinds of a fault, from the most to the least telling about the cause.
+FAILED = "failed"  # user code: an exception, a non-zero exit, a crash of its own
+KILLED = "killed"  # a worker was killed from outside
+LOST = "lost"  # the whole node went away
+START = "start"  # a worker could not be started: a taken port, no memory for a fork
+ASKED = "asked"  # the node was asked to leave
+PLANNED = "planned"  # nothing broke here: the membership changes
+
+
+def called(name: str) -> str:
+    """How a sentence names a node: ``node b``, but ``node2`` and not ``node node2``."""
+    return name if name.startswith("node") else f"node {name}"
+
+
+def node_key(node: str) -> str:
+    """The key of the node with this uuid."""
+    return NODES + node
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The JSON form that all records share."""
+
+    kind: ClassVar[str] = "record"
+
+    def encode(self) -> bytes:
+        """Compact JSON with the format's version and the record's kind."""
+        body = {"v": FORMAT, "kind": self.kind, **_plain(self)}
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for values that no program of ours would write."""
+
+    @classmethod
+    def decode(cls, key: str, data: bytes) -> Self:
+        """Reads what ``encode`` wrote.
+
+        Args:
+            key: where the bytes were found, for the error.
+            data: the bytes.
+
+        Raises:
+            RecordError: not JSON, of another kind, of a newer version, or a field is wrong.
+        """
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise RecordError(key, f"it is not JSON ({error})") from None
+        if not isinstance(body, dict) or body.get("kind") != cls.kind:
+            raise RecordError(key, f"it is not a {cls.kind} record")
+        version = body.get("v")
+        if not isinstance(version, int) or version > FORMAT:
+            raise RecordError(key, f"its format is {version!r}, this program reads up to {FORMAT}")
+        try:
+            record = _build(cls, body)
+            record.check()
+            return record
+        except (TypeError, ValueError) as error:
+            raise RecordError(key, str(error)) from None
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {f.name: _plain_value(getattr(record, f.name)) for f in fields(record)}
+
+
+def _plain_value(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(value)
+    if isinstance(value, tuple):
+        return [_plain_value(item) for item in value]
+    return value
+
+
+@cache
+def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
+    hints = typing.get_type_hints(cls)
+    return tuple((f.name, hints[f.name]) for f in fields(cls))
+
+
+_D = TypeVar("_D")
+
+
+def _build(cls: type[_D], body: dict[str, Any]) -> _D:
+    known = {}
+    for name, hint in _hints(cls):  # type: ignore[arg-type]
+        if name in body:
+            value = body[name]
+            # The plain case first: a round of 400 nodes is read by 400 nodes.
+            known[name] = value if type(value) is hint else _cast(name, hint, value)
+    missing = [one.name for one in _required(cls) if one.name not in known]  # type: ignore[arg-type]
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    return cls(**known)
+
+
+@cache
+def _required(cls: type) -> tuple[Field[Any], ...]:
+    return tuple(
+        one for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING
+    )
+
+
+def _cast(name: str, hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (hint,) = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        return _cast(name, hint, value)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{name} is not a list")
+        (item,) = [arg for arg in typing.get_args(hint) if arg is not Ellipsis]
+        return tuple(_cast(name, item, entry) for entry in value)
+    if is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise TypeError(f"{name} is not an object")
+        return _build(hint, value)  # type: ignore[arg-type]
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise TypeError(f"{name} is {type(value).__name__}, not {hint.__name__}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReport:
+    """Why a node's workers stopped before they were through.
+
+    Attributes:
+        round: the round in which it happened.
+        kind: ``failed``, ``killed``, ``lost``, ``start``, ``asked`` or ``planned``.
+        reason: one line for people.
+        rank: global rank of the first worker that failed, -1 if none did.
+        exit_code: its exit code, negative for a signal, 0 if unknown.
+        signature: what makes two failures "the same": the error's type and normalised text.
+        traceback: the worker's traceback, cut to a few kilobytes.
+        step: the highest step this node's workers had reported; -1 if they report none.
+        lifetime: seconds that the workers had run.
+        consequence: the error only says that a peer went away.
+    """
+
+    round: int
+    kind: str
+    reason: str = ""
+    rank: int = -1
+    exit_code: int = 0
+    signature: str = ""
+    traceback: str = ""
+    step: int = -1
+    lifetime: float = 0.0
+    consequence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord(Record):
+    """What the job is. Launch bounds and present bounds are apart: a scale changes only the latter.
+
+    Attributes:
+        incarnation: uuid of this life of the job.
+        min_nodes, max_nodes: the bounds in force, in nodes.
+        launch_min, launch_max: the bounds that the nodes were started with.
+        node_unit: the world is a multiple of this many nodes.
+        entry: the script or module, for people and for the conflict check.
+        in_place: survivors keep their processes.
+        first_round: the number below the first round of this incarnation; numbers never repeat.
+        settings: fingerprint of the launch settings; a node with another one is of another job.
+    """
+
+    kind: ClassVar[str] = "job"
+
+    incarnation: str
+    min_nodes: int
+    max_nodes: int
+    launch_min: int
+    launch_max: int
+    node_unit: int = 1
+    entry: str = ""
+    in_place: bool = False
+    first_round: int = 0
+    settings: str = ""
+
+    def check(self) -> None:
+        """Bounds are bounds."""
+        if not 1 <= self.min_nodes <= self.max_nodes or self.node_unit < 1 or self.first_round < 0:
+            raise ValueError("its bounds are impossible")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord(Record):
+    """One life of one agent.
+
+    Attributes:
+        node: uuid of this life. A node that comes back comes back as another.
+        name: for people.
+        address: where other nodes reach this one.
+        workers: how many workers it runs.
+        probe_port: where it answers probes.
+        store_port: where it would host the next round's TCPStore; 0: it cannot.
+        settings: fingerprint of the launch settings, compared with the leader's.
+        status: ``in``, ``draining``, ``done`` or ``gone``.
+        incarnation: the job's life that ``left`` and ``done_round`` belong to.
+        left: the last round whose workers have all ended here.
+        done_round: the round in which this node's workers ended well; 0: none.
+        step: the highest step committed, written at changes only; -1: none reported.
+        fault: why round ``left`` was left.
+    """
+
+    kind: ClassVar[str] = "node"
+
+    node: str
+    name: str
+    address: str
+    workers: int
+    probe_port: int = 0
+    store_port: int = 0
+    settings: str = ""
+    status: str = IN
+    incarnation: str = ""
+    left: int = 0
+    done_round: int = 0
+    step: int = -1
+    fault: FaultReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of a round; its place in the list is its group rank."""
+
+    node: str
+    name: str
+    address: str
+    workers: int
+    probe_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the job has used of its patience, carried from round to round.
+
+    Attributes:
+        failures: failures of user code so far.
+        fruitless: rounds in a row, of any class of fault, without progress.
+        best_step: the highest step ever reported; -1: none.
+        signature: the signature of the last failure.
+        longest: the longest worker lifetime so far, in seconds, for scripts that report no steps.
+        killed, lost, planned: rounds that ended so; they cost nothing and are only shown.
+    """
+
+    failures: int = 0
+    fruitless: int = 0
+    best_step: int = -1
+    signature: str = ""
+    longest: float = 0.0
+    killed: int = 0
+    lost: int = 0
+    planned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord(Record):
+    """One agreed membership.
+
+    Attributes:
+        number: grows by one with every round of the job, over all its incarnations.
+        incarnation: the life of the job that it belongs to.
+        members: the nodes in rank order.
+        store_port: port of the round's TCPStore on the first member's address.
+        reason: why it was formed, for people.
+        budget: the job's budget when it was sealed.
+        sealed_by: uuid of the leader that wrote it.
+        survivors: how many members, the first ones, were in the round before.
+    """
+
+    kind: ClassVar[str] = "round"
+
+    number: int
+    incarnation: str
+    members: tuple[Member, ...]
+    store_port: int
+    reason: str
+    budget: Budget = field(default_factory=Budget)
+    sealed_by: str = ""
+    survivors: int = 0
+
+    def check(self) -> None:
+        """A round has a number and members, each once."""
+        names = {member.node for member in self.members}
+        if self.number < 1 or not names or len(names) < len(self.members):
+            raise ValueError("its number or its members are impossible")
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the round has."""
+        return sum(member.workers for member in self.members)
+
+    def rank_of(self, node: str) -> int:
+        """The group rank of a node, -1 if it is no member."""
+        for rank, member in enumerate(self.members):
+            if member.node == node:
+                return rank
+        return -1
+
+    def first_worker(self, group_rank: int) -> int:
+        """The global rank of the first worker of the member with this group rank."""
+        return sum(member.workers for member in self.members[:group_rank])
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRecord(Record):
+    """Every member of the round is to leave it.
+
+    Attributes:
+        round: the round's number.
+        incarnation: the job's life.
+        broken: it cannot go on (True), or a change is planned and waits for a step boundary.
+        reason: for people.
+    """
+
+    kind: ClassVar[str] = "switch"
+
+    round: int
+    incarnation: str
+    broken: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRecord(Record):
+    """The end of an incarnation.
+
+    Attributes:
+        incarnation: the life of the job that ended.
+        succeeded: the script ended well on all nodes.
+        exit_code: what every agent ends with.
+        reason: for people.
+        fault: the root cause of a failure.
+        node: name of the node where the root cause happened.
+    """
+
+    kind: ClassVar[str] = "outcome"
+
+    incarnation: str
+    succeeded: bool
+    exit_code: int
+    reason: str
+    fault: FaultReport | None = None
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord(Record):
+    """One of the last events of the job.
+
+    Attributes:
+        at: seconds since the epoch on the writer's clock, to be shown and never compared.
+        name: the event's name.
+        round: the round it belongs to.
+        node: name of the node that wrote it.
+        text: for people.
+    """
+
+    kind: ClassVar[str] = "event"
+
+    at: float
+    name: str
+    round: int
+    node: str
+    text: str
+
+
+def as_dict(record: Record) -> dict[str, Any]:
+    """The record as plain values, for ``--format json``."""
+    return asdict(record)

@@ -1,0 +1,294 @@
+"""How each event changes what a node knows: pure, and without any decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from elastic_runtime.errors import RecordError
+from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import (
+    DONE,
+    GONE,
+    JobRecord,
+    NodeRecord,
+    Record,
+    RoundRecord,
+    node_key,
+)
+from elastic_runtime.rendezvous.state import (
+    COMMON,
+    EMPTY,
+    OTHER,
+    REFUSED,
+    Applied,
+    BadRecord,
+    Done,
+    Drain,
+    Event,
+    Goodbye,
+    Join,
+    Left,
+    Peer,
+    Probed,
+    Slot,
+    State,
+    StoreState,
+    Tick,
+)
+from elastic_runtime.rendezvous.store import (
+    ABSENT,
+    Changed,
+    Entry,
+    Found,
+    LeaseLost,
+    Lost,
+    Refused,
+    Snapshot,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_R = TypeVar("_R", bound=Record)
+
+# Answers that prove a death; silence proves nothing.
+_PROOFS: tuple[str, ...] = (REFUSED, OTHER)
+# How long a decision that was written, refused or not answered waits to be seen, in seconds.
+_PAUSES = {True: 1.0, False: 0.05, None: 0.2}
+
+
+def absorb(state: State, event: Event, now: float) -> State:
+    """The state after an event.
+
+    Args:
+        state: the state before.
+        event: what has happened.
+        now: seconds on the node's own monotonic clock.
+    """
+    match event:
+        case Snapshot():
+            return _snapshot(state, event, now)
+        case Changed():
+            return _changed(state, event, now)
+        case Lost(why):
+            if not state.connected and state.lost_at:
+                return state
+            return replace(state, connected=False, lost_at=now).tell(StoreState(False, why))
+        case Found():
+            return replace(state, connected=True, regained_at=now).tell(StoreState(True))
+        case LeaseLost():
+            # We may have stood still ourselves: for a while, absent keys of others prove nothing.
+            return replace(state, lease_lost=True, regained_at=now)
+        case Refused(why):
+            return state.tell(StoreState(False, why, refused=True), once="refused")
+        case Applied(tag, ok):
+            if tag not in state.holds:
+                return state  # what it did, or what was in its way, was seen already
+            return replace(state, holds={**state.holds, tag: now + _PAUSES[ok]})
+        case Probed():
+            return _probed(state, event)
+        case Join(record):
+            return _joined(state, record, now)
+        case Left() | Done() | Drain() | Goodbye():
+            return _command(state, event, now)
+        case Tick():
+            return state
+
+
+def _probed(state: State, event: Probed) -> State:
+    state = replace(state, answers={**state.answers, event.node: event.answer})
+    if event.answer not in _PROOFS:
+        return state
+    return replace(state, dead={**state.dead, event.node: event.answer})
+
+
+# ---------------------------------------------------------------- the agent's commands
+
+
+def _joined(state: State, record: NodeRecord, now: float) -> State:
+    """A new life. What is known of the store and of others stays."""
+    return replace(
+        state,
+        record=record,
+        stored=None,
+        version=ABSENT,
+        created=0,
+        registered=False,
+        excluded=False,
+        lease_lost=False,
+        snapshot=False,
+        wide=False,
+        asked=(False, frozenset(node_key(node) for node in state.dead)),
+        current=None,
+        old_outcome=None,
+        peers={},
+        told=state.told & {"refused"},
+        marks={"wait": now},
+    )
+
+
+def _command(state: State, event: Left | Done | Drain | Goodbye, now: float) -> State:
+    record = state.record
+    if record is None:
+        return state
+    incarnation = state.current.incarnation if state.current else record.incarnation
+    match event:
+        case Left(number, fault, store_port, stays):
+            record = replace(
+                record,
+                left=max(number, record.left),
+                fault=fault,
+                incarnation=incarnation,
+                step=max(record.step, fault.step),
+                store_port=store_port or record.store_port,
+                status=records.IN if stays else record.status,
+            )
+            state = replace(state, current=None, marks={**state.marks, "wait": now})
+        case Done(number, step):
+            record = replace(
+                record,
+                status=DONE,
+                done_round=number,
+                incarnation=incarnation,
+                step=max(record.step, step),
+            )
+        case Drain():
+            record = replace(record, status=records.DRAINING)
+        case Goodbye():
+            record = replace(record, status=GONE)
+    return replace(state, record=record)
+
+
+# ---------------------------------------------------------------- what the store shows
+
+
+def _snapshot(state: State, event: Snapshot, now: float) -> State:
+    if event.forgot:
+        state = replace(
+            state, forgot_at=now, regained_at=now, registered=False, stored=None, version=ABSENT
+        ).tell(StoreState(True, forgot=True))
+    entries = {entry.key for entry in event.entries}
+    for key in COMMON:
+        if key not in entries:
+            state = _with_slot(state, key, EMPTY)
+    if not state.connected:
+        state = replace(state, connected=True, regained_at=now).tell(StoreState(True))
+    kept = {node: peer for node, peer in state.peers.items() if node_key(node) in entries}
+    strange = {key: since for key, since in state.strange.items() if key in entries}
+    state = replace(state, peers=kept, strange=strange, wide=event.wide, snapshot=True, holds={})
+    if state.record and node_key(state.me) not in entries:
+        state = replace(state, stored=None, version=ABSENT)
+    state = _take(state, event.entries, now)
+    if state.old_outcome is None:
+        state = replace(state, old_outcome=state.outcome.version)
+    return state
+
+
+def _changed(state: State, event: Changed, now: float) -> State:
+    put = {entry.key for entry in event.puts}
+    own = node_key(state.me) if state.record else ""
+    holds = dict(state.holds)
+    for key in (*put, *event.deletes):
+        holds.pop("own" if key == own else key, None)
+    state = replace(state, holds=holds)
+    removed: set[str] = set()
+    for key in event.deletes:
+        if key in put:
+            continue
+        if key in COMMON:
+            state = _with_slot(state, key, EMPTY)
+        elif key == own:
+            state = replace(state, stored=None, version=ABSENT)
+        elif key.startswith(records.NODES):
+            removed.add(key)
+    if removed:
+        peers = {n: peer for n, peer in state.peers.items() if node_key(n) not in removed}
+        strange = {key: since for key, since in state.strange.items() if key not in removed}
+        state = replace(state, peers=peers, strange=strange)
+    return _take(state, event.puts, now)
+
+
+def _take(state: State, entries: Iterable[Entry], now: float) -> State:
+    peers = dict(state.peers)
+    done: dict[str, int] = {}
+    for entry in entries:
+        cls = COMMON.get(entry.key)
+        if cls is not None:
+            record, state = _read(state, cls, entry)
+            kept = record or getattr(state, entry.key).record
+            slot = Slot(kept, entry.version, now, unreadable=record is None)
+            state = _with_slot(state, entry.key, slot)
+        elif entry.key.startswith(records.NODES):
+            node, state = _read_node(state, entry)
+            if node is None:
+                peers.pop(entry.key.removeprefix(records.NODES), None)
+                state = _with_strange(state, entry, now)
+                continue
+            if entry.key in state.strange:
+                strange = {key: at for key, at in state.strange.items() if key != entry.key}
+                state = replace(state, strange=strange)
+            if state.record and node.node == state.me:
+                state = replace(
+                    state,
+                    stored=node,
+                    version=entry.version,
+                    created=entry.created,
+                    registered=True,
+                    lease_lost=False,
+                )
+                continue
+            known = peers.get(node.node)
+            seen = known.seen if known else now
+            peers[node.node] = Peer(node, entry.created, entry.version, seen)
+            if node.status == DONE:
+                done[node.node] = node.done_round
+    state = replace(state, peers=peers)
+    return replace(state, done_seen={**state.done_seen, **done}) if done else state
+
+
+def _with_strange(state: State, entry: Entry, now: float) -> State:
+    """Something that is no node's record lies under a node's key. Its owner writes it again."""
+    if state.record and entry.key == node_key(state.me):
+        return replace(state, stored=None, version=entry.version)
+    return replace(state, strange={entry.key: now, **state.strange})
+
+
+def _with_slot(state: State, key: str, slot: Slot) -> State:
+    match key:
+        case records.JOB:
+            if not isinstance(slot.record, JobRecord):
+                return replace(state, job=slot)
+            last = max(state.last_number, slot.record.first_round)
+            return replace(state, job=slot, known_job=slot.record, last_number=last)
+        case records.ROUND:
+            return _with_round(state, slot)
+        case records.SWITCH:
+            return replace(state, switch=slot)
+        case _:
+            return replace(state, outcome=slot)
+
+
+def _with_round(state: State, slot: Slot) -> State:
+    sealed = slot.record
+    if not isinstance(sealed, RoundRecord) or sealed.number <= state.last_number:
+        return replace(state, round=slot)
+    # What was being waited for belonged to the round before; how long we wait ourselves does not.
+    marks = {name: moment for name, moment in state.marks.items() if name == "wait"}
+    return replace(state, round=slot, known_round=sealed, last_number=sealed.number, marks=marks)
+
+
+def _read_node(state: State, entry: Entry) -> tuple[NodeRecord | None, State]:
+    node, state = _read(state, NodeRecord, entry)
+    if node is not None and node_key(node.node) != entry.key:
+        once = f"bad/{entry.key}"
+        return None, state.tell(BadRecord(entry.key, "it describes another node"), once=once)
+    return node, state
+
+
+def _read(state: State, cls: type[_R], entry: Entry) -> tuple[_R | None, State]:
+    try:
+        return cls.decode(entry.key, entry.value), state
+    except RecordError as error:
+        once = f"bad/{entry.key}/{entry.version}"
+        return None, state.tell(BadRecord(error.key, error.why), once=once)

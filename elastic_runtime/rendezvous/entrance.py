@@ -1,0 +1,86 @@
+"""When a node that is new may show itself: pure.
+
+A joiner that sees the store but not the group would break the group for nothing, and a node of
+another job must not be counted, let alone lead. So both find out first, without being seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.rendezvous.standing import leader_of
+from elastic_runtime.rendezvous.state import ALIVE, SILENT, Conflict, Peer, State
+
+if TYPE_CHECKING:
+    from elastic_runtime.protocol.records import Member, NodeRecord
+    from elastic_runtime.rendezvous.plan import Plan
+
+# How long a joiner that cannot reach the group stays away, in seconds.
+UNREACHABLE_PAUSE = 5.0
+
+
+def may_register(state: State, plan: Plan, now: float) -> tuple[bool, State]:
+    """Whether a node that was not seen before may write its key now."""
+    if state.remembering(now) and state.took_part == "":
+        # A running group says who it is first.
+        plan.wake_at(state.forgot_at + state.policy.settle)
+        return False, state
+    lead = leader_of(state)
+    if lead is None:
+        return True, state  # nobody is there who could be disturbed
+    if _other_job(state, lead):
+        return False, _await_other(state, lead, plan, now)
+    return _reaches_group(state, lead, plan, now)
+
+
+def _other_job(state: State, lead: Peer) -> bool:
+    assert state.record is not None
+    mine, job = state.record.settings, state.job_record
+    if not mine:
+        return False
+    if job is None or not job.settings:
+        return bool(lead.record.settings) and lead.record.settings != mine
+    return job.settings != mine and lead.record.settings == job.settings
+
+
+def _await_other(state: State, lead: Peer, plan: Plan, now: float) -> State:
+    """Another job holds the run id, if it lives."""
+    if state.outcome_record is not None:
+        return plan.wait(state, f"the last job under this run id is ending on {lead.record.name}")
+    answer = state.answers.get(lead.record.node)
+    if answer == ALIVE:
+        return state.tell(Conflict(_conflict_text(state, lead)), once="conflict")
+    every = UNREACHABLE_PAUSE if answer == SILENT else state.policy.probe_every
+    state = plan.probe(state, lead.record, every, now)
+    if answer == SILENT:
+        state = plan.wait(state, f"another job may live under this run id on {lead.record.name}")
+    return state
+
+
+def _reaches_group(state: State, lead: Peer, plan: Plan, now: float) -> tuple[bool, State]:
+    last = state.round_record
+    if last is None or state.outcome_record is not None or last.rank_of(state.me) >= 0:
+        return True, state
+    ready = True
+    first: tuple[Member | NodeRecord, str] = (last.members[0], "the host of rank 0")
+    for target, role in (first, (lead.record, "the leader")):
+        answer = state.answers.get(target.node)
+        if not target.probe_port or target.node in state.dead or answer == ALIVE:
+            continue
+        ready = False
+        state = plan.probe(state, target, UNREACHABLE_PAUSE, now)
+        if answer == SILENT:
+            where = f"{target.address}:{target.probe_port}"
+            state = plan.wait(state, f"cannot reach {target.name}, {role}, at {where}")
+    return ready, state
+
+
+def _conflict_text(state: State, lead: Peer) -> str:
+    job = state.job_record
+    theirs = f"{job.entry} with {job.launch_min}:{job.launch_max} nodes" if job else "another job"
+    policy = state.policy
+    return (
+        f"a live job under this run id runs {theirs} (led by {lead.record.name} at "
+        f"{lead.record.address}), this one is {policy.entry} with "
+        f"{policy.min_nodes}:{policy.max_nodes} nodes: use the same settings or another --run-id"
+    )

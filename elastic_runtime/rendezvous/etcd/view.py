@@ -1,0 +1,361 @@
+"""What one store follows, from the first look over lost connections to the last event.
+
+**A look** watches first and reads then: one transaction that shows all that is followed at one
+revision. What the watches tell of up to that revision is dropped, what came meanwhile is
+delivered after it. The other order, to read and then to watch from the next revision, would be
+slower: any write in between makes a watch one of the past, which etcd serves up to 100 ms late.
+Only the oldest node's key is watched from the past, as it is not known before the look; changes
+of that one key, and what was missed while the store was lost, may come later than younger ones.
+
+**When the stream of watches breaks**, the view asks the store for the same ranges *as of the last
+revision that it delivered*. A store that answers what we knew has kept its memory, and the
+watches go on from there: nothing is lost, nothing comes twice. One that answers anything else has
+another past. Its revision alone would not tell: after a restart on an empty disk, others may have
+written more than there was before until we are back.
+
+**The narrow view** follows the oldest node. When that one vanishes, or when our own key appears
+and there was nobody to follow, the view looks again by itself, and delivers a ``Snapshot``
+instead of the change. Else every node would have to look wide to find out who is the oldest now.
+
+Everything here runs on the hub's thread.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
+from elastic_runtime.rendezvous.etcd.client import (
+    CALL_TIMEOUT,
+    HistoryGone,
+    HistoryUnknown,
+    StoreRefused,
+    TokenRejected,
+    canceled,
+)
+from elastic_runtime.rendezvous.etcd.diagnosis import refusal
+from elastic_runtime.rendezvous.etcd.keys import Goal, recall
+from elastic_runtime.rendezvous.store import Changed, Found, Lost, Refused, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_runtime.config import Endpoint
+    from elastic_runtime.rendezvous.etcd.hub import Hub
+    from elastic_runtime.rendezvous.etcd.keys import Range, RunKeys
+    from elastic_runtime.rendezvous.store import Listener, StoreEvent
+
+# Seconds between attempts to find a lost store again.
+_PAUSE_FIRST, _PAUSE_MOST = 0.1, 1.0
+
+
+@dataclass(slots=True)
+class _Look:
+    """A look under way: what for, and what the watches told meanwhile."""
+
+    goal: Goal
+    forgot: bool
+    meanwhile: list[tuple[int, Sequence[rpc.Event]]] = field(default_factory=list)
+
+
+class View:
+    """Keeps one listener informed.
+
+    Args:
+        hub: the connection.
+        keys: the run's keys.
+        endpoint: for a diagnosis, if nothing that we understand is there.
+    """
+
+    def __init__(self, hub: Hub, keys: RunKeys, endpoint: Endpoint) -> None:
+        self._hub = hub
+        self._keys = keys
+        self._endpoint = endpoint
+        self._listener: Listener | None = None
+        self._goal = Goal("")
+        # The highest revision of any answer; no later answer may be below it.
+        self.revision = 0
+        # A look was asked for and has not been answered.
+        self._owed = True
+        # Whether the store has kept its memory is an open question, to be settled by _recall.
+        self._doubtful = False
+        # What we know: each followed range with the first revision that is not known of it, and
+        # the versions of the keys in them. It stays true, if old, while nothing is watched.
+        self._next: dict[Range, int] = {}
+        self._known: dict[str, int] = {}
+        self._leader = ""
+        self._watches: dict[int, Range] = {}
+        self._unconfirmed: set[int] = set()
+        self._looking: _Look | None = None
+        self._attempt = 0
+        self._lost = False
+        self._pause = _PAUSE_FIRST
+
+    # ------------------------------------------------------------ what the store asks for
+
+    def start(self, own: str, listener: Listener) -> None:
+        """Begins to follow, narrowly."""
+        self._listener = listener
+        self._goal = Goal(own)
+        self._resume()
+
+    def aim(
+        self,
+        own: str | None = None,
+        wide: bool | None = None,
+        without: frozenset[str] | None = None,
+    ) -> None:
+        """Follows something else; None: as before."""
+        goal = self._goal
+        self._goal = Goal(
+            goal.own if own is None else own,
+            goal.wide if wide is None else wide,
+            goal.without if without is None else without,
+        )
+        # An open question about the store's memory comes first; the answer leads to this look.
+        self._owed = True
+        if self._listener is not None and not self._doubtful:
+            self._look()
+
+    def answered(self, revision: int, before: int) -> None:
+        """A transaction of the store's has an answer.
+
+        Args:
+            revision: of the answer.
+            before: ``self.revision`` when it was sent.
+        """
+        if revision >= before:
+            self.revision = max(self.revision, revision)
+        elif self._listener is not None and not self._doubtful:
+            self._break_off()
+            self._resume()
+
+    def tell(self, event: StoreEvent) -> None:
+        """Hands an event to the listener."""
+        if self._listener is not None:
+            self._listener(event)
+
+    def stop(self) -> None:
+        """Follows and tells nothing any more."""
+        self._listener = None
+        self._break_off()
+
+    # ------------------------------------------------------------ looking
+
+    def _resume(self) -> None:
+        if self._doubtful:
+            self._recall()
+        elif self._lost:
+            # A stream of watches would only break again; an empty question waits for the store.
+            self._ask(rpc.TxnRequest(), lambda _: self._look())
+        else:
+            self._look()
+
+    def _look(self, forgot: bool = False) -> None:
+        self._attempt += 1
+        self._owed, self._doubtful = True, False
+        look = self._looking = _Look(self._goal, forgot)
+        try:
+            self._hub.client.sign_in()
+        except StoreUnavailable as error:
+            self._failed(error)
+            return
+        watched = set(self._watches.values())
+        for what in self._keys.always(look.goal):
+            if what not in watched:
+                watch = self._hub.watch(what, 0, self)
+                self._watches[watch] = what
+                self._unconfirmed.add(watch)
+        self._read_if_confirmed(look)
+
+    def _read_if_confirmed(self, look: _Look) -> None:
+        if not self._unconfirmed:
+            before = self.revision
+            request = self._keys.look(look.goal)
+            self._ask(request, lambda answer: self._looked(answer, look, before))
+
+    def _looked(self, answer: rpc.TxnResponse, look: _Look, before: int) -> None:
+        sight = self._keys.seen(answer, look.goal)
+        forgot = look.forgot or sight.revision < before
+        self.revision = sight.revision if forgot else max(self.revision, sight.revision)
+        self._known = {entry.key: entry.version for entry in sight.entries}
+        self._next = dict.fromkeys(sight.followed, sight.revision + 1)
+        self._leader = sight.leader
+        self._owed, self._looking = False, None
+        self._found()
+        self.tell(Snapshot(sight.entries, look.goal.wide, forgot))
+        for watch, what in list(self._watches.items()):
+            if what not in self._next:
+                self._unwatch(watch)
+        self._watch()
+        for watch, events in look.meanwhile:
+            # A change that needs another look makes the rest superfluous: that look shows it.
+            if watch in self._watches and self._looking is None:
+                self._deliver(self._watches[watch], events)
+
+    def _recall(self) -> None:
+        before = self.revision
+        last = {what: revision - 1 for what, revision in self._next.items()}
+        self._ask(recall(last), lambda answer: self._recalled(answer, before))
+
+    def _recalled(self, answer: rpc.TxnResponse, before: int) -> None:
+        remembered = {
+            self._keys.relative(kv.key): kv.mod_revision
+            for op in answer.responses
+            for kv in op.response_range.kvs
+        }
+        if answer.header.revision < before or remembered != self._known:
+            self._look(forgot=True)
+        elif self._owed:
+            self._look()
+        else:
+            self._doubtful = False
+            self._found()
+            self._watch()
+
+    # ------------------------------------------------------------ asking, with patience
+
+    def _ask(self, request: rpc.TxnRequest, then: Callable[[rpc.TxnResponse], None]) -> None:
+        self._attempt += 1
+        attempt = self._attempt
+        client = self._hub.client
+
+        def came(answer: rpc.TxnResponse | StoreUnavailable) -> None:
+            self._hub.post(lambda: receive(answer))
+
+        def receive(answer: rpc.TxnResponse | StoreUnavailable) -> None:
+            if attempt != self._attempt:
+                return
+            if isinstance(answer, StoreUnavailable):
+                self._failed(answer)
+            else:
+                self._hub.connected_once = True
+                then(answer)
+
+        try:
+            client.sign_in()
+        except StoreUnavailable as error:
+            self._failed(error)
+            return
+        client.txn_later(request, came, CALL_TIMEOUT, patient=self._lost)
+
+    def _failed(self, error: StoreUnavailable) -> None:
+        if isinstance(error, HistoryGone):
+            self._look()
+            return
+        if isinstance(error, HistoryUnknown):
+            self._look(forgot=True)
+            return
+        if isinstance(error, TokenRejected):
+            self._hub.client.sign_out()
+        # Who was let in once is not turned away for good: a running job outlives a new password.
+        if not self._next:
+            refused = str(error) if isinstance(error, StoreRefused) else ""
+            if not refused and not self._hub.connected_once:
+                refused = refusal(self._endpoint)
+            if refused:
+                self.tell(Refused(refused))
+                return
+        if isinstance(error, StoreRefused):
+            self._pause = _PAUSE_MOST
+        if not isinstance(error, TokenRejected):
+            self._lose(str(error))
+        self._doubtful = bool(self._next)
+        self._try_again()
+
+    def _try_again(self) -> None:
+        attempt = self._attempt
+
+        def again() -> None:
+            if attempt == self._attempt and self._listener is not None:
+                self._resume()
+
+        self._hub.later(self._pause * random.uniform(0.5, 1.0), again)
+
+    def _lose(self, why: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self.tell(Lost(why))
+
+    def _found(self) -> None:
+        if self._lost:
+            self._lost = False
+            self.tell(Found())
+
+    # ------------------------------------------------------------ watching
+
+    def _watch(self) -> None:
+        watched = set(self._watches.values())
+        for what, revision in self._next.items():
+            if what not in watched:
+                self._watches[self._hub.watch(what, revision, self)] = what
+
+    def _unwatch(self, watch: int) -> None:
+        del self._watches[watch]
+        self._unconfirmed.discard(watch)
+        self._hub.unwatch(watch)
+
+    def _break_off(self) -> None:
+        for watch in list(self._watches):
+            self._unwatch(watch)
+        self._attempt += 1
+        self._looking = None
+        self._doubtful = bool(self._next)
+
+    def broken(self, error: StoreUnavailable) -> None:
+        """The stream of watches is gone."""
+        self._break_off()
+        if self._listener is not None:
+            self._failed(error)
+            self._pause = min(2 * self._pause, _PAUSE_MOST)
+
+    def heard(self, watch: int, response: rpc.WatchResponse) -> None:
+        """A response of one of our watches has come."""
+        look, what = self._looking, self._watches[watch]
+        if response.canceled and response.compact_revision:
+            self._unwatch(watch)
+            self._look()
+        elif response.canceled:
+            self.broken(canceled(response, self._endpoint))
+        elif response.created:
+            self._pause = _PAUSE_FIRST
+            if look is not None and watch in self._unconfirmed:
+                self._unconfirmed.discard(watch)
+                self._read_if_confirmed(look)
+        elif look is not None:
+            look.meanwhile.append((watch, response.events))
+        elif response.events:
+            self._deliver(what, response.events)
+        else:
+            # A sign of progress: up to here there is nothing for us.
+            self._next[what] = max(self._next[what], response.header.revision + 1)
+
+    def _deliver(self, what: Range, events: Sequence[rpc.Event]) -> None:
+        news = [event for event in events if event.kv.mod_revision >= self._next[what]]
+        if not news:
+            return
+        self._next[what] = news[-1].kv.mod_revision + 1
+        self.revision = max(self.revision, self._next[what] - 1)
+        changes = list(self._keys.changes(news))
+        overtaken = any(map(self._overtaken, changes))
+        for changed in changes:
+            for key in changed.deletes:
+                self._known.pop(key, None)
+            self._known.update((entry.key, entry.version) for entry in changed.puts)
+        if overtaken:
+            self._look()
+            return
+        for changed in changes:
+            self.tell(changed)
+
+    def _overtaken(self, changed: Changed) -> bool:
+        """Whether the narrow view has to find another node to follow."""
+        if self._goal.wide:
+            return False
+        put = {entry.key for entry in changed.puts}
+        if self._leader:
+            return self._leader in changed.deletes and self._leader not in put
+        return self._goal.own in put and self._goal.own not in self._known

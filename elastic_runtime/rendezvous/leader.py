@@ -1,0 +1,245 @@
+"""What the leader decides for all: pure.
+
+The leader is the oldest node that is not known to be dead. It is never elected, and nothing else
+depends on it: whoever finds the older ones dead is the leader. Each of its writes is fenced by
+the version of what it replaces, so two nodes that both think that they lead cannot both succeed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
+from elastic_runtime.protocol.records import (
+    ASKED,
+    DRAINING,
+    GONE,
+    JOB,
+    PLANNED,
+    ROUND,
+    SWITCH,
+    JobRecord,
+    OutcomeRecord,
+    RoundRecord,
+    SwitchRecord,
+    called,
+)
+from elastic_runtime.rendezvous.budget import USAGE
+from elastic_runtime.rendezvous.lives import create_job, succeed_old_life
+from elastic_runtime.rendezvous.sealing import end, fitting, form_first, form_next, joiners
+from elastic_runtime.rendezvous.standing import (
+    BACK,
+    DEAD,
+    ENDED_WELL,
+    LEASE_ENDED,
+    LEFT,
+    OVER,
+    RUNNING,
+    fault_of,
+    leader_of,
+    loss,
+    record_of,
+    standings_of,
+    verdict_on,
+)
+from elastic_runtime.rendezvous.store import Expect, Put, Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.rendezvous.plan import Plan
+    from elastic_runtime.rendezvous.state import State
+
+# Moments that only a leader refers to: they mean nothing after it has not led for a while.
+_LEADERS = ("gather", "call", "island", "ghosts", "short", "no job", "foreign")
+
+
+def lead(state: State, plan: Plan, now: float) -> State:
+    """Decides for the job, if this node leads. Appends to ``plan`` and returns the new state."""
+    record = state.record
+    if record is None or state.excluded or not (state.connected and state.snapshot and state.wide):
+        return state
+    if state.stored is None or record.status == GONE or leader_of(state) is not None:
+        return state.unmarked(*_LEADERS)
+    if state.remembering(now):
+        plan.wake_at(state.forgot_at + state.policy.settle)
+        return state.marked("no job", now)
+    for tag in (JOB, ROUND):
+        if state.held(tag, now):  # what was written last is not seen yet
+            plan.wake_at(state.holds[tag])
+            return state
+    job = state.job_record
+    if job is None:
+        return create_job(state, plan, now)
+    if state.job.unreadable:
+        put = Put(JOB, job.encode())
+        return plan.apply(state, JOB, Transaction((Expect(JOB, state.job.version),), (put,)), now)
+    if state.outcome_record is not None:
+        ours = state.outcome.version != state.old_outcome or state.took_part == job.incarnation
+        return state if ours else succeed_old_life(state, plan, now)
+    last = state.round_record
+    if last is None:
+        if state.stranger:
+            return succeed_old_life(state, plan, now)
+        return form_first(state, job, plan, now)
+    standings = standings_of(state, last, now)
+    if last.rank_of(state.me) < 0 and all(
+        standings[member.node] in OVER or member.node not in state.peers for member in last.members
+    ):
+        return succeed_old_life(state, plan, now)
+    return _run(state.unmarked("ghosts"), job, last, standings, plan, now)
+
+
+def _run(
+    state: State,
+    job: JobRecord,
+    last: RoundRecord,
+    standings: Mapping[str, str],
+    plan: Plan,
+    now: float,
+) -> State:
+    """Leads a job that has a round."""
+    if all(how == ENDED_WELL for how in standings.values()):
+        outcome = OutcomeRecord(job.incarnation, True, EXIT_DONE, "the script ended well on all")
+        return end(state, outcome, plan, now)
+    if state.switch_record is None or not state.switch_record.broken:
+        state = _announce(state, job, last, standings, plan, now)
+    if state.switch_record is None:
+        return state.unmarked("gather")
+    return _gather(state, job, last, standings, plan, now)
+
+
+# ---------------------------------------------------------------- the order to leave a round
+
+
+def _announce(
+    state: State,
+    job: JobRecord,
+    last: RoundRecord,
+    standings: Mapping[str, str],
+    plan: Plan,
+    now: float,
+) -> State:
+    """Orders everybody out of a round that broke, or that should change."""
+    absent = any(record_of(state, member.node) is None for member in last.members)
+    if absent and now < state.settled_at:
+        plan.wake_at(state.settled_at)
+    broken = _why_broken(state, last, standings)
+    planned = "" if broken else _why_change(state, job, last, standings, plan, now)
+    if not broken and (not planned or state.switch_record is not None):
+        return state
+    plan.reason = broken or planned
+    switch = SwitchRecord(last.number, last.incarnation, bool(broken), broken or planned)
+    put = Put(SWITCH, switch.encode())
+    expects = (Expect(SWITCH, state.switch.version), Expect(ROUND, state.round.version))
+    return plan.apply(state, SWITCH, Transaction(expects, (put,)), now)
+
+
+def _why_broken(state: State, last: RoundRecord, standings: Mapping[str, str]) -> str:
+    planned = state.switch_record is not None
+    for member in last.members:
+        how = standings[member.node]
+        if how in (DEAD, LEASE_ENDED):
+            return loss(state, member, how)
+        if how not in (BACK, LEFT):
+            continue
+        fault = fault_of(state, member, last)
+        if fault is not None and (fault.kind not in (ASKED, PLANNED) or not planned):
+            return f"{fault.reason} on {member.name}"
+        if fault is None and not planned:
+            return f"{called(member.name)} left"
+    return ""
+
+
+def _why_change(
+    state: State,
+    job: JobRecord,
+    last: RoundRecord,
+    standings: Mapping[str, str],
+    plan: Plan,
+    now: float,
+) -> str:
+    for member in last.members:
+        record = record_of(state, member.node)
+        if record and record.status == DRAINING and standings[member.node] == RUNNING:
+            return f"{called(member.name)} was asked to leave"
+    if len(last.members) > job.max_nodes:
+        return f"the job was scaled to at most {job.max_nodes} nodes"
+    if ENDED_WELL in standings.values():
+        return ""  # the end has begun: nobody is let in any more
+    return _ripe_growth(state, job, last, plan, now)
+
+
+def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, now: float) -> str:
+    """Who joins, once joiners were gathered for a little while."""
+    for _, until in state.suspects.values():
+        if until > now:
+            plan.wake_at(until)
+    fresh = joiners(state, last, now)
+    size = fitting(job, len(last.members) + len(fresh))
+    if size <= len(last.members):
+        return ""
+    seen = [state.peers[node.node].seen for node in fresh if node.node in state.peers]
+    due = max([state.round.seen, *seen[:1]]) + state.policy.batch
+    if size < job.max_nodes and now < due:
+        plan.wake_at(due)
+        return ""
+    names = ", ".join(node.name for node in fresh[: size - len(last.members)])
+    return f"{called(names)} joins" if size == len(last.members) + 1 else f"nodes {names} join"
+
+
+# ---------------------------------------------------------------- waiting for the members
+
+
+def _gather(
+    state: State,
+    job: JobRecord,
+    last: RoundRecord,
+    standings: Mapping[str, str],
+    plan: Plan,
+    now: float,
+) -> State:
+    """Waits until every member of the last round is back or known to be gone."""
+    state = state.marked("gather", now)
+    begun = state.marks["gather"]
+    missing = [
+        member
+        for member in last.members
+        if standings[member.node] == RUNNING
+        or (standings[member.node] == ENDED_WELL and _is_there(state, member.node))
+    ]
+    if missing and now < begun + state.policy.rejoin:
+        plan.reason = "waiting for " + ", ".join(member.name for member in missing)
+        plan.wake_at(begun + state.policy.rejoin)
+        if now < state.settled_at:
+            plan.wake_at(state.settled_at)
+        assert state.switch_record is not None
+        if not state.switch_record.broken:
+            return state
+        if now < begun + state.policy.probe_after:
+            plan.wake_at(begun + state.policy.probe_after)
+            return state
+        for member in missing:
+            if member.node != state.me:
+                state = plan.probe(state, member, state.policy.probe_every, now)
+        return state
+    verdict = verdict_on(state, last, standings)
+    if verdict.ends:
+        cause = verdict.cause
+        where = next((m.name for m in last.members if fault_of(state, m, last) == cause), "")
+        usage = cause is not None and cause.signature.startswith(USAGE)
+        code = EXIT_USAGE if usage else EXIT_FAILED
+        outcome = OutcomeRecord(job.incarnation, False, code, verdict.reason, cause, where)
+        return end(state, outcome, plan, now)
+    due = begun + verdict.delay
+    if now < due:
+        plan.wake_at(due)
+        text = f"{verdict.reason}; next try in {verdict.delay:g} s, as there was no progress"
+        here = sum(how not in OVER for how in standings.values())
+        return plan.wait(state, text, here)
+    return form_next(state, job, last, standings, verdict, plan, now)
+
+
+def _is_there(state: State, node: str) -> bool:
+    record = record_of(state, node)
+    return record is not None and record.status != GONE

@@ -1,0 +1,130 @@
+"""The lives of a job: how one begins, follows another, and survives a store that forgets: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.protocol.records import (
+    GONE,
+    JOB,
+    OUTCOME,
+    ROUND,
+    SWITCH,
+    JobRecord,
+    Member,
+    RoundRecord,
+    node_key,
+)
+from elastic_runtime.rendezvous.state import OTHER, REFUSED, State
+from elastic_runtime.rendezvous.store import Expect, Put, Transaction
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.plan import Plan
+
+
+def restore(state: State, ours: RoundRecord, plan: Plan, now: float) -> State:
+    """Gives a store that lost its memory a round back, and the job that it belongs to.
+
+    The round comes first: where the two are not written at once, a job without a round would look
+    like one that has not begun.
+    """
+    puts: tuple[Put, ...] = (Put(ROUND, ours.encode()),)
+    job = state.job_record
+    if job is None or job.incarnation != ours.incarnation or state.job.unreadable:
+        known = state.known_job
+        if known is None or known.incarnation != ours.incarnation:
+            known = replace(_new_job(state, 0), incarnation=ours.incarnation)
+        puts = (*puts, Put(JOB, known.encode()))
+    plan.reason = "the store has lost its memory"
+    return plan.apply(state, ROUND, Transaction((Expect(ROUND, state.round.version),), puts), now)
+
+
+def create_job(state: State, plan: Plan, now: float) -> State:
+    """The first node of a job writes down what it is."""
+    known = state.known_round
+    forgotten = state.known_job is not None and state.job.version == 0
+    if forgotten or state.round.version or state.job.unreadable:
+        # A running job was here: its members have the first word.
+        state = state.marked("no job", now)
+        due = state.marks["no job"] + state.policy.settle
+        if now < due:
+            plan.wake_at(due)
+            return plan.wait(state, "the store shows no job, but one may be running")
+    if known and state.known_job and known.incarnation == state.known_job.incarnation:
+        return restore(state, known, plan, now)
+    job = _new_job(state, state.last_number)
+    expects = (Expect(JOB, state.job.version), Expect(ROUND, state.round.version))
+    create = Transaction(expects, (Put(JOB, job.encode()),))
+    plan.reason = "there is no job yet"
+    return plan.apply(state, JOB, create, now)
+
+
+def succeed_old_life(state: State, plan: Plan, now: float) -> State:
+    """Begins a new life once nobody of the old one can be training any more."""
+    last = state.round_record
+    silent: list[Member] = []
+    for member in last.members if last else ():
+        if _is_over(state, member):
+            continue
+        silent.append(member)
+        state = plan.probe(state, member, 4 * state.policy.probe_every, now)
+    if silent:
+        state = state.marked("ghosts", now)
+        due = state.marks["ghosts"] + state.policy.fence
+        lingering = any(member.node in state.peers for member in silent)
+        if now < due or lingering:
+            plan.wake_at(due) if now < due else None
+            return _await_silent(state, silent, lingering, plan)
+    fresh = _new_job(state, state.last_number)
+    begin = Transaction(
+        (Expect(JOB, state.job.version), Expect(ROUND, state.round.version)),
+        (Put(JOB, fresh.encode()),),
+        (ROUND, SWITCH, OUTCOME, *dead_keys(state, frozenset())),
+    )
+    plan.reason = "the last life of the job is over"
+    return plan.apply(state, JOB, begin, now)
+
+
+def dead_keys(state: State, kept: frozenset[str]) -> tuple[str, ...]:
+    """The keys of nodes that are known to be gone, to be removed."""
+    return tuple(
+        node_key(node)
+        for node, peer in state.peers.items()
+        if node not in kept and (node in state.dead or peer.record.status == GONE)
+    )
+
+
+def _is_over(state: State, member: Member) -> bool:
+    peer = state.peers.get(member.node)
+    if member.node in state.dead or (peer is not None and peer.record.status == GONE):
+        return True
+    return peer is None and state.outcome_record is not None  # the end was agreed before it went
+
+
+def _await_silent(state: State, silent: list[Member], lingering: bool, plan: Plan) -> State:
+    names = ", ".join(member.name for member in silent)
+    if lingering:
+        return plan.wait(state, f"the last life of this job is still ending on {names}")
+    asked = [state.answers.get(member.node) for member in silent]
+    if any(answer in (None, REFUSED, OTHER) for answer in asked):
+        return state
+    text = f"an earlier life of this job may still run on {names} (no word from there); "
+    return plan.wait(state, text + f"waiting {state.policy.fence:g} s (--fence-timeout)")
+
+
+def _new_job(state: State, first_round: int) -> JobRecord:
+    policy = state.policy
+    assert state.record is not None
+    return JobRecord(
+        incarnation=f"{state.me}.{first_round}",
+        min_nodes=policy.min_nodes,
+        max_nodes=policy.max_nodes,
+        launch_min=policy.min_nodes,
+        launch_max=policy.max_nodes,
+        node_unit=policy.node_unit,
+        entry=policy.entry,
+        in_place=policy.in_place,
+        first_round=first_round,
+        settings=state.record.settings,
+    )

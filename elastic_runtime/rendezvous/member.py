@@ -1,0 +1,224 @@
+"""What one node does about itself: pure.
+
+It keeps its own key true, finds out who leads, and tells its agent what concerns it: a round that
+it is in, an order to leave it, the end, or that the job went on without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.protocol.records import (
+    GONE,
+    IN,
+    PLANNED,
+    ROUND,
+    FaultReport,
+    RoundRecord,
+    node_key,
+)
+from elastic_runtime.rendezvous.entrance import may_register
+from elastic_runtime.rendezvous.lives import restore
+from elastic_runtime.rendezvous.standing import eligible, leader_of
+from elastic_runtime.rendezvous.state import Ended, Excluded, Fenced, Look, Sealed, State, Switch
+from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.plan import Plan
+
+# An agent without contact stops its workers a little before the others stop waiting for it.
+FENCE_SHARE = 0.8
+
+
+def conduct(state: State, plan: Plan, now: float) -> State:
+    """Decides about this node. Appends to ``plan`` and returns the new state."""
+    if state.record is None or state.excluded:
+        return state
+    if not state.connected:
+        return _without_store(state, plan, now)
+    if not state.snapshot:
+        return state
+    for step in (_fate, _restore, _skip, _own_key, _news, _find_leader, _watch_leader):
+        state = step(state, plan, now)
+        if state.excluded or not state.snapshot:
+            break
+    return state
+
+
+def _without_store(state: State, plan: Plan, now: float) -> State:
+    """A lost store does not stop a whole group, but not for ever: others may take us for dead."""
+    if state.current is None:
+        return state
+    limit = state.lost_at + FENCE_SHARE * state.policy.fence
+    if now < limit:
+        plan.wake_at(limit)
+        return state
+    plan.reason = "no contact to the store for too long"
+    text = f"no contact to the store for {now - state.lost_at:.0f} s; others may go on without us"
+    return state.tell(Fenced(text), once=f"fence/{state.lost_at}")
+
+
+def _fate(state: State, plan: Plan, now: float) -> State:
+    """Has the job gone on without us?"""
+    assert state.record is not None
+    if state.record.status == GONE:
+        return state
+    reason = _why_excluded(state, now)
+    if not reason:
+        return state
+    plan.reason = reason
+    return replace(state, excluded=True).tell(Excluded(reason))
+
+
+def _why_excluded(state: State, now: float) -> str:
+    ours, last, job = state.current, state.round.record, state.job_record
+    if ours is not None:
+        if isinstance(last, RoundRecord):
+            if last.incarnation != ours.incarnation:
+                return "another life of the job holds the store"
+            if last.number >= ours.number and last != ours:
+                return f"round {last.number} was formed without this node"
+        elif job and job.incarnation != ours.incarnation and not state.remembering(now):
+            return "another life of the job has begun"
+    if state.registered and state.version == ABSENT:
+        # Our lease ran out; while nobody has gone on without us, we are a member still.
+        if ours is None or last != ours or state.switch_record is not None:
+            return "this node's key is gone from the store"
+    if ours is None and state.registered and state.stranger and state.took_part == "":
+        lead = leader_of(state)
+        peers = state.peers.values() if state.wide else [lead] if lead else []
+        if any(eligible(state, p) and _of_job(state, p.record.settings) for p in peers):
+            return "another job holds this run id"
+    return ""
+
+
+def _of_job(state: State, settings: str) -> bool:
+    job = state.job_record
+    return job is not None and settings == job.settings
+
+
+def _restore(state: State, plan: Plan, now: float) -> State:
+    """Gives a store that lost its memory our round back; numbers go on."""
+    ours, last, job = state.current, state.round.record, state.job_record
+    if ours is None or (state.record and state.record.status == GONE):
+        return state
+    knows_job = job and job.incarnation == ours.incarnation and not state.job.unreadable
+    knows_round = last == ours and not state.round.unreadable and state.round.version != ABSENT
+    newer = isinstance(last, RoundRecord) and last.number > ours.number
+    if (knows_job and knows_round) or newer:
+        return state
+    return restore(state, ours, plan, now)
+
+
+def _skip(state: State, plan: Plan, now: float) -> State:
+    """A round that was called off before this node heard of it is left without having begun."""
+    record, last, switch = state.record, state.round_record, state.switch_record
+    assert record is not None
+    if state.current is not None or last is None or switch is None or record.status != IN:
+        return state
+    if last.rank_of(record.node) < 0 or _has_left(state, last):
+        return state
+    fault = FaultReport(last.number, PLANNED, switch.reason)
+    record = replace(record, left=last.number, incarnation=last.incarnation, fault=fault)
+    return replace(state, record=record)
+
+
+def _has_left(state: State, last: RoundRecord) -> bool:
+    record = state.record
+    assert record is not None
+    return record.incarnation == last.incarnation and record.left >= last.number
+
+
+def _own_key(state: State, plan: Plan, now: float) -> State:
+    """Keeps our key in the store as it should be."""
+    record = state.record
+    assert record is not None
+    if state.stored == record and not state.lease_lost:
+        return state
+    if state.version == ABSENT and record.status == GONE:
+        if state.held("own", now):
+            plan.wake_at(state.holds["own"])
+        return state  # nobody sees us, nobody needs a goodbye
+    if not state.registered and state.current is None:
+        ready, state = may_register(state, plan, now)
+        if not ready:
+            return state
+    key = node_key(record.node)
+    expects = [Expect(key, state.version)]
+    if state.registered and state.version == ABSENT:
+        # Our lease ran out while nobody could seal: we are still a member if nobody has yet.
+        expects.append(Expect(ROUND, state.round.version))
+    put = Put(key, record.encode(), leased=record.status != GONE)
+    return plan.apply(state, "own", Transaction(tuple(expects), (put,)), now)
+
+
+def _news(state: State, plan: Plan, now: float) -> State:
+    """Tells the agent what concerns it."""
+    record, job = state.record, state.job_record
+    assert record is not None
+    outcome = state.outcome_record
+    if outcome is not None:
+        if state.outcome.version == state.old_outcome and outcome.incarnation != state.took_part:
+            return state
+        return state.tell(Ended(outcome), once=f"ended/{outcome.incarnation}")
+    if job is not None and state.stored is not None and not state.stranger:
+        state = replace(state, took_part=job.incarnation)
+    switch, last = state.switch_record, state.round_record
+    if state.current is not None:
+        if switch is None or switch.round != state.current.number:
+            return state
+        name = f"switch/{switch.incarnation}/{switch.round}/{switch.broken}"
+        return state.tell(Switch(switch.round, switch.broken, switch.reason), once=name)
+    if last is None or record.status != IN:
+        return state
+    rank = last.rank_of(record.node)
+    if rank >= 0 and not _has_left(state, last) and switch is None:
+        return replace(state, current=last).unmarked("wait").tell(Sealed(last, rank))
+    if rank < 0 and state.stored is not None:
+        full = job is not None and len(last.members) >= job.max_nodes
+        text = "the world is full, this node is a spare" if full else "waiting to be let in"
+        state = plan.wait(state, text, len(last.members))
+    return state
+
+
+def _find_leader(state: State, plan: Plan, now: float) -> State:
+    """Follows the oldest node; if that is this one, all nodes."""
+    if state.record is None or state.record.status == GONE:
+        return state
+    passed_over = frozenset(state.strange) | {
+        node_key(peer.record.node) for peer in state.peers.values() if not eligible(state, peer)
+    }
+    leads = state.stored is not None and leader_of(state) is None
+    if state.wide:
+        if leads or state.stored is None:
+            return state
+        wanted = (False, passed_over)
+    elif passed_over:
+        # Somebody younger may be hidden behind a node that is out of the question.
+        wanted = (False, state.asked[1] | passed_over)
+    elif leads:
+        wanted = (True, state.asked[1])
+    else:
+        return state
+    plan.actions.append(Look(*wanted))
+    return replace(state, asked=wanted, snapshot=False)
+
+
+def _watch_leader(state: State, plan: Plan, now: float) -> State:
+    """A member that waits for the next round makes sure that somebody is there to seal it."""
+    lead = leader_of(state)
+    record = state.record
+    assert record is not None
+    if lead is None or state.current is not None or record.status == GONE:
+        return state
+    last = state.round_record
+    if last is None or not _has_left(state, last):
+        return state
+    policy = state.policy
+    turn = policy.ahead * max(0, last.rank_of(record.node))
+    due = state.marks.get("wait", now) + policy.probe_after + turn
+    if now < due:
+        plan.wake_at(due)
+        return state
+    return plan.probe(state, lead.record, policy.probe_every + turn, now)

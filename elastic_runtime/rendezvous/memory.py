@@ -1,0 +1,276 @@
+"""The store in this process' memory: for tests, and the plainest statement of the contract.
+
+``MemoryServer`` is what etcd would be, with its misfortunes as methods; a ``MemoryStore`` is one
+node's view of it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_runtime.clock import MonotonicClock
+from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.protocol.records import EVENTS, NODES
+from elastic_runtime.rendezvous.store import (
+    ABSENT,
+    Changed,
+    Entry,
+    Found,
+    LeaseLost,
+    Lost,
+    Snapshot,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from elastic_runtime.clock import Clock
+    from elastic_runtime.rendezvous.store import Listener, StoreEvent, Transaction
+
+_WHY = "the memory store was stopped"
+
+
+@dataclass(eq=False)
+class _Lease:
+    ttl: float
+    renewed: float
+
+
+class MemoryServer:
+    """What all stores of one run share.
+
+    Args:
+        clock: the time by which leases end.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
+        self._lock = threading.RLock()
+        self._entries: dict[str, Entry] = {}
+        self._leases: dict[str, _Lease] = {}
+        self._stores: list[MemoryStore] = []
+        self._revision = 0
+        self._up = True
+
+    # ------------------------------------------------------------ misfortunes
+
+    def stop(self) -> None:
+        """No longer answers; what it knows stays."""
+        with self._lock:
+            if self._up:
+                self._up = False
+                for store in self._stores:
+                    store._tell(Lost(_WHY))
+
+    def resume(self) -> None:
+        """Answers again; leases had no time to end meanwhile."""
+        with self._lock:
+            if not self._up:
+                self._up = True
+                for lease in self._leases.values():
+                    lease.renewed = self._clock.now()
+                for store in self._stores:
+                    store._tell(Found())
+                    store._show()
+
+    def forget(self) -> None:
+        """Loses its memory, as a server does that starts again on an empty disk."""
+        with self._lock:
+            self._entries.clear()
+            self._leases.clear()
+            for store in self._stores:
+                store._lease = None
+                store._show(forgot=True)
+
+    def expire(self, key: str) -> None:
+        """Ends the lease that this key hangs on, as if its holder had been silent for its TTL."""
+        with self._lock:
+            if key in self._leases:
+                self._end_lease(self._leases[key])
+
+    def expire_due(self) -> None:
+        """Ends all leases whose time has come."""
+        with self._lock:
+            now = self._clock.now()
+            if self._up:
+                for lease in {id(lease): lease for lease in self._leases.values()}.values():
+                    if now - lease.renewed > lease.ttl:
+                        self._end_lease(lease)
+
+    # ------------------------------------------------------------ what stores ask of it
+
+    def _apply(self, transaction: Transaction, store: MemoryStore) -> bool:
+        with self._lock:
+            self._answer()
+            for expect in transaction.expects:
+                found = self._entries.get(expect.key)
+                if (found.version if found else ABSENT) != expect.version:
+                    return False
+            puts: list[Entry] = []
+            for put in transaction.puts:
+                self._revision += 1
+                old = self._entries.get(put.key)
+                created = old.created if old else self._revision
+                puts.append(Entry(put.key, put.value, created, self._revision))
+                self._entries[put.key] = puts[-1]
+                self._leases.pop(put.key, None)
+                if put.leased:
+                    self._leases[put.key] = store._take_lease()
+            self._spread(puts, self._remove(transaction.deletes))
+            return True
+
+    def _read(self, prefix: str) -> tuple[Entry, ...]:
+        with self._lock:
+            self._answer()
+            found = (entry for key, entry in self._entries.items() if key.startswith(prefix))
+            return tuple(sorted(found, key=lambda entry: entry.created))
+
+    def _answer(self) -> None:
+        if not self._up:
+            raise StoreUnavailable(_WHY)
+        self.expire_due()
+
+    def _remove(self, keys: Iterable[str]) -> list[str]:
+        gone = [key for key in keys if self._entries.pop(key, None)]
+        for key in gone:
+            self._leases.pop(key, None)
+        return gone
+
+    def _end_lease(self, lease: _Lease) -> None:
+        gone = self._remove([key for key, held in self._leases.items() if held is lease])
+        for store in self._stores:
+            if store._lease is lease:
+                store._lease = None
+                store._tell(LeaseLost())
+        self._spread([], gone)
+
+    def _spread(self, puts: list[Entry], deletes: list[str]) -> None:
+        for store in self._stores:
+            seen = tuple(entry for entry in puts if store._follows(entry.key))
+            gone = tuple(key for key in deletes if store._follows(key))
+            if seen or gone:
+                store._tell(Changed(seen, gone))
+
+
+class MemoryStore:
+    """One node's view of a ``MemoryServer``; see ``rendezvous.store.Store``.
+
+    Args:
+        server: the shared state.
+        lease_ttl: seconds; granted as asked.
+    """
+
+    def __init__(self, server: MemoryServer, lease_ttl: float = 5.0) -> None:
+        self._server = server
+        self._ttl = lease_ttl
+        self._lease: _Lease | None = None
+        self._own = ""
+        self._leader = ""
+        self._wide = False
+        self._forgot = False
+        self._without: frozenset[str] = frozenset()
+        self._events: queue.SimpleQueue[StoreEvent | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def granted_ttl(self) -> float:
+        """Seconds; 0 before there is a lease."""
+        return self._ttl if self._lease else 0.0
+
+    def start(self, own_key: str, listener: Listener) -> None:
+        """Begins to deliver events."""
+        self._own = own_key
+        self._thread = threading.Thread(
+            target=self._deliver, args=(listener,), name="memory-store", daemon=True
+        )
+        with self._server._lock:
+            self._server._stores.append(self)
+            if self._server._up:
+                self._show()
+            else:
+                self._tell(Lost(_WHY))
+        self._thread.start()
+
+    def follow(self, own_key: str) -> None:
+        """Changes the own key; ends the old lease."""
+        with self._server._lock:
+            self._own = own_key
+            self._give_back()
+            self._show()
+
+    def look(self, wide: bool, without: frozenset[str]) -> None:
+        """Changes what is followed."""
+        with self._server._lock:
+            self._wide, self._without = wide, without
+            self._show()
+
+    def apply(self, transaction: Transaction) -> bool:
+        """Performs a transaction."""
+        return self._server._apply(transaction, self)
+
+    def beat(self) -> None:
+        """Renews the lease."""
+        with self._server._lock:
+            if self._lease and self._server._up:
+                self._lease.renewed = self._server._clock.now()
+
+    def read(self, prefix: str) -> tuple[Entry, ...]:
+        """All entries under a prefix."""
+        return self._server._read(prefix)
+
+    def close(self) -> None:
+        """Gives the lease back and stops."""
+        with self._server._lock:
+            if self in self._server._stores:
+                self._server._stores.remove(self)
+            self._give_back()
+        self._events.put(None)
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ------------------------------------------------------------ under the server's lock
+
+    def _take_lease(self) -> _Lease:
+        if self._lease is None:
+            self._lease = _Lease(self._ttl, self._server._clock.now())
+        return self._lease
+
+    def _give_back(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease and self._server._up:
+            self._server._end_lease(lease)
+
+    def _follows(self, key: str) -> bool:
+        if key.startswith(NODES):
+            return self._wide or key in (self._own, self._leader)
+        return not key.startswith(EVENTS)
+
+    def _show(self, forgot: bool = False) -> None:
+        self._forgot = self._forgot or forgot
+        if not self._server._up:  # resume() will show it
+            return
+        entries = sorted(self._server._entries.values(), key=lambda entry: entry.created)
+        nodes = (entry.key for entry in entries if entry.key.startswith(NODES))
+        self._leader = next((key for key in nodes if key not in self._without), "")
+        followed = tuple(entry for entry in entries if self._follows(entry.key))
+        self._tell(Snapshot(followed, self._wide, self._forgot))
+        self._forgot = False
+
+    def _tell(self, event: StoreEvent) -> None:
+        self._events.put(event)
+
+    # ------------------------------------------------------------ the thread
+
+    def _deliver(self, listener: Listener) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=self._ttl / 4)
+            except queue.Empty:
+                self._server.expire_due()
+                continue
+            if event is None:
+                return
+            listener(event)

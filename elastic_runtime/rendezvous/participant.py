@@ -1,0 +1,301 @@
+"""One node's part in the rendezvous: does the I/O that ``membership`` decides on.
+
+One thread takes events from the store, from probes and from the agent, absorbs what has come,
+decides, and performs. It blocks only on the store, whose calls have deadlines.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_runtime.clock import MonotonicClock
+from elastic_runtime.errors import RecordError, StoreUnavailable
+from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
+from elastic_runtime.rendezvous import membership
+from elastic_runtime.rendezvous.absorb import absorb
+from elastic_runtime.rendezvous.probe import probe
+from elastic_runtime.rendezvous.state import (
+    Action,
+    Applied,
+    Apply,
+    Done,
+    Drain,
+    Event,
+    Follow,
+    Goodbye,
+    Join,
+    Left,
+    Look,
+    Notify,
+    Policy,
+    Probe,
+    Probed,
+    Tick,
+)
+from elastic_runtime.rendezvous.store import Put, Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_runtime.clock import Clock
+    from elastic_runtime.protocol.records import EventRecord, FaultReport
+    from elastic_runtime.rendezvous.state import Notice, State
+    from elastic_runtime.rendezvous.store import Entry, Store
+
+# While there is nothing to do, the loop still looks around this often (seconds).
+_IDLE = 60.0
+_ASK_AGAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What does not change over the lives of this agent; see ``NodeRecord``."""
+
+    name: str
+    address: str
+    workers: int
+    probe_port: int = 0
+    settings: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    put: Put
+
+
+class Participant:
+    """Takes part in the rendezvous of one run.
+
+    Args:
+        store: a store that was not started yet; the participant starts and closes it.
+        policy: the settings of the decisions.
+        seed: who this node is.
+        notify: called with each notice, from the participant's thread; must not block.
+        probe_timeout: seconds that a probe may take.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        seed: Seed,
+        notify: Callable[[Notice], None],
+        probe_timeout: float = 0.5,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._seed = seed
+        self._notify = notify
+        self._probe_timeout = probe_timeout
+        self._clock = clock or MonotonicClock()
+        self._inbox: queue.SimpleQueue[Event | _Stop | _Write] = queue.SimpleQueue()
+        self._state = membership.begin(policy)
+        self._started = False
+        self._following = ""
+        self._closed = False
+        self._said_goodbye = threading.Event()
+        self._never = threading.Event()
+        self._node = uuid.uuid4().hex
+        self._thread = threading.Thread(target=self._run, name="participant", daemon=True)
+
+    # ------------------------------------------------------------ commands (any thread)
+
+    @property
+    def node(self) -> str:
+        """The uuid of this agent's present life."""
+        return self._node
+
+    @property
+    def state(self) -> State:
+        """The present knowledge, an immutable value."""
+        return self._state
+
+    @property
+    def granted_ttl(self) -> float:
+        """Seconds until a silent node's key vanishes, as granted by the store."""
+        return self._store.granted_ttl
+
+    def join(self, store_port: int = 0) -> None:
+        """Asks to be in the next round, as a new life.
+
+        Args:
+            store_port: where this node would host the round's store.
+        """
+        if self._started:
+            self._node = uuid.uuid4().hex
+        record = NodeRecord(
+            node=self._node,
+            name=self._seed.name,
+            address=self._seed.address,
+            workers=self._seed.workers,
+            probe_port=self._seed.probe_port,
+            store_port=store_port,
+            settings=self._seed.settings,
+        )
+        self._inbox.put(Join(record))
+        if not self._started:
+            self._started = True
+            self._following = node_key(self._node)
+            self._store.start(self._following, self._inbox.put)
+            self._thread.start()
+
+    def leave(
+        self, round_number: int, fault: FaultReport, store_port: int = 0, stays: bool = True
+    ) -> None:
+        """Says that all workers of the round have ended here, and why.
+
+        Args:
+            round_number: the round.
+            fault: the reason.
+            store_port: where this node would host the next round's store.
+            stays: whether it wants to be in the next round.
+        """
+        self._inbox.put(Left(round_number, fault, store_port, stays))
+
+    def done(self, round_number: int, step: int = -1) -> None:
+        """Says that the script has ended well on this node."""
+        self._inbox.put(Done(round_number, step))
+
+    def drain(self) -> None:
+        """Says that this node was asked to leave."""
+        self._inbox.put(Drain())
+
+    def record_event(self, slot: str, event: EventRecord) -> None:
+        """Keeps an event in the store for ``elasticctl``; lost without harm if the store is away.
+
+        Args:
+            slot: where; an earlier event in the same slot is overwritten, so that they stay few.
+            event: what happened.
+        """
+        self._inbox.put(_Write(Put(EVENTS + slot, event.encode())))
+
+    def beat(self) -> None:
+        """Says that the agent's main loop lives; without it the lease is not kept."""
+        self._store.beat()
+
+    def goodbye(self, timeout: float) -> bool:
+        """Says that nothing runs here any more; waits until the store knows.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            Whether the store knows.
+        """
+        self._inbox.put(Goodbye())
+        return self._said_goodbye.wait(timeout) if self._started else False
+
+    def outlast(self, timeout: float) -> None:
+        """Waits until every other node has said goodbye or is gone.
+
+        For the agent whose process hosts the store: the others still have to read the outcome.
+        A store tells nobody when the last one has gone, so this asks until it is so.
+
+        Args:
+            timeout: seconds to wait at most; a node that died unseen must not hold us for ever.
+        """
+        deadline = self._clock.now() + timeout
+        while self._clock.now() < deadline:
+            try:
+                entries = self._store.read(NODES)
+            except StoreUnavailable:
+                return
+            if not any(self._lives(entry) for entry in entries):
+                return
+            self._never.wait(_ASK_AGAIN)
+
+    def _lives(self, entry: Entry) -> bool:
+        try:
+            record = NodeRecord.decode(entry.key, entry.value)
+        except RecordError:
+            return False
+        return record.status != GONE and record.node not in (self._node, *self._state.dead)
+
+    def close(self) -> None:
+        """Ends the part. Without a goodbye before, the lease is given back all the same."""
+        if self._closed:
+            return
+        self._closed = True
+        self._inbox.put(_Stop())
+        if self._started and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+        self._store.close()
+
+    # ------------------------------------------------------------ the loop
+
+    def _run(self) -> None:
+        wake = self._clock.now()
+        while True:
+            events = self._wait(wake)
+            now = self._clock.now()
+            actions: list[Action] = []
+            writes: list[Put] = []
+            for event in events:
+                if isinstance(event, _Stop):
+                    return
+                if isinstance(event, _Write):
+                    writes.append(event.put)
+                elif isinstance(event, Join):
+                    decision = membership.step(self._state, event, now)
+                    self._state = decision.state
+                    actions.extend(decision.actions)
+                else:
+                    self._state = absorb(self._state, event, now)
+            decision = membership.decide(self._state, now)
+            self._state = decision.state
+            wake = decision.wake
+            for action in (*actions, *decision.actions):
+                self._perform(action)
+            self._check_goodbye()
+            if writes and self._state.connected:
+                with suppress(StoreUnavailable):
+                    self._store.apply(Transaction(puts=tuple(writes)))
+
+    def _wait(self, wake: float) -> list[Event | _Stop | _Write]:
+        timeout = max(0.0, min(wake - self._clock.now(), _IDLE))
+        try:
+            events: list[Event | _Stop | _Write] = [self._inbox.get(timeout=timeout)]
+        except queue.Empty:
+            return [Tick()]
+        while not self._inbox.empty():
+            events.append(self._inbox.get_nowait())
+        return events
+
+    def _check_goodbye(self) -> None:
+        if self._state.parted(self._clock.now()):
+            self._said_goodbye.set()
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Apply(tag, transaction):
+                try:
+                    ok: bool | None = self._store.apply(transaction)
+                except StoreUnavailable:
+                    ok = None
+                self._inbox.put(Applied(tag, ok))
+            case Look(wide, without):
+                self._store.look(wide, without)
+            case Follow(own_key):
+                if own_key != self._following:
+                    self._following = own_key
+                    self._store.follow(own_key)
+            case Probe(node, address, port):
+                threading.Thread(
+                    target=self._probe, args=(node, address, port), name="probe", daemon=True
+                ).start()
+            case Notify(notice):
+                self._notify(notice)
+
+    def _probe(self, node: str, address: str, port: int) -> None:
+        self._inbox.put(Probed(node, probe(node, address, port, self._probe_timeout)))

@@ -1,0 +1,60 @@
+"""What one decision asks for, collected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.rendezvous.state import Action, Apply, Probe, State, Waiting
+
+if TYPE_CHECKING:
+    from elastic_runtime.protocol.records import Member, NodeRecord
+    from elastic_runtime.rendezvous.store import Transaction
+
+
+@dataclass
+class Plan:
+    """Collects what a decision asks for.
+
+    Attributes:
+        actions: to be performed in this order.
+        wake: when the next decision is due at the latest, without any event.
+        reason: why; the last one given.
+    """
+
+    actions: list[Action] = field(default_factory=list)
+    wake: float = float("inf")
+    reason: str = ""
+
+    def wake_at(self, moment: float) -> None:
+        """Asks for another decision at this moment."""
+        self.wake = min(self.wake, moment)
+
+    def apply(self, state: State, tag: str, transaction: Transaction, now: float) -> State:
+        """Performs a transaction, unless one with this tag is under way or has just failed."""
+        if state.held(tag, now):
+            self.wake_at(state.holds[tag])
+            return state
+        self.actions.append(Apply(tag, transaction))
+        return replace(state, holds={**state.holds, tag: float("inf")})
+
+    def probe(self, state: State, member: Member | NodeRecord, every: float, now: float) -> State:
+        """Probes a node, unless it was probed less than ``every`` seconds ago."""
+        node = member.node
+        if not member.probe_port or node in state.dead:
+            return state
+        due = state.probed.get(node, float("-inf")) + every
+        if due > now:
+            self.wake_at(due)
+            return state
+        self.actions.append(Probe(node, member.address, member.probe_port))
+        self.wake_at(now + every)
+        return replace(state, probed={**state.probed, node: now})
+
+    def wait(self, state: State, reason: str, have: int = 0) -> State:
+        """Says why nothing happens."""
+        self.reason = reason
+        job, policy = state.job_record, state.policy
+        low = job.min_nodes if job else policy.min_nodes
+        high = job.max_nodes if job else policy.max_nodes
+        return state.tell(Waiting(reason, have, low, high), once=f"waiting/{reason}/{have}")

@@ -1,0 +1,116 @@
+"""Who leads, how each member of the last round stands to it, and what that costs: pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.protocol.records import (
+    DONE,
+    GONE,
+    LOST,
+    FaultReport,
+    Member,
+    NodeRecord,
+    RoundRecord,
+    called,
+    node_key,
+)
+from elastic_runtime.rendezvous.budget import Verdict, judge
+from elastic_runtime.rendezvous.state import OTHER, REFUSED, Peer, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RUNNING = "running"  # as far as we know
+BACK = "back"  # its workers have ended, it wants to go on
+ENDED_WELL = "done"
+LEFT = "left"  # said goodbye
+DEAD = "dead"  # proven by a probe
+LEASE_ENDED = "absent"
+
+OVER = (LEFT, DEAD, LEASE_ENDED)
+_HOW = {REFUSED: "its port refuses", OTHER: "another process answers there"}
+
+
+def eligible(state: State, peer: Peer) -> bool:
+    """Whether this node may lead: it is not known to be dead, and has not said goodbye."""
+    return peer.record.status != GONE and peer.record.node not in state.dead
+
+
+def leader_of(state: State) -> Peer | None:
+    """The oldest other node that may lead, if it is older than we are; None if we lead."""
+    peers = [peer for peer in state.peers.values() if eligible(state, peer)]
+    oldest = min(peers, key=lambda peer: peer.created, default=None)
+    if oldest is None or (state.stored is not None and state.created < oldest.created):
+        return None
+    return oldest
+
+
+def record_of(state: State, node: str) -> NodeRecord | None:
+    """What this node says of itself, as far as it is seen."""
+    if state.record is not None and node == state.me:
+        return state.record
+    peer = state.peers.get(node)
+    return peer.record if peer else None
+
+
+def standings_of(state: State, last: RoundRecord, now: float) -> dict[str, str]:
+    """How each member of the last round stands to it, by node."""
+    return {member.node: standing(state, member, last, now) for member in last.members}
+
+
+def standing(state: State, member: Member, last: RoundRecord, now: float) -> str:
+    """How a member of the last round stands to it."""
+    node = member.node
+    if node in state.dead:
+        return DEAD
+    record = record_of(state, node)
+    if record is not None:
+        ours = record.incarnation == last.incarnation
+        well = ours and record.done_round == last.number
+        if ours and record.left >= last.number:
+            return LEFT if record.status == GONE else BACK
+        if record.status == GONE:
+            return ENDED_WELL if well else LEFT
+        return ENDED_WELL if well and record.status == DONE else RUNNING
+    if state.done_seen.get(node) == last.number:
+        return ENDED_WELL
+    # If it lives, it is about to write its key again: after amnesia, or over what is not its own.
+    since = max(state.regained_at, state.strange.get(node_key(node), float("-inf")))
+    if now - since < state.policy.settle:
+        return RUNNING
+    return LEASE_ENDED
+
+
+def loss(state: State, member: Member, how: str) -> str:
+    """How a member was lost, for people."""
+    if how == DEAD:
+        return f"{called(member.name)} lost: {_HOW[state.dead[member.node]]}"
+    return f"{called(member.name)} lost: its lease has ended"
+
+
+def verdict_on(state: State, last: RoundRecord, standings: Mapping[str, str]) -> Verdict:
+    """What the last round costs, now that it is over."""
+    reports = []
+    for member in last.members:
+        how = standings[member.node]
+        fault = fault_of(state, member, last)
+        if how in (DEAD, LEASE_ENDED):
+            reports.append(FaultReport(last.number, LOST, loss(state, member, how), signature=LOST))
+        elif fault is not None:
+            reports.append(fault)
+    switch = state.switch_record
+    return judge(
+        last.budget,
+        reports,
+        members=len(last.members),
+        max_restarts=state.policy.max_restarts,
+        planned=switch is not None and not switch.broken,
+    )
+
+
+def fault_of(state: State, member: Member, last: RoundRecord) -> FaultReport | None:
+    """Why a member left the last round, as it says."""
+    record = record_of(state, member.node)
+    fault = record.fault if record else None
+    return fault if fault and fault.round == last.number else None

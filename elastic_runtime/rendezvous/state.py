@@ -1,0 +1,450 @@
+"""What one node knows of the rendezvous, and the words in which things happen to it.
+
+``absorb`` takes events into a ``State``. What follows is decided in ``member`` (for this node) and
+``leader`` (for all, when this node leads); ``membership`` puts the three together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import (
+    JobRecord,
+    NodeRecord,
+    OutcomeRecord,
+    Record,
+    RoundRecord,
+    SwitchRecord,
+)
+from elastic_runtime.rendezvous.store import ABSENT, StoreEvent, Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The agent is ready for a round, as the node that ``record`` describes (a new life)."""
+
+    record: NodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """All workers of the round have ended here.
+
+    Attributes:
+        round: its number.
+        fault: why.
+        store_port: where this node would host the next round's store.
+        stays: it wants to be in the next round.
+    """
+
+    round: int
+    fault: records.FaultReport
+    store_port: int = 0
+    stays: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The script has ended well on this node, in this round."""
+
+    round: int
+    step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """This node was asked to leave, once its workers have stopped at a step boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """This node leaves now; nothing runs here any more."""
+
+
+# Answers to a probe.
+ALIVE = "alive"
+REFUSED = "refused"  # nothing listens there
+OTHER = "other"  # another life answers
+SILENT = "silent"  # no answer in time: no proof of anything
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe of a node came to its end."""
+
+    node: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A transaction came to its end; ``ok`` is None if the store did not answer."""
+
+    tag: str
+    ok: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Only time has passed."""
+
+
+Event = StoreEvent | Join | Left | Done | Drain | Goodbye | Probed | Applied | Tick
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Perform a transaction; ``Applied`` with the same tag follows."""
+
+    tag: str
+    transaction: Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Change what is followed."""
+
+    wide: bool
+    without: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Begin a new life under this key."""
+
+    own_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a node whether it lives; ``Probed`` follows."""
+
+    node: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Tell the agent."""
+
+    notice: Notice
+
+
+# ---------------------------------------------------------------- notices to the agent
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """This node is a member of a new round."""
+
+    round: RoundRecord
+    group_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Leave the round: at once if it is broken, at a step boundary otherwise."""
+
+    round: int
+    broken: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """The job went on without this node: stop the workers, then join again as a new life."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job is over."""
+
+    outcome: OutcomeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No round yet, and why; sent when the reason changes."""
+
+    reason: str
+    have: int
+    minimum: int
+    maximum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Another live job holds this run id."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """No contact to the store for so long that others may go on without us: stop the workers."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The store was lost (``up`` False), answers again, or has forgotten everything."""
+
+    up: bool
+    why: str = ""
+    forgot: bool = False
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record in the store cannot be used; it is ignored."""
+
+    key: str
+    why: str
+
+
+Notice = Sealed | Switch | Excluded | Ended | Waiting | Conflict | Fenced | StoreState | BadRecord
+Action = Apply | Look | Follow | Probe | Notify
+
+
+# ---------------------------------------------------------------- knowledge
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that decisions depend on; times in seconds.
+
+    Attributes:
+        min_nodes, max_nodes, node_unit, entry, in_place: for the job's record if we write it.
+        max_restarts: failures of user code that the job may have.
+        last_call, join, rejoin, fence, batch: as in ``config.Timeouts``.
+        settle: after contact to the store was regained, or it lost its memory, how long an absent
+            key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
+        probe_after, probe_every: when a silent node is probed first, and how often.
+        ahead: extra wait per rank before a waiting member probes the leader, against storms.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_unit: int = 1
+    entry: str = ""
+    in_place: bool = False
+    max_restarts: int = 3
+    last_call: float = 3.0
+    join: float = 600.0
+    rejoin: float = 60.0
+    fence: float = 600.0
+    batch: float = 2.0
+    settle: float = 3.0
+    probe_after: float = 0.03
+    probe_every: float = 0.25
+    ahead: float = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another node as the store shows it; ``seen`` is when it first did (our clock)."""
+
+    record: NodeRecord
+    created: int
+    version: int
+    seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One of the common keys: its record and version.
+
+    An unreadable record does not displace what a running group knows to be true: the last one
+    that could be read stays.
+    """
+
+    record: Record | None = None
+    version: int = ABSENT
+    seen: float = 0.0
+    unreadable: bool = False
+
+
+EMPTY = Slot()
+COMMON: Mapping[str, type[Record]] = MappingProxyType(
+    {
+        records.JOB: JobRecord,
+        records.ROUND: RoundRecord,
+        records.SWITCH: SwitchRecord,
+        records.OUTCOME: OutcomeRecord,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that one node knows. Never changed in place.
+
+    Attributes:
+        policy: the settings.
+        record: this node as it wants to be stored; None before it joins.
+        stored, version, created: this node as the store has it.
+        registered: it was in the store once in this life.
+        excluded: it was told to begin anew.
+        lease_lost: the lease may have ended; nothing is done until the store has shown our key.
+        connected, lost_at: contact to the store, and since when there is none.
+        regained_at: when contact was regained last.
+        forgot_at: when the store was last found to have lost its memory.
+        snapshot: a snapshot of the present life and width has arrived.
+        wide: we follow all nodes; ``asked`` is what we last asked to follow.
+        job … outcome: the common records.
+        current: the round that this node runs, from ``Sealed`` until ``Left``; None outside.
+        known_job, known_round: the last records seen, to give them back to a store that forgot.
+        last_number: the highest number of a round ever seen, of any life of the job.
+        took_part: the last life of the job that this agent ran or waited in.
+        old_outcome: version of the outcome that was there when this life began: not ours.
+        peers: the other nodes that are followed, by uuid.
+        strange: keys among those of nodes that cannot be read, and since when.
+        dead: nodes proven dead by a probe, with the proof.
+        done_seen: nodes seen to have ended well, with the round.
+        holds: transactions in flight or to be waited for, by tag, with the end of the hold.
+        probed: last probes, by node, with when they were sent; ``answers`` the last answers.
+        marks: moments that decisions refer to, by name.
+        told: notices given, so that each is given once.
+        suspects: joiners with whom a round failed, with strikes and when to try them again.
+        notices: to be handed to the agent with the next decision.
+    """
+
+    policy: Policy
+    record: NodeRecord | None = None
+    stored: NodeRecord | None = None
+    version: int = ABSENT
+    created: int = 0
+    registered: bool = False
+    excluded: bool = False
+    lease_lost: bool = False
+    connected: bool = False
+    lost_at: float = 0.0
+    regained_at: float = float("-inf")
+    forgot_at: float = float("-inf")
+    snapshot: bool = False
+    wide: bool = False
+    asked: tuple[bool, frozenset[str]] = (False, frozenset())
+    job: Slot = EMPTY
+    round: Slot = EMPTY
+    switch: Slot = EMPTY
+    outcome: Slot = EMPTY
+    current: RoundRecord | None = None
+    known_job: JobRecord | None = None
+    known_round: RoundRecord | None = None
+    last_number: int = 0
+    took_part: str = ""
+    old_outcome: int | None = None
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    strange: Mapping[str, float] = field(default_factory=dict)
+    dead: Mapping[str, str] = field(default_factory=dict)
+    done_seen: Mapping[str, int] = field(default_factory=dict)
+    holds: Mapping[str, float] = field(default_factory=dict)
+    probed: Mapping[str, float] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[str, float] = field(default_factory=dict)
+    told: frozenset[str] = frozenset()
+    suspects: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
+
+    # -- views
+
+    @property
+    def me(self) -> str:
+        """This life's uuid."""
+        assert self.record is not None
+        return self.record.node
+
+    @property
+    def job_record(self) -> JobRecord | None:
+        """The job, if the store has one that can be read."""
+        return self.job.record if isinstance(self.job.record, JobRecord) else None
+
+    @property
+    def round_record(self) -> RoundRecord | None:
+        """The last round of the job's present incarnation."""
+        record, job = self.round.record, self.job_record
+        if isinstance(record, RoundRecord) and job and record.incarnation == job.incarnation:
+            return record
+        return None
+
+    @property
+    def switch_record(self) -> SwitchRecord | None:
+        """The order to leave the last round, if there is one."""
+        record, last = self.switch.record, self.round_record
+        if (
+            isinstance(record, SwitchRecord)
+            and last is not None
+            and (record.round, record.incarnation) == (last.number, last.incarnation)
+        ):
+            return record
+        return None
+
+    @property
+    def outcome_record(self) -> OutcomeRecord | None:
+        """The end of the job's present incarnation, if it has come."""
+        record, job = self.outcome.record, self.job_record
+        if isinstance(record, OutcomeRecord) and job and record.incarnation == job.incarnation:
+            return record
+        return None
+
+    @property
+    def stranger(self) -> bool:
+        """Whether the job in the store is another one than ours."""
+        job, record = self.job_record, self.record
+        return bool(job and record and job.settings and job.settings != record.settings)
+
+    def remembering(self, now: float) -> bool:
+        """Whether the store forgot so lately that a running group may still have to speak."""
+        return now < self.forgot_at + self.policy.settle
+
+    @property
+    def settled_at(self) -> float:
+        """From when on an absent key proves that its owner's lease has ended."""
+        return max((self.regained_at, *self.strange.values())) + self.policy.settle
+
+    def parted(self, now: float) -> bool:
+        """Whether this node's goodbye is said: the store has it, or has nothing of this node."""
+        if self.record is None or self.record.status != records.GONE:
+            return False
+        unseen = self.version == ABSENT and not self.held("own", now)
+        return unseen or self.stored == self.record
+
+    def held(self, tag: str, now: float) -> bool:
+        """Whether a transaction with this tag is in flight, or must wait."""
+        return self.holds.get(tag, float("-inf")) > now
+
+    def since(self, mark: str, now: float) -> float:
+        """Seconds since the mark was set; 0 if it is not."""
+        return now - self.marks.get(mark, now)
+
+    def marked(self, mark: str, now: float) -> State:
+        """With the mark set to ``now``, unless it is set already."""
+        return self if mark in self.marks else replace(self, marks={**self.marks, mark: now})
+
+    def unmarked(self, *marks: str) -> State:
+        """Without these marks."""
+        if not any(mark in self.marks for mark in marks):
+            return self
+        return replace(self, marks={k: v for k, v in self.marks.items() if k not in marks})
+
+    def tell(self, notice: Notice, once: str = "") -> State:
+        """With a notice for the agent; with ``once``, only if none of that name was given."""
+        if once and once in self.told:
+            return self
+        told = self.told | {once} if once else self.told
+        return replace(self, notices=(*self.notices, notice), told=told)

@@ -1,0 +1,196 @@
+"""What the rendezvous asks of a store. The adapters are etcd v3, a c10d TCPStore, and memory.
+
+It is little: a compare-and-swap, keys that vanish with their owner's lease, and a watch. Keys are
+relative to the run's prefix (``job``, ``nodes/<uuid>``, …); ``protocol.records`` lists them.
+
+**What is watched.** A store always follows the *common* keys (everything but ``nodes/`` and
+``events/``), the node's own key, and the key of one other node, the leader. Only a node that
+leads looks ``wide`` and follows all of ``nodes/``: with every node following every other, n joins
+would cost n² messages, and 400 nodes would not come together in seconds.
+
+**Order.** After ``start`` and after each ``look`` the listener gets one ``Snapshot`` of what is
+followed, then ``Changed`` for what happens after it, in the store's order, each change once. When
+the connection was lost, the adapter takes it up again by itself and delivers what was missed, or
+a new ``Snapshot``.
+
+**Memory.** A store that lost its memory (its process restarted on an empty disk) delivers a
+``Snapshot`` with ``forgot`` set. Leases are gone then; the adapter takes a new one for the next
+leased put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+ABSENT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key as the store has it.
+
+    Attributes:
+        key: relative to the run's prefix.
+        value: the bytes.
+        created: grows from key to key in the order in which they were created; kept by updates.
+        version: changes with every write to this key; what ``Expect`` compares. Never 0.
+    """
+
+    key: str
+    value: bytes
+    created: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """A condition: the key has this version (``ABSENT``: it does not exist)."""
+
+    key: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A write. A leased key vanishes when its writer's lease ends; an unleased one stays.
+
+    Writing a leased key again without ``leased`` takes it off the lease.
+    """
+
+    key: str
+    value: bytes
+    leased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Writes that take place together if all conditions hold, else not at all.
+
+    At most one key is both expected and written: that is all a c10d store can do at once. There,
+    the other conditions are checked just before and the other writes follow just after; a
+    transaction must be safe under that too.
+
+    Attributes:
+        expects: the conditions; none means: always.
+        puts: the writes.
+        deletes: keys to remove; an absent one is no error.
+    """
+
+    expects: tuple[Expect, ...] = ()
+    puts: tuple[Put, ...] = ()
+    deletes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is followed, at one moment.
+
+    Attributes:
+        entries: in order of creation.
+        wide: whether all nodes are in it.
+        forgot: the store has lost its memory since it was last heard.
+    """
+
+    entries: tuple[Entry, ...]
+    wide: bool
+    forgot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Writes and removals, in order. A key in both was removed first and then written."""
+
+    puts: tuple[Entry, ...] = ()
+    deletes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The store does not answer; the adapter keeps trying."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The store answers again. What was missed follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """Our lease has ended, or may have: everything put under it is, or will be, gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The store will never take us: a wrong password, a wrong certificate, not such a store."""
+
+    why: str
+
+
+StoreEvent = Snapshot | Changed | Lost | Found | LeaseLost | Refused
+Listener = Callable[[StoreEvent], None]
+
+
+class Store(Protocol):
+    """One node's view of the store of one run. Thread-safe; the listener runs on its threads."""
+
+    @property
+    def granted_ttl(self) -> float:
+        """Seconds until a silent holder's keys vanish, as granted; 0 before there is a lease."""
+        ...
+
+    def start(self, own_key: str, listener: Listener) -> None:
+        """Connects in the background and begins to deliver events; returns at once.
+
+        Args:
+            own_key: this node's key, which is always followed.
+            listener: called with each event, from the store's threads; must not block.
+        """
+        ...
+
+    def follow(self, own_key: str) -> None:
+        """Changes the own key, after a node comes back as another. A ``Snapshot`` follows.
+
+        The old lease is given up: what was put under it vanishes.
+        """
+        ...
+
+    def look(self, wide: bool, without: frozenset[str]) -> None:
+        """Changes what is followed; a ``Snapshot`` follows.
+
+        Args:
+            wide: follow all nodes; otherwise only the oldest one, as the leader.
+            without: keys of nodes that are known to be dead, not to be taken for the oldest.
+        """
+        ...
+
+    def apply(self, transaction: Transaction) -> bool:
+        """Performs a transaction; blocks for one round trip, with a deadline.
+
+        Returns:
+            Whether the conditions held. If a retry inside cannot tell whether the first try took
+            effect, the adapter reads back and answers what is true.
+
+        Raises:
+            StoreUnavailable: no answer; it may have taken effect or not.
+        """
+        ...
+
+    def beat(self) -> None:
+        """Says that the agent's main loop lives. Without it, keep-alives stop within one TTL."""
+        ...
+
+    def read(self, prefix: str) -> tuple[Entry, ...]:
+        """All entries under a prefix (``""``: all), in order of creation; blocks.
+
+        Raises:
+            StoreUnavailable: no answer.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives the lease back, so that leased keys vanish at once, and stops. Idempotent."""
+        ...

@@ -1,0 +1,334 @@
+"""torch's ``RendezvousHandler`` on top of a ``Participant``.
+
+torch's agent only ever asks: it enters a round with ``next_rendezvous`` and polls
+``num_nodes_waiting`` while its workers are healthy. So everything that asks it out of a round (a
+member is gone, a change is planned, the job is over) is told by that number. It counts restarts by
+itself; the job's own budget stays untouched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from elastic_runtime.errors import EXIT_FAILED, EXIT_NOT_ENOUGH_NODES, StoreUnavailable
+from elastic_runtime.protocol.records import OUTCOME, PLANNED, FaultReport, OutcomeRecord
+from elastic_runtime.rendezvous.c10d_link import ANSWER, Link, listen_anywhere
+from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.probe import ProbeServer
+from elastic_runtime.rendezvous.state import (
+    Conflict,
+    Ended,
+    Excluded,
+    Fenced,
+    Sealed,
+    StoreState,
+    Switch,
+)
+from elastic_runtime.rendezvous.store import Expect, Put, Transaction
+
+if TYPE_CHECKING:
+    import socket
+
+    from elastic_runtime.protocol.records import RoundRecord
+    from elastic_runtime.rendezvous.state import Notice, Policy
+    from elastic_runtime.rendezvous.store import Store
+
+# Seconds: between two signs of life, a third of the shortest lease; that a round's store may take
+# for one answer (the exit barrier sets its own); that the end of the job is waited for.
+_BEAT = 0.6
+_READ = 60.0
+_END = 3.0
+_FAREWELL = 1.0
+
+
+class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
+    """One torchrun agent's rendezvous.
+
+    Args:
+        name: of the backend, as registered with torch.
+        run_id: names the run.
+        store: a store that was not started yet.
+        policy: the settings of the decisions.
+        seed: who this node is, but for its probe port.
+        connect_timeout: seconds for the first contact with the store.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run_id: str,
+        store: Store,
+        policy: Policy,
+        seed: Seed,
+        connect_timeout: float,
+    ) -> None:
+        self._name = name
+        self._run_id = run_id
+        self._store = store
+        self._join_timeout = policy.join
+        self._connect_timeout = connect_timeout
+        self._probes = ProbeServer("", lambda: {"node": self._participant.node})
+        seed = Seed(seed.name, seed.address, seed.workers, self._probes.port, seed.settings)
+        self._participant = Participant(store, policy, seed, self._hear)
+        self._seed = seed
+        self._listener: socket.socket | None = None
+        self._round_store: TCPStore | None = None
+        self._round: RoundRecord | None = None
+        self._contacted = False
+        self._gone = threading.Event()
+        # What was heard; guarded, and waited for.
+        self._news = threading.Condition()
+        self._sealed: Sealed | None = None
+        self._switch: Switch | None = None
+        self._out = ""
+        self._outcome: OutcomeRecord | None = None
+        self._trouble: Conflict | StoreState | None = None
+
+    # ------------------------------------------------------------ what torch asks
+
+    def get_backend(self) -> str:
+        """The name under which the handler is registered."""
+        return self._name
+
+    def get_run_id(self) -> str:
+        """The run's id."""
+        return self._run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The rank-0 worker hosts the workers' store, on a port of its own each round."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Enters the next round; blocks until there is one.
+
+        Raises:
+            RendezvousClosedError: the job is over.
+            RendezvousConnectionError: the store does not answer.
+            RendezvousGracefulExitError: the job ended well while this node was a spare.
+            RendezvousStateError: another job holds the run id.
+            RendezvousTimeoutError: too few nodes came together in time.
+        """
+        if self._gone.is_set():
+            raise RendezvousClosedError("this handler was shut down")
+        self._raise_if_over()
+        self._begin()
+        while True:
+            sealed = self._wait_for_round()
+            info = self._enter(sealed)
+            if info is not None:
+                self._round = sealed.round
+                return info
+            reason = f"{self._seed.name} cannot reach the store of round {sealed.round.number}"
+            self._leave(sealed.round, reason)
+
+    def num_nodes_waiting(self) -> int:
+        """1 if the present round is to be left, for whatever reason; else 0."""
+        with self._news:
+            failed = self._outcome is not None and not self._outcome.succeeded
+            return 1 if self._why_leave or self._out or failed else 0
+
+    @property
+    def _why_leave(self) -> str:
+        """Why the present round is to be left; an order may be of an earlier one."""
+        if self._switch is None or self._round is None:
+            return ""
+        return self._switch.reason if self._switch.round == self._round.number else ""
+
+    def is_closed(self) -> bool:
+        """Whether the job is over."""
+        with self._news:
+            return self._outcome is not None
+
+    def set_closed(self) -> None:
+        """Ends the job for all nodes, as failed."""
+        self._close_job(f"torchrun closed the rendezvous on {self._seed.name}")
+
+    def shutdown(self) -> bool:
+        """Ends this node's part, and the job with it.
+
+        torch calls this at the end of a run, with an exception on its way if it failed.
+
+        Returns:
+            Whether the store knows.
+        """
+        if self._gone.is_set():
+            return True
+        error = sys.exc_info()[1]
+        if error is not None:
+            self._close_job(f"{self._seed.name}: {type(error).__name__}")
+        elif self._round is not None:
+            self._participant.done(self._round.number)
+            with self._news:
+                self._news.wait_for(lambda: self._outcome is not None, _END)
+        return self._depart()
+
+    # ------------------------------------------------------------ entering and leaving
+
+    def _begin(self) -> None:
+        if not self._contacted and self._round is None:
+            # torch does not call shutdown() for an agent that a signal ends.
+            atexit.register(self._depart)
+            threading.Thread(target=self._keep_beating, name="beats", daemon=True).start()
+            self._participant.join(self._reserve())
+            return
+        with self._news:
+            reason, out = self._why_leave, self._out
+        if out:
+            self._begin_anew()
+        elif self._round is not None:
+            self._leave(self._round, reason or f"the workers ended on {self._seed.name}")
+
+    def _begin_anew(self) -> None:
+        """The job went on without this node: it comes back as another."""
+        with self._news:
+            self._sealed, self._out = None, ""
+        self._round, self._round_store = None, None
+        self._participant.join(self._reserve())
+
+    def _leave(self, last: RoundRecord, reason: str) -> None:
+        with self._news:
+            self._sealed = None
+        self._round, self._round_store = None, None
+        # To torch every restart is alike; it counts them itself.
+        fault = FaultReport(last.number, PLANNED, reason)
+        self._participant.leave(last.number, fault, self._reserve())
+
+    def _wait_for_round(self) -> Sealed:
+        limit = self._join_timeout if self._contacted else self._connect_timeout
+        silent_since = time.monotonic()
+        while True:
+            with self._news:
+                self._news.wait_for(self._has_news, _BEAT)
+                sealed, out, trouble = self._sealed, self._out, self._trouble
+            self._raise_if_over()
+            if isinstance(trouble, Conflict):
+                raise RendezvousStateError(trouble.message)
+            if trouble is not None and trouble.refused:
+                raise RendezvousConnectionError(trouble.why)
+            if out:
+                self._begin_anew()
+            elif sealed is not None:
+                return sealed
+            now = time.monotonic()
+            if self._participant.state.connected:
+                self._contacted, silent_since, limit = True, now, self._join_timeout
+            elif now - silent_since > limit:
+                why = trouble.why if trouble else "no answer"
+                raise RendezvousConnectionError(f"no contact to the store in {limit:g} s: {why}")
+
+    def _has_news(self) -> bool:
+        return bool(self._sealed or self._out or self._outcome or self._trouble)
+
+    def _enter(self, sealed: Sealed) -> RendezvousInfo | None:
+        """Opens the round's store; None if its host is gone already."""
+        last, rank = sealed.round, sealed.group_rank
+        try:
+            store = self._open_round_store(last, rank)
+            store.set_timeout(timedelta(seconds=_READ))
+            address = RendezvousStoreInfo.build(rank, store, self._seed.address)
+        except (StoreUnavailable, RuntimeError):
+            return None
+        self._round_store = store
+        return RendezvousInfo(store, rank, len(last.members), address)
+
+    def _open_round_store(self, last: RoundRecord, rank: int) -> TCPStore:
+        listener, self._listener = self._listener, None
+        if rank == 0 and listener is not None:
+            return TCPStore(
+                self._seed.address,
+                last.store_port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=ANSWER),
+                master_listen_fd=listener.detach(),
+            )
+        if listener is not None:
+            listener.close()
+        return Link(last.members[0].address, last.store_port).release()
+
+    def _reserve(self) -> int:
+        """Listens where this node would host the next round's store; returns the port."""
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = listen_anywhere(0)
+        return int(self._listener.getsockname()[1])
+
+    # ------------------------------------------------------------ the end
+
+    def _raise_if_over(self) -> None:
+        with self._news:
+            outcome = self._outcome
+        if outcome is None:
+            return
+        if outcome.exit_code == EXIT_NOT_ENOUGH_NODES:
+            raise RendezvousTimeoutError(outcome.reason)
+        if outcome.succeeded:
+            raise RendezvousGracefulExitError(f"the job is over: {outcome.reason}")
+        raise RendezvousClosedError(f"the job is over: {outcome.reason}")
+
+    def _close_job(self, reason: str) -> None:
+        state = self._participant.state
+        job = state.job_record
+        if job is None or not state.connected or self._outcome is not None:
+            return
+        record = OutcomeRecord(job.incarnation, False, EXIT_FAILED, reason, node=self._seed.name)
+        put = Put(OUTCOME, record.encode())
+        try:
+            # If it is there already, the job is over as well.
+            self._store.apply(Transaction((Expect(OUTCOME, state.outcome.version),), (put,)))
+        except StoreUnavailable:
+            return  # the others find out when they miss us
+
+    def _depart(self) -> bool:
+        if self._gone.is_set():
+            return True
+        self._gone.set()
+        atexit.unregister(self._depart)
+        known = self._participant.goodbye(_FAREWELL)
+        self._participant.close()
+        self._probes.close()
+        if self._listener is not None:
+            self._listener.close()
+        return known
+
+    # ------------------------------------------------------------ threads of others
+
+    def _hear(self, notice: Notice) -> None:
+        with self._news:
+            match notice:
+                case Sealed():
+                    self._sealed = notice
+                case Switch():
+                    self._switch = notice
+                case Excluded(reason) | Fenced(reason):
+                    self._sealed, self._out = None, reason
+                case Ended(outcome):
+                    self._outcome = outcome
+                case Conflict() | StoreState(up=False):
+                    self._trouble = notice
+                case StoreState():
+                    self._trouble = None
+            self._news.notify_all()
+
+    def _keep_beating(self) -> None:
+        """torch's agent is silent for minutes where it waits; its process lives all the same."""
+        while not self._gone.wait(_BEAT):
+            self._participant.beat()

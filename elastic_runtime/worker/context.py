@@ -1,0 +1,247 @@
+"""A worker's end of the channel to its agent: the only client of the agent in a worker process.
+
+Without an agent (under plain torchrun, or alone in one process) everything here works and does
+nothing, except that events go to the ``elastic_runtime`` logger. A process that a worker forks or
+spawns is no worker: it never speaks for its parent.
+
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.errors import RecordError
+from elastic_runtime.protocol.messages import (
+    ENV_CHANNEL,
+    ENV_PROGRESS,
+    ENV_ROUND,
+    MAX_LINE,
+    Drain,
+    Drained,
+    Hello,
+    Message,
+    Note,
+    ProgressFile,
+    decode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LOG = logging.getLogger("elastic_runtime")
+
+# An agent reads at once. One that does not is stopped or dead, and no step waits for it.
+_SEND_TIMEOUT = 5.0
+
+
+class WorkerContext:
+    """What this process is in its job, and the way to its agent.
+
+    Attributes:
+        rank: global rank, 0 outside a job.
+        round: the round it was started for, 0 without an agent.
+        run: the id of the run, "" outside a job.
+        drain: set once this worker is asked to save and leave, at a step that all ranks agree on.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Reads who this process is; the agent is called when there is something to say.
+
+        Args:
+            environ: the environment that the agent has set for the worker.
+        """
+        self.rank = int(environ.get("RANK") or 0)
+        self.round = int(environ.get(ENV_ROUND) or 0)
+        self.run = environ.get("TORCHELASTIC_RUN_ID", "")
+        self._channel_path = environ.get(ENV_CHANNEL, "")
+        self._progress_path = environ.get(ENV_PROGRESS, "")
+        self._progress: ProgressFile | None = None
+        self._steps = 0
+        self._drains = False
+        self.drain = threading.Event()
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._catches_sigterm = False
+
+    @property
+    def has_agent(self) -> bool:
+        """An elastic agent has started this worker."""
+        return bool(self._channel_path)
+
+    def offer_drain(self) -> None:
+        """Says that this worker can save and leave at a step boundary.
+
+        Without an agent the request is a SIGTERM, unless the program handles that itself; a
+        second one ends the process as usual.
+        """
+        self._drains = True
+        if self.has_agent:
+            self._say(self._hello())
+        elif (
+            threading.current_thread() is threading.main_thread()
+            and multiprocessing.parent_process() is None
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._catches_sigterm = True
+
+    def withdraw_drain(self) -> None:
+        """Takes ``offer_drain`` back: from now on a request to leave ends this process at once."""
+        self._drains = False
+        if self.has_agent:
+            self._say(self._hello())
+        elif self._release_sigterm() and self.drain.is_set():
+            signal.raise_signal(signal.SIGTERM)  # it came too late for a step to honour it
+
+    def report_step(self, step: int) -> None:
+        """Publishes that ``step`` is done: a few stores to memory that the agent has mapped."""
+        self._steps += 1
+        if self._steps == 1 and self.has_agent:
+            self.note("step.first", step=step)  # the agent tells people how long a recovery took
+        if self._progress is None:
+            if not self._progress_path:
+                return
+            self._progress = self._open_progress()
+            if self._progress is None:
+                return
+        self._progress.publish(step, self._steps, time.monotonic_ns())
+
+    def note(self, name: str, /, **fields: Any) -> None:
+        """Reports an event; an ``Emit``.
+
+        Args:
+            name: a dotted name such as ``checkpoint.saved``.
+            fields: plain values.
+        """
+        if self.has_agent:
+            self._say(Note(name=name, rank=self.rank, round=self.round, fields=fields))
+        else:
+            level = logging.WARNING if "problem" in fields else logging.INFO
+            _LOG.log(level, "%s %s", name, fields)
+
+    def drained(self, step: int) -> None:
+        """Says that the state of ``step`` is saved and that this process is about to end."""
+        if self.has_agent:
+            self._say(Drained(rank=self.rank, round=self.round, step=step))
+
+    def close(self) -> None:
+        """Lets go of the channel and of SIGTERM, for a process that is a worker no more.
+
+        The channel is not shut down: after a fork the parent goes on to use it.
+        """
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._release_sigterm()
+
+    # The channel
+
+    def _hello(self) -> Hello:
+        return Hello(rank=self.rank, round=self.round, pid=os.getpid(), drains=self._drains)
+
+    def _say(self, message: Message) -> None:
+        # An agent that cannot be reached is gone, and will take this worker with it: nothing
+        # that a step of training could do about it.
+        with self._lock, suppress(OSError):
+            fresh = self._socket is None
+            line = self._connected()
+            if fresh and not isinstance(message, Hello):
+                line.sendall(self._hello().encode())
+            line.sendall(message.encode())
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            line.settimeout(_SEND_TIMEOUT)
+            try:
+                line.connect(self._channel_path)
+            except OSError:
+                line.close()
+                raise
+            self._socket = line
+            listener = threading.Thread(
+                target=self._listen, args=(line,), name="elastic-channel", daemon=True
+            )
+            listener.start()
+        return self._socket
+
+    def _listen(self, line: socket.socket) -> None:
+        pending = b""
+        while len(pending) <= MAX_LINE:
+            try:
+                data = line.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            *lines, pending = (pending + data).split(b"\n")
+            for one in lines:
+                self._hear(one)
+
+    def _hear(self, data: bytes) -> None:
+        try:
+            message = decode(data)
+        except RecordError as error:
+            _LOG.warning("%s", error)
+            return
+        if isinstance(message, Drain) and message.round == self.round:
+            self.drain.set()
+
+    def _open_progress(self) -> ProgressFile | None:
+        try:
+            return ProgressFile(self._progress_path)
+        except OSError as error:
+            _LOG.warning("steps are not reported: %s: %s", self._progress_path, error.strerror)
+            self._progress_path = ""
+            return None
+
+    # Signals and forks
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        self.drain.set()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _release_sigterm(self) -> bool:
+        if not self._catches_sigterm:
+            return False
+        self._catches_sigterm = False
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return True
+
+
+_context: WorkerContext | None = None
+
+
+def context() -> WorkerContext:
+    """The context of this process, made when it is first asked for."""
+    global _context
+    if _context is None:
+        is_worker = multiprocessing.parent_process() is None
+        _context = WorkerContext(os.environ if is_worker else _without_agent(os.environ))
+    return _context
+
+
+def _without_agent(environ: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in environ.items() if k not in (ENV_CHANNEL, ENV_PROGRESS)}
+
+
+def _forget_parent() -> None:
+    global _context
+    if _context is not None:
+        _context.close()
+        _context = WorkerContext(_without_agent(os.environ))
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,52 @@
+"""The end of a process that leaves in the middle of its program, while others wait for it.
+
+Taking an interpreter apart that has imported torch lasts for a second and more, most of it spent
+in looking at every object once again; in a forked worker that also copies the memory it shares.
+And while it lasts, a thread of gloo that still holds the last collective aborts the process now
+and then (``terminate called without an active exception``, one exit in ten on a busy machine).
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import os
+import sys
+from contextlib import suppress
+
+
+def end_quickly(code: int) -> None:
+    """Makes the coming end of this process a quick one.
+
+    What a program can notice is done as always: ``finally`` blocks, threads that are waited for,
+    exit functions, files that were left open. Only the interpreter itself is not taken apart.
+
+    Args:
+        code: the exit code.
+    """
+    ending = _Ending(code)
+    atexit.register(ending)
+    ending.registered = atexit._ncallbacks()
+
+
+class _Ending:
+    """The last thing that is registered to be done at exit, and so the first to be done."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        self._begun = False
+        self.registered = 0
+
+    def __call__(self) -> None:
+        # What was registered even later has been called already, and would be called twice.
+        if self._begun or atexit._ncallbacks() != self.registered:
+            return
+        self._begun = True
+        atexit._run_exitfuncs()
+        # Objects that the fork server has frozen are not looked at: it leaves no file open.
+        for found in (sys.stdout, sys.stderr, *gc.get_objects()):
+            if issubclass(type(found), io.IOBase):
+                with suppress(Exception):
+                    found.flush()
+        os._exit(self._code)

@@ -1,0 +1,105 @@
+"""The other ranks of the job, for small exchanges that have nothing to do with training.
+
+They run on a gloo group of their own, whatever the job trains with, and carry JSON: nothing that
+a peer sends is ever executed. With one rank, or without ``torch.distributed``, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_RAISED = {cls.__name__: cls for cls in (CheckpointError, DamagedCheckpoint)}
+
+
+class Peers:
+    """All ranks of the job.
+
+    Attributes:
+        rank: this one.
+        world: how many there are.
+        group: the gloo group that they share; None if there is only one rank.
+    """
+
+    def __init__(self) -> None:
+        """Makes the group. All ranks must do so at the same point of the program.
+
+        Raises:
+            UsageError: the job has several ranks, but they have not been connected yet.
+        """
+        self.rank, self.world = 0, 1
+        self.group: dist.ProcessGroup | None = None
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        elif int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            raise UsageError(
+                f"this job has WORLD_SIZE={os.environ['WORLD_SIZE']}, but torch.distributed is not "
+                "initialized; call init_process_group() before a checkpointer is used"
+            )
+        if self.world > 1:
+            self.group = dist.new_group(backend="gloo")
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gives, by rank, on every rank.
+
+        Args:
+            value: plain JSON.
+        """
+        if self.group is None:
+            return [value]
+        data = json.dumps(value).encode()
+        sizes = torch.zeros(self.world, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        dist.all_reduce(sizes, group=self.group)
+        mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        parts = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine, group=self.group)
+        return [
+            json.loads(bytes(part[:size].tolist()))
+            for part, size in zip(parts, sizes.tolist(), strict=True)
+        ]
+
+    def on_first(self, action: Callable[[], Any]) -> Any:
+        """Does something on rank 0 and gives its result, or its failure, to all.
+
+        Args:
+            action: returns plain JSON.
+
+        Returns:
+            What rank 0's action returned.
+
+        Raises:
+            CheckpointError: rank 0's action raised it.
+        """
+        return self.on_each(action if self.rank == 0 else lambda: None)[0]
+
+    def on_each(self, action: Callable[[], Any]) -> list[Any]:
+        """Does something on each rank and gives all results, or one failure, to all.
+
+        Args:
+            action: returns plain JSON.
+
+        Raises:
+            DamagedCheckpoint: an action raised it; that of the lowest rank, on every rank.
+            CheckpointError: the same, if no rank has found damage, which can explain the rest.
+        """
+        try:
+            outcome = {"value": action()}
+        except CheckpointError as error:
+            outcome = {"error": type(error).__name__, "text": str(error)}
+        outcomes = self.gather(outcome)
+        failures = [each for each in outcomes if "error" in each]
+        if failures:
+            worst = min(failures, key=lambda each: each["error"] != DamagedCheckpoint.__name__)
+            raise _RAISED.get(worst["error"], CheckpointError)(worst["text"])
+        return [each["value"] for each in outcomes]

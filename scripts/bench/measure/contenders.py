@@ -1,0 +1,87 @@
+"""The launchers that are compared, and the command with which each starts a node."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+ELASTIC = (sys.executable, "-m", "elastic_runtime")
+
+# What a person would set for all of them: one thread a process, and no five seconds lost in a
+# resolver that drops a query (every TCPStore connection asks for the peer's name).
+ENVIRONMENT: Mapping[str, str] = {
+    "OMP_NUM_THREADS": "1",
+    "RES_OPTIONS": "timeout:1 attempts:1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to launch the job.
+
+    Attributes:
+        name: as in the table.
+        program: how the command line begins.
+        bounds: the option for "1 to 3 nodes".
+        store: ``c10d``, hosted by the first node, or ``etcd``, of its own.
+        options: what comes before the script.
+        environment: what it needs beyond ``ENVIRONMENT``.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    bounds: tuple[str, ...]
+    store: str
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(
+        self, endpoint: str, run_id: str, script: Sequence[str], address: str = ""
+    ) -> list[str]:
+        """The command of one node.
+
+        Args:
+            endpoint: ``host:port`` of the store.
+            run_id: the job's id.
+            script: the script and its arguments.
+            address: the node's own address, if it must not find it out by itself.
+        """
+        own = ("--local-addr", address) if address else ()
+        head = (*self.program, *self.bounds, *self._where(endpoint), *self.options, *own)
+        return [*head, "--nproc-per-node", "1", self._run_id(), run_id, *script]
+
+    def _run_id(self) -> str:
+        return "--run-id" if self.program == ELASTIC else "--rdzv-id"
+
+    def _where(self, endpoint: str) -> tuple[str, ...]:
+        if self.program == ELASTIC:
+            return ("--rdzv-endpoint", f"{self.store}://{endpoint}")
+        return ("--rdzv-backend", self.store, "--rdzv-endpoint", endpoint)
+
+
+def _torchrun(name: str, *options: str, **environment: str) -> Contender:
+    restarts = ("--max-restarts", "100")  # its default is 0: the first fault would end the job
+    bounds = ("--nnodes", "1:3")
+    return Contender(name, TORCHRUN, bounds, "c10d", (*restarts, *options), environment)
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        _torchrun("torchrun"),
+        _torchrun(
+            "torchrun-tuned",
+            "--rdzv-conf",
+            "last_call_timeout=1",
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        ),
+        Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
+        Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
+    )
+}

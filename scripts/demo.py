@@ -1,0 +1,167 @@
+"""The quickstart's story: three nodes train on handwritten digits while things go wrong.
+
+Everything that is printed comes from the job itself (of the epochs, every fifth), except for the
+lines that begin with ``▸``: they say what is done to it.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+ELASTIC_RUN = str(ROOT / ".venv/bin/elastic-run")
+PATIENCE = 120.0
+
+
+class Job:
+    """The processes that the demo has started, and what they print."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+        self.lines: list[str] = []
+        self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def start(self, command: list[str]) -> subprocess.Popen[str]:
+        """Starts a command; its output is shown as it comes."""
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+        )
+        self.processes.append(process)
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        return process
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._news.put(line.rstrip("\n"))
+        self._news.put(None)
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Waits for a line that matches; shows all lines on the way."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                line = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise SystemExit(f"▸ no line like {pattern!r} within {PATIENCE:.0f} s") from None
+            if line is None:
+                if all(process.poll() is not None for process in self.processes):
+                    raise SystemExit(f"▸ the job ended before a line like {pattern!r} came")
+                continue
+            self.lines.append(line)
+            epoch = re.search(r"epoch (\d+): ", line)
+            if not epoch or int(epoch.group(1)) % 5 == 0:
+                print(f"  {line}", flush=True)
+            found = re.search(pattern, line)
+            if found:
+                return found
+
+    def end(self) -> None:
+        """Ends what is left."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def say(text: str) -> None:
+    """Says what is done to the job."""
+    print(f"▸ {text}", flush=True)
+
+
+def agent_of(launcher: subprocess.Popen[str], node: str) -> psutil.Process:
+    """The agent process of one of the launcher's local nodes."""
+    for process in psutil.Process(launcher.pid).children(recursive=True):
+        words = process.cmdline()
+        if "--node-name" in words and words[words.index("--node-name") + 1] == node:
+            return process
+    raise SystemExit(f"▸ there is no agent of {node}")
+
+
+def workers_of(agent: psutil.Process) -> list[psutil.Process]:
+    """A node's workers: the children of its fork server."""
+    return [worker for server in agent.children() for worker in server.children()]
+
+
+def play(job: Job, directory: str) -> None:
+    """The story."""
+    say("three nodes on this machine; a fourth may join; this takes a minute or two")
+    launcher = job.start(
+        [
+            ELASTIC_RUN,
+            *"--min 1 --max 4 --local-nodes 3 --last-call 8 --log-format console".split(),
+            *f"elastic_runtime/examples/digits.py --dir {directory}".split(),
+            *"--epochs 60 --step-ms 20".split(),
+        ]
+    )
+    job.wait_for(r"another node joins with")
+    join = shlex.split(job.wait_for(r"--rdzv-endpoint").string)
+    job.wait_for(r"round \d+: 3 workers on 3 nodes")
+    job.wait_for(r"epoch 3\b")
+
+    worker = workers_of(agent_of(launcher, "node1"))[0]
+    say(f"kill -9 {worker.pid}: the worker of node1")
+    worker.kill()
+    job.wait_for(r"round \d+.*recovered in")
+    job.wait_for(r"epoch \d+")
+
+    agent = agent_of(launcher, "node2")
+    tree = [agent, *agent.children(recursive=True)]
+    say(f"kill -9 {' '.join(str(process.pid) for process in tree)}: all of node2")
+    for process in tree:
+        process.kill()
+    job.wait_for(r"round \d+.*2 nodes.*recovered in")
+    job.wait_for(r"epoch \d+")
+
+    say("another node joins, with the command that was printed above")
+    flags = join.index("--min")
+    job.start([*join[:flags], "--node-name", "late", *join[flags:]])
+    job.wait_for(r"round \d+.*3 nodes.*recovered in")
+
+    accuracy = float(job.wait_for(r"test accuracy (\d\.\d+)").group(1))
+    code = launcher.wait(timeout=PATIENCE)
+    summary(job, accuracy, code)
+
+
+def summary(job: Job, accuracy: float, code: int) -> None:
+    """What happened, and whether it was what was promised."""
+    print("\nwhat happened:")
+    for line in job.lines:
+        if re.match(r"round \d+:", line):
+            print(f"  {line}")
+    print(f"\ntest accuracy {accuracy:.3f}, exit code {code}")
+    if code != 0 or accuracy < 0.97:
+        raise SystemExit("▸ that is not what should have happened")
+
+
+def main() -> None:
+    """Plays the story in a directory of its own, and leaves nothing behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    directory = tempfile.mkdtemp(prefix="elastic-quickstart-")
+    job = Job()
+    try:
+        play(job, directory)
+    finally:
+        job.end()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Fixtures that several parts share: real etcd servers.
+
+They run as containers. Where docker cannot run, a plain etcd process takes their place, and the
+summary of the test run says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from tests.etcd_server import EtcdCluster, EtcdContainer, EtcdProcess, EtcdServer, why_no_docker
+
+_REASON = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def docker_works(pytestconfig: pytest.Config) -> bool:
+    """Whether containers can be started here."""
+    reason = why_no_docker()
+    pytestconfig.stash[_REASON] = reason
+    return not reason
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Says what kind of etcd the tests had."""
+    reason = config.stash.get(_REASON, None)
+    if reason:
+        terminalreporter.write_line(f"etcd ran as a plain process, not in a container: {reason}")
+    elif reason is not None:
+        terminalreporter.write_line("etcd ran in containers")
+
+
+NewEtcd = Callable[..., EtcdServer]
+
+
+@pytest.fixture(scope="session")
+def _make_etcd(docker_works: bool) -> NewEtcd:
+    def make(*flags: str, scheme: str = "http", mounts: Sequence[str] = ()) -> EtcdServer:
+        if docker_works:
+            return EtcdContainer(*flags, scheme=scheme, mounts=mounts)
+        return EtcdProcess(*flags, scheme=scheme)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def etcd(_make_etcd: NewEtcd) -> Iterator[EtcdServer]:
+    """One etcd for all tests that do not break it; each takes a run id of its own."""
+    server = _make_etcd()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def new_etcd(_make_etcd: NewEtcd) -> Iterator[NewEtcd]:
+    """Makes etcd servers for a test that breaks them; call it with further flags of etcd's."""
+    servers: list[EtcdServer] = []
+
+    def make(*flags: str, scheme: str = "http", mounts: Sequence[str] = ()) -> EtcdServer:
+        servers.append(_make_etcd(*flags, scheme=scheme, mounts=mounts))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def etcd_cluster(docker_works: bool) -> Iterator[EtcdCluster]:
+    """Three etcd members."""
+    cluster = EtcdCluster(containers=docker_works)
+    yield cluster
+    cluster.close()

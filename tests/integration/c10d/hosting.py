@@ -1,0 +1,51 @@
+"""A process that hosts a TCPStore, as a test may want to stop or kill it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+from tests import processes
+
+_PROGRAM = """
+import sys
+from elastic_runtime.rendezvous.c10d import host_store
+hosted = host_store(port=int(sys.argv[1]))
+print(hosted.port, flush=True)
+sys.stdin.read()
+"""
+
+
+class HostProcess:
+    """A TCPStore in a process of its own, which ends with this one."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout
+        self.port = int(self._process.stdout.readline())
+
+    def pause(self) -> None:
+        """SIGSTOP; returns when it has stopped."""
+        self._process.send_signal(signal.SIGSTOP)
+        processes.wait_for(
+            lambda: processes.state(self._process.pid) == "T", 5.0, "the host has stopped"
+        )
+
+    def unpause(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL; idempotent."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe:
+                    pipe.close()

@@ -1,0 +1,205 @@
+"""Several ranks over gloo: resharding, agreement, fences and failures that all ranks share."""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.storage import CheckpointDirectory
+from elastic_runtime.worker.agreement import Agreement, Wish
+from elastic_runtime.worker.peers import Peers
+from tests.ranks import entries_of, run_ranks, values
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def saves(path: Path) -> list[str]:
+    return [name for name in entries_of(path) if name.startswith("step-")]
+
+
+def job() -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:
+    """What a script builds: the parameters have odd shapes and differ before they are loaded."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    torch.manual_seed(rank + 1)
+    model: nn.Module = nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    wrapped = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
+    return wrapped, optimizer, {"model": wrapped, "optim": optimizer, "best": 0.0}
+
+
+def fingerprint(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[float]:
+    flat = []
+    for parameter in model.parameters():
+        flat.append(parameter.detach().flatten())
+        flat += [v.flatten() for _, v in sorted(optimizer.state[parameter].items())]
+    return torch.cat(flat).tolist()
+
+
+def train(path: Path, steps: int) -> tuple[int, list[float], list[float], float]:
+    """Resumes, trains on the same data in any world, and saves.
+
+    Returns:
+        The step resumed at, the state then and at the end, and a plain value as resumed.
+    """
+    model, optimizer, entries = job()
+    ckpt = Checkpointer(path, entries)
+    resumed = ckpt.resume()
+    before, best = fingerprint(optimizer, model), entries["best"]
+    inputs = torch.randn(8, 7, generator=torch.Generator().manual_seed(3))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        ckpt.step()
+    entries["best"] = best + 1
+    ckpt.save()
+    ckpt.close()
+    return resumed, before, fingerprint(optimizer, model), best
+
+
+def test_any_world_goes_on_where_any_other_stopped(tmp_path: Path) -> None:
+    last: list[float] | None = None
+    for life, world in enumerate((4, 2, 3, 1, 2)):
+        found = values(run_ranks(world, train, tmp_path, 2))
+        assert all(part == found[0] for part in found), "the ranks differ"
+        resumed, before, after, best = found[0]
+        assert (resumed, best) == (2 * life, life)
+        if last is not None:
+            assert before == last
+        last = after
+    assert saves(tmp_path)[-1] == "step-8.term-4"
+
+
+def shards(path: Path) -> None:
+    model = nn.ParameterList([torch.zeros(1000) for _ in range(8)])
+    Checkpointer(path, {"model": model}).save()
+
+
+def test_replicated_tensors_are_spread_over_the_ranks(tmp_path: Path) -> None:
+    values(run_ranks(2, shards, tmp_path))
+    sizes = [(tmp_path / "step-0.term-1" / f"rank-{r}.distcp").stat().st_size for r in (0, 1)]
+    assert min(sizes) > 4 * 4000
+
+
+def agree(seed: int, steps: int) -> list[tuple[int, int]]:
+    """Steps of random length, with wishes at random steps of random ranks."""
+    agreement = Agreement(peers := Peers())
+    chance = random.Random(f"{seed} {peers.rank}")
+    heard = []
+    for step in range(steps):
+        time.sleep(chance.choice([0.0, 0.0, 0.0005, 0.005]))
+        wish = Wish.SAVE if chance.random() < 0.05 else Wish.NOTHING
+        if step == 150 and peers.rank == 1:
+            wish |= Wish.LEAVE
+        agreed = agreement.step(wish)
+        if agreed:
+            heard.append((step, int(agreed)))
+        if Wish.LEAVE in agreed:
+            break
+    agreement.close()
+    return heard
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_hear_the_same_at_the_same_step(world: int) -> None:
+    found = values(run_ranks(world, agree, world, 400))
+    assert all(heard == found[0] for heard in found)
+    assert len(found[0]) > 3
+    last_step, last_wish = found[0][-1]
+    assert last_wish & Wish.LEAVE
+    assert 150 < last_step < 150 + 64 + 2
+
+
+def save_by_the_clock(path: Path) -> int:
+    ckpt = Checkpointer(path, {"a": 1}, every="20ms")
+    ckpt.resume()
+    chance = random.Random(dist.get_rank())
+    for _ in range(200):
+        time.sleep(chance.uniform(0, 0.002))
+        ckpt.step()
+    ckpt.close()
+    return len(saves(path))
+
+
+def test_the_clock_of_one_rank_decides_for_all(tmp_path: Path) -> None:
+    assert values(run_ranks(2, save_by_the_clock, tmp_path))[0] > 1
+
+
+def overtaken(path: Path) -> None:
+    ckpt = Checkpointer(path, {"a": 1}, every=1, keep=1)
+    ckpt.resume()
+    ckpt.step()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        CheckpointDirectory(path).take_term({"run": "other", "round": 8, "host": "there"})
+    ckpt.step()
+
+
+def test_a_job_that_was_overtaken_stops_on_all_ranks(tmp_path: Path) -> None:
+    outcomes = run_ranks(2, overtaken, tmp_path)
+    for outcome in outcomes:
+        assert outcome.error == "CheckpointError"
+        assert "term 2 (run other, round 8, there)" in outcome.text
+        assert "holds term 1" in outcome.text
+    assert saves(tmp_path) == ["step-1.term-1"]
+
+
+def no_space(path: Path, limit: int) -> None:
+    model = nn.Linear(200, 200)
+    ckpt = Checkpointer(path, {"model": model}, every=1)
+    ckpt.resume()
+    ckpt.step()
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    ckpt.step()
+
+
+def test_a_full_disk_of_one_rank_is_everyones_error(tmp_path: Path) -> None:
+    outcomes = run_ranks(2, no_space, tmp_path, 100)
+    assert {outcome.error for outcome in outcomes} == {"CheckpointError"}
+    assert len({outcome.text for outcome in outcomes}) == 1
+    path = tmp_path / "step-2.term-1" / "rank-1.distcp"
+    assert outcomes[0].text == (
+        f"cannot save to {path}: File too large; raise the limit on file sizes (ulimit -f)"
+    )
+    assert saves(tmp_path) == ["step-1.term-1"]
+
+
+def use(path: Path) -> None:
+    Checkpointer(path, {"a": 1}, every=1).resume()
+
+
+def test_a_bad_directory_is_everyones_error(tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+    file.write_text("precious")
+    outcomes = run_ranks(2, use, file)
+    assert {(outcome.error, str(file) in outcome.text) for outcome in outcomes} == {
+        ("CheckpointError", True)
+    }
+
+
+def resume_value(path: Path) -> tuple[int, int]:
+    entries = {"a": 0}
+    ckpt = Checkpointer(path, entries)
+    return ckpt.resume(), entries["a"]
+
+
+def test_damage_that_one_rank_finds_is_everyones_reason_to_fall_back(tmp_path: Path) -> None:
+    for value in (1, 2):
+        ckpt = Checkpointer(tmp_path, {"a": value})
+        ckpt.steps = value
+        ckpt.save()
+    shard = tmp_path / "step-2.term-2" / "rank-0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 4
+    shard.write_bytes(data)
+    assert values(run_ranks(3, resume_value, tmp_path)) == [(1, 1)] * 3

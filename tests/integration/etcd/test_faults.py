@@ -1,0 +1,323 @@
+"""The store on an etcd that is killed, cut off, paused, compacted, or that forgets."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.rendezvous.store import (
+    ABSENT,
+    Expect,
+    Found,
+    LeaseLost,
+    Lost,
+    Put,
+    Snapshot,
+    Transaction,
+)
+from tests.etcd_server import etcdctl
+from tests.integration.etcd.listening import Listening
+from tests.integration.etcd.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import NewEtcd
+    from tests.etcd_server import EtcdCluster, EtcdServer
+
+pytestmark = pytest.mark.etcd
+
+
+def _count(node: Listening, numbers: range) -> list[bytes]:
+    values = [str(number).encode() for number in numbers]
+    for value in values:
+        node.put("round", value)
+    return values
+
+
+def _insist(node: Listening, value: bytes) -> None:
+    """Writes by compare-and-swap until it is done."""
+    while True:
+        with contextlib.suppress(StoreUnavailable):
+            now = {entry.key: entry for entry in node.store.read("")}.get("round")
+            unchanged = Expect("round", now.version if now else ABSENT)
+            update = Transaction((unchanged,), (Put("round", value),))
+            if (now and now.value == value) or node.store.apply(update):
+                return
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], None]) -> Iterator[None]:
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join()
+
+
+def test_nothing_is_lost_or_doubled_over_a_killed_and_restarted_etcd(new_etcd: NewEtcd) -> None:
+    server = new_etcd()
+    with Listening(server.endpoint) as reader, Listening(server.endpoint, reader.run_id) as wide:
+        for node in (reader, wide):
+            node.start()
+        wide.store.look(wide=True, without=frozenset())
+        wide.next(Snapshot, wide=True)
+        marks = reader.mark(), wide.mark()
+        written = _count(reader, range(50))
+        server.kill()
+        reader.next(Lost)
+        with pytest.raises(StoreUnavailable):
+            reader.put("round", b"never")
+        server.restart()
+        # etcdctl is at work before our store is back: there is something to catch up with.
+        key = f"/test/{reader.run_id}/round"
+        for number in range(50, 60):
+            etcdctl(server.endpoint, "put", key, str(number))
+            written.append(str(number).encode())
+        written += _count(reader, range(60, 110))
+        for node, mark in zip((reader, wide), marks, strict=True):
+            node.until(lambda values: values.get("round") == b"109")
+            assert node.written("round", mark) == written
+            heard = [type(event) for event in node.events[mark:]]
+            assert heard.count(Lost) == heard.count(Found) == 1
+            assert Snapshot not in heard
+
+
+def test_what_was_missed_is_delivered_after_a_cut(etcd: EtcdServer) -> None:
+    with (
+        Proxy(etcd.endpoint) as network,
+        Listening(network.endpoint) as reader,
+        Listening(etcd.endpoint, reader.run_id) as writer,
+    ):
+        reader.start()
+        mark = reader.mark()
+        for turn in range(3):
+            _count(writer, range(turn * 10, turn * 10 + 5))
+            lost = reader.mark()
+            network.cut()
+            reader.next(Lost, lost)
+            _count(writer, range(turn * 10 + 5, turn * 10 + 10))
+            network.heal()
+            reader.next(Found, lost)
+        reader.until(lambda values: values.get("round") == b"29")
+        assert reader.written("round", mark) == [str(n).encode() for n in range(30)]
+        assert not any(isinstance(event, Snapshot) for event in reader.events[mark:])
+
+
+def test_a_history_compacted_away_is_replaced_by_a_snapshot(etcd: EtcdServer) -> None:
+    with (
+        Proxy(etcd.endpoint) as network,
+        Listening(network.endpoint) as reader,
+        Listening(etcd.endpoint, reader.run_id) as writer,
+    ):
+        writer.put("switch", b"stays")
+        reader.start()
+        mark = reader.mark()
+        network.cut()
+        reader.next(Lost)
+        _count(writer, range(5))
+        revision = writer.store.read("round")[0].version
+        etcdctl(etcd.endpoint, "compact", str(revision))
+        network.heal()
+        snapshot = reader.next(Snapshot, mark)
+        assert not snapshot.forgot
+        assert [entry.value for entry in snapshot.entries] == [b"stays", b"4"]
+        writer.put("round", b"on")
+        reader.until(lambda values: values.get("round") == b"on")
+
+
+# ---------------------------------------------------------------- a store that forgets
+
+
+def test_a_store_that_lost_its_memory_is_noticed(new_etcd: NewEtcd) -> None:
+    server = new_etcd()
+    with Listening(server.endpoint, ttl=30) as node:
+        node.start()
+        _count(node, range(20))
+        node.register(b"first")
+        node.until(lambda values: node.key in values)
+        mark = node.mark()
+        server.restart(wipe=True)
+        assert node.next(Snapshot, mark) == Snapshot((), wide=False, forgot=True)
+        # The lease is gone with the rest; a new one is taken for the next leased put.
+        node.register(b"again")
+        node.next(LeaseLost, mark)
+        node.until(lambda values: values == {node.key: b"again"})
+        mark = node.mark()
+        _count(node, range(5))
+        node.until(lambda values: values.get("round") == b"4")
+        assert Snapshot not in [type(event) for event in node.events[mark:]]
+
+
+def test_it_is_noticed_too_when_others_wrote_more_than_before(new_etcd: NewEtcd) -> None:
+    server = new_etcd()
+    with (
+        Proxy(server.endpoint) as network,
+        Listening(network.endpoint) as node,
+        Listening(server.endpoint, node.run_id) as other,
+    ):
+        node.start()
+        node.register(b"first")
+        node.until(lambda values: node.key in values)
+        mark = node.mark()
+        network.cut()
+        node.next(Lost)
+        server.restart(wipe=True)
+        # The revision is far beyond the one that the node has seen when it comes back.
+        _count(other, range(50))
+        network.heal()
+        snapshot = node.next(Snapshot, mark)
+        assert snapshot.forgot
+        assert [entry.value for entry in snapshot.entries] == [b"49"]
+
+
+def test_a_look_in_between_does_not_hide_it(new_etcd: NewEtcd) -> None:
+    server = new_etcd()
+    with (
+        Proxy(server.endpoint) as network,
+        Listening(network.endpoint) as node,
+        Listening(server.endpoint, node.run_id) as other,
+    ):
+        node.start()
+        node.register(b"first")
+        node.until(lambda values: node.key in values)
+        mark = node.mark()
+        network.cut()
+        node.next(Lost)
+        node.store.look(wide=True, without=frozenset())
+        server.restart(wipe=True)
+        _count(other, range(50))
+        network.heal()
+        snapshot = node.next(Snapshot, mark)
+        assert snapshot.forgot
+        assert snapshot.wide
+
+
+def test_a_restart_that_keeps_the_data_is_no_loss_of_memory(new_etcd: NewEtcd) -> None:
+    server = new_etcd()
+    with Listening(server.endpoint) as node:
+        node.start()
+        node.register(b"first")
+        node.until(lambda values: node.key in values)
+        for _ in range(2):
+            mark = node.mark()
+            server.restart()
+            node.next(Found, mark)
+        node.put("round", b"on")
+        node.until(lambda values: values == {node.key: b"first", "round": b"on"})
+        assert not any(isinstance(e, Snapshot) and e.forgot for e in node.events)
+        assert not any(isinstance(e, LeaseLost) for e in node.events)
+
+
+# ---------------------------------------------------------------- silence and doubt
+
+
+def test_a_lease_ends_by_our_own_clock_when_the_store_is_silent(etcd: EtcdServer) -> None:
+    with Proxy(etcd.endpoint) as network, Listening(network.endpoint, ttl=1) as node:
+        node.start()
+        node.register()
+        network.mute = True
+        node.next(LeaseLost)
+        with pytest.raises(StoreUnavailable):
+            node.put("job", b"unanswered")
+        network.cut()
+        network.heal()
+        node.next(Found)
+        assert node.store.read("nodes/") == ()
+
+
+def test_a_write_whose_answer_was_lost_is_known_to_have_taken_place(etcd: EtcdServer) -> None:
+    with (
+        Proxy(etcd.endpoint) as network,
+        Listening(network.endpoint) as node,
+        Listening(etcd.endpoint, node.run_id) as other,
+    ):
+        node.put("job", b"1")
+        before = node.store.read("job")[0].version
+        network.mute = True
+
+        def lose_the_answer() -> None:
+            while other.store.read("job")[0].value != b"2":
+                pass
+            network.cut()
+            network.heal()
+
+        with _beside(lose_the_answer):
+            seal = Transaction((Expect("job", before),), (Put("job", b"2"),), ("round",))
+            assert node.store.apply(seal)
+        # Once it is known, the same transaction is one that comes too late.
+        assert not node.store.apply(seal)
+        assert [entry.value for entry in node.store.read("")] == [b"2"]
+
+
+def test_a_write_that_another_made_instead_is_not_taken_for_ours(etcd: EtcdServer) -> None:
+    with (
+        Proxy(etcd.endpoint) as network,
+        Listening(network.endpoint) as node,
+        Listening(etcd.endpoint, node.run_id) as other,
+    ):
+        node.put("events/1", b"")
+        network.cut()
+
+        def write_first() -> None:
+            other.put("round", b"theirs")
+            network.heal()
+
+        with _beside(write_first):
+            ours = Transaction((Expect("round", ABSENT),), (Put("round", b"ours"),))
+            assert not node.store.apply(ours)
+
+
+@pytest.mark.timeout(60)
+def test_a_paused_etcd_is_lost_and_found(new_etcd: NewEtcd) -> None:
+    server = new_etcd()
+    with Listening(server.endpoint) as node:
+        node.start()
+        mark = node.mark()
+        server.pause()
+        node.next(Lost, mark)
+        server.unpause()
+        node.next(Found, mark)
+        node.put("job", b"on")
+        node.until(lambda values: values.get("job") == b"on")
+
+
+# ---------------------------------------------------------------- three members
+
+
+def test_three_members_go_on_without_their_leader(etcd_cluster: EtcdCluster) -> None:
+    with Listening(etcd_cluster.endpoint) as node:
+        node.start()
+        node.register(b"me")
+        node.until(lambda values: node.key in values)
+        mark = node.mark()
+        written = _count(node, range(20))
+        etcd_cluster.leader().kill()
+        # Writes fail while there is no leader; each that is done is done once.
+        for number in range(20, 40):
+            written.append(str(number).encode())
+            _insist(node, written[-1])
+        node.until(lambda values: values.get("round") == b"39")
+        assert node.written("round", mark) == written
+        assert node.values()[node.key] == b"me"
+
+
+def test_a_member_without_a_majority_is_lost_until_it_has_one(etcd_cluster: EtcdCluster) -> None:
+    alone, *others = etcd_cluster.members
+    with Listening(alone.endpoint) as node:
+        node.start()
+        mark = node.mark()
+        for member in others:
+            member.pause()
+        # Its connection is whole; it says itself that it has no leader.
+        node.next(Lost, mark)
+        with pytest.raises(StoreUnavailable):
+            node.put("round", b"never agreed")
+        for member in others:
+            member.unpause()
+        node.next(Found, mark)
+        _insist(node, b"on")
+        node.until(lambda values: values.get("round") == b"on")

@@ -1,0 +1,37 @@
+"""The example on real digits: alone, under torchrun, and with another world in the middle."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DIGITS = ["-m", "elastic_runtime.examples.digits", "--every", "60 steps"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def run(*arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=150,
+    ).stdout
+
+
+def test_digits_are_learned_across_a_change_of_the_world(tmp_path: Path) -> None:
+    directory = str(tmp_path / "runs")
+    alone = run(*DIGITS, "--dir", directory, "--epochs", "3")
+    assert "epoch 2: step 69, 1 workers" in alone
+    together = run(*TORCHRUN, *DIGITS, "--dir", directory)
+    assert "resumed at step 69, epoch 3" in together
+    assert "epoch 19: step 460, 2 workers" in together
+    found = re.search(r"test accuracy (0\.\d+)", together)
+    assert found and float(found[1]) >= 0.97

@@ -1,0 +1,50 @@
+"""``elastic-run`` with real jobs of one node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SCRIPT = """
+import os, sys
+print("args", *sys.argv[1:], "threads", os.environ.get("OMP_NUM_THREADS"))
+print("inherited", [n for n in ("ELASTIC_ETCD_PASSWORD", "TORCH_CPP_LOG_LEVEL") if n in os.environ])
+"""
+
+
+def test_static_rendezvous_is_torchruns(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic_runtime", "--rdzv-backend", "static", "train.py", "--x"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "5"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "args --x threads 5" in done.stdout
+    assert "static rendezvous: torch's own launcher runs this job" in done.stderr
+
+
+def test_a_whole_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic_runtime", "--max", "2", "train.py", "--max", "7"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "ELASTIC_LAST_CALL": "0", "ELASTIC_ETCD_PASSWORD": "geheim"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "args --max 7" in done.stdout
+    assert "inherited []" in done.stdout
+    assert "geheim" not in done.stderr + done.stdout
+    events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert events[0]["event"] == "job.join_command"
+    assert "--rdzv-endpoint c10d://127.0.0.1:" in events[0]["command"]

@@ -1,0 +1,217 @@
+"""``elasticctl`` on a real etcd: what it reads, what it changes, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_runtime.cli.ctl import main
+from elastic_runtime.cli.endpoint import parse_endpoint
+from elastic_runtime.config import Endpoint
+from elastic_runtime.protocol.records import (
+    EventRecord,
+    JobRecord,
+    Member,
+    NodeRecord,
+    OutcomeRecord,
+    Record,
+    RoundRecord,
+)
+from elastic_runtime.rendezvous.probe import ProbeServer
+from elastic_runtime.rendezvous.store import Put, Store, Transaction
+from elastic_runtime.rendezvous.stores import open_store
+
+if TYPE_CHECKING:
+    from tests.etcd_server import EtcdServer
+
+JOB = JobRecord("life", 1, 2, 1, 2, entry="train.py")
+NODE = NodeRecord("a1", "a", "127.0.0.1", 2, incarnation="life", step=40)
+ROUND = RoundRecord(3, "life", (Member("a1", "a", "127.0.0.1", 2),), 1, "node b lost")
+
+Ctl = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(params=["ctl-", "ctl/"])
+def endpoint(etcd: EtcdServer, request: pytest.FixtureRequest) -> str:
+    """A prefix of its own for each test, of one part and of two."""
+    return f"etcd://{etcd.endpoint}/{request.param}{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def store(etcd: EtcdServer, endpoint: str) -> Iterator[Store]:
+    prefix = parse_endpoint(endpoint).prefix
+    store = open_store(Endpoint("etcd", (etcd.endpoint,), prefix=prefix), "run", 10, 10)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def ctl(endpoint: str, capsys: pytest.CaptureFixture[str]) -> Ctl:
+    def call(*arguments: str, run: str = "run") -> tuple[int, str, str]:
+        which = [] if arguments[0] == "runs" else ["--run-id", run]
+        code = main([*arguments, "--rdzv-endpoint", endpoint, *which])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+def _write(store: Store, **records: Record) -> None:
+    puts = tuple(Put(key.replace("__", "/"), value.encode()) for key, value in records.items())
+    assert store.apply(Transaction(puts=puts))
+
+
+def _job(ctl: Ctl) -> dict[str, Any]:
+    code, out, _ = ctl("status", "--format", "json")
+    assert code == 0
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+def test_status_asks_the_nodes_too(store: Store, ctl: Ctl) -> None:
+    probe = ProbeServer("127.0.0.1", lambda: {"node": "a1", "step": 47})
+    other = ProbeServer("127.0.0.1", lambda: {"node": "another life", "step": 99})
+    try:
+        nodes = (
+            replace(NODE, probe_port=probe.port),
+            replace(NODE, node="b1", name="b", probe_port=other.port, step=1),
+        )
+        _write(store, job=JOB, round=ROUND, nodes__a1=nodes[0], nodes__b1=nodes[1])
+        told = _job(ctl)
+        assert (told["state"], told["round"], told["step"]) == ("running", 3, 47)
+        assert [(n["name"], n["answers"], n["step"]) for n in told["nodes"]] == [
+            ("a", True, 47),
+            ("b", False, 1),
+        ]
+        _, table, _ = ctl("status")
+        assert "round   3: 2 workers on 1 node (node b lost)" in table
+    finally:
+        probe.close()
+        other.close()
+
+
+def test_runs_lists_every_run_under_the_prefix(
+    etcd: EtcdServer, endpoint: str, store: Store, ctl: Ctl
+) -> None:
+    prefix = parse_endpoint(endpoint).prefix
+    second = open_store(Endpoint("etcd", (etcd.endpoint,), prefix=prefix), "a b", 10, 10)
+    _write(store, job=JOB, round=ROUND, nodes__a1=NODE)
+    _write(second, job=replace(JOB, entry="other.py"))
+    second.close()
+    code, out, _ = ctl("runs", "--format", "json")
+    assert code == 0
+    assert [(r["run_id"], r["entry"]) for r in json.loads(out)] == [
+        ("a b", "other.py"),
+        ("run", "train.py"),
+    ]
+    assert "other.py" in ctl("runs")[1]
+
+
+def test_scale_changes_the_present_bounds_only(store: Store, ctl: Ctl) -> None:
+    _write(store, job=JOB, nodes__a1=NODE)
+    assert ctl("scale", "--max", "5")[:2] == (0, "run run: 1 to 5 nodes\n")
+    assert ctl("scale", "--min", "2", "--max", "4")[0] == 0
+    told = _job(ctl)
+    assert (told["bounds"], told["launch_bounds"]) == ([2, 4], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "scale to what?"),
+        (("--min", "3"), "the minimum 3 would be above the maximum 2"),
+        (("--min", "0"), "--min is 0"),
+        (("--min", "1", "--max", "1"), "a multiple of 2 nodes"),
+        (("--max", "many"), "'many' is not a valid integer"),
+    ],
+)
+def test_scale_to_what_no_world_fits(
+    store: Store, ctl: Ctl, arguments: tuple[str, ...], words: str
+) -> None:
+    _write(store, job=replace(JOB, node_unit=2), nodes__a1=NODE)
+    code, _, err = ctl("scale", *arguments)
+    assert code == 2
+    assert err.startswith("elasticctl: error: ")
+    assert words in err
+    assert _job(ctl)["bounds"] == [1, 2]
+
+
+def test_a_job_that_has_ended_is_not_scaled(store: Store, ctl: Ctl) -> None:
+    _write(store, job=JOB, outcome=OutcomeRecord("life", True, 0, "the script has ended"))
+    code, _, err = ctl("scale", "--max", "5")
+    assert (code, "has ended" in err) == (2, True)
+
+
+def test_events_are_listed_in_order(store: Store, ctl: Ctl) -> None:
+    events = {f"events__{n}": EventRecord(9.0 - n, f"e{n}", n, "a", "") for n in range(3)}
+    _write(store, job=JOB, **events)
+    told = json.loads(ctl("events", "--format", "json")[1])
+    assert [event["name"] for event in told] == ["e2", "e1", "e0"]
+    assert "e1" in ctl("events")[1]
+
+
+def test_watching_ends_with_the_job(store: Store, ctl: Ctl) -> None:
+    end = OutcomeRecord("life", False, 1, "ValueError: x", node="a")
+    _write(store, job=JOB, round=ROUND, outcome=end)
+    code, out, _ = ctl("status", "--watch", "--format", "json")
+    assert (code, json.loads(out)["state"]) == (0, "failed")
+    assert ctl("status", "--watch")[0] == 0
+
+
+def test_a_foreign_record_is_named_and_harmless(store: Store, ctl: Ctl) -> None:
+    _write(store, job=JOB, nodes__a1=NODE)
+    assert store.apply(Transaction(puts=(Put("round", b"\x80\x04cos\nsystem\n."),)))
+    assert _job(ctl)["bad"][0][0] == "round"
+    assert "unreadable record round" in ctl("status")[1]
+
+
+def test_a_run_that_is_not_there(ctl: Ctl) -> None:
+    code, _, err = ctl("status", run="nothing")
+    assert code == 2
+    assert "there is no run 'nothing'" in err
+    assert ctl("scale", "--max", "2", run="nothing")[0] == 2
+    assert json.loads(ctl("runs", "--format", "json")[1]) == []
+
+
+def test_a_store_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["status", "--rdzv-endpoint", "etcd://127.0.0.1:1", "--run-id", "x"])
+    err = capsys.readouterr().err
+    assert code == 4
+    assert err.startswith("elasticctl: error: ")
+    assert "127.0.0.1:1" in err
+    assert err.count("\n") <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("status", "--rdzv-endpoint"),
+        ("status --rdzv-endpoint etcd://h", "elasticctl runs lists them"),
+        ("status --rdzv-endpoint h:1", "does not say what it is"),
+        ("status --rdzv-endpoint etcd://u:geheim@h --run-id x", "holds a password"),
+        ("runs --rdzv-endpoint c10d://h", "serves one job"),
+        ("nothing", "No such command"),
+        ("status --format xml --rdzv-endpoint etcd://h", "'xml' is not one of"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: str, words: str) -> None:
+    assert main(arguments.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("elasticctl: error: ")
+    assert words in err
+    assert "geheim" not in err
+
+
+def test_settings_come_from_the_environment_as_well(
+    store: Store, endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write(store, job=JOB, nodes__a1=NODE)
+    monkeypatch.setenv("ELASTIC_RDZV_ENDPOINT", endpoint)
+    monkeypatch.setenv("PET_RDZV_ID", "run")
+    assert main(["status"]) == 0
+    assert "run run · train.py" in capsys.readouterr().out

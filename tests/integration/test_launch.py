@@ -1,0 +1,117 @@
+"""``elastic_runtime.launch``: a function on every worker, from Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import os
+import sys
+
+from elastic_runtime import Endpoint, JobConfig, launch
+from elastic_runtime.config import Entry, Timeouts
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+def square(base):
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return base**2, int(os.environ["RANK"]), total.item()
+
+
+def fail(marker):
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        os.kill(os.getpid(), 9)
+    raise ValueError("a bad value")
+
+
+if __name__ == "__main__":
+    config = JobConfig(
+        Entry("function", ""),
+        Endpoint("c10d", ("127.0.0.1:0",)),
+        "launch-test",
+        workers=2,
+        max_restarts=0,
+        log_format="json",
+    )
+    from elastic_runtime.rendezvous.c10d import host_store
+
+    with_store = host_store(port=0)
+    config = config.with_(
+        endpoint=Endpoint("c10d", (f"127.0.0.1:{with_store.port}",), hosted_here=True)
+    )
+    if sys.argv[1] == "square":
+        print("values", launch(config, square, 7))
+    else:
+        try:
+            launch(config, fail, sys.argv[2])
+        except ChildFailedError as error:
+            print("failed", sorted(error.failures), "a bad value" in str(error))
+"""
+
+
+def run(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    return subprocess.run(
+        [sys.executable, str(program), *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_values_come_back_by_rank(tmp_path: Path) -> None:
+    done = run(tmp_path, "square")
+    assert done.returncode == 0, done.stderr
+    assert "values {0: (49, 0, 1.0), 1: (49, 1, 1.0)}" in done.stdout
+
+
+def test_a_failure_comes_back_as_torchs_error_after_a_kill_that_cost_nothing(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, "fail", str(tmp_path / "marker"))
+    assert done.returncode == 0, done.stderr
+    assert "True" in done.stdout.split("failed", 1)[1], done.stdout
+    assert '"round": 2' in done.stderr
+
+
+@pytest.mark.parametrize("what", ["lambda", "unpicklable"])
+def test_a_function_that_cannot_be_sent_is_named(tmp_path: Path, what: str) -> None:
+    program = tmp_path / "program.py"
+    call = "lambda: 1" if what == "lambda" else "print, open(__file__)"
+    program.write_text(
+        PROGRAM.split('if __name__ == "__main__":')[0]
+        + f"""
+if __name__ == "__main__":
+    from elastic_runtime.errors import UsageError
+    from elastic_runtime.rendezvous.c10d import host_store
+
+    store = host_store(port=0)
+    endpoint = Endpoint("c10d", (f"127.0.0.1:{{store.port}}",), hosted_here=True)
+    config = JobConfig(Entry("function", ""), endpoint, "x", log_format="json")
+    try:
+        launch(config, {call})
+    except UsageError as error:
+        print("usage:", error)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.startswith("usage:"), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

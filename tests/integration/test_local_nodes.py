@@ -1,0 +1,107 @@
+"""Several local nodes, real ones: signals are passed on, and nobody stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.cli.ctl import main as elasticctl
+from tests.processes import MARKER, end, marked, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_SCRIPT = """
+import os, pathlib, time
+pathlib.Path(f"started-{os.environ['ELASTIC_NODE_NAME']}").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+"""
+
+
+@dataclass
+class _Job:
+    """``elastic-run --local-nodes 2`` whose script waits for the file ``go``."""
+
+    folder: Path
+    mark: str
+    process: subprocess.Popen[str]
+
+    def started(self) -> tuple[list[str], dict[str, int]]:
+        """How to reach its store, and the process of each node, once all run their script."""
+        assert self.process.stderr is not None
+        command, nodes = "", dict[str, int]()
+        for line in self.process.stderr:
+            event = json.loads(line) if line.startswith("{") else {}
+            if event.get("event") == "job.join_command":
+                command = event["command"]
+            if event.get("event") == "local.started":
+                nodes = dict(zip(event["nodes"], event["pids"], strict=True))
+                break
+        for name in nodes:
+            wait_for((self.folder / f"started-{name}").exists, 60, f"the start of {name}")
+        words = shlex.split(command)
+        at = words.index("--rdzv-endpoint")
+        return words[at : at + 4], nodes
+
+    def end(self) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout=120)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[_Job]:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    mark = f"local-nodes-{os.getpid()}-{tmp_path.name}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elastic_runtime", "--local-nodes", "2", "train.py"],
+        env={**os.environ, MARKER: mark, "ELASTIC_GRACE": "5"},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield _Job(tmp_path, mark, process)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+        end(mark)
+
+
+def test_a_killed_node_does_not_fail_the_others(
+    job: _Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, nodes = job.started()
+    assert elasticctl(["status", "--format", "json", *where]) == 0
+    told = json.loads(capsys.readouterr().out)
+    # They are told in the order of their ranks, which is that of their arrival.
+    assert {n["name"]: n["role"] for n in told["nodes"]} == dict.fromkeys(nodes, "member")
+    assert all(node["answers"] for node in told["nodes"])
+    os.kill(nodes["node1"], signal.SIGKILL)
+    (job.folder / "go").touch()
+    assert job.end() == 0
+
+
+def test_a_signal_reaches_every_node(job: _Job) -> None:
+    job.started()
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == 5
+    assert marked(job.mark) == []
+
+
+def test_nodes_do_not_outlive_who_started_them(job: _Job) -> None:
+    job.started()
+    job.process.kill()
+    job.process.wait()
+    wait_for(lambda: not marked(job.mark), 20, "the end of the nodes and their workers")

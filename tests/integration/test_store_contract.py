@@ -1,0 +1,44 @@
+"""The stores that jobs use keep the contract: a TCPStore, and a real etcd."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.config import Endpoint
+from elastic_runtime.rendezvous.c10d import C10dStore, HostedStore, host_store
+from elastic_runtime.rendezvous.etcd.adapter import EtcdStore
+from tests.conformance.store_contract import StoreContract, open_node
+
+if TYPE_CHECKING:
+    from tests.conformance.store_contract import NewStore
+    from tests.etcd_server import EtcdServer
+
+__all__ = ["open_node"]
+
+
+@pytest.fixture(scope="module")
+def hosted() -> HostedStore:
+    return host_store()
+
+
+@pytest.fixture
+def run_id() -> str:
+    return uuid.uuid4().hex
+
+
+class TestC10d(StoreContract):
+    @pytest.fixture
+    def new_store(self, hosted: HostedStore, run_id: str) -> NewStore:
+        endpoint = Endpoint("c10d", (f"127.0.0.1:{hosted.port}",), hosted_here=True)
+        return lambda ttl: C10dStore(endpoint, run_id, ttl)
+
+
+@pytest.mark.etcd
+class TestEtcd(StoreContract):
+    @pytest.fixture
+    def new_store(self, etcd: EtcdServer, run_id: str) -> NewStore:
+        endpoint = Endpoint("etcd", (etcd.endpoint,))
+        return lambda ttl: EtcdStore(endpoint, run_id, ttl, 15.0)

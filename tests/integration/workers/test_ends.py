@@ -1,0 +1,309 @@
+"""However a worker, its server or its agent ends: what it left behind ends as well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.agent.workers import ServerDied
+from elastic_runtime.config import COMMAND, Entry
+from tests.integration.workers.desk import PATIENCE, Desk, ScriptDesk
+from tests.processes import command, marked, parent, send, state, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Children of every kind: of a data loader, of a fork, and of programs.
+FAMILY = """
+import os, subprocess, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, index):
+        if index > 5:
+            time.sleep(1000)
+        return index
+
+loader = iter(DataLoader(Slow(), num_workers=2, prefetch_factor=2))
+next(loader)
+if os.fork() == 0:
+    time.sleep(1000)
+subprocess.Popen(["sleep", "1000"])
+subprocess.Popen(["bash", "-c", "sleep 1000; true"])
+print("all there")
+time.sleep(1000)
+"""
+
+STUBBORN = """
+import signal, sys, time
+def handler(signum, frame): print("asked", signal.Signals(signum).name)
+signal.signal(signal.SIGTERM, handler)
+print("in place")
+while True:
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def tidy(warm: ScriptDesk) -> Iterator[ScriptDesk]:
+    """The warm workers; nothing but their server may be there before and after."""
+    warm.only_server_left()
+    yield warm
+    warm.only_server_left()
+
+
+def begun(desk: ScriptDesk, source: str, line: str) -> int:
+    """Starts a worker and waits for a line of its output; its process."""
+    desk.write(source)
+    os.truncate(desk.stdout, 0)
+    desk.start(0)
+    pid = desk.started()
+    desk.prints(line)
+    return pid
+
+
+def test_a_killed_worker_takes_all_its_children_along(tidy: ScriptDesk) -> None:
+    pid = begun(tidy, FAMILY, "all there")
+    assert len(tidy.all()) >= 7, tidy.all()
+    os.kill(pid, signal.SIGKILL)
+    (ended,) = tidy.exited()
+    assert (ended.pid, ended.code, ended.round) == (pid, -signal.SIGKILL, tidy.round)
+    tidy.only_server_left()
+
+
+def test_a_worker_that_ends_well_takes_its_children_along(tidy: ScriptDesk) -> None:
+    tidy.write("import subprocess; subprocess.Popen(['sleep', '1000']); print('started')")
+    (ended,) = tidy.run(0)
+    assert ended.code == 0
+    tidy.only_server_left()
+
+
+def test_a_request_to_end_can_be_answered(desk: ScriptDesk) -> None:
+    begun(desk, STUBBORN.replace("print(", "sys.exit(21) or print(", 1), "in place")
+    desk.workers.stop(PATIENCE)
+    (ended,) = desk.exited()
+    assert ended.code == 21
+
+
+def test_who_does_not_listen_is_killed(desk: ScriptDesk) -> None:
+    begun(desk, STUBBORN, "in place")
+    desk.workers.stop(0.3)
+    desk.prints("asked SIGTERM")
+    (ended,) = desk.exited()
+    assert ended.code == -signal.SIGKILL
+    assert desk.workers.running() == frozenset()
+
+
+def test_a_second_request_may_be_less_patient(warm: ScriptDesk) -> None:
+    begun(warm, STUBBORN, "in place")
+    warm.workers.stop(PATIENCE)
+    warm.prints("asked SIGTERM")
+    warm.workers.kill()
+    (ended,) = warm.exited()
+    assert ended.code == -signal.SIGKILL
+
+
+def test_a_stop_right_after_a_start_is_not_lost(warm: ScriptDesk) -> None:
+    warm.write("import time; time.sleep(1000)")
+    for _ in range(10):
+        warm.start()
+        warm.workers.stop(PATIENCE)
+        assert [ended.code for ended in warm.exited(2)] == [-signal.SIGTERM] * 2
+
+
+def test_a_signal_goes_to_one_worker(warm: ScriptDesk) -> None:
+    warm.write("import time; time.sleep(1000)")
+    warm.start()
+    warm.workers.signal(1, signal.SIGUSR1)
+    (ended,) = warm.exited()
+    assert (ended.local_rank, ended.code) == (1, -signal.SIGUSR1)
+    assert warm.workers.running() == {0}
+    warm.workers.kill()
+    (ended,) = warm.exited()
+    assert ended.local_rank == 0
+
+
+def test_what_has_escaped_neither_delays_a_report_nor_survives_the_end(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", "setsid sleep 1000 & echo away")))
+    desk.start()
+    (ended,) = desk.exited()  # though the escaped one holds the pipe
+    desk.prints("away")
+    assert ended.code == 0
+    desk.close()  # finds nothing left
+
+
+def test_a_command_gets_the_signal_with_all_its_group(tmp_path: Path) -> None:
+    script = "trap 'echo shell asked' TERM; (trap 'echo inner asked; exit 0' TERM; echo ready;"
+    script += " sleep 1000 & wait); exit 5"
+    desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", script)))
+    desk.start()
+    desk.prints("ready")
+    desk.workers.stop(PATIENCE)
+    (ended,) = desk.exited()
+    desk.prints("inner asked")
+    assert ended.code == 5
+    desk.close()
+
+
+def test_the_server_dies_and_another_takes_its_place(tmp_path: Path) -> None:
+    desk = ScriptDesk(tmp_path)
+    desk.ready()
+    begun(desk, FAMILY, "all there")
+    os.kill(desk.server(), signal.SIGKILL)
+    died = desk.wait(ServerDied)
+    assert died.why == "signal 9"
+    (ended,) = desk.exited()
+    assert ended.code == -signal.SIGKILL
+    wait_for(lambda: not desk.all(), 20, "the end of everything", desk.story)
+
+    desk.write("print('second life')")
+    desk.start(0)  # waits for a server
+    desk.workers.start_server()
+    (ended,) = desk.exited()
+    assert ended.code == 0
+    desk.prints("second life")
+    desk.close()
+
+
+def test_a_server_that_cannot_start_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_runtime.agent.forkserver.BOOTSTRAP", "raise OSError('no luck')")
+    desk = ScriptDesk(tmp_path)
+    assert desk.wait(ServerDied).why == "exit code 1: OSError: no luck"
+    desk.close()
+
+
+def test_a_server_that_dies_of_an_import_is_followed_by_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deadly.py").write_text("import os; os.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    desk = ScriptDesk(tmp_path, preload=("deadly",))
+    assert desk.wait(ServerDied).why.startswith("signal 6")
+    desk.workers.start_server()
+    assert "died while it imported modules (signal 6" in desk.ready().cold
+    desk.write("print('all the same')")
+    (ended,) = desk.run(0)
+    assert ended.code == 0
+    desk.close()
+
+
+def test_workers_and_their_forks_follow_a_dead_server_by_themselves(tmp_path: Path) -> None:
+    # Agent and server at once, as when a node's whole process tree is shot: nobody is left to
+    # clean up. Programs that a worker has started are beyond reach then; its forks are not.
+    forks = FAMILY.replace("subprocess.Popen", "len")
+    with running_agent(tmp_path, "warm", forks) as (agent, server, family):
+        assert len(family) >= 4
+        agent.send_signal(signal.SIGSTOP)
+        os.kill(server, signal.SIGKILL)
+        gone(family)
+
+
+AGENT = """
+import os, sys, time
+from pathlib import Path
+from tests.integration.workers.desk import ScriptDesk
+desk = ScriptDesk(Path(sys.argv[1]), cold=sys.argv[2] == "cold")
+source = Path(sys.argv[3]).read_text()
+if source:
+    desk.write(source)
+    desk.start()
+    desk.prints("all there")
+if sys.argv[4] == "False" or os.fork() > 0:
+    print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_process_that_the_agent_has_forked_does_not_keep_workers_alive(tmp_path: Path) -> None:
+    # It holds a copy of the agent's end of the socket, so that the server sees no end of it.
+    sleeper = "import time; print('all there'); time.sleep(1000)"
+    with running_agent(tmp_path, "cold", sleeper, fork=True) as (agent, server, family):
+        (forked,) = set(descendants(agent.pid)) - {server, *family}
+        agent.kill()
+        agent.wait()
+        try:
+            gone([server, *family])
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["warm", "cold"])
+def test_a_killed_agent_leaves_nothing(tmp_path: Path, kind: str) -> None:
+    with running_agent(tmp_path, kind, FAMILY) as (agent, server, family):
+        assert len(family) >= 6
+        agent.kill()
+        agent.wait()
+        gone([server, *family])
+
+
+def test_an_agent_killed_while_its_server_imports_leaves_nothing(tmp_path: Path) -> None:
+    with running_agent(tmp_path, "warm", "") as (agent, server, family):
+        agent.kill()
+        agent.wait()
+        gone([server, *family])
+
+
+@contextmanager
+def running_agent(
+    directory: Path, kind: str, source: str, *, fork: bool = False
+) -> Iterator[tuple[subprocess.Popen[bytes], int, list[int]]]:
+    """An agent in a process of its own, its server, and all that has come of that.
+
+    Without a source it is given as soon as the server's process exists.
+    """
+    script = directory / "given.py"
+    script.write_text(source)
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(directory), kind, str(script), str(fork)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    assert agent.stdout is not None
+    family: list[int] = []
+    try:
+        assert agent.stdout.readline() == b"ready\n"
+        (server,) = [pid for pid in descendants(agent.pid) if "forkserver" in command(pid)]
+        family = descendants(server)
+        yield agent, server, family
+    finally:
+        agent.stdout.close()
+        agent.kill()
+        agent.wait()
+        send([pid for pid in family if alive(pid)], signal.SIGKILL)
+
+
+def gone(pids: list[int]) -> None:
+    """Waits until none of these is alive."""
+    wait_for(lambda: not [pid for pid in pids if alive(pid)], 20, "the end of everything")
+
+
+def everything() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def descendants(pid: int) -> list[int]:
+    processes = everything()
+    found = [pid]
+    for known in found:
+        found += [other for other in processes if parent(other) == known]
+    return found[1:]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in ("", "Z", "X")
+
+
+def test_marks_are_seen(warm: ScriptDesk) -> None:
+    # The other tests prove nothing if their way of looking finds nothing.
+    assert marked(warm.mark) == [warm.server()]

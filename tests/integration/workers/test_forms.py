@@ -1,0 +1,217 @@
+"""Everything that a worker can be besides a script: a module, a command, a function."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from elastic_runtime.config import COMMAND, FUNCTION, MODULE, SCRIPT, Entry, Output
+from elastic_runtime.errors import UsageError
+from tests.integration.workers.desk import Desk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("kind", ["warm", "cold"])
+def test_module_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    package = tmp_path / "training" / "digits"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("print('package', __name__)\n")
+    (package / "model.py").write_text("import numpy\nname = 'a model'\n")
+    (package / "__main__.py").write_text(
+        "import sys\n"
+        "from . import model\n"
+        "from .model import name\n"
+        "print(name, __name__, __package__, __spec__.name, sys.argv, sys.path[0])\n"
+        "raise ValueError('the end')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    entry = Entry(MODULE, "training.digits", ("--lr", "1"))
+    desk = Desk(tmp_path, entry, cold=kind == "cold", preload=("there.is.none", "wave"))
+    ready = desk.ready()
+    assert not ready.cold
+    if kind == "warm":
+        assert "wave" in ready.modules
+        assert ready.skipped == ("there.is.none: ModuleNotFoundError: No module named 'there'",)
+    assert ("numpy" in ready.modules) == (kind == "warm")  # found by way of model.py
+    (ended,) = desk.run(0)
+    main = package / "__main__.py"
+    desk.prints(
+        f"a model __main__ training.digits training.digits.__main__"
+        f" {[str(main), '--lr', '1']} {tmp_path}\n"
+    )
+    assert ended.code == 1
+    assert "boot.py" not in desk.stderr.read_text()
+    desk.close()
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Entry(MODULE, "there.is.none"), cold=True)
+    (ended,) = desk.run(0)
+    assert ended.code == 1
+    assert "No module named" in desk.stderr.read_text()
+    desk.close()
+
+
+def test_a_neighbour_that_is_named_like_a_loaded_module_is_found(tmp_path: Path) -> None:
+    (tmp_path / "wave.py").write_text("name = 'the wave beside the script'\n")
+    script = tmp_path / "script.py"
+    script.write_text("import wave; print(wave.name)\n")
+    desk = Desk(tmp_path, Entry(SCRIPT, str(script)), preload=("wave",))
+    assert desk.ready().cold.startswith(f"{tmp_path / 'wave.py'} has the name of a module")
+    (ended,) = desk.run(0)
+    assert ended.code == 0, desk.story()
+    desk.prints("the wave beside the script")
+    desk.close()
+
+
+def test_command(tmp_path: Path) -> None:
+    script = 'echo "rank $RANK of $0"; cat; exit 4'
+    desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", script, "x${local_rank}")), workers=2)
+    assert [ended.code for ended in desk.run()] == [4, 4]
+    desk.prints("[default0]:rank 0 of x0\n")
+    desk.prints("[default1]:rank 1 of x1\n")
+    desk.close()
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Entry(COMMAND, "there-is-no-such-program"))
+    (spec,) = desk.start(0)
+    (ended,) = desk.exited()
+    assert (ended.code, ended.pid) == (127, 0)
+    failure = ProcessFailure(0, 0, ended.code, spec.place.error_file)
+    assert "there-is-no-such-program cannot be started" in failure.message["message"]
+    desk.close()
+
+
+def test_another_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.stdout.write_through, sys.argv[1:])\n")
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\necho "wrapped"\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    desk = Desk(tmp_path, Entry(SCRIPT, str(script), ("a",), python=str(wrapper)))
+    (ended,) = desk.run(0)
+    assert ended.code == 0
+    desk.prints("wrapped")
+    desk.prints("True ['a']")
+    desk.close()
+
+
+def describe(prefix: str, numbers: dict[str, Any]) -> dict[str, Any]:
+    import os
+
+    rank = int(os.environ["RANK"])
+    print("called", prefix)
+    if prefix == "fail":
+        raise ValueError("as asked")
+    return {"rank": rank, "main": __name__, "sum": sum(numbers["values"])}
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_function(tmp_path: Path, cold: bool) -> None:
+    entry = Entry(FUNCTION, "describe", ("p", {"values": range(10)}), function=describe)
+    desk = Desk(tmp_path, entry, workers=2, cold=cold)
+    for _ in range(2):  # the same payload serves every start
+        assert [ended.code for ended in desk.run()] == [0, 0], desk.story()
+        for rank in (0, 1):
+            value = desk.workers.return_value(rank)
+            assert value == {"rank": rank, "main": __name__, "sum": 45}
+    desk.prints("[default1]:called p")
+    desk.close()
+
+
+def test_a_function_that_fails(tmp_path: Path) -> None:
+    entry = Entry(FUNCTION, "describe", ("fail", {}), function=describe)
+    desk = Desk(tmp_path, entry, cold=True)
+    (spec,) = desk.start(0)
+    (ended,) = desk.exited()
+    assert ended.code == 1
+    assert desk.workers.return_value(0) is None
+    failure = ProcessFailure(0, 0, ended.code, spec.place.error_file)
+    assert failure.message["message"] == "ValueError: as asked"
+    assert "boot.py" not in desk.stderr.read_text()
+    desk.close()
+
+
+def test_a_function_that_cannot_be_sent(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Entry(FUNCTION, "lambda", (), function=lambda: 1), cold=True)
+    with pytest.raises(UsageError, match="top level of a module"):
+        desk.start(0)
+    desk.close()
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {repository!r})
+from elastic_runtime.config import FUNCTION, Entry
+from tests.integration.workers.desk import Desk
+
+class Answer:
+    def __init__(self, value): self.value = value
+
+def answer(question):
+    return Answer(question.value * 2)
+
+if __name__ == "__main__":
+    entry = Entry(FUNCTION, "answer", (Answer(21),), function=answer)
+    desk = Desk(Path(sys.argv[1]), entry, cold=True)
+    (ended,) = desk.run(0)
+    print(ended.code, desk.workers.return_value(0).value)
+    desk.close()
+"""
+
+
+def test_a_function_of_the_launching_script(tmp_path: Path) -> None:
+    import subprocess
+    from pathlib import Path
+
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER.format(repository=str(Path(__file__).parents[3])))
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("0 42\n", 0), done.stderr
+
+
+def test_where_output_goes(tmp_path: Path) -> None:
+    script = "echo out $RANK; echo err $RANK >&2; echo 'loss 1'"
+    output = Output(
+        log_dir=str(tmp_path / "logs"),
+        redirects={0: 3},
+        tee={1: 1},
+        ranks=frozenset({0, 1}),
+        stdout_filters=("loss",),
+        prefix="<${role_name} ${local_rank}/${rank}> ",
+    )
+    entry = Entry(COMMAND, "bash", ("-c", script))
+    desk = Desk(tmp_path, entry, workers=3, output=output, node_name="n", run_id="a/b")
+    assert [ended.code for ended in desk.run()] == [0, 0, 0]
+    logs = tmp_path / "logs" / "a_b" / "round-1" / "n"
+    desk.prints("<default 1/1> out 1\n<default 1/1> loss 1\n")
+    assert "2/2" not in desk.stdout.read_text() + desk.stderr.read_text()  # rank 2 is not shown
+    assert "0/0" not in desk.stdout.read_text() + desk.stderr.read_text()  # 0 is in its files
+    assert desk.stderr.read_text() == "<default 1/1> err 1\n"
+    assert (logs / "rank-0" / "stdout.log").read_text() == "out 0\nloss 1\n"
+    assert (logs / "rank-0" / "stderr.log").read_text() == "err 0\n"
+    assert (logs / "rank-1" / "stdout.log").read_text() == "out 1\nloss 1\n"
+    assert (logs / "filtered_stdout.log").read_text() == "<default 1/1> loss 1\n"
+    assert not list((logs / "rank-2").iterdir())
+    desk.close()
+
+
+def test_a_log_is_complete_when_the_end_is_reported(tmp_path: Path) -> None:
+    burst = "import os; os.write(1, b'x' * 60_000); os._exit(0)"
+    desk = Desk(tmp_path, Entry(COMMAND, sys.executable, ("-c", burst)), output=Output(tee={-1: 3}))
+    for _ in range(5):
+        (spec,) = desk.start(0)
+        desk.exited()
+        assert os.path.getsize(spec.place.log("stdout")) == 60_000
+    desk.close()

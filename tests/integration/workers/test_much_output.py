@@ -1,0 +1,82 @@
+"""Output that no console wants, from real workers."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.logdir import LogDirs
+from elastic_runtime.agent.workers import WorkerEvent, WorkerExited, Workers, WorkerSpec
+from elastic_runtime.config import COMMAND, Endpoint, Entry, JobConfig
+from tests.integration.workers.desk import PATIENCE, ScriptDesk
+from tests.processes import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_megabytes_without_a_newline(desk: ScriptDesk) -> None:
+    desk.write("for _ in range(300): print('x' * 10_000, end='')\nprint('', 'end')\n")
+    assert [ended.code for ended in desk.run()] == [0, 0]
+    wait_for(
+        lambda: desk.stdout.read_bytes().count(b"end\n") == 2, 20, "the end of both", desk.story
+    )
+    assert desk.stdout.read_bytes().count(b"x") == 2 * 3_000_000
+
+
+def test_all_output_precedes_the_report(cold: ScriptDesk) -> None:
+    cold.write("import os\nfor n in range(2000): print(n)\nos._exit(3)\n")
+    for _ in range(5):
+        (ended,) = cold.run(0)
+        assert ended.code == 3
+        cold.workers._consoles["stdout"].flush(10.0)
+        expected = "".join(f"[default0]:{n}\n" for n in range(2000))
+        assert cold.stdout.read_text() == expected
+
+
+def test_no_descriptor_is_left_open(desk: ScriptDesk) -> None:
+    desk.write("print('x')")
+    desk.run()
+    processes = (os.getpid(), desk.server())
+    before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes]
+    for _ in range(3):
+        desk.run()
+    assert [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes] == before
+
+
+def test_a_console_that_is_gone_does_not_end_the_job(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ends = _ends_of_a_talkative_command(tmp_path, writing)
+    os.close(writing)
+    assert [ended.code for ended in ends] == [0]
+
+
+def test_a_console_that_is_not_read_does_not_stop_an_end(tmp_path: Path) -> None:
+    # Little enough for its limit: nobody has to wait, and nothing is lost when it is read at last.
+    reading, writing = os.pipe()
+    ends = _ends_of_a_talkative_command(tmp_path, writing)
+    os.close(writing)
+    assert [ended.code for ended in ends] == [0]
+    os.close(reading)
+
+
+def _ends_of_a_talkative_command(directory: Path, console: int) -> list[WorkerExited]:
+    talk = "import sys; sys.stdout.write('x' * 999_999 + '\\n')"
+    entry = Entry(COMMAND, sys.executable, ("-c", talk))
+    config = JobConfig(entry, Endpoint("c10d", ("127.0.0.1:1",)), "run")
+    events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
+    workers = Workers(config, events.put, stdout=console)
+    workers.start_server()
+    place = LogDirs(config, str(directory)).place(1, 0)
+    workers.start([WorkerSpec(0, 0, 1, dict(os.environ), place)])
+    while True:
+        event = events.get(timeout=PATIENCE)
+        if isinstance(event, WorkerExited):
+            break
+    for screen in workers._consoles.values():
+        screen._patience = 0.1
+    workers.close()
+    return [event]

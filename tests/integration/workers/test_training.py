@@ -1,0 +1,143 @@
+"""What training scripts do in a worker, and what a fork must not share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from tests.processes import command, wait_for
+
+if TYPE_CHECKING:
+    from tests.integration.workers.desk import ScriptDesk
+
+
+def test_torch_is_there_already(warm: ScriptDesk) -> None:
+    warm.write("import sys; print([n in sys.modules for n in ('torch._dynamo', 'numpy', 'grpc')])")
+    (ended,) = warm.run(0)
+    assert ended.code == 0, warm.story()
+    warm.prints("[True, True, False]")
+
+
+def test_it_is_listed_as_what_it_runs(warm: ScriptDesk) -> None:
+    warm.write("import time; print('in place'); time.sleep(1000)")
+    warm.start(0)
+    pid = warm.started()
+    warm.prints("in place")
+    assert command(pid) == f"{sys.executable} -u {warm.script} --lr 0.1 local=0"
+    warm.workers.kill()
+    warm.exited()
+
+
+def test_parallel_operations(warm: ScriptDesk) -> None:
+    warm.write(
+        "import numpy, torch\n"
+        "torch.set_num_threads(2)\n"
+        "print('torch', float((torch.ones(512, 512) @ torch.ones(512, 512)).sum()))\n"
+        "print('numpy', float((numpy.ones((512, 512)) @ numpy.ones((512, 512))).sum()))\n"
+    )
+    assert [ended.code for ended in warm.run()] == [0, 0], warm.story()
+    for line in ("torch", "numpy"):
+        for rank in (0, 1):
+            warm.prints(f"[default{rank}]:{line} {512.0**3}")
+
+
+def test_data_loader(warm: ScriptDesk) -> None:
+    warm.write(
+        "from torch.utils.data import DataLoader\n"
+        "if __name__ == '__main__':\n"
+        "    loader = DataLoader(range(8), 2, num_workers=2)\n"
+        "    print([batch.tolist() for batch in loader])\n"
+    )
+    (ended,) = warm.run(0)
+    assert ended.code == 0, warm.story()
+    warm.prints("[[0, 1], [2, 3], [4, 5], [6, 7]]")
+
+
+def test_spawn_inside_a_worker(warm: ScriptDesk) -> None:
+    warm.write(
+        "import torch.multiprocessing as mp\n"
+        "def child(index, text): print(text, index, __name__)\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(child, args=('child',), nprocs=1)\n"
+    )
+    (ended,) = warm.run(0)
+    assert ended.code == 0, warm.story()
+    warm.prints("child 0 __mp_main__")
+
+
+def test_random_numbers_differ(warm: ScriptDesk) -> None:
+    warm.write(
+        "import multiprocessing, random, numpy\n"
+        "print('drawn', numpy.random.rand(), random.random(),"
+        " multiprocessing.current_process().authkey.hex())\n"
+    )
+    assert [ended.code for ended in [*warm.run()]] == [0, 0], warm.story()
+    warm.prints("[default0]:drawn")
+    warm.prints("[default1]:drawn")
+    drawn = [line.split()[1:] for line in warm.stdout.read_text().splitlines()]
+    first, second = drawn
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_environment_is_the_workers_own(desk: ScriptDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Set after the server was started: a worker must have it; taken away: it must not.
+    monkeypatch.setenv("SET_SINCE", "yes")
+    monkeypatch.delenv("HOME")
+    desk.write("import os; print(sorted({'RANK', 'SET_SINCE', 'HOME'} & set(os.environ)))\n")
+    assert [ended.code for ended in desk.run()] == [0, 0], desk.story()
+    for rank in (0, 1):
+        desk.prints(f"[default{rank}]:['RANK', 'SET_SINCE']")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def f():\n    raise ValueError('no such thing')\nf()\n", "ValueError: no such thing"),
+        ("def f(:\n", "SyntaxError: invalid syntax"),
+        ("import there_is_no_such_module\n", "ModuleNotFoundError: No module named"),
+    ],
+)
+def test_an_error_leaves_its_traceback(desk: ScriptDesk, source: str, said: str) -> None:
+    desk.write(source)
+    (spec,) = desk.start(0)
+    (ended,) = desk.exited()
+    # As torch reads it for its report of the root cause.
+    failure = ProcessFailure(0, ended.pid, ended.code, spec.place.error_file)
+    assert ended.code == 1
+    assert failure.message["message"].startswith(said)
+    trace = failure.message["extraInfo"]["py_callstack"]
+    assert said in trace and "boot.py" not in trace
+
+
+def test_an_error_that_torch_has_recorded_is_left_alone(warm: ScriptDesk) -> None:
+    warm.write(
+        "from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record\n"
+        "class Own(ErrorHandler):\n"
+        "    def record_exception(self, error):\n"
+        "        import json, os\n"
+        "        with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:\n"
+        "            json.dump({'message': 'own', 'timestamp': 1}, file)\n"
+        "def main(): raise ValueError('no')\n"
+        "record(main, error_handler=Own())()\n"
+    )
+    (spec,) = warm.start(0)
+    (ended,) = warm.exited()
+    assert ended.code == 1
+    with open(spec.place.error_file) as file:
+        assert json.load(file)["message"] == "own"
+
+
+def test_a_crash_leaves_a_native_trace(warm: ScriptDesk) -> None:
+    warm.write("import faulthandler; faulthandler._sigsegv()")
+    (ended,) = warm.run(0)
+    assert ended.code == -11
+    wait_for(
+        lambda: "Fatal Python error: Segmentation fault" in warm.stderr.read_text(),
+        5,
+        "a dump",
+        warm.story,
+    )

@@ -1,0 +1,120 @@
+"""Deliberately broken variants of the core, each of which the explorer must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_runtime.rendezvous import absorb, leader, lives, member, sealing
+from elastic_runtime.rendezvous.state import SILENT, State
+from elastic_runtime.rendezvous.store import Transaction
+from tests.model.schedule import CHURN, ENDING, FORGETTING, ISLANDS, MIXED, OUTAGE, Theme
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.plan import Plan
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_islands_rule(patch: pytest.MonkeyPatch) -> None:
+    """A new round is sealed although nobody of the last one is at hand."""
+    patch.setattr(sealing, "_is_safe", lambda standings: True)
+
+
+def silence_is_death(patch: pytest.MonkeyPatch) -> None:
+    """A probe that is not answered counts as a refused one."""
+    patch.setattr(absorb, "_PROOFS", (*absorb._PROOFS, SILENT))
+    patch.setattr(
+        "elastic_runtime.rendezvous.standing._HOW", {"silent": "", "refused": "", "other": ""}
+    )
+
+
+def seal_without_fence(patch: pytest.MonkeyPatch) -> None:
+    """A seal compares neither the round that it replaces nor the leader's own key."""
+
+    def unfenced(expects: Any, puts: Any, deletes: Any = ()) -> Transaction:
+        return Transaction((), puts, deletes)
+
+    patch.setattr(sealing, "Transaction", unfenced)
+
+
+def amnesia_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot of a store that forgot is taken for any other."""
+    original = absorb._snapshot
+    patch.setattr(
+        absorb,
+        "_snapshot",
+        lambda state, event, now: original(state, replace(event, forgot=False), now),
+    )
+
+
+def round_not_given_back(patch: pytest.MonkeyPatch) -> None:
+    """Nobody gives the round back to a store that forgot; a new life begins instead."""
+    patch.setattr(member, "restore", lambda state, ours, plan, now: state)
+    original = lives.create_job
+
+    def anew(state: State, plan: Plan, now: float) -> State:
+        return original(replace(state, known_round=None), plan, now)
+
+    patch.setattr(leader, "create_job", anew)
+
+
+def never_fenced(patch: pytest.MonkeyPatch) -> None:
+    """A group without contact to the store goes on for ever."""
+    patch.setattr(member, "_without_store", lambda state, plan, now: state)
+
+
+def never_excluded(patch: pytest.MonkeyPatch) -> None:
+    """A node does not mind that the job went on without it."""
+    patch.setattr(member, "_why_excluded", lambda state, now: "")
+
+
+def hasty_successor(patch: pytest.MonkeyPatch) -> None:
+    """A new life of the job does not wait for silent members of the old one."""
+    patch.setattr(lives, "_is_over", lambda state, member: True)
+
+
+def numbers_begin_anew(patch: pytest.MonkeyPatch) -> None:
+    """A new life of the job counts its rounds from one."""
+    original = lives._new_job
+    patch.setattr(lives, "_new_job", lambda state, first: original(state, 0))
+
+
+def joiners_first(patch: pytest.MonkeyPatch) -> None:
+    """Newcomers are ranked before survivors."""
+    original = sealing._seal
+
+    def reversed_(state: Any, job: Any, last: Any, chosen: Any, *rest: Any) -> Any:
+        return original(state, job, last, chosen[::-1], *rest)
+
+    patch.setattr(sealing, "_seal", reversed_)
+
+
+def impatient(patch: pytest.MonkeyPatch) -> None:
+    """A refused write is tried again at once, however often."""
+    patch.setattr(absorb, "_PAUSES", {True: 0.0, False: 0.0, None: 0.0})
+
+
+def first_one_ends_all(patch: pytest.MonkeyPatch) -> None:
+    """The job is over as soon as one member is through."""
+    patch.setattr(leader, "all", any, raising=False)
+
+
+# Each with the kind of schedule in which it shows soonest.
+MUTANTS: tuple[tuple[Patch, Theme], ...] = (
+    (no_islands_rule, ISLANDS),
+    (silence_is_death, CHURN),
+    (seal_without_fence, CHURN),
+    (amnesia_unnoticed, OUTAGE),
+    (round_not_given_back, FORGETTING),
+    (never_fenced, ISLANDS),
+    (never_excluded, MIXED),
+    (hasty_successor, ISLANDS),
+    (numbers_begin_anew, MIXED),
+    (first_one_ends_all, ENDING),
+    (joiners_first, MIXED),
+    (impatient, CHURN),
+)

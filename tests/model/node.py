@@ -1,0 +1,466 @@
+"""A simulated node: the real membership core, driven as ``participant`` drives it, and an agent
+that does with its workers what ``agent.lifecycle`` does."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import FaultReport, NodeRecord, RoundRecord
+from elastic_runtime.rendezvous import membership
+from elastic_runtime.rendezvous.absorb import absorb
+from elastic_runtime.rendezvous.state import (
+    ALIVE,
+    OTHER,
+    REFUSED,
+    SILENT,
+    Action,
+    Applied,
+    Apply,
+    Conflict,
+    Done,
+    Drain,
+    Ended,
+    Event,
+    Excluded,
+    Fenced,
+    Follow,
+    Goodbye,
+    Join,
+    Left,
+    Look,
+    Notice,
+    Notify,
+    Policy,
+    Probe,
+    Probed,
+    Sealed,
+    Switch,
+    Tick,
+)
+from tests.model.clockwork import Violation
+from tests.model.store import Client
+from tests.model.trace import brief
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.model.world import World
+
+PROBE_TIMEOUT = 0.5
+# More than this in one simulated second is a storm: twice the most that was ever seen.
+STORM = {"decide": 60, "Apply": 20, "Probe": 15, "Look": 18, "Notify": 15}
+
+
+class Node:
+    """One agent process and its workers.
+
+    Args:
+        world: the simulation.
+        number: names it.
+        policy: its settings.
+        settings: fingerprint of them.
+    """
+
+    def __init__(self, world: World, number: int, policy: Policy, settings: str) -> None:
+        self.world = world
+        self.clock = world.clock
+        self.name = f"n{number}"
+        self.port = 1000 + number
+        self.settings = settings
+        self.zero = self.clock.within(0.0, 1e6)  # clocks of two nodes have nothing in common
+        self.alive = True
+        self.paused_at: float | None = None
+        self.lives = 0
+        self.uuid = ""
+        self.state = membership.begin(policy)
+        self.inbox: list[Event] = []
+        self.todo: deque[Action] = deque()
+        self.blocked = False
+        self.wake = float("inf")
+        self.alarm: object = None
+        self.deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.client = Client(world.store, self._from_store, lambda: self.running)
+        self.second = 0
+        self.counts = dict.fromkeys(STORM, 0)
+        self.agent = Agent(self)
+
+    # -- the process
+
+    @property
+    def running(self) -> bool:
+        """Neither dead nor paused."""
+        return self.alive and self.paused_at is None
+
+    def later(self, delay: float, action: Callable[..., None], *args: Any) -> None:
+        """As ``Clockwork.after``, within this process: not while it is paused."""
+        self.clock.after(delay, self._due, action, args)
+
+    def _due(self, action: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if not self.alive:
+            return
+        if self.paused_at is not None:
+            self.deferred.append((action, args))
+        else:
+            action(*args)
+
+    def crash(self) -> None:
+        """The agent and its workers are killed."""
+        self.alive = False
+        self.client.vanish()
+        self.agent.killed()
+
+    def pause(self) -> None:
+        """SIGSTOP of the whole tree."""
+        self.paused_at = self.clock.now
+        self.client.keep_lease()
+        self.world.groups_changed()
+
+    def resume(self) -> None:
+        """SIGCONT: the clock has jumped, and a lease that has run out is noticed first."""
+        assert self.paused_at is not None
+        if self.clock.now - self.paused_at > 0.8 * self.state.policy.fence:
+            self.world.excuse(self)
+        self.paused_at = None
+        early, self.inbox = self.inbox, []
+        self.client.check_lease()
+        self.inbox.extend(early)
+        self.client.keep_lease()
+        due, self.deferred = self.deferred, []
+        for action, args in due:
+            self.later(0.0, action, *args)
+        self.world.groups_changed()
+        self._turn()
+
+    def exit(self, code: str) -> None:
+        """The agent's command ends by itself."""
+        if self.alive:
+            self.clock.log(self.name, f"exits: {code}")
+            self.alive = False
+            self.client.close()
+            self.agent.killed()
+            self.world.exits[self.name] = code
+
+    # -- the participant
+
+    def start(self) -> None:
+        """The agent begins."""
+        self.join(first=True)
+
+    def join(self, *, first: bool = False) -> None:
+        """Begins a new life."""
+        self.lives += 1
+        self.uuid = f"{self.name}.{self.lives}"
+        self.world.by_uuid[self.uuid] = self
+        record = NodeRecord(
+            node=self.uuid,
+            name=self.name,
+            address="127.0.0.1",
+            workers=1,
+            probe_port=self.port,
+            store_port=self.port,
+            settings=self.settings,
+        )
+        if first:
+            self.client.start(records.node_key(self.uuid))
+        self.feed(Join(record))
+
+    def feed(self, event: Event) -> None:
+        """Puts an event into the inbox."""
+        self.inbox.append(event)
+        self._turn()
+
+    def _from_store(self, event: Event) -> None:
+        if self.alive:
+            self.feed(event)
+
+    def _turn(self) -> None:
+        if not self.running or self.blocked:
+            return
+        self._perform()
+        while (self.inbox or self.wake <= self.clock.now) and self.running and not self.blocked:
+            self._decide()
+
+    def _decide(self) -> None:
+        now = self.clock.now + self.zero
+        events, self.inbox = self.inbox or [Tick()], []
+        clock = self.clock
+        actions: list[Action] = []
+        self._count("decide")
+        for event in events:
+            if clock.tracing:
+                clock.log(self.name, f"<- {brief(event)}")
+            if isinstance(event, Join):
+                decision = membership.step(self.state, event, now)
+                self.state = decision.state
+                actions.extend(decision.actions)
+            else:
+                self.state = absorb(self.state, event, now)
+        decision = membership.decide(self.state, now)
+        self.state = decision.state
+        if decision.wake == float("inf"):
+            self.wake = float("inf")
+        else:
+            self.wake = max(decision.wake - self.zero, clock.now + 1e-6)
+            self.alarm = token = object()
+            clock.after(self.wake - clock.now, self._woken, token)
+        self.todo.extend(actions)
+        self.todo.extend(decision.actions)
+        self._perform()
+
+    def _woken(self, token: object) -> None:
+        if token is self.alarm:
+            self._turn()
+
+    def _perform(self) -> None:
+        clock = self.clock
+        while self.todo and self.running and not self.blocked:
+            action = self.todo.popleft()
+            if clock.tracing:
+                clock.log(self.name, f"-> {brief(action)}")
+            self._count(type(action).__name__)
+            match action:
+                case Apply(tag, transaction):
+                    self.blocked = True
+                    self.client.apply(transaction, partial(self.answered, tag))
+                case Look(wide, without):
+                    self.client.look(wide, without)
+                case Follow(own_key):
+                    if own_key != self.client.wanted[0]:
+                        self.client.follow(own_key)
+                case Probe(node, _, port):
+                    self.world.probe(self, node, port)
+                case Notify(notice):
+                    self.agent.hear(notice)
+
+    def answered(self, tag: str, ok: bool | None) -> None:
+        """A transaction came to its end."""
+        self.later(0.0, self._unblock, Applied(tag, ok))
+
+    def _unblock(self, event: Applied) -> None:
+        self.blocked = False
+        self.inbox.append(event)
+        self._perform()
+        self._turn()
+
+    def _count(self, what: str) -> None:
+        second = int(self.clock.now)
+        if second != self.second:
+            self.second = second
+            self.counts = dict.fromkeys(STORM, 0)
+        number = self.counts[what] = self.counts.get(what, 0) + 1
+        if number > STORM.get(what, 1000):
+            raise Violation(f"{self.name}: more than {number - 1} × {what} within a second")
+
+
+class Agent:
+    """What an agent does with its workers, in the order in which a real one does it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.clock = node.clock
+        self.round: RoundRecord | None = None
+        self.phase = "waiting"  # starting, running, stopping, done
+        self.then = "rejoin"  # new life, leave, end
+        self.asked = False
+        self.code = ""
+        self.began = 0.0
+        self.turn = 0  # tells delayed steps of an earlier round that they are late
+
+    # -- notices
+
+    def hear(self, notice: Notice) -> None:
+        """Takes a notice, a moment later: the agent's loop is another thread."""
+        if isinstance(notice, Sealed | Switch | Excluded | Fenced | Ended | Conflict):
+            self.node.later(0.0002, self._take, notice)
+
+    def _take(self, notice: Notice) -> None:
+        match notice:
+            case Sealed(round=sealed):
+                self._sealed(sealed)
+            case Switch(number, broken, reason):
+                self._switch(number, broken, reason)
+            case Excluded() | Fenced():
+                if self.phase in ("starting", "running", "stopping"):
+                    if self.then == "rejoin":
+                        self.then = "new life"
+                    self._stop(None, quick=True, killed=isinstance(notice, Fenced))
+                elif self.then == "leave":
+                    self._leave("left")
+                else:
+                    self._rejoin()
+            case Ended(outcome):
+                self.node.world.told_the_end(self.node, outcome)
+                self._end_with("done" if outcome.succeeded else f"failed: {outcome.exit_code}")
+            case Conflict():
+                self._end_with("conflict")
+
+    def _end_with(self, code: str) -> None:
+        self.then, self.code = "end", code
+        if self.phase in ("starting", "running", "stopping"):
+            self._stop(None, quick=True)
+        else:
+            self._leave(code)
+
+    def _rejoin(self) -> None:
+        self.phase, self.then, self.round = "waiting", "rejoin", None
+        self.turn += 1
+        self.node.join()
+
+    def _leave(self, code: str) -> None:
+        self.phase = "over"
+        self.turn += 1
+        self.code = code
+        self.node.feed(Goodbye())
+        self._check_goodbye(self.clock.now + 2.0)
+
+    def _check_goodbye(self, deadline: float) -> None:
+        said = self.node.state.parted(self.clock.now + self.node.zero)
+        if said or self.clock.now > deadline:
+            self.node.exit(self.code)
+        else:
+            self.node.later(0.01, self._check_goodbye, deadline)
+
+    # -- a round
+
+    def _sealed(self, sealed: RoundRecord) -> None:
+        if self.phase != "waiting":
+            return
+        self.round, self.phase, self.then = sealed, "starting", "rejoin"
+        self.turn += 1
+        self.node.world.told_a_round(self.node, sealed)
+        self.node.later(self.clock.within(0.001, 0.2), self._started, self.turn)
+
+    def _started(self, turn: int) -> None:
+        if turn != self.turn or self.phase != "starting":
+            return
+        assert self.round is not None
+        self.phase = "running"
+        self.began = self.clock.now
+        self.clock.log(self.node.name, f"   workers of round {self.round.number} start")
+        self.node.world.workers_started(self.node, self.round)
+
+    def _switch(self, number: int, broken: bool, reason: str) -> None:
+        if self.round is None or number != self.round.number:
+            return
+        kind = records.ASKED if self.asked else records.PLANNED
+        fault = FaultReport(number, kind, reason)
+        if self.phase == "done":
+            self._left(fault)
+        elif self.phase in ("starting", "running"):
+            self._stop(fault, quick=broken)
+
+    def _stop(self, fault: FaultReport | None, *, quick: bool, killed: bool = False) -> None:
+        if self.phase == "stopping":
+            return
+        slow = 0.3 if quick else 1.0
+        delay = self.clock.within(0.001, slow if self.clock.chance(0.2) else 0.05)
+        if not killed and self.clock.chance(self.node.world.stubborn):
+            delay = self.clock.within(1.0, 5.0)
+        self.phase = "stopping"
+        self.turn += 1
+        self.node.later(delay, self._stopped, self.turn, fault)
+
+    def _stopped(self, turn: int, fault: FaultReport | None) -> None:
+        if turn != self.turn:
+            return
+        assert self.round is not None
+        self.clock.log(self.node.name, f"   workers of round {self.round.number} have ended")
+        self.node.world.workers_ended(self.node, self.round)
+        self._left(fault or FaultReport(self.round.number, records.PLANNED, "stopped"))
+
+    def _left(self, fault: FaultReport) -> None:
+        assert self.round is not None
+        if self.then == "end":
+            self._leave(self.code)
+        elif self.then == "new life":
+            self._rejoin()
+        else:
+            stays = self.then != "leave"
+            fault = replace(
+                fault,
+                step=self.node.world.step_of(self.round),
+                lifetime=self.clock.now - self.began if self.began else 0.0,
+            )
+            self.phase, number, self.round = "waiting", self.round.number, None
+            self.node.feed(Left(number, fault, self.node.port, stays))
+            if not stays:
+                self._leave("left")
+
+    # -- what happens to workers
+
+    def killed(self) -> None:
+        """The process is gone, and with it the workers."""
+        if self.round is not None and self.phase in ("starting", "running", "stopping"):
+            self.node.world.workers_ended(self.node, self.round)
+        self.phase = "over"
+        self.turn += 1
+
+    def worker_fails(self, kind: str, *, echo: bool, signature: str = "ValueError") -> None:
+        """A worker ends badly; ``echo``: only because another one did."""
+        if self.phase != "running" or self.round is None:
+            return
+        world, number = self.node.world, self.round.number
+        self.clock.log(self.node.name, f"   a worker of round {number}: {kind}, echo {echo}")
+        if not echo:
+            world.note_failure(self.round, kind)
+        self.turn += 1
+        world.workers_ended(self.node, self.round)
+        reason = "lost a peer" if echo else f"{kind}: {signature}"
+        self._left(
+            FaultReport(
+                number,
+                kind,
+                reason,
+                signature="" if echo else signature,
+                consequence=echo,
+            )
+        )
+
+    def worker_hears_of_loss(self, number: int) -> None:
+        """A collective broke."""
+        if self.round is not None and self.round.number == number:
+            self.worker_fails(records.FAILED, echo=True)
+
+    def workers_finish(self, turn: int) -> None:
+        """The script has ended well."""
+        if turn != self.turn or self.phase != "running" or self.round is None:
+            return
+        self.clock.log(self.node.name, f"   workers of round {self.round.number} end well")
+        self.phase = "done"
+        self.node.world.workers_ended(self.node, self.round, well=True)
+        self.node.feed(Done(self.round.number, self.node.world.step_of(self.round)))
+
+    def sigterm(self) -> None:
+        """The node is asked to leave."""
+        if self.asked or self.phase == "over":
+            return
+        self.asked, self.then = True, "leave"
+        if self.phase in ("waiting", "done"):
+            self._leave("left")
+            return
+        self.node.feed(Drain())
+        assert self.round is not None
+        if self.phase == "stopping":
+            return
+        self._stop(
+            FaultReport(self.round.number, records.ASKED, "asked to leave"),
+            quick=self.clock.chance(0.5),
+        )
+
+
+def answer_of(node: Node | None, uuid: str) -> str:
+    """What a probe of this process finds."""
+    if node is None or not node.alive:
+        return REFUSED
+    if node.paused_at is not None:
+        return SILENT
+    return ALIVE if node.uuid == uuid else OTHER
+
+
+def probed(node: str, answer: str) -> Probed:
+    """The event."""
+    return Probed(node, answer)

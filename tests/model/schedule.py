@@ -1,0 +1,468 @@
+"""Schedules: worlds of every kind, and what happens to them, as a seed decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.protocol import records
+from elastic_runtime.rendezvous.state import Policy
+from elastic_runtime.rendezvous.store import Put
+from tests.model.clockwork import Clockwork, Violation
+from tests.model.store import RECONNECT
+from tests.model.world import GARBAGE, Key, World, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.model.node import Node
+
+POLICY = Policy(
+    min_nodes=1,
+    max_nodes=4,
+    last_call=1.5,
+    join=12.0,
+    rejoin=3.0,
+    fence=8.0,
+    batch=0.4,
+    settle=1.5,
+    max_restarts=6,
+)
+# Longest time from the last fault until all are together, and from then until all have left.
+TOGETHER = 240.0
+OVER = 120.0
+
+
+@dataclass(frozen=True)
+class Theme:
+    """A kind of schedule.
+
+    Attributes:
+        faults: what happens, with weights; what is missing never happens.
+        durations: how long cuts, pauses and outages last at most, to choose from.
+        gaps: time from one fault to the next, to choose from.
+        counts: how many faults, to choose from.
+        held: share of schedules in which nobody is through before all faults are over.
+        stubborn: share of stops in which workers do not want to end.
+    """
+
+    faults: dict[str, int]
+    durations: tuple[float, ...] = (0.3, 2.0, 5.0, 14.0)
+    gaps: tuple[tuple[float, float], ...] = (
+        (0.0, 0.02),
+        (0.0, 0.5),
+        (0.0, 0.5),
+        (0.5, 4.0),
+        (1.0, 15.0),
+    )
+    counts: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
+    held: float = 0.4
+    stubborn: float = 0.02
+
+
+MIXED = Theme(
+    {
+        "crash": 14,
+        "crash all": 3,
+        "lose host": 6,
+        "pause": 14,
+        "cut": 12,
+        "part": 5,
+        "restart store": 6,
+        "amnesia": 6,
+        "worker fails": 12,
+        "drain": 8,
+        "join": 12,
+        "intrude": 3,
+        "finish soon": 8,
+        "garble": 2,
+    }
+)
+# Whole groups out of sight, while others would like to go on without them.
+ISLANDS = Theme(
+    {"cut all": 6, "pause all": 2, "cut": 3, "join": 8, "crash": 2, "lose host": 2, "drain": 1},
+    durations=(2.0, 14.0, 30.0),
+    gaps=((0.0, 0.5), (0.5, 4.0), (1.0, 15.0)),
+    counts=(2, 3, 3, 4),
+    held=1.0,
+    stubborn=0.3,
+)
+FORGETTING = Theme(
+    {"amnesia": 8, "join": 3, "crash": 3, "worker fails": 2, "drain": 1, "restart store": 2},
+    durations=(0.3, 2.0, 5.0),
+    counts=(1, 2, 3, 4),
+    held=0.8,
+)
+# One blow after the other, most of them right after something was written.
+CHURN = Theme(
+    {"crash": 6, "lose host": 1, "worker fails": 6, "join": 6, "drain": 3, "pause": 3, "part": 2},
+    gaps=((0.0, 0.005), (0.0, 0.05), (0.0, 0.3)),
+    counts=(3, 4, 5, 6),
+    held=0.6,
+)
+ENDING = Theme(
+    {"finish soon": 6, "crash": 3, "pause": 3, "cut": 3, "join": 3, "worker fails": 2, "drain": 2},
+    gaps=((0.0, 0.02), (0.0, 0.1), (0.0, 0.5), (0.5, 3.0)),
+    counts=(2, 3, 4),
+    held=0.0,
+)
+# The store alone fails: a whole group must go on.
+OUTAGE = Theme(
+    {"amnesia": 3, "restart store": 3, "garble": 2},
+    durations=(0.3, 2.0, 5.0),
+    gaps=((4.0, 8.0),),
+    counts=(1, 2, 3),
+    held=1.0,
+)
+THEMES = (MIXED, MIXED, MIXED, ISLANDS, FORGETTING, CHURN, CHURN, ENDING, OUTAGE)
+BY_NAME = {
+    "mixed": MIXED,
+    "islands": ISLANDS,
+    "forgetting": FORGETTING,
+    "churn": CHURN,
+    "ending": ENDING,
+    "outage": OUTAGE,
+}
+
+
+class Schedule:
+    """One schedule: a world, and what happens to it."""
+
+    def __init__(self, seed: int, theme: Theme | None = None, *, tracing: bool = False) -> None:
+        self.clock = clock = Clockwork(seed, tracing=tracing)
+        chance = clock.random
+        count = chance.choice((1, 2, 2, 3, 3, 3, 4, 5))
+        high = chance.choice((count, count, count + 1, max(1, count - 1)))
+        low = chance.choice((1, 1, min(2, high), high))
+        unit = chance.choice((1, 1, 1, 1, 1, 2)) if high > 1 else 1
+        self.policy = replace(
+            POLICY,
+            min_nodes=low,
+            max_nodes=high,
+            node_unit=unit,
+            batch=chance.choice((0.1, 0.4)),
+            entry="train.py",
+        )
+        self.world = World(
+            clock,
+            loose=chance.random() < 0.3,
+            policy=self.policy,
+            work=chance.choice((0.3, 2.0, 10.0)),
+            reports_steps=chance.random() < 0.7,
+        )
+        self.theme = theme or chance.choice(THEMES)
+        self.world.stubborn = self.theme.stubborn
+        self.held = chance.random() < self.theme.held
+        if self.held:
+            self.world.not_before = float("inf")
+        self.faults: list[str] = []
+        self.fired: set[float] = set()
+        self.calm_until = 0.0
+        self.undisturbed: tuple[Key, float] | None = None
+        self.healed = False
+        for _ in range(count):
+            clock.after(clock.within(0.0, chance.choice((0.01, 0.5, 3.0))), self._add)
+        self.left = chance.choice(self.theme.counts)
+        clock.after(clock.within(0.0, chance.choice((0.5, 3.0, 6.0))), self._plan_next)
+
+    def run(self) -> None:
+        """Lets it happen; raises ``Violation``."""
+        limit = 3600.0
+        self.clock.run(limit, lambda: self.healed)
+        if not self.healed:
+            raise Violation("the faults did not come to their end")
+        # From here on nothing goes wrong any more.
+        world, clock = self.world, self.clock
+        calm = clock.now
+        if self.held:
+            clock.run(calm + TOGETHER, lambda: not world.living())
+            self._check_together()
+            self._check_undisturbed()
+            world.release(clock.now)
+        clock.run(clock.now + OVER + TOGETHER, lambda: not world.living())
+        waiting = [node.name for node in world.living()]
+        if waiting:
+            raise Violation(f"{', '.join(waiting)}: still there long after all faults were over")
+
+    def _remember_group(self) -> None:
+        world = self.world
+        settled = records.SWITCH not in world.store.data and len(world.living()) == len(
+            [node for node in world.nodes if node.state.stored is not None]
+        )
+        if settled and len(world.whole_since) == 1:
+            ((key, since),) = world.whole_since.items()
+            grown = len(key[2]) + self.policy.node_unit > min(
+                self.policy.max_nodes, len(world.living())
+            )
+            self.undisturbed = (key, since) if grown else None
+
+    def _check_undisturbed(self) -> None:
+        """A lost store does not stop a whole group."""
+        if self.undisturbed is None:
+            return
+        key, since = self.undisturbed
+        if self.world.whole_since.get(key) != since:
+            raise Violation(f"round {key[0]} was disturbed, though only the store had failed")
+
+    def _check_together(self) -> None:
+        world = self.world
+        living = [node for node in world.living() if node.agent.phase != "over"]
+        if not living:
+            return
+        rounds = {key_of(n.agent.round) for n in living if n.agent.round and n.agent.phase}
+        size = min(len(living), self.policy.max_nodes)
+        size -= size % self.policy.node_unit
+        if len(rounds) != 1:
+            raise Violation(f"long after all faults were over there are {len(rounds)} rounds")
+        ((_, _, members),) = rounds
+        running = world.workers[next(iter(rounds))]
+        if len(running) != len(members) or len(members) < size:
+            raise Violation(
+                f"long after all faults were over, {len(running)} of {len(members)} members run, "
+                f"of {len(living)} nodes"
+            )
+
+    # ------------------------------------------------------------ faults
+
+    def _plan_next(self) -> None:
+        """The next fault comes after a while, or just after something was written."""
+        clock = self.clock
+        delay = clock.within(*clock.random.choice(self.theme.gaps))
+        if clock.chance(0.4) and self.theme is not OUTAGE:
+            armed = clock.now + 10.0
+            self.world.store.on_next_write(lambda: clock.after(delay / 10, self._next, armed))
+            clock.after(10.0, self._next, armed)
+        else:
+            clock.after(delay, self._next, 0.0)
+
+    def _next(self, armed: float) -> None:
+        if armed and armed in self.fired:
+            return
+        if self.clock.now < self.calm_until:
+            self.clock.after(self.calm_until - self.clock.now + 0.001, self._next, armed)
+            return
+        self.fired.add(armed)
+        theme = self.theme
+        if theme is OUTAGE and self.undisturbed is None and not self.faults:
+            self._remember_group()
+        (name,) = self.clock.random.choices(tuple(theme.faults), tuple(theme.faults.values()))
+        if _FAULTS[name](self):
+            self.faults.append(name)
+            self.clock.log("", f"== {name} ==")
+        self.left -= 1
+        if self.left > 0:
+            self._plan_next()
+        else:
+            self.clock.after(self.clock.random.choice((0.2, 2.0, 6.0, 25.0)), self._heal)
+
+    def _heal(self) -> None:
+        """The last of all faults ends."""
+        world = self.world
+        self.clock.log("", "== all faults are over ==")
+        if not world.store.up:
+            world.store.start(forget=False)
+        world.partitions.clear()
+        for node in world.nodes:
+            if node.alive and node.client.cut:
+                self._mend(node)
+            if node.alive and node.paused_at is not None:
+                node.resume()
+        if not world.living():
+            world.add()
+        self.healed = True
+
+    def _pick(self) -> Node | None:
+        nodes = [node for node in self.world.living() if node.running]
+        return self.clock.random.choice(nodes) if nodes else None
+
+    def _duration(self) -> float:
+        return self.clock.within(0.0, self.clock.random.choice(self.theme.durations))
+
+    def crash(self) -> bool:
+        """A node's processes are killed."""
+        node = self._pick()
+        if node is None:
+            return False
+        self.clock.log(node.name, "== is killed")
+        node.crash()
+        return True
+
+    def crash_all(self) -> bool:
+        """Everything is killed, and started again."""
+        for node in self.world.living():
+            node.crash()
+        for _ in range(self.clock.random.choice((1, 2, 3))):
+            self.clock.after(self.clock.within(0.0, 2.0), self._add)
+        return True
+
+    def _add(self) -> None:
+        # Nodes that first see a store just after it forgot cannot know that it did.
+        if self.clock.now < self.calm_until:
+            self.clock.after(self.calm_until - self.clock.now + 0.001, self._add)
+        else:
+            self.world.add()
+
+    def lose_host(self) -> bool:
+        """A machine is gone: nothing answers any more."""
+        node = self._pick()
+        if node is None:
+            return False
+        self.clock.log(node.name, "== its host is gone")
+        self.world.dark.add(node.port)
+        node.crash()
+        return True
+
+    def pause(self) -> bool:
+        """A node stands still for a while."""
+        picked = self._pick()
+        return self._pause([picked] if picked else [])
+
+    def pause_all(self) -> bool:
+        """All nodes stand still for a while, as when machines are moved."""
+        return self._pause(self.world.living())
+
+    def _pause(self, nodes: list[Node]) -> bool:
+        duration = self._duration()
+        for node in nodes:
+            if node.paused_at is None:
+                self.clock.log(node.name, f"== is paused for {duration:.3f}")
+                node.pause()
+                self.clock.after(duration, self._resume, node)
+        return bool(nodes)
+
+    def _resume(self, node: Node) -> None:
+        if node.alive and node.paused_at is not None:
+            self.clock.log(node.name, "== goes on")
+            node.resume()
+
+    def cut(self) -> bool:
+        """Some nodes cannot reach the store for a while."""
+        return self._cut(self.clock.random.choice((0.3, 0.6)))
+
+    def cut_all(self) -> bool:
+        """No node can reach the store for a while; newcomers can."""
+        return self._cut(1.0)
+
+    def _cut(self, share: float) -> bool:
+        nodes = [n for n in self.world.living() if not n.client.cut and self.clock.chance(share)]
+        duration = self._duration()
+        for node in nodes:
+            self.clock.log(node.name, f"== is cut off from the store for {duration:.3f}")
+            node.client.cut = True
+            node.client.contact_changed()
+            self.clock.after(duration, self._mend, node)
+        return bool(nodes)
+
+    def _mend(self, node: Node) -> None:
+        if node.client.cut:
+            node.client.cut = False
+            node.client.contact_changed()
+
+    def part(self) -> bool:
+        """Two nodes cannot reach each other."""
+        nodes = self.world.living()
+        if len(nodes) < 2:
+            return False
+        one, two = self.clock.random.sample(nodes, 2)
+        pair = (min(one.port, two.port), max(one.port, two.port))
+        self.world.partitions.add(pair)
+        self.clock.after(self._duration() * 2, self.world.partitions.discard, pair)
+        return True
+
+    def restart_store(self) -> bool:
+        """The store is down for a while."""
+        if not self.world.store.up:
+            return False
+        self.world.store.stop()
+        self.clock.after(self._duration(), self._store_up)
+        return True
+
+    def _store_up(self) -> None:
+        if not self.world.store.up:
+            self.world.store.start(forget=False)
+
+    def amnesia(self) -> bool:
+        """The store forgets everything.
+
+        The design holds if the group can say so in time: no other fault near it.
+        """
+        world = self.world
+        if not world.store.up or any(
+            not node.client.connected or not node.client.served or not node.running
+            for node in world.living()
+        ):
+            return False
+        self.clock.log("", "== the store forgets everything")
+        world.store.stop()
+        world.store.start(forget=True)
+        self.calm_until = self.clock.now + RECONNECT + 2.5 * self.policy.last_call
+        return True
+
+    def worker_fails(self) -> bool:
+        """User code fails, or a worker is killed."""
+        nodes = [n for n in self.world.living() if n.running and n.agent.phase == "running"]
+        if not nodes:
+            return False
+        node = self.clock.random.choice(nodes)
+        kind = self.clock.random.choice((records.FAILED, records.FAILED, records.KILLED))
+        signature = self.clock.random.choice(("ValueError", "KeyError"))
+        node.agent.worker_fails(kind, echo=False, signature=signature)
+        return True
+
+    def drain(self) -> bool:
+        """A node is asked to leave."""
+        node = self._pick()
+        if node is None or node.agent.phase == "over":
+            return False
+        self.clock.log(node.name, "== is asked to leave")
+        node.agent.sigterm()
+        return True
+
+    def join(self) -> bool:
+        """Nodes join."""
+        for _ in range(self.clock.random.choice((1, 1, 2))):
+            self.clock.after(self.clock.within(0.0, 0.3), self._add)
+        return True
+
+    def intrude(self) -> bool:
+        """A node with other settings comes under the same run id."""
+        other = replace(self.policy, entry="other.py", min_nodes=1, max_nodes=2, node_unit=1)
+        self.world.add(other, "theirs")
+        return True
+
+    def garble(self) -> bool:
+        """Somebody writes something else under a key of ours."""
+        store = self.world.store
+        keys = sorted(store.data)
+        if not store.up or not keys:
+            return False
+        key = self.clock.random.choice((*keys, "nodes/stranger"))
+        self.clock.log("", f"== {key} is overwritten")
+        store.commit((Put(key, GARBAGE),), [], None)
+        return True
+
+    def finish_soon(self) -> bool:
+        """The script is through soon."""
+        self.world.work = 0.05
+        self.world.release(self.clock.now + 0.01)
+        return True
+
+
+_FAULTS: dict[str, Callable[[Schedule], bool]] = {
+    "crash": Schedule.crash,
+    "crash all": Schedule.crash_all,
+    "lose host": Schedule.lose_host,
+    "pause": Schedule.pause,
+    "pause all": Schedule.pause_all,
+    "cut": Schedule.cut,
+    "cut all": Schedule.cut_all,
+    "part": Schedule.part,
+    "restart store": Schedule.restart_store,
+    "amnesia": Schedule.amnesia,
+    "worker fails": Schedule.worker_fails,
+    "drain": Schedule.drain,
+    "join": Schedule.join,
+    "intrude": Schedule.intrude,
+    "finish soon": Schedule.finish_soon,
+    "garble": Schedule.garble,
+}

@@ -1,0 +1,283 @@
+"""The simulated world: nodes, the group that they form, and what must always hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import JobRecord, OutcomeRecord, RoundRecord
+from tests.model.clockwork import Clockwork, Violation
+from tests.model.node import PROBE_TIMEOUT, Node, answer_of, probed
+from tests.model.store import SimStore
+from tests.model.trace import brief_round
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.state import Policy
+    from elastic_runtime.rendezvous.store import Entry
+
+# What somebody else left under one of our keys.
+GARBAGE = b"\x80\x04\x95 not ours"
+
+Key = tuple[int, str, tuple[str, ...]]
+
+
+def key_of(sealed: RoundRecord) -> Key:
+    """What tells two rounds apart."""
+    return (sealed.number, sealed.incarnation, tuple(member.node for member in sealed.members))
+
+
+class World:
+    """Everything that there is.
+
+    Args:
+        clock: the simulation.
+        loose: the store's transactions are not atomic.
+        policy: the settings of ordinary nodes.
+        work: seconds that a whole group must run to be through.
+        reports_steps: the script reports steps.
+    """
+
+    def __init__(
+        self, clock: Clockwork, *, loose: bool, policy: Policy, work: float, reports_steps: bool
+    ) -> None:
+        self.clock = clock
+        self.policy = policy
+        self.work = work
+        self.not_before = 0.0  # nobody is through before this moment
+        self.reports_steps = reports_steps
+        self.stubborn = 0.0  # share of stops in which workers do not want to end
+        self.store = SimStore(clock, loose, self._committed)
+        self.nodes: list[Node] = []
+        self.by_uuid: dict[str, Node] = {}
+        self.by_port: dict[int, Node] = {}
+        self.partitions: set[tuple[int, int]] = set()
+        self.dark: set[int] = set()
+        self.exits: dict[str, str] = {}
+        self.seals = 0
+        # The group.
+        self.workers: dict[Key, set[str]] = defaultdict(set)  # who runs workers of a round
+        self.well: dict[Key, set[str]] = defaultdict(set)  # whose workers have ended well
+        self.excused: set[str] = set()
+        self.whole_since: dict[Key, float] = {}
+        self.progress: dict[Key, float] = defaultdict(float)
+        self.steps = 0.0
+        # What was seen.
+        self.rounds: dict[Key, RoundRecord] = {}
+        self.stored_round: RoundRecord | None = None
+        self.garbled = False
+        self.failed: dict[Key, list[str]] = defaultdict(list)
+        self.outcomes: dict[str, OutcomeRecord] = {}
+
+    # ------------------------------------------------------------ nodes
+
+    def add(self, policy: Policy | None = None, settings: str = "ours") -> Node:
+        """Starts a node."""
+        number = len(self.nodes) + 1
+        node = Node(self, number, policy or self.policy, settings)
+        self.nodes.append(node)
+        self.by_port[node.port] = node
+        self.clock.log(node.name, f"   starts ({settings})")
+        node.start()
+        return node
+
+    def living(self) -> list[Node]:
+        """Nodes whose process has not ended."""
+        return [node for node in self.nodes if node.alive]
+
+    def probe(self, asker: Node, uuid: str, port: int) -> None:
+        """Sends a probe."""
+        self.clock.after(self.clock.hop(), self._probe_arrives, asker, uuid, port)
+
+    def _probe_arrives(self, asker: Node, uuid: str, port: int) -> None:
+        node = self.by_port.get(port)
+        pair = (min(asker.port, port), max(asker.port, port))
+        silent = pair in self.partitions or port in self.dark
+        answer = "silent" if silent else answer_of(node, uuid)
+        delay = PROBE_TIMEOUT if answer == "silent" else self.clock.hop()
+        asker.later(delay, asker.feed, probed(uuid, answer))
+
+    # ------------------------------------------------------------ groups
+
+    def workers_started(self, node: Node, sealed: RoundRecord) -> None:
+        """This node now runs workers of this round."""
+        key = key_of(sealed)
+        self.workers[key].add(node.uuid)
+        self.groups_changed()
+        if len(self.workers[key]) == len(sealed.members):
+            self._check_one_group()
+
+    def workers_ended(self, node: Node, sealed: RoundRecord, *, well: bool = False) -> None:
+        """The workers of this round have ended on this node."""
+        key = key_of(sealed)
+        was_running = node.uuid in self.workers[key]
+        self.workers[key].discard(node.uuid)
+        self.excused.discard(node.uuid)
+        if well:
+            self.well[key].add(node.uuid)
+        self.groups_changed()
+        if was_running and not well:
+            self._break_collectives(key)
+
+    def _break_collectives(self, key: Key) -> None:
+        for uuid in key[2]:
+            if uuid in self.workers[key] and self.clock.chance(0.6):
+                other = self.by_uuid[uuid]
+                delay = self.clock.within(0.001, 0.02 if self.clock.chance(0.7) else 0.5)
+                other.later(delay, other.agent.worker_hears_of_loss, key[0])
+
+    def _check_one_group(self) -> None:
+        """Never two rounds of which each could make progress."""
+        whole = [
+            key
+            for key, running in self.workers.items()
+            if len(running) == len(key[2]) and not (running & self.excused)
+        ]
+        whole = [key for key in whole if not self._paused_too_long(key)]
+        if len(whole) > 1:
+            text = " and ".join(brief_round(self.rounds[key]) for key in whole)
+            raise Violation(f"two rounds can make progress at once: {text}")
+
+    def _paused_too_long(self, key: Key) -> bool:
+        limit = 0.8 * self.policy.fence
+        nodes = [self.by_uuid[uuid] for uuid in key[2]]
+        return any(
+            node.paused_at is not None and self.clock.now - node.paused_at > limit for node in nodes
+        )
+
+    def excuse(self, node: Node) -> None:
+        """It was stopped for so long that nobody could have known better."""
+        if node.agent.phase in ("starting", "running", "stopping"):
+            self.excused.add(node.uuid)
+
+    def groups_changed(self) -> None:
+        """Somebody started, ended, was paused or went on: who makes progress now?"""
+        now = self.clock.now
+        for key, running in self.workers.items():
+            going = len(running) == len(key[2]) > 0 and all(
+                self.by_uuid[uuid].paused_at is None for uuid in running
+            )
+            since = self.whole_since.get(key)
+            if going and since is None:
+                self.whole_since[key] = now
+                due = max(self.work, self.not_before - now)
+                if self._cannot_meet(key):
+                    self.clock.after(self.clock.within(0.05, 0.5), self._fail_to_meet, key, now)
+                elif due < float("inf"):
+                    self.clock.after(due, self._through, key, now)
+            elif not going and since is not None:
+                del self.whole_since[key]
+                self.progress[key] += now - since
+                self.steps += now - since
+
+    def _cannot_meet(self, key: Key) -> bool:
+        ports = sorted(self.by_uuid[uuid].port for uuid in key[2])
+        return any((one, two) in self.partitions for one in ports for two in ports if one < two)
+
+    def _fail_to_meet(self, key: Key, since: float) -> None:
+        """Members that do not reach each other form no process group."""
+        if self.whole_since.get(key) == since:
+            node = self.by_uuid[self.clock.random.choice(key[2])]
+            node.later(0.0, node.agent.worker_hears_of_loss, key[0])
+
+    def release(self, moment: float) -> None:
+        """Whoever is whole is through at this moment."""
+        self.not_before = moment
+        for key, since in self.whole_since.items():
+            self.clock.after(max(0.0, moment - self.clock.now), self._through, key, since)
+
+    def _through(self, key: Key, since: float) -> None:
+        if self.whole_since.get(key) != since or self.clock.now < self.not_before:
+            return
+        for uuid in key[2]:
+            node = self.by_uuid[uuid]
+            node.later(
+                self.clock.within(0.0, 0.02 if self.clock.chance(0.7) else 0.6),
+                node.agent.workers_finish,
+                node.agent.turn,
+            )
+
+    def step_of(self, sealed: RoundRecord) -> int:
+        """The step that the group had reached."""
+        if not self.reports_steps:
+            return -1
+        since = self.whole_since.get(key_of(sealed), self.clock.now)
+        return int(10 * (self.steps + self.clock.now - since))
+
+    def note_failure(self, sealed: RoundRecord, kind: str) -> None:
+        """User code failed, or a worker was killed."""
+        self.failed[key_of(sealed)].append(kind)
+
+    # ------------------------------------------------------------ what is written and told
+
+    def _committed(self, written: list[Entry], _removed: list[str]) -> None:
+        for entry in written:
+            if entry.value == GARBAGE:
+                self.garbled = True
+            elif entry.key == records.ROUND:
+                self._round_written(RoundRecord.decode(entry.key, entry.value))
+            elif entry.key == records.OUTCOME:
+                self._outcome_written(OutcomeRecord.decode(entry.key, entry.value))
+        if records.ROUND not in self.store.data:
+            self.stored_round = None
+
+    def _round_written(self, sealed: RoundRecord) -> None:
+        key = key_of(sealed)
+        before, self.stored_round = self.stored_round, sealed
+        if key in self.rounds:
+            if self.store.epoch == 0 and not self.garbled:
+                raise Violation(f"round {brief_round(sealed)} was written twice")
+            return
+        told = [node.agent.round.number for node in self.living() if node.agent.round]
+        forgetful = self.store.epoch or self.garbled
+        newest = 0 if forgetful else max((key[0] for key in self.rounds), default=0)
+        if sealed.number <= max(newest, *told, 0):
+            raise Violation(f"round {brief_round(sealed)} is not newer than those before it")
+        self.rounds[key] = sealed
+        self.seals += 1
+        self._check_members(sealed, before)
+
+    def _check_members(self, sealed: RoundRecord, before: RoundRecord | None) -> None:
+        entry = self.store.data.get(records.JOB)
+        readable = entry is not None and entry.value != GARBAGE
+        job = JobRecord.decode(records.JOB, entry.value) if entry and readable else None
+        members = key_of(sealed)[2]
+        if len(set(members)) != len(members):
+            raise Violation(f"a node is twice in round {brief_round(sealed)}")
+        if job is not None and job.incarnation == sealed.incarnation:
+            fits = job.min_nodes <= len(members) <= job.max_nodes
+            if not fits or len(members) % job.node_unit:
+                raise Violation(f"round {brief_round(sealed)} has a size that is not allowed")
+        if before is None or before.incarnation != sealed.incarnation:
+            return
+        survivors = [node for node in members if before.rank_of(node) >= 0]
+        if survivors != sorted(survivors, key=before.rank_of):
+            raise Violation(f"survivors changed their order in round {brief_round(sealed)}")
+        if survivors and members[0] != survivors[0]:
+            raise Violation(f"rank 0 of round {brief_round(sealed)} is no survivor")
+        spent = sealed.budget.failures - before.budget.failures
+        failed = records.FAILED in self.failed[key_of(before)]
+        if not 0 <= spent <= failed:
+            raise Violation(
+                f"round {brief_round(before)} cost {spent} failures, of {failed} that it had"
+            )
+
+    def told_a_round(self, node: Node, sealed: RoundRecord) -> None:
+        """A node was told to start workers."""
+        if sealed.rank_of(node.uuid) < 0:
+            raise Violation(f"{node.name} was told of a round that it is not in")
+
+    def _outcome_written(self, outcome: OutcomeRecord) -> None:
+        known = self.outcomes.get(outcome.incarnation, outcome)
+        self.outcomes[outcome.incarnation] = outcome
+        if known != outcome and not self.garbled and not self.store.epoch:
+            raise Violation(f"two ends of {outcome.incarnation}: {known} and {outcome}")
+        if outcome.succeeded and not any(
+            key[1] == outcome.incarnation and done >= set(key[2]) for key, done in self.well.items()
+        ):
+            raise Violation(f"{outcome.incarnation} ended well, but its workers had not")
+
+    def told_the_end(self, node: Node, outcome: OutcomeRecord) -> None:
+        """A node learns that the job is over."""
+        if self.outcomes.get(outcome.incarnation) != outcome:
+            raise Violation(f"{node.name} was told of an end that is none: {outcome}")

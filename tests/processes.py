@@ -1,0 +1,145 @@
+"""Processes that tests and benchmarks start: who belongs to whom, and how all of them are ended.
+
+A process is found by a marker in the environment it was started with, which all its descendants
+inherit, also those that left its process group or lost their parent. Only what carries a marker
+of ours is ever signalled. Linux only (``/proc``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MARKER = "ELASTIC_TEST_MARK"
+
+_T = TypeVar("_T")
+_PROC = Path("/proc")
+
+
+class Overdue(AssertionError):
+    """Something that should have happened by now has not."""
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes whose marker is ``mark``, or lies below it (``mark/…``)."""
+    exact = f"{MARKER}={mark}".encode()
+    found = []
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        for variable in _read(entry / "environ").split(b"\0"):
+            if variable == exact or variable.startswith(exact + b"/"):
+                if state(int(entry.name)) not in ("", "Z", "X"):
+                    found.append(int(entry.name))
+                break
+    return sorted(found)
+
+
+def mark_of(pid: int) -> str:
+    """The marker of a process, "" if it has none or is gone."""
+    for variable in _read(_PROC / str(pid) / "environ").split(b"\0"):
+        name, _, value = variable.partition(b"=")
+        if name == MARKER.encode():
+            return value.decode()
+    return ""
+
+
+def state(pid: int) -> str:
+    """The state of a process as one letter (``R``, ``S``, ``T``, ``Z``, …), "" if it is gone."""
+    status = _stat(pid)
+    return status[0] if status else ""
+
+
+def parent(pid: int) -> int:
+    """The parent of a process, 0 if the process is gone."""
+    status = _stat(pid)
+    return int(status[1]) if status else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time that a process has used so far, its children's not counted."""
+    status = _stat(pid)
+    if not status:
+        return 0.0
+    return (int(status[11]) + int(status[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def command(pid: int) -> str:
+    """The command line of a process, for messages."""
+    return _read(_PROC / str(pid) / "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """Sends a signal to each process that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def end(mark: str, patience: float = 10.0) -> None:
+    """Kills everything that carries ``mark``, and returns when nothing is left.
+
+    Raises:
+        Overdue: something is left after ``patience`` seconds.
+    """
+
+    def none_left() -> bool:
+        left = marked(mark)
+        send(left, signal.SIGKILL)
+        return not left
+
+    wait_for(none_left, patience, f"the end of all processes marked {mark}")
+
+
+def wait_for(
+    happened: Callable[[], _T],
+    patience: float,
+    what: str,
+    story: Callable[[], str] = lambda: "",
+    pause: float = 0.02,
+) -> _T:
+    """Looks again and again until ``happened`` returns something true.
+
+    For what lies in files and in ``/proc``, which cannot be waited for in one way together.
+
+    Args:
+        happened: what is looked at.
+        patience: seconds.
+        what: named if it does not happen.
+        story: what to show then; logs, for example.
+        pause: seconds between two looks.
+
+    Returns:
+        What ``happened`` returned.
+
+    Raises:
+        Overdue: it did not happen in time.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        result = happened()
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            raise Overdue(f"not within {patience:g} s: {what}\n{story()}".rstrip())
+        time.sleep(pause)
+
+
+def _stat(pid: int) -> list[str]:
+    # The name, in parentheses, may hold spaces and parentheses itself.
+    return _read(_PROC / str(pid) / "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,1 @@
+GREETING = "settings read"

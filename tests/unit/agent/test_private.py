@@ -1,0 +1,63 @@
+"""What dead agents leave behind is swept; what living ones use is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.private import PrivateDirectory
+
+if TYPE_CHECKING:
+    import pytest
+
+HOLDER = """
+from elastic_runtime.agent.private import PrivateDirectory
+import sys
+print(PrivateDirectory().path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_directory_of_a_killed_agent_is_swept_and_that_of_a_living_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    foreign = tmp_path / "elastic-agent-of-somebody"
+    foreign.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as holder:
+        assert holder.stdout is not None
+        theirs = Path(holder.stdout.readline().strip())
+        first = PrivateDirectory()
+        assert theirs.is_dir()
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    second = PrivateDirectory()
+    assert not theirs.exists()
+    assert Path(first.path).is_dir()
+    assert foreign.is_dir()
+    first.remove()
+    second.remove()
+    assert not Path(first.path).exists()
+
+
+def test_what_people_were_told_of_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    private = PrivateDirectory()
+    told = Path(private.path, "logs", "error.json")
+    told.parent.mkdir()
+    told.write_text("{}")
+    Path(private.path, "agent.sock").touch()
+    private.remove(keep="logs")
+    PrivateDirectory().remove()
+    assert told.exists()
+    assert not Path(private.path, "agent.sock").exists()

@@ -1,0 +1,121 @@
+"""The figures of the recovery benchmark, on histories made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.bench.measure.contenders import CONTENDERS
+from scripts.bench.measure.figures import Step, figures, quantile, settled
+from scripts.bench.recovery import plan
+from scripts.bench.steps import step_times
+
+OLD, NEW, NEWER = 11, 22, 33
+
+
+def history(round_: int, world: int, first: int, start: float, count: int) -> list[Step]:
+    """``count`` steps of all ranks, one every tenth of a second."""
+    return [
+        Step(start + i / 10, first + i, round_, world, rank)
+        for i in range(count)
+        for rank in range(world)
+    ]
+
+
+def test_restart_from_a_checkpoint() -> None:
+    # Steps 0-12 until 1.2 s; the fault at 1.25 s; from 2.0 s on again from step 10.
+    steps = history(OLD, 2, 0, 0.0, 13) + history(NEW, 2, 10, 2.0, 10)
+    cost = figures(steps, 1.25, 2, until=2.95)
+    assert cost is not None
+    assert cost.full_strength == pytest.approx(0.75)
+    assert cost.stall == pytest.approx(2.3 - 1.25)  # step 13 is the first that is new
+    assert cost.lost_steps == 3
+    assert (cost.rounds, cost.stale_steps) == (1, 0)
+
+
+def test_nothing_lost() -> None:
+    steps = history(OLD, 2, 0, 0.0, 13) + history(NEW, 2, 13, 2.0, 10)
+    cost = figures(steps, 1.25, 2, until=2.95)
+    assert cost is not None
+    assert cost.lost_steps == 0
+    assert cost.stall == pytest.approx(0.75)
+
+
+def test_a_step_in_flight_counts_as_progress_but_not_as_recovery() -> None:
+    steps = [*history(OLD, 2, 0, 0.0, 13), Step(1.3, 13, OLD, 2, 1)]
+    assert figures(steps, 1.25, 2, until=9.0) is None
+    cost = figures([*steps, *history(NEW, 2, 10, 2.0, 10)], 1.25, 2, until=2.95)
+    assert cost is not None
+    assert cost.stall == pytest.approx(2.4 - 1.3)
+    assert cost.lost_steps == 4
+
+
+def test_back_only_with_the_full_world() -> None:
+    alone = history(OLD, 3, 0, 0.0, 13) + history(NEW, 1, 13, 1.5, 5)
+    assert figures(alone, 1.25, 3, until=2.0) is None
+    assert not settled(alone, 1.25, 3, enough=1)
+    whole = alone + history(NEWER, 3, 16, 3.0, 5)
+    cost = figures(whole, 1.25, 3, until=3.45)
+    assert cost is not None
+    assert cost.full_strength == pytest.approx(1.75)
+    assert cost.stall == pytest.approx(3.2 - 1.9)
+    assert (cost.lost_steps, cost.rounds) == (2, 2)
+
+
+def test_the_longest_of_several_gaps_counts_and_so_does_the_last() -> None:
+    steps = (
+        history(OLD, 2, 0, 0.0, 11) + history(NEW, 2, 11, 1.5, 3) + history(NEWER, 2, 14, 4.0, 3)
+    )
+    cost = figures(steps, 1.05, 2, until=4.3)
+    assert cost is not None
+    assert cost.stall == pytest.approx(4.0 - 1.7)
+    hung = figures(steps, 1.05, 2, until=14.2)
+    assert hung is not None
+    assert hung.stall == pytest.approx(10.0)
+
+
+def test_redoing_old_steps_is_not_being_back() -> None:
+    steps = history(OLD, 2, 0, 0.0, 13) + history(NEW, 2, 10, 2.0, 3)
+    assert figures(steps, 1.25, 2, until=2.3) is None
+
+
+def test_two_groups_on_one_job_are_seen() -> None:
+    steps = history(OLD, 2, 0, 0.0, 30) + history(NEW, 2, 10, 2.05, 30)
+    cost = figures(steps, 1.25, 2, until=5.0)
+    assert cost is not None
+    assert cost.stale_steps == 2 * 9  # both ranks, from 2.1 s to 2.9 s
+
+
+def test_settled_counts_new_steps_of_the_new_world_only() -> None:
+    steps = history(OLD, 2, 0, 0.0, 13) + history(NEW, 3, 10, 2.0, 5)
+    assert settled(steps, 1.25, 3, enough=2)
+    assert not settled(steps, 1.25, 3, enough=3)
+    assert not settled(steps, 1.25, 2, enough=1)
+
+
+def test_quantile_is_the_nearest_rank() -> None:
+    values = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert [quantile(values, share) for share in (0.0, 0.5, 0.95, 1.0)] == [1.0, 3.0, 5.0, 5.0]
+    assert quantile(list(range(1, 41)), 0.95) == 38
+    with pytest.raises(ValueError, match="no values"):
+        quantile([], 0.5)
+
+
+def test_a_seed_draws_the_same_trials_and_all_contenders_get_the_same() -> None:
+    names = [(name, None) for name in CONTENDERS]
+    trials = plan(4, names, ["worker-kill", "join"], [2, 3], seed=7)
+    assert trials == plan(4, names, ["worker-kill", "join"], [2, 3], seed=7)
+    assert trials != plan(4, names, ["worker-kill", "join"], [2, 3], seed=8)
+    assert len(trials) == 4 * 2 * 2 * len(names)
+    draws = {(t.index, t.fault, t.nodes, t.victim, t.after) for t in trials}
+    assert len(draws) == 4 * 2 * 2
+
+
+def test_a_contender_may_have_repetitions_of_its_own() -> None:
+    trials = plan(5, [("torchrun", 1), ("elastic-etcd", None)], ["join"], [2], seed=1)
+    counts = [sum(t.contender == name for t in trials) for name in ("torchrun", "elastic-etcd")]
+    assert counts == [1, 5]
+
+
+def test_step_times_do_not_cross_rounds_or_ranks() -> None:
+    steps = history(OLD, 2, 0, 0.0, 3) + history(NEW, 1, 3, 9.0, 2)
+    assert step_times(steps) == pytest.approx([0.1] * 5)

@@ -1,0 +1,176 @@
+"""The checkpointer with one rank: what it refuses, what it takes, when it saves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
+from tests.ranks import entries_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def saves(path: Path) -> list[str]:
+    return [name for name in entries_of(path) if name.startswith("step-")]
+
+
+class Counter:
+    """An entry with a cursor, as samplers have one."""
+
+    def __init__(self) -> None:
+        self.cursor = 0
+
+    def commit(self) -> None:
+        self.cursor += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"cursor": self.cursor}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.cursor = state["cursor"]
+
+
+@pytest.mark.parametrize("keep", [0, -1, True])
+def test_keeping_nothing_is_refused(tmp_path: Path, keep: int) -> None:
+    with pytest.raises(CheckpointError, match="keep="):
+        Checkpointer(tmp_path, {}, keep=keep)
+
+
+def test_a_bad_directory_is_found_before_the_first_step(tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+    file.write_text("precious")
+    for every in (None, 10):
+        with pytest.raises(CheckpointError, match=str(file)):
+            Checkpointer(file, {"a": 1}, every=every).resume()
+    assert file.read_text() == "precious"
+
+
+def test_a_job_that_was_not_connected_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match=r"WORLD_SIZE=4.*init_process_group"):
+        Checkpointer(tmp_path, {"a": 1}).resume()
+
+
+def test_nothing_there_means_step_0(tmp_path: Path) -> None:
+    assert Checkpointer(tmp_path / "new", {"a": 1}).resume() == 0
+    assert not (tmp_path / "new").exists()
+
+
+def test_it_saves_every_so_many_steps_and_keeps_the_last(tmp_path: Path) -> None:
+    counter = Counter()
+    ckpt = Checkpointer(tmp_path, {"counter": counter}, every="3 steps", keep=2)
+    assert ckpt.resume() == 0
+    for _ in range(10):
+        ckpt.step()
+    ckpt.save()
+    ckpt.save()
+    ckpt.close()
+    assert saves(tmp_path) == ["step-10.term-1", "step-9.term-1"]
+
+    again = Counter()
+    ckpt = Checkpointer(tmp_path, {"counter": again}, every="3 steps", keep=2)
+    assert ckpt.resume() == 10
+    assert (again.cursor, ckpt.steps) == (10, 10)
+    ckpt.save()  # it is on disk already
+    assert saves(tmp_path) == ["step-10.term-1", "step-9.term-1"]
+    ckpt.step()
+    ckpt.step()
+    assert saves(tmp_path) == ["step-10.term-1", "step-12.term-2"]
+
+
+def test_it_saves_once_the_time_has_passed(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, {"a": 1}, every="1ms")
+    ckpt.resume()
+    for _ in range(100_000):
+        ckpt.step()
+        if len(saves(tmp_path)) == 2:
+            break
+    else:
+        pytest.fail("no save in 100,000 steps")
+
+
+def test_the_newest_term_wins_over_a_higher_step(tmp_path: Path) -> None:
+    first: dict[str, Any] = {"who": "first"}
+    behind = Checkpointer(tmp_path, first, every=1)
+    for _ in range(3):
+        behind.step()
+    second: dict[str, Any] = {"who": ""}
+    newer = Checkpointer(tmp_path, second, every=1)
+    newer.steps, second["who"] = 1, "second"
+    newer.step()
+    with pytest.raises(CheckpointError, match="term 2"):
+        behind.step()
+    third: dict[str, Any] = {"who": ""}
+    assert Checkpointer(tmp_path, third).resume() == 2
+    assert third["who"] == "second"
+    assert saves(tmp_path) == [
+        "step-1.term-1",
+        "step-2.term-1",
+        "step-2.term-2",
+        "step-3.term-1",
+    ]
+
+
+def test_damage_is_named_and_the_next_older_one_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries: dict[str, Any] = {"a": 0}
+    ckpt = Checkpointer(tmp_path, entries, every=1)
+    for value in (1, 2, 3):
+        entries["a"] = value
+        ckpt.step()
+    for name, damage in (("step-3.term-1", b"x"), ("step-2.term-1", None)):
+        shard = tmp_path / name / "rank-0.distcp"
+        if damage is None:
+            shard.unlink()
+        else:
+            data = bytearray(shard.read_bytes())
+            data[len(data) // 2] ^= 1
+            shard.write_bytes(data)
+    loaded: dict[str, Any] = {"a": 0}
+    with caplog.at_level(logging.WARNING):
+        assert Checkpointer(tmp_path, loaded).resume() == 1
+    assert loaded == {"a": 1}
+    told = [record.getMessage() for record in caplog.records]
+    assert "step-3.term-1/rank-0.distcp" in told[0]
+    assert "step-2.term-1/rank-0.distcp" in told[1]
+
+
+def test_a_job_with_only_damaged_checkpoints_does_not_start_anew(tmp_path: Path) -> None:
+    Checkpointer(tmp_path, {"a": 1}).save()
+    (tmp_path / "step-0.term-1" / "MANIFEST.json").write_text("{}")
+    with pytest.raises(DamagedCheckpoint, match=r"no checkpoint .* is whole"):
+        Checkpointer(tmp_path, {"a": 1}).resume()
+
+
+_PLAIN = """
+import os, signal, sys
+from elastic_runtime import Checkpointer
+ckpt = Checkpointer(sys.argv[1], {"a": 1})
+ckpt.resume()
+for step in range(1000):
+    if step == 4:
+        os.kill(os.getpid(), signal.SIGTERM)
+    ckpt.step()
+"""
+
+
+def test_a_plain_process_saves_when_it_is_terminated(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PLAIN, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        check=False,
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert saves(tmp_path) == ["step-5.term-1"]

@@ -1,0 +1,109 @@
+"""Names, terms, and a manifest that cannot be changed unnoticed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_runtime.checkpoint.manifest import (
+    CheckpointId,
+    FileRecord,
+    Manifest,
+    half_pruned,
+    highest_term,
+    newest_first,
+    older_terms,
+    verification_shares,
+)
+from elastic_runtime.errors import DamagedCheckpoint
+
+MANIFEST = Manifest(
+    step=120,
+    term=3,
+    world=2,
+    round=7,
+    entries=("model", "optim"),
+    files=(FileRecord("rank-0.distcp", 512, 99), FileRecord(".metadata", 10, 7)),
+    saved_at=1.5,
+)
+
+
+def test_a_manifest_survives_the_disk() -> None:
+    assert Manifest.decode("here", MANIFEST.encode()) == MANIFEST
+
+
+def test_no_flipped_bit_changes_what_a_manifest_says() -> None:
+    data = MANIFEST.encode()
+    for position in range(len(data) * 8):
+        changed = bytearray(data)
+        changed[position // 8] ^= 1 << position % 8
+        try:
+            assert Manifest.decode("here", bytes(changed)) == MANIFEST
+        except DamagedCheckpoint as error:
+            assert "here" in str(error)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b'{"format": 1}', b"\xff\xfe", b"["])
+def test_what_is_no_manifest_is_damage(data: bytes) -> None:
+    with pytest.raises(DamagedCheckpoint, match="here"):
+        Manifest.decode("here", data)
+
+
+def test_a_format_of_the_future_is_named() -> None:
+    data = MANIFEST.encode().replace(b'"format": 1', b'"format": 9')
+    with pytest.raises(DamagedCheckpoint, match="format 9"):
+        Manifest.decode("here", data)
+
+
+@pytest.mark.parametrize("name", ["../rank-0.distcp", "/etc/passwd", "..", ""])
+def test_a_manifest_cannot_name_files_elsewhere(name: str) -> None:
+    hostile = Manifest(step=1, term=1, world=1, files=(FileRecord(name, 1, 1),))
+    with pytest.raises(DamagedCheckpoint):
+        Manifest.decode("here", hostile.encode())
+
+
+def test_the_newest_has_the_highest_term_then_the_highest_step() -> None:
+    names = ["step-900.term-1", "step-20.term-2", "step-30.term-2", "term-3", "notes.txt", "step-5"]
+    assert [one.name for one in newest_first(names)] == [
+        "step-30.term-2",
+        "step-20.term-2",
+        "step-900.term-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "term"),
+    [
+        ([], 0),
+        (["term-4", "term-12"], 12),
+        (["term-4", "step-10.term-9"], 9),
+        (["term-x", "term-4.bak", "pruned.step-1.term-50"], 0),
+    ],
+)
+def test_the_highest_term_is_seen_in_every_name(names: list[str], term: int) -> None:
+    assert highest_term(names) == term
+
+
+def test_only_older_terms_and_pruned_checkpoints_are_left_over() -> None:
+    names = ["term-3", "term-4", "term-5", "pruned.step-1.term-3", "step-2.term-3"]
+    assert older_terms(names, 5) == ["term-3", "term-4"]
+    assert half_pruned(names) == ["pruned.step-1.term-3"]
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_a_name_says_which_checkpoint_it_is(term: int, step: int) -> None:
+    which = CheckpointId(term=term, step=step)
+    assert CheckpointId.parse(which.name) == which
+    assert CheckpointId.parse(which.pruned_name) is None
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 9))
+def test_every_file_is_verified_by_exactly_one_rank(sizes: list[int], world: int) -> None:
+    files = [FileRecord(f"f{index}", size, 0) for index, size in enumerate(sizes)]
+    shares = verification_shares(files, world)
+    assert len(shares) == world
+    spread = [file for share in shares for file in share]
+    assert sorted(f.name for f in spread) == sorted(f.name for f in files)
+    loads = [sum(file.bytes for file in share) for share in shares]
+    assert max(loads) - min(loads) <= max([*sizes, 0])

@@ -1,0 +1,174 @@
+"""From entries to a flat state and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.state import Entries, unwrapped
+from elastic_runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3, generator=generator)).square().sum().backward()
+        optimizer.step()
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: torch.optim.Adam(p, lr=0.01),
+    lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    lambda p: torch.optim.SGD(p, lr=0.01),
+    lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    lambda p: torch.optim.Adafactor(p, lr=0.01),
+]
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS)
+def test_a_fresh_optimizer_goes_on_as_the_saved_one(
+    tmp_path: Path, build: Callable[[Any], torch.optim.Optimizer]
+) -> None:
+    model = net()
+    optimizer = build(model.parameters())
+    train(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.125
+    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save()
+
+    model2 = net(seed=1)
+    optimizer2 = build(model2.parameters())
+    Checkpointer(tmp_path, {"model": model2, "optim": optimizer2}).resume()
+    assert same(model.state_dict(), model2.state_dict())
+    assert same(optimizer.state_dict(), optimizer2.state_dict())
+    train(model, optimizer)
+    train(model2, optimizer2)
+    assert same(model.state_dict(), model2.state_dict())
+
+
+def test_the_state_goes_by_the_names_of_the_parameters(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer)
+    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save()
+
+    model2 = net()
+    reversed_order = torch.optim.Adam(reversed(list(model2.parameters())))
+    Checkpointer(tmp_path, {"model": model2, "optim": reversed_order}).resume()
+    saved = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    loaded = [reversed_order.state[p]["exp_avg"] for p in model2.parameters()]
+    assert same(saved, loaded)
+
+
+def test_a_parameter_that_was_never_used_has_no_state(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "spare": nn.Linear(2, 2)})
+    optimizer = torch.optim.Adam(model.parameters())
+    model["used"](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save()
+
+    fresh = nn.ModuleDict({"used": nn.Linear(2, 2), "spare": nn.Linear(2, 2)})
+    fresh_optimizer = torch.optim.Adam(fresh.parameters())
+    Checkpointer(tmp_path, {"model": fresh, "optim": fresh_optimizer}).resume()
+    assert same(optimizer.state_dict(), fresh_optimizer.state_dict())
+
+
+def test_plain_values_and_other_owners_of_state(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    entries = {"optim": optimizer, "schedule": schedule, "best": 0.5, "log": [{"a": (1, None)}]}
+    Checkpointer(tmp_path, entries).save()
+
+    optimizer2 = torch.optim.SGD(net().parameters(), lr=1.0)
+    schedule2 = torch.optim.lr_scheduler.StepLR(optimizer2, step_size=2)
+    entries2 = {"optim": optimizer2, "schedule": schedule2, "best": 0.0, "log": []}
+    Checkpointer(tmp_path, entries2).resume()
+    assert entries2["best"] == 0.5
+    assert entries2["log"] == [{"a": (1, None)}]
+    assert schedule2.last_epoch == 3
+    assert optimizer2.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_a_compiled_module_has_the_names_of_the_original() -> None:
+    model = net()
+    compiled = torch.compile(model, backend="eager")
+    assert unwrapped(compiled) is model
+    assert Entries({"m": compiled}).state(first=True).keys() == {
+        f"m.{key}" for key in model.state_dict()
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (np.float64(1.0), "best is a numpy.float64"),
+        ([1, {"a": np.int64(3)}], r"best\[1\]\['a'\] is a numpy.int64"),
+        ({"f": len}, r"best\['f'\] is a builtins.builtin_function_or_method"),
+        (torch.Generator(), "best is a torch._C.Generator"),
+    ],
+)
+def test_what_could_not_be_loaded_safely_is_refused_before_it_is_saved(
+    value: Any, where: str
+) -> None:
+    with pytest.raises(CheckpointError, match=where):
+        Entries({"best": value})
+
+
+def test_a_value_that_turns_unsafe_later_fails_the_save_alone(tmp_path: Path) -> None:
+    entries: dict[str, Any] = {"best": 1.0}
+    ckpt = Checkpointer(tmp_path, entries)
+    ckpt.save()
+    ckpt.steps, entries["best"] = 1, np.float64(2.0)
+    with pytest.raises(CheckpointError, match=r"numpy\.float64"):
+        ckpt.save()
+    again: dict[str, Any] = {"best": 0.0}
+    assert Checkpointer(tmp_path, again).resume() == 0
+    assert again["best"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["", "a.b"])
+def test_a_name_without_a_dot_is_needed(name: str) -> None:
+    with pytest.raises(CheckpointError, match="without a dot"):
+        Entries({name: 1})
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    Checkpointer(tmp_path, {"model": nn.Linear(3, 4), "best": 1}).save()
+    wider = {"model": nn.Linear(3, 5), "best": 1}
+    with pytest.raises(CheckpointError, match=r"model\.weight with shape \(4, 3\).*\(5, 3\)"):
+        Checkpointer(tmp_path, wider).resume()
+    other = {"model": nn.Linear(3, 4, bias=False), "step": 1}
+    with pytest.raises(CheckpointError) as caught:
+        Checkpointer(tmp_path, other).resume()
+    assert "it lacks step; it also has best, model.bias;" in str(caught.value)
+    tensor_now = {"model": nn.Linear(3, 4), "best": nn.Linear(1, 1)}
+    with pytest.raises(CheckpointError, match="lacks best"):
+        Checkpointer(tmp_path, tensor_now).resume()

@@ -1,0 +1,55 @@
+"""What the tests of the command line share: one parser (it imports torch), and readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.cli.job import Job, read_job
+from elastic_runtime.cli.parser import Parser
+from elastic_runtime.cli.place import Torchruns
+from elastic_runtime.cli.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SettingsOf = Callable[..., Settings]
+JobOf = Callable[..., Job | Torchruns]
+
+
+@pytest.fixture(scope="session")
+def parser() -> Parser:
+    return Parser()
+
+
+@pytest.fixture
+def settings_of(parser: Parser) -> SettingsOf:
+    """Settings from a command line and an environment; the script is added."""
+
+    def read(arguments: str = "", **environ: str) -> Settings:
+        line = parser.split([*arguments.split(), "train.py"])
+        return read_settings(parser.options, line.given, environ)
+
+    return read
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a script in it."""
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def job_of(parser: Parser, folder: Path) -> JobOf:
+    """The job of a command line and an environment, in ``folder``; ends with ``train.py``."""
+
+    def read(arguments: str = "", script: str = "train.py", **environ: str) -> Job | Torchruns:
+        line = parser.split([*arguments.split(), *script.split()])
+        settings = read_settings(parser.options, line.given, environ)
+        return read_job(line, settings, environ)
+
+    return read

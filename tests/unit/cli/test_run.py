@@ -1,0 +1,123 @@
+"""``elastic-run`` as a whole, up to the agent: errors, exit codes, the embedded store."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.cli.place import Embedded
+from elastic_runtime.cli.run import main
+from elastic_runtime.cli.store_host import hosted
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_runtime.cli.parser import Parser
+
+
+@pytest.fixture(autouse=True)
+def calm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("PET_", "ELASTIC_")) and name != "ELASTIC_TEST_MARK":
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "which script?"),
+        ("trian.py", "did you mean 'train.py'?"),
+        (".", "the script '.' is a directory"),
+        ("-m no.such.module", "there is no module"),
+        ("--min 3 --max 2 train.py", "--min=3 is above --max=2"),
+        ("--min 0 train.py", "--min=0"),
+        ("--min 1 --nnodes 2 train.py", "say the same thing"),
+        ("--config no.toml train.py", "--config=no.toml cannot be read"),
+        ("--rdzv-endpoint etcd://h train.py", "--run-id"),
+        ("--rdzv-endpoint etcd://u:geheim@h train.py", "holds a password"),
+        ("--lease-ttl soon train.py", "--lease-ttl='soon'"),
+        ("--listen 127.0.0.1:1:1 train.py", "there is no script"),
+        ("--no-such-flag train.py", "--no-such-flag"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    parser: Parser,  # torch is imported by now, and what others say meanwhile is said
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    words: str,
+) -> None:
+    assert main(arguments.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("elastic-run: error: ")
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
+    assert "geheim" not in shown.err
+
+
+def test_an_address_of_another_machine_cannot_be_listened_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--listen", "192.0.2.7:29400", "train.py"]) == 2
+    assert "cannot listen at 192.0.2.7, port 29400" in capsys.readouterr().err
+
+
+def test_a_bad_command_line_in_a_process_of_its_own(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic_runtime", "--max", "0", "train.py"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "elastic-run: error: --max=0: a job needs at least one node"
+    )
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, words in (("--help", "usage: elastic-run"), ("--version", "elastic-run ")):
+        with pytest.raises(SystemExit) as ended:
+            main([flag])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(words)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_embedded_store_listens_on_loopback_only() -> None:
+    with hosted(Embedded(), "") as endpoint:
+        host, _, port = endpoint.hosts[0].rpartition(":")
+        assert (host, endpoint.hosted_here) == ("127.0.0.1", True)
+        assert _listens("127.0.0.1", int(port))
+        assert not _listens("127.0.0.2", int(port))
+    assert not _listens("127.0.0.1", int(port))
+
+
+def test_the_embedded_store_can_be_opened_to_others() -> None:
+    with hosted(Embedded(""), "node-a.example") as endpoint:
+        host, _, port = endpoint.hosts[0].rpartition(":")
+        assert host == "node-a.example"
+        assert _listens("127.0.0.2", int(port))
+
+
+def test_a_taken_port_is_a_usage_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UsageError, match=f"port {port}: Address already in use"),
+            hosted(Embedded("127.0.0.1", port), ""),
+        ):
+            pass

@@ -1,0 +1,44 @@
+"""The store's side, and elasticctl, work where torch is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+MODULES = (
+    "elastic_runtime",
+    "elastic_runtime.cli.ctl",
+    "elastic_runtime.config",
+    "elastic_runtime.log",
+    "elastic_runtime.protocol.messages",
+    "elastic_runtime.protocol.records",
+    "elastic_runtime.rendezvous.etcd.adapter",
+    "elastic_runtime.rendezvous.handler",
+    "elastic_runtime.rendezvous.membership",
+    "elastic_runtime.rendezvous.memory",
+    "elastic_runtime.rendezvous.participant",
+    "elastic_runtime.rendezvous.store",
+)
+
+
+def test_they_are_imported_without_torch() -> None:
+    program = f"""
+import importlib, sys
+sys.modules["torch"] = None  # an import of it is an ImportError
+for name in {MODULES!r}:
+    importlib.import_module(name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_worker_side_module_brings_grpc_along() -> None:
+    program = """
+import sys
+import elastic_runtime.checkpoint.checkpointer, elastic_runtime.worker.context
+sys.exit("grpc" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,216 @@
+"""A worker's end of the channel, spoken to by a real socket in the place of an agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.protocol.messages import (
+    ENV_CHANNEL,
+    ENV_PROGRESS,
+    ENV_ROUND,
+    Drain,
+    Drained,
+    Hello,
+    Message,
+    Note,
+    ProgressFile,
+    decode,
+)
+from elastic_runtime.worker.context import WorkerContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DEADLINE = 10.0
+
+
+class FakeAgent:
+    """The other end of the channel, for one worker at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind(self.path)
+        self._server.listen()
+        self._server.settimeout(DEADLINE)
+        self._line: socket.socket | None = None
+        self._pending = b""
+
+    def hear(self) -> Message:
+        if self._line is None:
+            self._line, _ = self._server.accept()
+            self._line.settimeout(DEADLINE)
+        while b"\n" not in self._pending:
+            data = self._line.recv(65536)
+            assert data, "the worker hung up"
+            self._pending += data
+        line, self._pending = self._pending.split(b"\n", 1)
+        return decode(line)
+
+    def say(self, data: bytes) -> None:
+        assert self._line is not None
+        self._line.sendall(data)
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        self._server.close()
+
+
+def listener_has_ended() -> None:
+    """Waits until the worker has heard everything that an agent that is gone has said."""
+    for thread in threading.enumerate():
+        if thread.name == "elastic-channel":
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    found = FakeAgent(tmp_path / "agent.sock")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def worker(agent: FakeAgent, tmp_path: Path) -> Iterator[WorkerContext]:
+    progress = str(tmp_path / "progress")
+    ProgressFile(progress, create=True).close()
+    context = WorkerContext(
+        {"RANK": "3", ENV_ROUND: "7", ENV_CHANNEL: agent.path, ENV_PROGRESS: progress}
+    )
+    yield context
+    context.close()
+
+
+def test_the_first_word_is_hello(agent: FakeAgent, worker: WorkerContext) -> None:
+    worker.note("checkpoint.saved", step=10)
+    assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=False)
+    assert agent.hear() == Note(name="checkpoint.saved", rank=3, round=7, fields={"step": 10})
+    worker.offer_drain()
+    assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=True)
+    worker.drained(12)
+    assert agent.hear() == Drained(rank=3, round=7, step=12)
+    worker.withdraw_drain()
+    assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=False)
+
+
+def test_a_drain_is_heard_whatever_came_before(agent: FakeAgent, worker: WorkerContext) -> None:
+    worker.offer_drain()
+    agent.hear()
+    drain = Drain(round=7, reason="a node joins").encode()
+    agent.say(b"garbage\n{}\n" + Drain(round=6, reason="late").encode() + drain[:9])
+    assert not worker.drain.is_set()
+    agent.say(drain[9:])
+    assert worker.drain.wait(DEADLINE)
+
+
+def test_the_drain_of_another_round_is_not_for_us(agent: FakeAgent, worker: WorkerContext) -> None:
+    worker.offer_drain()
+    agent.hear()
+    agent.say(Drain(round=6, reason="late").encode())
+    agent.say(Drain(round=8, reason="early").encode())
+    agent.close()
+    listener_has_ended()
+    assert not worker.drain.is_set()
+
+
+def test_steps_are_published(worker: WorkerContext, tmp_path: Path) -> None:
+    worker.report_step(41)
+    worker.report_step(42)
+    published = ProgressFile(str(tmp_path / "progress"))
+    step, count, moment = published.read()
+    published.close()
+    assert (step, count) == (42, 2)
+    assert moment > 0
+
+
+def test_an_agent_that_is_gone_disturbs_nobody(agent: FakeAgent, worker: WorkerContext) -> None:
+    worker.offer_drain()
+    agent.hear()
+    agent.close()
+    os.unlink(agent.path)
+    for step in range(3):
+        worker.note("checkpoint.saved", step=step)
+    worker.drained(3)
+    assert not worker.drain.is_set()
+
+
+def test_without_an_agent_nothing_is_needed(tmp_path: Path) -> None:
+    context = WorkerContext({ENV_PROGRESS: str(tmp_path / "missing")})
+    context.report_step(1)
+    context.note("checkpoint.saved", step=1)
+    context.drained(1)
+    assert not context.has_agent
+    assert (context.rank, context.round) == (0, 0)
+
+
+_FORKS = """
+import multiprocessing, os, sys
+from elastic_runtime.worker.context import context
+context().offer_drain()
+pid = os.fork()
+if pid == 0:
+    context().note("child", pid=1)
+    context().offer_drain()
+    os._exit(0 if not context().has_agent else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+child = multiprocessing.get_context("spawn").Process(target=context)
+context().note("parent")
+"""
+
+
+def test_a_forked_child_does_not_speak_for_its_parent(agent: FakeAgent) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", _FORKS],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), ENV_CHANNEL: agent.path, ENV_ROUND: "1"},
+    )
+    assert agent.hear() == Hello(rank=0, round=1, pid=worker.pid, drains=True)
+    assert agent.hear() == Note(name="parent", rank=0, round=1, fields={})
+    assert worker.wait(DEADLINE) == 0
+
+
+_SIGNALS = """
+import os, signal, sys
+from elastic_runtime.worker.context import context
+context().offer_drain()
+os.kill(os.getpid(), signal.SIGTERM)
+assert context().drain.is_set()
+{then}
+print("alive")
+"""
+
+
+@pytest.mark.parametrize(
+    "then", ["os.kill(os.getpid(), signal.SIGTERM)", "context().withdraw_drain()"]
+)
+def test_a_second_sigterm_and_one_that_no_step_honours_end_the_process(then: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SIGNALS.format(then=then)],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        check=False,
+        timeout=DEADLINE,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, b"")
+
+
+def test_a_handler_of_the_programs_own_is_left_alone() -> None:
+    def handler(number: int, frame: object) -> None:
+        raise AssertionError
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        WorkerContext({}).offer_drain()
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
