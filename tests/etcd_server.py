@@ -56,12 +56,21 @@ class EtcdServer(Protocol):
         """Ends it for good and removes its data. Idempotent."""
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 outside the ephemeral range, unused at this moment."""
+    """A TCP port of 127.0.0.1 outside the ephemeral range, unused at this moment.
+
+    None is given out twice: between this call and its use the port looks free to everybody.
+    """
     while True:
         port = random.randrange(15000, 32000)
+        if port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
 
 
@@ -244,31 +253,42 @@ class EtcdContainer:
         name: str = "",
         ready: bool = True,
     ) -> None:
-        port = free_port()
-        self.endpoint = f"127.0.0.1:{port}"
-        self._ports = {2379: port, 2381: free_port()}
+        self._scheme, self._flags = scheme, flags
         self._mounts = mounts
         self._network, self._name = network, name
-        self._command = [
-            *("--data-dir", "/data"),
-            *("--listen-client-urls", f"{scheme}://0.0.0.0:2379"),
-            *("--advertise-client-urls", f"{scheme}://{self.endpoint}"),
-            *("--listen-metrics-urls", "http://0.0.0.0:2381"),
-            *FAST,
-            *flags,
-        ]
         self._container: Any = None
         try:
-            self._create()
+            self._create_on_free_ports()
             if ready:
                 self.await_ready()
         except BaseException:
             self.close()
             raise
 
+    def _create_on_free_ports(self) -> None:
+        """Docker keeps its own list of ports, which may still hold one that nobody listens on."""
+        for last in (False, False, True):
+            port = free_port()
+            self.endpoint = f"127.0.0.1:{port}"
+            self._ports = {2379: port, 2381: free_port()}
+            try:
+                return self._create()
+            except OSError as e:  # as which docker's APIError comes
+                if last or "already allocated" not in str(e):
+                    raise
+                self.close()
+
     def _create(self) -> None:
+        command = [
+            *("--data-dir", "/data"),
+            *("--listen-client-urls", f"{self._scheme}://0.0.0.0:2379"),
+            *("--advertise-client-urls", f"{self._scheme}://{self.endpoint}"),
+            *("--listen-metrics-urls", "http://0.0.0.0:2381"),
+            *FAST,
+            *self._flags,
+        ]
         container = _testcontainers().DockerContainer(os.environ.get("ETCD_IMAGE", IMAGE))
-        container.with_command(self._command).with_kwargs(labels={LABEL: str(os.getpid())})
+        container.with_command(command).with_kwargs(labels={LABEL: str(os.getpid())})
         # Fixed ports, for a restart; on loopback only, which with_bind_ports cannot express.
         container.ports = {str(inner): ("127.0.0.1", p) for inner, p in self._ports.items()}
         for path in self._mounts:
