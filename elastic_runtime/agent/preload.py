@@ -76,6 +76,8 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
             skipped.append(f"{name}: {why}")
         else:
             modules.append(name)
+    if "torch.distributed" in modules:
+        torch_private.connect_when_listening()
     # What is loaded by now stays: the collector of a worker need not touch, and so copy, it.
     gc.collect()
     gc.freeze()

@@ -1,0 +1,74 @@
+"""What leans on torch's undocumented parts, checked against the torch that is installed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from elastic_runtime import torch_private
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = importlib.import_module("torch.distributed.rendezvous")
+    # Set once, so that what the function under test sets is undone with it.
+    monkeypatch.setattr(module, "_create_c10d_store", module._create_c10d_store)
+    return module
+
+
+def test_torch_makes_its_stores_where_we_wait(rendezvous: Any) -> None:
+    names = list(inspect.signature(rendezvous._create_c10d_store).parameters)
+    assert names[:5] == ["hostname", "port", "rank", "world_size", "timeout"]
+    for handler in (rendezvous._env_rendezvous_handler, rendezvous._tcp_rendezvous_handler):
+        assert "_create_c10d_store" in handler.__code__.co_names
+
+
+def test_a_client_connects_only_once_its_store_listens(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening = threading.Event()
+    connected: list[bool] = []
+
+    def create(hostname: str, port: int, rank: int, world_size: int, timeout: timedelta) -> str:
+        connected.append(listening.is_set())
+        return "a store"
+
+    monkeypatch.setattr(rendezvous, "_create_c10d_store", create)
+    torch_private.connect_when_listening()
+    made: list[str] = []
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # the port is taken, and refuses
+        port = server.getsockname()[1]
+        client = threading.Thread(
+            target=lambda: made.append(
+                rendezvous._create_c10d_store("127.0.0.1", port, 1, 2, timedelta(seconds=20))
+            )
+        )
+        client.start()
+        client.join(0.1)
+        assert not connected
+        listening.set()
+        server.listen()
+        client.join(20)
+    assert connected == [True]
+    assert made == ["a store"]
+
+
+def test_a_store_that_never_listens_is_left_to_the_client_to_report() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        assert not torch_private.await_listener("127.0.0.1", server.getsockname()[1], 0.05)
+
+
+def test_the_host_of_the_store_does_not_wait(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_create_c10d_store", lambda *args, **options: "made")
+    torch_private.connect_when_listening()
+    assert rendezvous._create_c10d_store("nowhere", 1, 0, 2, timedelta(seconds=1)) == "made"
