@@ -76,7 +76,7 @@ def connect_when_listening() -> None:
     store through this one function; there is no public place to wait in.
     """
     # torch.distributed has a function of that name, which hides the module.
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     create = rendezvous._create_c10d_store
 
     @wraps(create)
@@ -86,7 +86,7 @@ def connect_when_listening() -> None:
             await_listener(hostname, int(port), timeout.total_seconds())
         return create(hostname, port, rank, *args, **options)
 
-    setattr(rendezvous, "_create_c10d_store", waiting)
+    rendezvous._create_c10d_store = waiting
 
 
 def await_listener(host: str, port: int, timeout: float) -> bool:
@@ -94,7 +94,7 @@ def await_listener(host: str, port: int, timeout: float) -> bool:
 
     Args:
         host, port: the address.
-        timeout: seconds to wait at most; that nobody came is for the caller's own connection to say.
+        timeout: seconds to wait at most; that nobody came, the caller's connection will say.
 
     Returns:
         Whether somebody listens.
