@@ -22,7 +22,6 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
 from elastic_runtime.agent import lifecycle, workers
 from elastic_runtime.agent.channel import Channel
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.agent.server.api import WorkerSpec as TorchSpec
 
+    from elastic_runtime.agent.forkclient import Ahead
     from elastic_runtime.agent.life import Action, Event, Step
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
@@ -85,45 +85,6 @@ _BEAT = 0.6
 _FAREWELL = 2.0
 # The host of the store leaves last; the others need a moment to read the outcome and to go.
 _OUTLAST = 10.0
-
-
-class RunName(RendezvousHandler):  # type: ignore[misc]
-    """What torch's events want to know of a rendezvous: the names of the backend and of the run.
-
-    The rendezvous itself is the participant's; torch's loop, which would call the rest of this
-    interface, does not run here.
-    """
-
-    def __init__(self, backend: str, run_id: str) -> None:
-        self._backend = backend
-        self._run_id = run_id
-
-    def get_backend(self) -> str:
-        """The store's kind."""
-        return self._backend
-
-    def get_run_id(self) -> str:
-        """The run's id."""
-        return self._run_id
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Never called: the agent gets its rounds as notices."""
-        raise RuntimeError("rounds come from the participant")
-
-    def is_closed(self) -> bool:
-        """The rendezvous is open for as long as the agent runs."""
-        return False
-
-    def set_closed(self) -> None:
-        """The end of a job is its outcome record."""
-
-    def num_nodes_waiting(self) -> int:
-        """Joiners come as notices."""
-        return 0
-
-    def shutdown(self) -> bool:
-        """The agent ends its part itself."""
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +105,17 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         store: the rendezvous store, not yet started.
         address: where other nodes reach this one.
         emit: where events go.
+        ahead: the first fork server, if it has been started already.
     """
 
     def __init__(
-        self, config: JobConfig, spec: TorchSpec, store: Store, address: str, emit: Emit
+        self,
+        config: JobConfig,
+        spec: TorchSpec,
+        store: Store,
+        address: str,
+        emit: Emit,
+        ahead: Ahead | None = None,
     ) -> None:
         super().__init__(spec)
         times = config.timeouts
@@ -172,7 +140,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._private = self._directory.path
         self._ports = PortKeeper()
         self._logs = LogDirs(config, self._private)
-        self._workers = workers.Workers(config, self._inbox.put)
+        self._workers = workers.Workers(config, self._inbox.put, ahead=ahead)
         self._channel = Channel(os.path.join(self._private, "agent.sock"), self._from_worker)
         self._probes = ProbeServer("", self._introduce)
         seed = Seed(config.node_name, address, config.workers, self._probes.port, config.settings)

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from elastic_runtime.agent import forkserver
 from elastic_runtime.config import FUNCTION, MODULE
@@ -53,6 +53,31 @@ class ServerProcess:
         os.close(self.complaints)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"{how}: {text.splitlines()[-1]}" if text else how
+
+
+class Ahead:
+    """A fork server that is started before its agent, so that both import torch at the same time.
+
+    As a context, it ends a server that no agent has taken.
+
+    Args:
+        config: the settings; of the endpoint nothing is needed yet.
+    """
+
+    def __init__(self, config: JobConfig) -> None:
+        self._server: ServerProcess | None = start(config, cold=config.cold)
+
+    def take(self) -> ServerProcess | None:
+        """Hands the server over; None if somebody has it already."""
+        server, self._server = self._server, None
+        return server
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if server := self.take():
+            server.collect(0.0)
 
 
 def start(config: JobConfig, *, cold: bool) -> ServerProcess:

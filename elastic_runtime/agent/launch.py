@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.agent.forkclient import Ahead
 from elastic_runtime.config import FUNCTION, Entry, JobConfig
 from elastic_runtime.errors import (
     EXIT_DONE,
@@ -41,18 +42,19 @@ _ERRORS: dict[int, type[ElasticError]] = {
 }
 
 
-def run_agent(config: JobConfig, emit: Emit | None = None) -> int:
+def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None = None) -> int:
     """Runs this node's agent until the job ends or the node leaves.
 
     Args:
         config: the settings.
         emit: where events go; by default, as ``config.log_format`` says.
+        ahead: the fork server, if it has been started already.
 
     Returns:
         The exit code; see ``elastic_runtime.errors``.
     """
     emit = emit or _emit_for(config)
-    agent, _ = _run(config, emit)
+    agent, _ = _run(config, emit, ahead or Ahead(config))
     finish = agent.finish
     assert finish is not None
     if finish.exit_code == EXIT_FAILED:
@@ -79,29 +81,45 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
         TrainingFailed: it failed on another node.
         ElasticError: the other ends that ``elastic_runtime.errors`` lists.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
     entry = Entry(FUNCTION, fn.__qualname__, args, function=fn)
     config = replace(config, entry=entry)
-    agent, values = _run(config, _emit_for(config))
+    agent, values = _run(config, _emit_for(config), Ahead(config))
     finish = agent.finish
     assert finish is not None
     if finish.exit_code == EXIT_DONE:
         return values
     if finish.exit_code == EXIT_FAILED and agent.failures:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
         raise ChildFailedError(config.entry.name, agent.failures)
     raise _ERRORS.get(finish.exit_code, ElasticError)(finish.message or "the job has ended")
 
 
-def _run(config: JobConfig, emit: Emit) -> tuple[ElasticAgent, dict[int, Any]]:
+def _run(config: JobConfig, emit: Emit, ahead: Ahead) -> tuple[ElasticAgent, dict[int, Any]]:
+    if not config.node_name:
+        config = replace(config, node_name=socket.gethostname())
+    started = time.monotonic()
+    with ahead:
+        agent = _make_agent(config, emit, ahead)
+        with _signals(config, agent):
+            result = agent.run(config.role)
+    seconds = round(time.monotonic() - started, 1)
+    if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
+        emit("job.done", seconds=seconds)
+    elif agent.finish is not None and agent.finish.outcome is not None:
+        emit("job.failed", reason=agent.finish.message, seconds=seconds)
+    return agent, dict(result.return_values) if result else {}
+
+
+def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead) -> ElasticAgent:
+    # Not before the fork server is on its way: this imports torch.
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-    from elastic_runtime.agent.agent import ElasticAgent, RunName
+    from elastic_runtime.agent.agent import ElasticAgent
+    from elastic_runtime.agent.run_name import RunName
     from elastic_runtime.rendezvous.address import own_address
     from elastic_runtime.rendezvous.stores import open_store
 
-    if not config.node_name:
-        config = replace(config, node_name=socket.gethostname())
     times = config.timeouts
     store = open_store(config.endpoint, config.run_id, times.lease_ttl, times.connect)
     spec = WorkerSpec(
@@ -114,16 +132,7 @@ def _run(config: JobConfig, emit: Emit) -> tuple[ElasticAgent, dict[int, Any]]:
         event_log_handler=config.event_log_handler,
     )
     address = own_address(config.local_addr, config.endpoint)
-    agent = ElasticAgent(config, spec, store, address, emit)
-    started = time.monotonic()
-    with _signals(config, agent):
-        result = agent.run(config.role)
-    seconds = round(time.monotonic() - started, 1)
-    if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
-        emit("job.done", seconds=seconds)
-    elif agent.finish is not None and agent.finish.outcome is not None:
-        emit("job.failed", reason=agent.finish.message, seconds=seconds)
-    return agent, dict(result.return_values) if result else {}
+    return ElasticAgent(config, spec, store, address, emit, ahead)
 
 
 class _signals:

@@ -128,6 +128,7 @@ class Workers:
         config: the settings.
         notify: called with each event, from a thread of its own; must not block.
         stdout, stderr: descriptors on which the workers' output is shown.
+        ahead: the first fork server, if it has been started already.
     """
 
     def __init__(
@@ -136,8 +137,10 @@ class Workers:
         notify: Callable[[WorkerEvent], None],
         stdout: int = 1,
         stderr: int = 2,
+        ahead: forkclient.Ahead | None = None,
     ) -> None:
         self._config = config
+        self._ahead = ahead
         self._notify = notify
         self._lock = threading.Lock()
         self._workers: dict[int, _Worker] = {}  # by their number at the fork server
@@ -168,7 +171,8 @@ class Workers:
         it is ready.
         """
         cold = self._config.cold or bool(self._why_cold)
-        server = forkclient.start(self._config, cold=cold)
+        server = self._ahead.take() if self._ahead else None
+        server = server or forkclient.start(self._config, cold=cold)
         self._ready = False
         self._server = server
         self._call(partial(self._adopt, server))

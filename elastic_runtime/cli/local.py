@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from elastic_runtime.events import Emit
 
@@ -25,7 +25,11 @@ WATCHED = frozenset({*_PASSED_ON, signal.SIGCHLD})
 
 
 def run_nodes(
-    commands: Mapping[str, Sequence[str]], hosted: bool, environ: Mapping[str, str], emit: Emit
+    commands: Mapping[str, Sequence[str]],
+    hosted: bool,
+    environ: Mapping[str, str],
+    emit: Emit,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs one process a node and waits for all of them. For the main thread only.
 
@@ -37,6 +41,7 @@ def run_nodes(
         hosted: this process hosts the store.
         environ: the nodes' environment.
         emit: where the start is reported.
+        meanwhile: done once the nodes are on their way.
 
     Returns:
         The exit code of the whole.
@@ -44,6 +49,7 @@ def run_nodes(
     nodes = {name: _start(arguments, hosted, environ) for name, arguments in commands.items()}
     try:
         emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
+        meanwhile()
         asked = False
         while any(node.poll() is None for node in nodes.values()):
             number = signal.sigwaitinfo(WATCHED).si_signo

@@ -8,9 +8,7 @@ stay text until their source is known.
 from __future__ import annotations
 
 import argparse
-import os
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,10 +22,11 @@ from elastic_runtime.cli.options import (
     TORCHRUN_KINDS,
     Option,
 )
+from elastic_runtime.cli.torchrun_parser import torchrun_parser
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _DESCRIPTION = """\
 Trains a PyTorch script on nodes that may fail, leave and join. All of torchrun's options and
@@ -65,7 +64,7 @@ class CommandLine:
 
 
 class Parser:
-    """Splits command lines of ``elastic-run``; building one imports torch."""
+    """Splits command lines of ``elastic-run``."""
 
     def __init__(self) -> None:
         self._parser = _Argparse(
@@ -74,7 +73,7 @@ class Parser:
             description=_DESCRIPTION,
             epilog=_EPILOG,
             formatter_class=_Formatter,
-            parents=[_torchrun_parser()],
+            parents=[torchrun_parser()],
             conflict_handler="resolve",
             argument_default=argparse.SUPPRESS,
         )
@@ -120,24 +119,6 @@ def _with_listen_value(argv: Sequence[str]) -> list[str]:
 
 def _is_address(token: str) -> bool:
     return _ADDRESS.fullmatch(token) is not None
-
-
-@contextmanager
-def _without_pet() -> Iterator[None]:
-    """Hides ``PET_*``: torch's parser reads them while it is built, and trips over bad ones."""
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PET_")}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
-def _torchrun_parser() -> argparse.ArgumentParser:
-    from torch.distributed.run import get_args_parser
-
-    with _without_pet():
-        parser: argparse.ArgumentParser = get_args_parser()
-    return parser
 
 
 def _adopt(parser: argparse.ArgumentParser) -> list[Option]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli import kinds
+from elastic_runtime.cli.torchrun_parser import import_torch
 from elastic_runtime.config import Endpoint, Entry, JobConfig, Output, Timeouts
 from elastic_runtime.errors import UsageError
 
@@ -111,16 +113,25 @@ def job_config(
 
 def _workers(settings: Settings) -> int:
     given = settings.of("nproc_per_node")
-    from torch.distributed.run import determine_local_world_size
-
     try:
-        workers: int = determine_local_world_size(given.value)
+        workers = _count(given.value)
     except ValueError as error:
         # torch says "Cuda is not available." for a known word, and repeats an unknown one.
         why = str(error) if "available" in str(error) else f"it is not {given.option.kind.what}"
         raise UsageError(f"{given}: {why}") from None
     if workers < 1:
         raise UsageError(f"{given}: a node runs at least one worker, and this makes {workers}")
+    return workers
+
+
+def _count(text: str) -> int:
+    with suppress(ValueError):
+        return int(text)
+    # Only torch knows how many devices there are.
+    import_torch()
+    from torch.distributed.run import determine_local_world_size
+
+    workers: int = determine_local_world_size(text)
     return workers
 
 

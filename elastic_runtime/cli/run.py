@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,21 +17,22 @@ from elastic_runtime.cli.job import (
     local_environ,
     read_job,
 )
+from elastic_runtime.cli.parser import Parser
 from elastic_runtime.cli.place import Torchruns, read_bounds
 from elastic_runtime.cli.resolve import notes
 from elastic_runtime.cli.settings import Settings, read_settings
+from elastic_runtime.cli.torchrun_parser import import_torch
 from elastic_runtime.errors import ElasticError
 from elastic_runtime.log import make_emit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Sequence
 
+    from elastic_runtime.agent.forkclient import Ahead
     from elastic_runtime.cli.parser import CommandLine
-    from elastic_runtime.config import Endpoint, JobConfig
+    from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
 
-_CPP_LOG = "TORCH_CPP_LOG_LEVEL"
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -63,9 +63,6 @@ def _say(message: str) -> None:
 
 
 def _main(argv: list[str], local: bool, hosted_here: bool) -> int:
-    _import_torch()
-    from elastic_runtime.cli.parser import Parser
-
     parser = Parser()
     line = parser.split(argv)
     settings = read_settings(parser.options, line.given, os.environ)
@@ -73,24 +70,12 @@ def _main(argv: list[str], local: bool, hosted_here: bool) -> int:
     if isinstance(job, Torchruns):
         return _hand_over(line, settings, job)
     if local:
-        endpoint = replace(job.config.endpoint, hosted_here=hosted_here)
-        return _run_agent(job.config.with_(endpoint=endpoint))
+        config = job.config.with_(endpoint=replace(job.config.endpoint, hosted_here=hosted_here))
+        with _fork_server(config) as server:
+            return _run_agent(config, server)
     for note in notes(settings):
         _say(f"note: {note}")
     return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
-
-
-def _import_torch() -> None:
-    """Imports torch so that its C++ side stays calm in this process.
-
-    It writes two lines for each second that a store does not answer, which an agent rides out and
-    reports once. torch looks at the variable only now; the workers are not to inherit it.
-    """
-    asked_for = _CPP_LOG in os.environ
-    os.environ.setdefault(_CPP_LOG, "ERROR")
-    importlib.import_module("torch")
-    if not asked_for:
-        del os.environ[_CPP_LOG]
 
 
 def _hand_over(line: CommandLine, settings: Settings, place: Torchruns) -> int:
@@ -103,10 +88,10 @@ def _hand_over(line: CommandLine, settings: Settings, place: Torchruns) -> int:
 
 
 def _run_one(job: Job) -> int:
-    with _store(job) as endpoint:
-        config = job.config.with_(endpoint=endpoint)
+    with _store(job) as (config, open_store), _fork_server(config) as server:
         _tell_how_to_join(job, config, _emit(config))
-        return _run_agent(config)
+        open_store()
+        return _run_agent(config, server)
 
 
 def _run_local_nodes(job: Job) -> int:
@@ -115,20 +100,24 @@ def _run_local_nodes(job: Job) -> int:
     # Before the store starts its threads: they inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     _leave_a_core_each()
-    with _store(job) as endpoint:
-        config = job.config.with_(endpoint=endpoint)
+    with _store(job) as (config, open_store):
         emit = _emit(config)
         _tell_how_to_join(job, config, emit)
         environ = local_environ(job, os.environ)
-        return run_nodes(local_commands(job, config), job.embedded is not None, environ, emit)
+        commands = local_commands(job, config)
+        return run_nodes(commands, job.embedded is not None, environ, emit, open_store)
 
 
-def _store(job: Job) -> AbstractContextManager[Endpoint]:
+@contextmanager
+def _store(job: Job) -> Iterator[tuple[JobConfig, Callable[[], None]]]:
+    """The settings with the endpoint of the store, and what opens it if it is an embedded one."""
     if job.embedded is None:
-        return nullcontext(job.config.endpoint)
-    from elastic_runtime.cli.store_host import hosted
+        yield job.config, lambda: None
+        return
+    from elastic_runtime.cli.store_host import listening
 
-    return hosted(job.embedded, job.config.local_addr)
+    with listening(job.embedded, job.config.local_addr) as store:
+        yield job.config.with_(endpoint=store.endpoint), store.open
 
 
 def _tell_how_to_join(job: Job, config: JobConfig, emit: Emit) -> None:
@@ -140,14 +129,22 @@ def _emit(config: JobConfig) -> Emit:
     return make_emit(config.log_format, sys.stderr, config.node_name)
 
 
-def _run_agent(config: JobConfig) -> int:
-    from elastic_runtime.agent.launch import run_agent
+def _fork_server(config: JobConfig) -> Ahead:
+    """Starts the fork server, before this process imports torch: it does the same meanwhile."""
+    from elastic_runtime.agent.forkclient import Ahead
 
     if config.workers > 1:
         _leave_a_core_each()
     # It has been read; the workers' environment is no place for it.
     os.environ.pop(PASSWORD_VARIABLE, None)
-    return run_agent(config)
+    return Ahead(config)
+
+
+def _run_agent(config: JobConfig, server: Ahead) -> int:
+    from elastic_runtime.agent.launch import run_agent
+
+    import_torch()
+    return run_agent(config, ahead=server)
 
 
 def _leave_a_core_each() -> None:

@@ -8,12 +8,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.place import LOOPBACK, Embedded, embedded_endpoint
+from elastic_runtime.cli.torchrun_parser import import_torch
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_runtime.config import Endpoint
+    from torch.distributed import TCPStore
 
 # An address reserved for documentation: a datagram socket "connected" to it sends nothing, but
 # tells which of our addresses leads outward.
@@ -21,37 +22,58 @@ _OUTWARD = ("192.0.2.1", 9)
 _TIMEOUT = timedelta(seconds=30)
 
 
-@contextmanager
-def hosted(place: Embedded, local_addr: str) -> Iterator[Endpoint]:
-    """Hosts the embedded store while the block runs.
+class EmbeddedStore:
+    """A store that listens from the start, and answers once it is open.
+
+    To open it takes torch, whose import takes a second or two; whoever connects before that waits.
 
     Args:
         place: where to listen.
         local_addr: the address that others are to use; "" means: find out.
 
-    Yields:
-        The endpoint under which the store is reached.
+    Attributes:
+        endpoint: where the store is reached.
 
     Raises:
         UsageError: the address is not of this machine, or the port is taken.
     """
-    from torch.distributed import TCPStore
 
-    listener = _listen(place)
-    port = listener.getsockname()[1]
-    # torch would listen at every address; a socket of ours keeps the store where it belongs.
-    store = TCPStore(
-        place.host or LOOPBACK,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=_TIMEOUT,
-        master_listen_fd=listener.detach(),
-    )
+    def __init__(self, place: Embedded, local_addr: str) -> None:
+        self._host = place.host or LOOPBACK
+        self._listener = _listen(place)
+        self._port = self._listener.getsockname()[1]
+        self._store: TCPStore | None = None
+        self.endpoint = embedded_endpoint(_reached_at(place, local_addr), self._port)
+
+    def open(self) -> None:
+        """Begins to answer."""
+        import_torch()
+        from torch.distributed import TCPStore
+
+        # torch would listen at every address; a socket of ours keeps the store where it belongs.
+        self._store = TCPStore(
+            self._host,
+            self._port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_TIMEOUT,
+            master_listen_fd=self._listener.detach(),
+        )
+
+    def close(self) -> None:
+        """Ends the store."""
+        self._store = None
+        self._listener.close()
+
+
+@contextmanager
+def listening(place: Embedded, local_addr: str) -> Iterator[EmbeddedStore]:
+    """Has an embedded store while the block runs; see ``EmbeddedStore``."""
+    store = EmbeddedStore(place, local_addr)
     try:
-        yield embedded_endpoint(_reached_at(place, local_addr), port)
+        yield store
     finally:
-        del store
+        store.close()
 
 
 def _listen(place: Embedded) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The store's side, and elasticctl, work where torch is not installed."""
+"""What must work, or be there, before torch is: the store's side and the command lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 
 MODULES = (
     "elastic_runtime",
+    "elastic_runtime.agent.forkclient",
     "elastic_runtime.cli.ctl",
+    "elastic_runtime.cli.run",
     "elastic_runtime.config",
     "elastic_runtime.log",
     "elastic_runtime.protocol.messages",

@@ -12,7 +12,7 @@ import pytest
 
 from elastic_runtime.cli.place import Embedded
 from elastic_runtime.cli.run import main
-from elastic_runtime.cli.store_host import hosted
+from elastic_runtime.cli.store_host import listening
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,17 +98,19 @@ def _listens(host: str, port: int) -> bool:
 
 
 def test_the_embedded_store_listens_on_loopback_only() -> None:
-    with hosted(Embedded(), "") as endpoint:
-        host, _, port = endpoint.hosts[0].rpartition(":")
-        assert (host, endpoint.hosted_here) == ("127.0.0.1", True)
+    with listening(Embedded(), "") as store:
+        store.open()
+        host, _, port = store.endpoint.hosts[0].rpartition(":")
+        assert (host, store.endpoint.hosted_here) == ("127.0.0.1", True)
         assert _listens("127.0.0.1", int(port))
         assert not _listens("127.0.0.2", int(port))
     assert not _listens("127.0.0.1", int(port))
 
 
 def test_the_embedded_store_can_be_opened_to_others() -> None:
-    with hosted(Embedded(""), "node-a.example") as endpoint:
-        host, _, port = endpoint.hosts[0].rpartition(":")
+    with listening(Embedded(""), "node-a.example") as store:
+        store.open()
+        host, _, port = store.endpoint.hosts[0].rpartition(":")
         assert host == "node-a.example"
         assert _listens("127.0.0.2", int(port))
 
@@ -118,6 +120,6 @@ def test_a_taken_port_is_a_usage_error() -> None:
         port = taken.getsockname()[1]
         with (
             pytest.raises(UsageError, match=f"port {port}: Address already in use"),
-            hosted(Embedded("127.0.0.1", port), ""),
+            listening(Embedded("127.0.0.1", port), ""),
         ):
             pass
