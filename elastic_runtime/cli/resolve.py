@@ -28,6 +28,7 @@ _CONF = {
 }
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _TORCHS_ATTEMPTS = 3.0
+_TORCHS_LOGS = "default"
 _TORCHS_INTERVAL = 5.0
 
 # Our options that set one time-out each.
@@ -42,7 +43,6 @@ _OPTIONS = {
 _WITHOUT_MEANING = {
     "monitor_interval": "the agent waits for events and does not poll",
     "start_method": "workers are forked from a warm server, or started afresh with --cold",
-    "logs_specs": "logs are kept by round and rank, see --log-dir",
     "node_rank": "ranks are given out by the rendezvous",
     "master_addr": "the address of rank 0 is agreed on in each round",
     "master_port": "the port of rank 0 is agreed on in each round",
@@ -83,6 +83,7 @@ def job_config(
     unit = settings.of("node_unit")
     if unit.value < 1 or unit.value > bounds.high:
         raise UsageError(f"{unit}: it must lie between 1 and the maximum of {bounds.high} nodes")
+    _check_logs_specs(settings)
     restarts = settings.of("max_restarts")
     if restarts.value < 0:
         raise UsageError(f"{restarts}: it cannot be negative")
@@ -133,6 +134,16 @@ def _count(text: str) -> int:
 
     workers: int = determine_local_world_size(text)
     return workers
+
+
+def _check_logs_specs(settings: Settings) -> None:
+    """Turns away classes that decide by torchrun's counts of restarts where log files lie."""
+    given = settings.of("logs_specs")
+    if given.given and given.value != _TORCHS_LOGS:
+        raise UsageError(
+            f"{given}: logs lie in a directory for each round and rank here; use --log-dir with "
+            "--redirects or --tee, or collect standard output"
+        )
 
 
 def _timeouts(settings: Settings, around: Surroundings) -> Timeouts:

@@ -145,6 +145,7 @@ def test_an_embedded_store_gets_a_new_run_id_each_time(job_of: JobOf) -> None:
         ("--nproc-per-node many", "it is not a number of workers"),
         ("--grace 1 --shutdown-timeout 2", "--grace=1 and --shutdown-timeout=2 say the same"),
         ("--rdzv-conf join_timeout=soon", "join_timeout='soon' is not a number of seconds"),
+        ("--logs-specs mine", "--logs-specs=mine: logs lie in a directory for each round and rank"),
         ("-m --no-python", "--module and --no-python exclude each other"),
         ("--etcd-password-file nowhere", "--etcd-password-file 'nowhere' cannot be read"),
     ],
@@ -154,6 +155,12 @@ def test_bad_settings(job_of: JobOf, arguments: str, words: str) -> None:
         job_of(arguments)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_torchs_own_log_files_may_be_asked_for(job_of: JobOf, settings_of: SettingsOf) -> None:
+    assert _config(job_of, "--logs-specs default").output == _config(job_of, "").output
+    assert notes(settings_of("--logs-specs default")) == []
+    assert job_of("--logs-specs mine --rdzv-backend static") == Torchruns("static")
 
 
 def test_bad_variables_of_torchruns(job_of: JobOf) -> None:
