@@ -23,7 +23,6 @@ from elastic_runtime.cli.resolve import notes
 from elastic_runtime.cli.settings import Settings, read_settings
 from elastic_runtime.cli.torchrun_parser import import_torch
 from elastic_runtime.errors import ElasticError
-from elastic_runtime.log import make_emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,6 +125,8 @@ def _tell_how_to_join(job: Job, config: JobConfig, emit: Emit) -> None:
 
 
 def _emit(config: JobConfig) -> Emit:
+    from elastic_runtime.log import make_emit
+
     return make_emit(config.log_format, sys.stderr, config.node_name)
 
 
