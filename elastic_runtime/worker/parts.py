@@ -1,0 +1,379 @@
+"""The parts of a ``State``: modules, optimizers and what else has a state dict.
+
+Each part can remember its state and go back to it (``snapshot``, ``roll_back``), and can describe
+it as a tree of plain values and tensors, and take one over from another rank (``tree``, ``load``).
+Optimizer state goes by the names of the parameters, not by their numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.plain import copied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+# Of plain values, lists, dicts and tensors.
+Tree = dict[str, Any]
+
+
+class Slot(int):
+    """The number of a tensor, in a tree that is to hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What must be alike in the tensors of two ranks.
+
+    Attributes:
+        dtype: such as ``float32``.
+        shape: sizes of all dimensions.
+        device: the kind of device, such as ``cuda``, whichever of that kind it is.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Form:
+        """The form of a tensor."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return cls(dtype, tuple(tensor.shape), tensor.device.type)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} on {self.device}"
+
+
+class Part(Protocol):
+    """One of the objects that a State was given."""
+
+    name: str
+
+    def snapshot(self) -> None:
+        """Remembers the present state as that of the last commit."""
+
+    def roll_back(self) -> None:
+        """Goes back to the last commit."""
+
+    def tree(self) -> Tree:
+        """The whole state; tensors are those in use, not copies."""
+
+    def check(self, forms: Tree) -> None:
+        """Raises UsageError if a tree with tensors of these forms does not fit this part."""
+
+    def room(self, slots: Tree) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+        """The tensors here that take the place of those of another rank's tree.
+
+        Args:
+            slots: the other rank's tree, with a ``Slot`` for each tensor.
+
+        Yields:
+            The slot, the tensor that is kept here for it, and whether all ranks of one commit
+            have the same value there: a buffer may differ from rank to rank, a parameter not.
+        """
+
+    def load(self, tree: Tree) -> None:
+        """Takes a tree over; the values of the tensors in ``room`` are in place already."""
+
+
+class Copies:
+    """Copies of tensors, in room that is kept from one time to the next."""
+
+    def __init__(self) -> None:
+        self._live: list[torch.Tensor] = []
+        self._kept: list[torch.Tensor] = []
+
+    def take(self, tensors: list[torch.Tensor]) -> None:
+        """Copies these tensors, whatever was copied before."""
+        room = self._kept
+        if len(room) != len(tensors) or not all(map(_same_form, room, tensors)):
+            room = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
+        self._live, self._kept = tensors, room
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(room, tensors)
+
+    def give_back(self) -> None:
+        """Writes the copies back into the tensors that they were taken of."""
+        if self._live:
+            with torch.no_grad():
+                torch._foreach_copy_(self._live, self._kept)
+
+
+def _same_form(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return bool(same)
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside ``DDP``, ``DataParallel`` and ``torch.compile``."""
+    while True:
+        if isinstance(
+            module, (torch.nn.parallel.DistributedDataParallel, torch.nn.parallel.DataParallel)
+        ):
+            module = module.module
+        elif "_orig_mod" in module._modules:  # a compiled module, without importing the compiler
+            module = module.get_submodule("_orig_mod")
+        else:
+            return module
+
+
+class ModulePart:
+    """A module: parameters and all buffers, also those that its state dict leaves out."""
+
+    def __init__(self, name: str, module: torch.nn.Module, *, shadow: bool) -> None:
+        self.name = name
+        self.module = unwrapped(module)
+        self._shadow = shadow
+        self._copies = Copies()
+        self._buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._extra: dict[str, Any] = {}
+        self._with_extra = self._find_extra()
+
+    def snapshot(self) -> None:
+        modules = list(_walk(self.module))
+        # A step may put another tensor in a buffer's place, or make a new one.
+        self._buffers = [(m._buffers, m._buffers.copy()) for m in modules]
+        tensors = [b for _, kept in self._buffers for b in kept.values() if b is not None]
+        if self._shadow:
+            tensors.extend(p for m in modules for p in m._parameters.values() if p is not None)
+        self._copies.take(tensors)
+        self._extra = {n: copied(m.get_extra_state()) for n, m in self._with_extra.items()}
+
+    def roll_back(self) -> None:
+        for buffers, kept in self._buffers:
+            buffers.clear()
+            buffers.update(kept)
+        self._copies.give_back()
+        for name, state in self._extra.items():
+            self._with_extra[name].set_extra_state(copied(state))
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+    def tree(self) -> Tree:
+        return {
+            "parameters": dict(self.module.named_parameters()),
+            "buffers": dict(self.module.named_buffers()),
+            "extra": {n: m.get_extra_state() for n, m in self._find_extra().items()},
+        }
+
+    def check(self, forms: Tree) -> None:
+        here = self.tree()
+        for kind in ("parameters", "buffers", "extra"):
+            same_keys(f"the {kind} of {self.name!r}", here[kind], forms[kind])
+            if kind != "extra":
+                for key, form in forms[kind].items():
+                    same_form(f"{self.name}.{key}", Form.of(here[kind][key]), form)
+
+    def room(self, slots: Tree) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+        here = self.tree()
+        for kind in ("parameters", "buffers"):
+            for key, slot in slots[kind].items():
+                yield slot, here[kind][key], kind == "parameters"
+
+    def load(self, tree: Tree) -> None:
+        self._with_extra = self._find_extra()
+        for name, state in tree["extra"].items():
+            self._with_extra[name].set_extra_state(state)
+
+    def _find_extra(self) -> dict[str, torch.nn.Module]:
+        plain = torch.nn.Module.get_extra_state
+        modules = self.module.named_modules()
+        return {name: m for name, m in modules if type(m).get_extra_state is not plain}
+
+
+def _walk(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """All modules once; a tenth of the time of ``modules()``, which each commit would pay."""
+    seen, stack = {module}, [module]
+    while stack:
+        current = stack.pop()
+        yield current
+        for child in current._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
+
+
+class OptimizerPart:
+    """An optimizer: its state by parameter, and its hyperparameters, which schedulers change."""
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        modules: Mapping[str, torch.nn.Module],
+        *,
+        shadow: bool,
+    ) -> None:
+        self.name = name
+        self.optimizer = optimizer
+        self._modules = modules
+        self._shadow = shadow
+        self._groups: list[Tree] = []
+        self._state: dict[Any, Any] = {}
+        self._copies = Copies()
+        self._names()  # refuses parameters that are in none of the modules
+
+    def snapshot(self) -> None:
+        groups = self.optimizer.param_groups
+        self._groups = [{k: copied(v) for k, v in g.items() if k != "params"} for g in groups]
+        if self._shadow:
+            state = self.optimizer.state
+            # Tensors stay themselves here, and their values are in the copies.
+            self._state = {
+                p: {k: v if torch.is_tensor(v) else copied(v) for k, v in s.items()}
+                for p, s in state.items()
+            }
+            self._copies.take(
+                [v for s in self._state.values() for v in s.values() if torch.is_tensor(v)]
+            )
+
+    def roll_back(self) -> None:
+        groups = self.optimizer.param_groups
+        del groups[len(self._groups) :]
+        for group, kept in zip(groups, self._groups, strict=True):
+            _set_group(group, kept)
+            for parameter in group["params"]:
+                parameter.grad = None
+        if self._shadow:
+            self.optimizer.state.clear()
+            self.optimizer.state.update({p: dict(s) for p, s in self._state.items()})
+            self._copies.give_back()
+
+    def tree(self) -> Tree:
+        names = self._names()
+        state = self.optimizer.state
+        return {
+            "state": {names[p]: state[p] for p in names if p in state},
+            "other": {k: v for k, v in state.items() if not torch.is_tensor(k)},
+            "groups": [
+                {**group, "params": [names[p] for p in group["params"]]}
+                for group in self.optimizer.param_groups
+            ],
+        }
+
+    def check(self, forms: Tree) -> None:
+        here = [group["params"] for group in self.tree()["groups"]]
+        there = [group["params"] for group in forms["groups"]]
+        if here != there:
+            raise differing(f"the parameters of {self.name!r}", _in_words(here), _in_words(there))
+
+    def room(self, slots: Tree) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+        here = self.tree()["state"]
+        for name, values in slots["state"].items():
+            for key, slot in values.items():
+                present = here.get(name, {}).get(key)
+                if isinstance(slot, Slot) and torch.is_tensor(present):
+                    yield slot, present, True
+
+    def load(self, tree: Tree) -> None:
+        # Not load_state_dict: that casts the state to the type of the parameter.
+        parameters = {name: parameter for parameter, name in self._names().items()}
+        state = self.optimizer.state
+        state.clear()
+        state.update({parameters[name]: values for name, values in tree["state"].items()})
+        state.update(tree["other"])
+        for group, kept in zip(self.optimizer.param_groups, tree["groups"], strict=True):
+            _set_group(group, {k: v for k, v in kept.items() if k != "params"})
+
+    def _names(self) -> dict[torch.Tensor, str]:
+        """The names of all parameters of the optimizer, in its order."""
+        known = {
+            parameter: f"{name}.{key}"
+            for name, module in self._modules.items()
+            for key, parameter in unwrapped(module).named_parameters()
+        }
+        names = {}
+        for number, group in enumerate(self.optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                if parameter not in known:
+                    raise UsageError(
+                        f"parameter {position} of group {number} of the optimizer {self.name!r} "
+                        f"(shape {tuple(parameter.shape)}) belongs to no module of the State; give "
+                        "the State the module that holds it, too"
+                    )
+                names[parameter] = known[parameter]
+        return names
+
+
+def _set_group(group: Tree, kept: Tree) -> None:
+    for key in group.keys() - kept.keys() - {"params"}:
+        del group[key]
+    for key, value in kept.items():
+        present = group.get(key)
+        tensors = isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor)
+        if present is not None and tensors and present.shape == value.shape:
+            present.copy_(value)  # a compiled step may hold on to the tensor of the learning rate
+        else:
+            group[key] = copied(value)
+
+
+class StatefulPart:
+    """Anything else with a state dict: a scheduler, a scaler, a sampler."""
+
+    def __init__(self, name: str, owner: Any) -> None:
+        self.name = name
+        self.owner = owner
+        self._kept: Any = None
+        self._commit = getattr(owner, "commit", None)
+
+    def commit(self) -> None:
+        """Moves on what moves on with each step, such as a sampler with its cursor."""
+        if self._commit is not None:
+            self._commit()
+
+    def snapshot(self) -> None:
+        self._kept = copied(self.owner.state_dict())
+
+    def roll_back(self) -> None:
+        self.owner.load_state_dict(copied(self._kept))
+
+    def tree(self) -> Tree:
+        return {"state": self.owner.state_dict()}
+
+    def check(self, forms: Tree) -> None:
+        pass  # its load_state_dict knows
+
+    def room(self, slots: Tree) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+        return iter(())
+
+    def load(self, tree: Tree) -> None:
+        self.owner.load_state_dict(tree["state"])
+
+
+def same_keys(what: str, here: Mapping[str, object], there: Mapping[str, object]) -> None:
+    """Raises UsageError if two mappings differ in their keys."""
+    if here.keys() != there.keys():
+        only_here, only_there = here.keys() - there.keys(), there.keys() - here.keys()
+        raise differing(what, f"also {_few(only_here)}", f"also {_few(only_there)}")
+
+
+def same_form(what: str, here: Form, there: Form) -> None:
+    """Raises UsageError if two tensors differ in shape, type or kind of device."""
+    if here != there:
+        raise differing(what, str(here), str(there))
+
+
+def differing(what: str, here: str, there: str) -> UsageError:
+    """The error for a rank that has been built in another way than the rank it receives from."""
+    return UsageError(
+        f"models differ between ranks: {what}: {here} here, {there} on the rank that gives its "
+        "state; build the same models and optimizers on every rank"
+    )
+
+
+def _few(keys: Iterable[str], limit: int = 3) -> str:
+    names = sorted(keys)
+    shown = ", ".join(names[:limit]) or "nothing"
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def _in_words(groups: list[list[str]]) -> str:
+    sizes = "+".join(str(len(group)) for group in groups)
+    return f"{sizes} in {len(groups)} groups ({_few(name for group in groups for name in group)})"

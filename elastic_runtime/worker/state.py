@@ -1,0 +1,430 @@
+"""``State``: what a training job must not lose, as one rank remembers it.
+
+Memory is *clean* while it is exactly that of the last commit, or can be made so again: parameters
+and optimizer state change only inside an optimizer's step, which its hooks mark, and all that
+changes elsewhere (buffers, counters, generators, schedulers) is remembered at each commit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import zlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from elastic_runtime.errors import ElasticError, UsageError
+from elastic_runtime.worker import plain
+from elastic_runtime.worker.generators import Generators
+from elastic_runtime.worker.parts import (
+    Form,
+    ModulePart,
+    OptimizerPart,
+    Slot,
+    StatefulPart,
+    same_keys,
+)
+from elastic_runtime.worker.standing import Condition, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elastic_runtime.worker.parts import Part
+
+# How much of each tensor the digest looks at.
+_SAMPLE_BYTES = 4096
+
+
+class StateLost(ElasticError):
+    """This rank cannot go back to its last commit: a step is half done."""
+
+
+class Picture(NamedTuple):
+    """The whole state of a commit.
+
+    Attributes:
+        meta: for JSON: the step, all plain values, and the form of each tensor.
+        tensors: those in use, not copies; they change with the next step.
+    """
+
+    meta: dict[str, Any]
+    tensors: list[torch.Tensor]
+
+
+class State:
+    """What all ranks must agree on: models, optimizers, and whatever else moves with the steps.
+
+    Example::
+
+        state = elastic.State(model=model, optim=optim, sampler=sampler)
+        state.epoch = 0              # a plain counter
+
+        @elastic.run(state)
+        def train(world):
+            ...
+            optim.step()
+            state.commit()           # right after the optimizer
+
+    Everything that was given is an attribute under its name. Any other attribute that is set is
+    a counter: a plain value that is remembered with each commit and given to new ranks.
+    """
+
+    # Attributes that are declared here are the State's own; all others are counters.
+    _named: dict[str, Any]
+    _parts: list[Part]
+    _counters: dict[str, Any]
+    _kept_counters: dict[str, Any]
+    _shadow: bool
+    _generators: Generators | None
+    _step: int
+    _condition: Condition
+    _running: int  # optimizers inside their step
+    _finished: Counter[str]  # steps of each optimizer since the last commit
+    _usual: dict[str, int]  # the most that each optimizer has made from one commit to the next
+    _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
+
+    def __init__(self, *, shadow: bool = False, generators: bool = True, **named: Any) -> None:
+        """Takes the objects; they are first touched when training begins.
+
+        Args:
+            shadow: also keep a copy of all parameters and optimizer state, so that a step with a
+                collective between two optimizers (a GAN) can be undone. Costs that much memory,
+                and the time to copy it at each commit.
+            generators: also remember the random generators of PyTorch, Python and NumPy.
+            **named: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
+                All modules whose parameters the optimizers hold must be among them.
+
+        Raises:
+            UsageError: an object or a name cannot be used.
+        """
+        if not isinstance(shadow, bool) or not isinstance(generators, bool):
+            raise UsageError(
+                "shadow and generators are switches of a State; give the object another name"
+            )
+        self._named = dict(named)
+        self._counters = {}
+        self._kept_counters = {}
+        self._shadow = shadow
+        self._generators = Generators() if generators else None
+        self._step = 0
+        self._condition = Condition.NEW
+        self._running = 0
+        self._finished = Counter()
+        self._usual = {}
+        self._on_commit = None
+        self._parts = list(self._sorted(named))
+        for part in self._parts:
+            if isinstance(part, OptimizerPart):
+                self._watch(part)
+
+    # What users call
+
+    @property
+    def step(self) -> int:
+        """How many steps are committed."""
+        return self._step
+
+    def commit(self) -> None:
+        """Says that a step is complete: it will not be lost while any rank lives that got here.
+
+        Raises:
+            UsageError: called outside of ``elastic.run``.
+        """
+        if self._on_commit is None:
+            raise UsageError(
+                "commit() outside of elastic.run: only inside the function that elastic.run calls "
+                "does the runtime know of the other ranks; call it there, after optimizer.step()"
+            )
+        self._advance()
+        self._on_commit()
+
+    # What the runtime calls
+
+    def standing(self) -> Standing:
+        """How far this rank is and what its memory is worth; may be called from any thread."""
+        condition = self._condition
+        if self._shadow and condition is not Condition.NEW:
+            condition = Condition.CLEAN
+        return Standing(self._step, condition)
+
+    def hold(self, step: int) -> None:
+        """Says that the objects are now exactly the state of a commit: at a start, after a load.
+
+        Args:
+            step: how many steps that commit counts.
+        """
+        self._condition = Condition.DIRTY  # until it is remembered
+        for part in self._parts:
+            part.snapshot()
+        self._kept_counters = {k: plain.copied(v) for k, v in self._counters.items()}
+        if self._generators is not None:
+            self._generators.snapshot()
+        self._step = step
+        self._finished.clear()
+        self._running = 0
+        self._condition = Condition.CLEAN
+
+    def roll_back(self) -> None:
+        """Goes back to the last commit, exactly; gradients become None.
+
+        Raises:
+            StateLost: a step is half done and there is no shadow, or there is no commit yet.
+        """
+        standing = self.standing()
+        if standing.condition is not Condition.CLEAN:
+            raise StateLost(
+                f"this rank cannot go back to step {standing.step}: its memory is "
+                f"{standing.condition.name.lower()}; State(shadow=True) keeps a copy"
+            )
+        with torch.no_grad():
+            for part in self._parts:
+                part.roll_back()
+        self._counters.clear()
+        self._counters.update({k: plain.copied(v) for k, v in self._kept_counters.items()})
+        if self._generators is not None:
+            self._generators.restore()
+        self._finished.clear()
+        self._running = 0
+        self._condition = Condition.CLEAN
+
+    def adopt(self) -> None:
+        """Takes a step that is finished as committed.
+
+        Raises:
+            StateLost: no step is finished.
+        """
+        if self.standing().condition is not Condition.FINISHED:
+            raise StateLost(f"step {self._step + 1} is not finished and cannot be adopted")
+        self._advance()
+
+    def picture(self) -> Picture:
+        """The whole state as plain values and tensors, to be given to other ranks.
+
+        Raises:
+            UsageError: an object's state dict holds something that cannot be given away.
+        """
+        tensors: list[torch.Tensor] = []
+        structure = {p.name: plain.encode(p.tree(), p.name, tensors) for p in self._parts}
+        meta = {
+            "step": self._step,
+            "parts": structure,
+            "counters": plain.encode(self._counters, "state", tensors),
+            "usual": self._usual,
+        }
+        alike = {slot for slot, _, same in self._room(meta, len(tensors)) if same}
+        meta["tensors"] = [
+            [form.dtype, form.shape, form.device, number in alike]
+            for number, form in enumerate(map(Form.of, tensors))
+        ]
+        return Picture(meta, tensors)
+
+    def check(self, meta: dict[str, Any]) -> None:
+        """Finds out whether the state of another rank fits the objects of this one.
+
+        Raises:
+            UsageError: it does not; the message names what differs.
+        """
+        same_keys("the objects of the State", {p.name: p for p in self._parts}, meta["parts"])
+        forms = forms_of(meta)
+        for part in self._parts:
+            part.check(plain.decode(meta["parts"][part.name], forms))
+
+    def destinations(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
+        """Where the tensors of another rank's state may be received without a copy.
+
+        Args:
+            meta: of its picture; it has passed ``check``.
+
+        Returns:
+            For each tensor the memory of this rank's own, or None: it needs room elsewhere.
+        """
+        return [
+            tensor if tensor is not None and tensor.is_cpu and tensor.is_contiguous() else None
+            for tensor in self._present(meta)
+        ]
+
+    def common(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
+        """This rank's parameters and optimizer state, for a commit that it holds as well.
+
+        Args:
+            meta: of the picture of another rank with the same commit.
+
+        Returns:
+            For each tensor of the picture this rank's own, or None where ranks may differ.
+        """
+        present = self._present(meta)
+        flags = [description[3] for description in meta["tensors"]]
+        return [tensor if same else None for tensor, same in zip(present, flags, strict=True)]
+
+    def load(self, meta: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        """Takes over the state of another rank and holds it as this one's.
+
+        Args:
+            meta: of its picture.
+            tensors: of its picture, on any device; they belong to this State from now on. Those
+                that are ``destinations`` or ``common`` of this State are in place already.
+
+        Raises:
+            UsageError: it does not fit; nothing has been changed then.
+        """
+        self.check(meta)
+        present = self._present(meta)
+        self._condition = Condition.NEW  # neither the old state nor the new one
+        with torch.no_grad():
+            for number, (target, form) in enumerate(zip(present, forms_of(meta), strict=True)):
+                source = tensors[number]
+                if target is None:
+                    tensors[number] = source.to(form.device) if source.is_cpu else source
+                else:
+                    if target.data_ptr() != source.data_ptr():
+                        target.copy_(source)
+                    tensors[number] = target
+            for part in self._parts:
+                part.load(plain.decode(meta["parts"][part.name], tensors))
+        self._counters.clear()
+        self._counters.update(plain.decode(meta["counters"], tensors))
+        self._usual = dict(meta["usual"])
+        self.hold(meta["step"])
+
+    def digest(self) -> int:
+        """A number that is the same on ranks that hold the same, but for random generators.
+
+        It covers all plain values, names, shapes and types, and a sample of each tensor.
+        """
+        meta, tensors = self.picture()
+        words = {name: plain.canonical(part) for name, part in meta.pop("parts").items()}
+        words |= meta | {"counters": plain.canonical(meta["counters"])}
+        digest = zlib.crc32(json.dumps(words, sort_keys=True).encode())
+        samples: dict[torch.device, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel():
+                samples.setdefault(tensor.device, []).append(_sample(tensor))
+        # By the device of their first tensor, which is the same one on every rank.
+        for parts in samples.values():
+            digest = zlib.crc32(tensor_bytes(torch.cat(parts).cpu()), digest)
+        return digest
+
+    # Counters
+
+    def __getattr__(self, name: str) -> Any:
+        # Only asked for what is no attribute of the class and none of __init__.
+        if not name.startswith("_"):
+            for held in (self._counters, self._named):
+                if name in held:
+                    return held[name]
+        raise AttributeError(f"this State has no {name!r}; set it first: state.{name} = 0")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+            return
+        self._check_name(name)
+        if name in self._named:
+            raise UsageError(
+                f"state.{name} was given to the State when it was made; "
+                "change the object itself, or give the counter another name"
+            )
+        plain.check(value, f"state.{name}")
+        self._counters[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if self._counters.pop(name, self) is self:
+            raise AttributeError(f"this State has no counter {name!r}")
+
+    # Inside
+
+    def _sorted(self, named: dict[str, Any]) -> Iterator[Part]:
+        modules = {n: value for n, value in named.items() if isinstance(value, torch.nn.Module)}
+        for name, value in named.items():
+            self._check_name(name)
+            if name in modules:
+                yield ModulePart(name, value, shadow=self._shadow)
+            elif isinstance(value, torch.optim.Optimizer):
+                yield OptimizerPart(name, value, modules, shadow=self._shadow)
+            elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+                yield StatefulPart(name, value)
+            else:
+                raise UsageError(
+                    f"State({name}=...) is a {type(value).__qualname__} without state_dict and "
+                    "load_state_dict; give it these two methods, or, if it is a plain value, set "
+                    f"it afterwards: state.{name} = ..."
+                )
+
+    def _check_name(self, name: str) -> None:
+        if name.startswith("_") or hasattr(type(self), name):
+            raise UsageError(f"{name!r} is a name of State's own; take another one")
+
+    def _watch(self, part: OptimizerPart) -> None:
+
+        def before(*_: object) -> None:
+            self._running = self._running + 1
+            if self._condition is not Condition.NEW:
+                self._condition = Condition.DIRTY
+
+        def after(*_: object) -> None:
+            self._running = self._running - 1
+            self._finished[part.name] += 1
+            if self._condition is Condition.DIRTY and self._is_usual():
+                self._condition = Condition.FINISHED
+
+        part.optimizer.register_step_pre_hook(before)
+        part.optimizer.register_step_post_hook(after)
+
+    def _is_usual(self) -> bool:
+        """Whether as many optimizer steps are done as any commit has ever waited for.
+
+        Adopting too little would count a half-done step; so a step that differs, as in a GAN with
+        a ratio, or the very first one, is not taken as finished before it is committed.
+        """
+        usual = self._usual
+        return (
+            bool(usual)
+            and not self._running
+            and all(self._finished[name] >= count for name, count in usual.items())
+        )
+
+    def _advance(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # a failed collective shows here, before the step counts
+        self._condition = Condition.DIRTY
+        for name, count in self._finished.items():
+            self._usual[name] = max(count, self._usual.get(name, 0))
+        for part in self._parts:
+            if isinstance(part, StatefulPart):
+                part.commit()
+        self.hold(self._step + 1)
+
+    def _room(self, meta: dict[str, Any], count: int) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+        slots = [Slot(number) for number in range(count)]
+        for part in self._parts:
+            yield from part.room(plain.decode(meta["parts"][part.name], slots))
+
+    def _present(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
+        """For each tensor of a picture the one of the same form that has its place here."""
+        forms = forms_of(meta)
+        present: list[torch.Tensor | None] = [None] * len(forms)
+        for slot, tensor, _ in self._room(meta, len(forms)):
+            if Form.of(tensor) == forms[slot]:
+                present[slot] = tensor.detach()
+        return present
+
+
+_OWN = frozenset(State.__annotations__)
+
+
+def forms_of(meta: dict[str, Any]) -> list[Form]:
+    """The forms of all tensors of a picture."""
+    return [Form(dtype, tuple(shape), device) for dtype, shape, device, _ in meta["tensors"]]
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of a contiguous CPU tensor, without NumPy."""
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """At most about 4 KiB of a tensor, evenly spread, as bytes."""
+    stride = -(-tensor.nbytes // _SAMPLE_BYTES)
+    return tensor.reshape(-1)[::stride].contiguous().view(torch.uint8)
