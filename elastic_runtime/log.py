@@ -145,6 +145,9 @@ def _retry(fields: Fields) -> str:
     return f"trying again ({used}): {shown['reason']}"
 
 
+# Not an event of the program's: the store is lost before it was found, and nothing trains yet.
+_NO_STORE_YET = "console.no_store_yet"
+
 _LINES: dict[str, Line] = {
     "job.join_command": Line("another node joins with:\n  {command}"),
     "job.waiting": Line(_waiting),
@@ -159,6 +162,9 @@ _LINES: dict[str, Line] = {
     "fault.retry": Line(_retry, "warning"),
     "store.lost": Line(
         "the store does not answer ({why}); training goes on", "warning", whole_job=False
+    ),
+    _NO_STORE_YET: Line(
+        "the store does not answer ({why}); trying again", "warning", whole_job=False
     ),
     "store.found": Line(_found, whole_job=False),
     "store.forgot": Line("the store lost its memory; the job is written down again", "warning"),
@@ -212,6 +218,8 @@ class Console:
             return self._recovered(fields)
         if name == _OVERDUE:
             return self._let_go()
+        if name == "store.lost" and not self._seen_round:
+            name = _NO_STORE_YET
         line = _LINES.get(name, _UNKNOWN)
         text = line.render(fields) if line.shown else ""
         if not text or (line.whole_job and self._rank != 0):

@@ -38,11 +38,12 @@ def torchrun_parser() -> argparse.ArgumentParser:
 def import_torch() -> None:
     """Imports torch so that its C++ side stays calm in this process.
 
-    It writes two lines for each second that a store does not answer, which an agent rides out and
-    reports once. torch looks at the variable only now; the workers are not to inherit it.
+    It writes two lines for each second that a store does not answer, and its own stack where
+    somebody else listens at the store's port; an agent rides that out and reports it once. torch
+    looks at the variable only now; the workers are not to inherit it.
     """
     asked_for = _CPP_LOG in os.environ
-    os.environ.setdefault(_CPP_LOG, "ERROR")
+    os.environ.setdefault(_CPP_LOG, "FATAL")
     importlib.import_module("torch")
     if not asked_for:
         del os.environ[_CPP_LOG]

@@ -53,6 +53,11 @@ def test_a_fault_and_its_recovery_are_one_line() -> None:
     ]
 
 
+def test_training_goes_on_without_the_store_once_it_has_begun() -> None:
+    lost: Happened = ("store.lost", {"why": "refused"})
+    assert _seen(FIRST, lost)[1:] == ["the store does not answer (refused); training goes on"]
+
+
 def test_without_a_checkpoint_there_is_no_step() -> None:
     assert _seen(FIRST, _round(3), RECOVERED)[1:] == [
         "round 3: 3 workers on 3 nodes (all are here) · recovered in 0.31 s"
@@ -126,7 +131,7 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
             {"reason": "ValueError: x", "failures": 1, "budget": 3},
             "trying again (failure 1 of 3 allowed): ValueError: x",
         ),
-        ("store.lost", {"why": "refused"}, "the store does not answer (refused); training goes on"),
+        ("store.lost", {"why": "refused"}, "the store does not answer (refused); trying again"),
         ("store.found", {"seconds": 21.4}, "the store answers again after 21 s"),
         ("store.found", {}, "the store answers again"),
         ("store.forgot", {}, "the store lost its memory; the job is written down again"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,41 @@ def test_a_torch_that_is_written_otherwise_is_imported(monkeypatch: pytest.Monke
     monkeypatch.setattr(torchrun_parser, "import_torch", lambda: None)
     parser = torchrun_parser.torchrun_parser()
     assert _described(parser) == _described(torchrun_parser._imported())
+
+
+def test_torchs_stack_is_not_shown_where_somebody_else_listens() -> None:
+    program = """
+import datetime, os, socket, sys, threading
+from elastic_runtime.cli.torchrun_parser import import_torch
+import_torch()
+assert "TORCH_CPP_LOG_LEVEL" not in os.environ  # not for workers
+from torch.distributed import TCPStore
+
+def greet():
+    while True:
+        other, _ = server.accept()
+        other.sendall(b"SSH-2.0-OpenSSH")
+
+server = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=greet, daemon=True).start()
+try:
+    TCPStore(
+        "127.0.0.1", server.getsockname()[1], is_master=False, wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=1),
+    )
+except RuntimeError:
+    print("no store")
+"""
+    environ = {name: os.environ[name] for name in os.environ if name != "TORCH_CPP_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("no store\n", "")
 
 
 def test_a_command_line_is_read_without_torch(tmp_path: Path) -> None:
