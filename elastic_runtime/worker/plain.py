@@ -29,7 +29,7 @@ _LISTS: dict[type, str] = {list: "list", tuple: "tuple", torch.Size: "size"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
 _DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _DICT_KINDS = frozenset({*_DICTS.values(), "default"})
-_KEYS = _IMMUTABLE | {tuple}
+_KEYS = _IMMUTABLE | {tuple, frozenset}
 _FACTORIES = {f.__name__: f for f in (int, float, str, list, dict, set, tuple)}
 _BUILDERS: dict[str, Callable[[Any], Any]] = {
     "list": list,
