@@ -21,6 +21,9 @@ MODULE = "module"
 COMMAND = "command"
 FUNCTION = "function"
 
+# The part of the fence time-out that is left for an agent without a store to stop its workers in.
+FENCE_REST = 0.2
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -99,6 +102,7 @@ class Timeouts:
         lease_ttl: the lease asked for; the store may grant a longer one.
         grace: between SIGTERM and SIGKILL for a worker that is asked to end.
         broken_grace: the same for a worker whose group is broken already.
+        kill: how long a killed worker may take to be gone.
         batch: how long the first joiner of a running job waits for others.
         probe: how long a probe may take.
     """
@@ -111,8 +115,14 @@ class Timeouts:
     lease_ttl: float = 5.0
     grace: float = 30.0
     broken_grace: float = 0.2
+    kill: float = 1.8
     batch: float = 2.0
     probe: float = 0.5
+
+    @property
+    def shortest_fence(self) -> float:
+        """The shortest ``fence`` with which no worker trains on when others stop waiting for it."""
+        return (self.broken_grace + self.kill) / FENCE_REST
 
 
 @dataclass(frozen=True)
@@ -200,6 +210,12 @@ class JobConfig:
             raise UsageError(f"--nproc-per-node is {self.workers}: a node runs at least one worker")
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts is {self.max_restarts}: it cannot be negative")
+        times = self.timeouts
+        if times.fence < times.shortest_fence:
+            raise UsageError(
+                f"--fence-timeout is {times.fence:g} s: a fifth of it is too short for a node that "
+                f"has lost the store to stop its workers; give {times.shortest_fence:g} s or more"
+            )
 
     @property
     def settings(self) -> str:

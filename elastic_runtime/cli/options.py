@@ -137,7 +137,7 @@ OURS: tuple[Option, ...] = (
         kinds.POSITIVE_SECONDS,
         TIMES,
         "TIME",
-        "how long nodes that fell silent are taken to be training still (10m)",
+        "how long nodes that fell silent are taken to be training still (10m; at least 10s)",
     ),
     _ours(
         "--lease-ttl",

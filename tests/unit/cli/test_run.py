@@ -42,6 +42,7 @@ def calm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--rdzv-endpoint etcd://h train.py", "--run-id"),
         ("--rdzv-endpoint etcd://u:geheim@h train.py", "holds a password"),
         ("--lease-ttl soon train.py", "--lease-ttl='soon'"),
+        ("--fence-timeout 2 train.py", "--fence-timeout is 2 s"),
         ("--listen 127.0.0.1:1:1 train.py", "there is no script"),
         ("--no-such-flag train.py", "--no-such-flag"),
     ],
