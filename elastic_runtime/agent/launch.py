@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.agent.forkclient import Ahead
+from elastic_runtime.agent.naming import own_name
 from elastic_runtime.config import FUNCTION, Entry, JobConfig
 from elastic_runtime.errors import (
     EXIT_DONE,
@@ -28,7 +29,7 @@ from elastic_runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from elastic_runtime.agent.agent import ElasticAgent
     from elastic_runtime.events import Emit
@@ -53,8 +54,8 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
     Returns:
         The exit code; see ``elastic_runtime.errors``.
     """
-    emit = emit or _emit_for(config)
-    agent, _ = _run(config, emit, ahead or Ahead(config))
+    with ahead or Ahead(config) as server, _named(config) as config:
+        agent, _ = _run(config, emit or _emit_for(config), server)
     finish = agent.finish
     assert finish is not None
     if finish.exit_code == EXIT_FAILED:
@@ -83,7 +84,8 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
     """
     entry = Entry(FUNCTION, fn.__qualname__, args, function=fn)
     config = replace(config, entry=entry)
-    agent, values = _run(config, _emit_for(config), Ahead(config))
+    with Ahead(config) as server, _named(config) as config:
+        agent, values = _run(config, _emit_for(config), server)
     finish = agent.finish
     assert finish is not None
     if finish.exit_code == EXIT_DONE:
@@ -95,14 +97,21 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
     raise _ERRORS.get(finish.exit_code, ElasticError)(finish.message or "the job has ended")
 
 
+@contextmanager
+def _named(config: JobConfig) -> Iterator[JobConfig]:
+    """The settings with a name for this node, which is taken while the block runs."""
+    if config.node_name:
+        yield config
+        return
+    with own_name(config.run_id) as name:
+        yield config.with_(node_name=name)
+
+
 def _run(config: JobConfig, emit: Emit, ahead: Ahead) -> tuple[ElasticAgent, dict[int, Any]]:
-    if not config.node_name:
-        config = replace(config, node_name=socket.gethostname())
     started = time.monotonic()
-    with ahead:
-        agent = _make_agent(config, emit, ahead)
-        with _signals(config, agent):
-            result = agent.run(config.role)
+    agent = _make_agent(config, emit, ahead)
+    with _signals(config, agent):
+        result = agent.run(config.role)
     seconds = round(time.monotonic() - started, 1)
     if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
         emit("job.done", seconds=seconds)
@@ -163,7 +172,7 @@ class _signals:
 def _emit_for(config: JobConfig) -> Emit:
     from elastic_runtime.log import make_emit
 
-    return make_emit(config.log_format, sys.stderr, config.node_name or socket.gethostname())
+    return make_emit(config.log_format, sys.stderr, config.node_name)
 
 
 def _show_root_cause(agent: ElasticAgent, config: JobConfig) -> None:
