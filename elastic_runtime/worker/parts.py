@@ -7,6 +7,7 @@ Optimizer state goes by the names of the parameters, not by their numbers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,6 +46,16 @@ class Form:
         """The form of a tensor."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         return cls(dtype, tuple(tensor.shape), tensor.device.type)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size without gaps."""
+        itemsize: int = getattr(torch, self.dtype).itemsize
+        return math.prod(self.shape) * itemsize
+
+    def empty(self) -> torch.Tensor:
+        """Room for such a tensor, on the CPU."""
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)} on {self.device}"

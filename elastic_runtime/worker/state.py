@@ -116,7 +116,8 @@ class State:
         self._on_commit = None
         self._parts = list(self._sorted(named))
         for part in self._parts:
-            if isinstance(part, OptimizerPart):
+            # With a shadow a step can be undone wherever it is: it leaves the memory clean.
+            if isinstance(part, OptimizerPart) and not shadow:
                 self._watch(part)
 
     # What users call
@@ -142,12 +143,14 @@ class State:
 
     # What the runtime calls
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The objects that were given, by name."""
+        return dict(self._named)
+
     def standing(self) -> Standing:
         """How far this rank is and what its memory is worth; may be called from any thread."""
-        condition = self._condition
-        if self._shadow and condition is not Condition.NEW:
-            condition = Condition.CLEAN
-        return Standing(self._step, condition)
+        return Standing(self._step, self._condition)
 
     def hold(self, step: int) -> None:
         """Says that the objects are now exactly the state of a commit: at a start, after a load.
@@ -165,6 +168,15 @@ class State:
         self._finished.clear()
         self._running = 0
         self._condition = Condition.CLEAN
+
+    def give_up(self, step: int) -> None:
+        """Says that what is here will be overwritten, and is worth nothing until a load is done.
+
+        Args:
+            step: a commit that other ranks hold; what is lost is known to be at least that far.
+        """
+        self._step = step
+        self._condition = Condition.DIRTY
 
     def roll_back(self) -> None:
         """Goes back to the last commit, exactly; gradients become None.
