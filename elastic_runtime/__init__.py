@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.checkpointer import Checkpointer as Checkpointer
     from elastic_runtime.config import Endpoint as Endpoint
     from elastic_runtime.config import JobConfig as JobConfig
+    from elastic_runtime.data.loader import loader as loader
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
+    from elastic_runtime.worker.loop import busy as busy
+    from elastic_runtime.worker.loop import run as run
+    from elastic_runtime.worker.state import State as State
+    from elastic_runtime.worker.world import World as World
 
 __version__ = "0.1.0"
 
@@ -23,7 +28,12 @@ _WHERE = {
     "ElasticBatchSampler": "elastic_runtime.data.sampler",
     "Endpoint": "elastic_runtime.config",
     "JobConfig": "elastic_runtime.config",
+    "State": "elastic_runtime.worker.state",
+    "World": "elastic_runtime.worker.world",
+    "busy": "elastic_runtime.worker.loop",
     "launch": "elastic_runtime.agent.launch",
+    "loader": "elastic_runtime.data.loader",
+    "run": "elastic_runtime.worker.loop",
 }
 
 __all__ = [
@@ -31,8 +41,13 @@ __all__ = [
     "ElasticBatchSampler",
     "Endpoint",
     "JobConfig",
+    "State",
+    "World",
     "__version__",
+    "busy",
     "launch",
+    "loader",
+    "run",
 ]
 
 

@@ -105,6 +105,7 @@ class Timeouts:
         kill: how long a killed worker may take to be gone.
         batch: how long the first joiner of a running job waits for others.
         probe: how long a probe may take.
+        hang: how long no step may be committed in place, at least; 0: for ever.
     """
 
     connect: float = 15.0
@@ -118,6 +119,7 @@ class Timeouts:
     kill: float = 1.8
     batch: float = 2.0
     probe: float = 0.5
+    hang: float = 30.0
 
     @property
     def shortest_fence(self) -> float:

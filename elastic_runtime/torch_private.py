@@ -9,8 +9,13 @@ from __future__ import annotations
 import importlib
 import socket
 import time
+from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import timedelta
 
 # Between two looks at a port that does not listen yet, in seconds: first and longest.
 _LOOK = 0.002
@@ -112,3 +117,73 @@ def await_listener(host: str, port: int, timeout: float) -> bool:
             pause = min(_LOOK_LATER, pause * 1.2)
         else:
             return True
+
+
+@contextmanager
+def gloo_built_by(build: Callable[[Callable[[], None]], object]) -> Iterator[None]:
+    """Has ``build`` make every gloo group that torch makes within the block.
+
+    torch constructs the group in the calling thread, which then waits for every peer; it offers
+    no other way to give up than the time-out. What it makes is a subclass, so that it is still a
+    ``ProcessGroupGloo`` for all that ask.
+
+    Args:
+        build: calls what it is given, wherever it likes, and raises if it does not wait for it.
+    """
+    from torch.distributed import distributed_c10d
+
+    original: Any = distributed_c10d.ProcessGroupGloo
+
+    class Gloo(original):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            build(lambda: original.__init__(self, *args, **options))
+
+    distributed_c10d.ProcessGroupGloo = Gloo
+    try:
+        yield
+    finally:
+        distributed_c10d.ProcessGroupGloo = original
+
+
+def set_gloo_timeout(timeout: timedelta) -> None:
+    """Sets the time-out of all gloo groups that exist; there is no public way to change it.
+
+    Args:
+        timeout: for each collective from now on.
+    """
+    import torch
+    import torch.distributed as dist
+
+    for group in list(dist.distributed_c10d._world.pg_map):
+        group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
+
+
+def abort_groups() -> list[Any]:
+    """Ends all of torch's process groups without a word to the peers.
+
+    ``destroy_process_group`` waits for what is under way; after a fault it never ends.
+
+    Returns:
+        The groups. They end when the last reference is dropped, which takes gloo 10 ms.
+    """
+    import torch.distributed as dist
+
+    world = dist.distributed_c10d._world
+    groups = list(world.pg_map)
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
+    # A failed init leaves it raised, and the ranks then wait for each other under different keys.
+    world.group_count = 0
+    return groups
+
+
+def abort_nccl() -> None:
+    """Releases whoever waits in a collective of NCCL, which no socket of ours does."""
+    import torch
+    import torch.distributed as dist
+
+    if not (torch.cuda.is_available() and dist.is_initialized()):
+        return
+    for group in list(dist.distributed_c10d._world.pg_map):
+        with suppress(RuntimeError):
+            group._get_backend(torch.device("cuda")).abort()

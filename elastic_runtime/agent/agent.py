@@ -11,7 +11,7 @@ import os
 import queue
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -21,21 +21,28 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerGroup,
     WorkerState,
 )
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elastic_runtime.agent import lifecycle, workers
-from elastic_runtime.agent.channel import Channel
-from elastic_runtime.agent.environment import PortKeeper, worker_environment
-from elastic_runtime.agent.faults import classify, parse_error_file
+from elastic_runtime.agent.crew import Crew, FromWorker
 from elastic_runtime.agent.life import (
     Alarm,
     AskDrain,
     Asked,
+    AskWorkers,
+    BootWorkers,
+    ChangeWorkers,
+    DismissWorkers,
+    EnterWorkers,
     Finish,
+    InterruptWorkers,
+    KillWorkers,
+    NoProgress,
     Report,
+    SayAvailable,
     SayDone,
     SayDrain,
     SayGoodbye,
+    SayInPlace,
     SayJoin,
     SayLeft,
     ServerDied,
@@ -45,38 +52,28 @@ from elastic_runtime.agent.life import (
     StartServer,
     StartWorkers,
     StopWorkers,
-    WorkerDrains,
-    WorkerExited,
 )
-from elastic_runtime.agent.logdir import LogDirs
 from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.watchdogs import Watchdogs
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.log import remembered
-from elastic_runtime.protocol.messages import (
-    EXIT_DRAINED,
-    Drain,
-    Drained,
-    Hello,
-    Message,
-    Note,
-    ProgressFile,
-)
-from elastic_runtime.protocol.records import EVENT_SLOTS, EventRecord
+from elastic_runtime.protocol.messages import Note
+from elastic_runtime.protocol.records import EVENT_SLOTS, EventRecord, Member, RoundRecord
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.rendezvous.state import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.distributed.elastic.agent.server.api import WorkerSpec as TorchSpec
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from elastic_runtime.agent.forkclient import Ahead
     from elastic_runtime.agent.life import Action, Event, Step
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
-    from elastic_runtime.protocol.records import FaultReport, RoundRecord
+    from elastic_runtime.protocol.records import FaultReport
     from elastic_runtime.rendezvous.store import Store
 
 # The agent says that it lives this often even if nothing happens (seconds); a third of the
@@ -85,15 +82,6 @@ _BEAT = 0.6
 _FAREWELL = 2.0
 # The host of the store leaves last; the others need a moment to read the outcome and to go.
 _OUTLAST = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class _FromWorker:
-    """A message of a worker, on its way to the main loop."""
-
-    round: int
-    rank: int
-    message: Message
 
 
 class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
@@ -121,7 +109,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         times = config.timeouts
         self._config = config
         self._emit = emit
-        self._inbox: queue.SimpleQueue[Event | _FromWorker | workers.WorkerEvent] = (
+        self._inbox: queue.SimpleQueue[Event | FromWorker | workers.WorkerEvent] = (
             queue.SimpleQueue()
         )
         self._life = lifecycle.begin(
@@ -132,31 +120,34 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 times.connect,
                 times.join,
                 config.max_restarts,
+                rejoin=times.rejoin,
             )
         )
         self._finish: Finish | None = None
         self._alarm = float("inf")
         self._directory = PrivateDirectory()
         self._private = self._directory.path
-        self._ports = PortKeeper()
-        self._logs = LogDirs(config, self._private)
-        self._workers = workers.Workers(config, self._inbox.put, ahead=ahead)
-        self._channel = Channel(os.path.join(self._private, "agent.sock"), self._from_worker)
+        self._crew = Crew(
+            config,
+            self._private,
+            lambda: self._watchdogs.environment(),
+            self._inbox.put,
+            ahead,
+        )
         self._probes = ProbeServer("", self._introduce)
+        self._address = address
         seed = Seed(config.node_name, address, config.workers, self._probes.port, config.settings)
         self._participant = Participant(store, _policy(config), seed, self._inbox.put, times.probe)
         self._turned = time.time()
         self._watchdogs = Watchdogs(
             config.run_id, self._private, config.health_port, lambda: self._turned
         )
-        self._progress: dict[int, ProgressFile] = {}
-        self._files: dict[int, str] = {}
-        self._failures: dict[int, ProcessFailure] = {}
-        self._values: dict[int, Any] = {}
         self._started_at = time.monotonic()
         self._trouble_at: float | None = None
         self._events = 0
         self._closed = False
+        self._longest = 0.0  # between two steps, in seconds
+        self._steps_seen = (-1, 0.0)
 
     # ------------------------------------------------------------ the loop
 
@@ -166,6 +157,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         while self._finish is None:
             self._participant.beat()
             self._turned = time.time()
+            self._look_for_progress()
             timeout = max(0.0, min(self._alarm - time.monotonic(), _BEAT))
             try:
                 item = self._inbox.get(timeout=timeout)
@@ -196,24 +188,21 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
     @property
     def failures(self) -> dict[int, ProcessFailure]:
         """The workers of the last round that failed here, by global rank."""
-        return self._failures
+        return self._crew.failures
 
     def _result(self) -> RunResult:
         finish = self._finish
         assert finish is not None
         if finish.outcome is not None and finish.outcome.succeeded:
-            values = {w.global_rank: self._values.get(w.local_rank) for w in self._group.workers}
+            values = {w.global_rank: self._crew.values(w.local_rank) for w in self._group.workers}
             return RunResult(WorkerState.SUCCEEDED, return_values=values)
-        return RunResult(WorkerState.FAILED, failures=self._failures)
+        return RunResult(WorkerState.FAILED, failures=self._crew.failures)
 
     @property
     def _group(self) -> WorkerGroup:
         return self._worker_group
 
     # ------------------------------------------------------------ what comes in
-
-    def _from_worker(self, round_number: int, rank: int, message: Message) -> None:
-        self._inbox.put(_FromWorker(round_number, rank, message))
 
     def _introduce(self) -> dict[str, Any]:
         last = self._life.state.round
@@ -222,12 +211,12 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             "name": self._config.node_name,
             "phase": self._life.state.phase.value,
             "round": last.number if last else 0,
-            "step": self._step(),
+            "step": self._crew.step(),
         }
 
     def _translate(self, item: Any) -> Event | None:
         match item:
-            case _FromWorker():
+            case FromWorker():
                 return self._heard(item)
             case workers.ServerReady(cold=cold):
                 return ServerReady(cold)
@@ -241,59 +230,22 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 event: Event = item
                 return event
 
-    def _heard(self, item: _FromWorker) -> Event | None:
-        last = self._life.state.round
-        if last is None or item.round != last.number:
-            return None
-        first = self._first_rank
-        match item.message:
-            case Hello(drains=can):
-                return WorkerDrains(item.round, item.rank - first, can)
-            case Drained():
-                return None  # its exit code says it as well
-            case Note(name=name, fields=fields):
-                if name == "step.first":
-                    self._recovered(int(fields.get("step", -1)))
-                else:
-                    self._tell(name, {**fields, "rank": item.rank, "round": item.round})
+    def _heard(self, item: FromWorker) -> Event | None:
+        said = self._crew.heard(item)
+        if not isinstance(said, Note):
+            return said
+        if said.name == "step.first":
+            self._recovered(said)
+        else:
+            self._tell(said.name, {**said.fields, "rank": said.rank, "round": said.round})
         return None
 
-    @property
-    def _first_rank(self) -> int:
-        last = self._life.state.round
-        if last is None:
-            return 0
-        return last.first_worker(max(0, last.rank_of(self._participant.node)))
-
     def _exited(self, item: workers.WorkerExited) -> Event:
-        local_rank = item.local_rank
-        rank = self._first_rank + local_rank
-        if item.code == 0:
-            self._values[local_rank] = self._workers.return_value(local_rank)
-            return WorkerExited(item.round, local_rank, 0)
-        if item.code == EXIT_DRAINED:
-            return WorkerExited(item.round, local_rank, item.code, drained=True)
-        error_file = self._files.get(local_rank, "")
-        error = None
-        if os.path.isfile(error_file):
-            with open(error_file, "rb") as file:
-                error = parse_error_file(file.read())
-        step = self._step_of(local_rank)
-        fault = classify(item.round, rank, item.code, error, step=step, lifetime=item.lifetime)
-        if not (self._life.state.told_to_stop and item.code < 0):
-            self._failures[rank] = ProcessFailure(
-                local_rank=local_rank, pid=item.pid, exitcode=item.code, error_file=error_file
-            )
-        if self._trouble_at is None:
+        state = self._life.state
+        event = self._crew.exited(item, state.told_to_stop)
+        if event.fault is not None and self._trouble_at is None:
             self._trouble_at = time.monotonic()
-        return WorkerExited(item.round, local_rank, item.code, fault=fault)
-
-    def _step_of(self, local_rank: int) -> int:
-        progress = self._progress.get(local_rank)
-        return progress.read()[0] if progress else -1
-
-    def _step(self) -> int:
-        return max((self._step_of(local_rank) for local_rank in self._progress), default=-1)
+        return event
 
     def _tell(self, name: str, fields: Mapping[str, Any]) -> None:
         """Lets an event leave; the important ones are kept in the store as well."""
@@ -310,121 +262,164 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         )
         self._participant.record_event(slot, record)
 
-    def _recovered(self, step: int) -> None:
+    def _recovered(self, note: Note) -> None:
+        """The first step of a round is done, by the first of our workers that says so."""
         last = self._life.state.round
-        if self._trouble_at is None or last is None:
+        if self._trouble_at is None or last is None or note.round != last.number:
             return
         seconds = time.monotonic() - self._trouble_at
         self._trouble_at = None
+        step = int(note.fields.get("step", -1))
         fields = {"round": last.number, "seconds": round(seconds, 3), "step": step}
         self._tell("round.recovered", fields)
+
+    def _look_for_progress(self) -> None:
+        """In place: notices that no step was committed for longer than any took so far."""
+        idle = self._crew.idle() if self._life.state.in_place else None
+        if idle is None or not self._config.timeouts.hang:
+            return
+        step = self._crew.step()
+        seen, at = self._steps_seen
+        if step != seen:
+            if seen >= 0:
+                self._longest = max(self._longest, (time.monotonic() - at) / max(1, step - seen))
+            self._steps_seen = (step, time.monotonic())
+        limit = max(self._config.timeouts.hang, 3.0 * self._longest)
+        if idle > limit:
+            self._take(NoProgress(idle, limit))
 
     # ------------------------------------------------------------ what goes out
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            match action:
-                case StartServer():
-                    self._workers.start_server()
-                case SayJoin():
-                    self._participant.join(self._ports.reserve())
-                case StartWorkers(last, group_rank):
-                    self._start_round(last, group_rank)
-                case StopWorkers(grace):
-                    if self._trouble_at is None:
-                        self._trouble_at = time.monotonic()
-                    self._workers.stop(grace)
-                case AskDrain(number, reason):
-                    if self._trouble_at is None:
-                        self._trouble_at = time.monotonic()
-                    self._channel.tell(number, Drain(number, reason))
-                case SayLeft(number, fault, stays):
-                    fault = self._with_progress(fault)
-                    self._participant.leave(number, fault, self._ports.reserve(), stays)
-                case SayDone(number):
-                    self._participant.done(number, self._step())
-                case SayDrain():
-                    self._participant.drain()
-                case SayGoodbye():
-                    self._participant.goodbye(_FAREWELL)
-                case SetAlarm(at):
-                    self._alarm = at
-                case Report(name, fields):
-                    self._tell(name, fields)
-                case Finish(code, message):
-                    saved = code == EXIT_LEFT and self._life.state.drained
-                    told = f"{message}; step {self._step()} is saved" if saved else message
-                    self._finish = replace(action, message=told)
+            if not (self._command(action) or self._say(action)):
+                raise AssertionError(f"nobody performs {action}")
+
+    def _command(self, action: Action) -> bool:
+        """Performs what concerns this node's workers."""
+        crew = self._crew
+        match action:
+            case StartServer():
+                crew.start_server()
+            case StartWorkers(last, group_rank):
+                self._start_round(last, group_rank)
+            case BootWorkers(local_ranks):
+                crew.boot(*self._provisional(), local_ranks)
+            case EnterWorkers(last, group_rank, local_ranks):
+                self._form_group(last, group_rank, local_ranks)
+                crew.enter(last, group_rank, local_ranks)
+            case StopWorkers(grace):
+                self._note_trouble()
+                crew.stop(grace)
+            case AskDrain(number, reason):
+                self._note_trouble()
+                crew.drain(number, reason)
+            case InterruptWorkers(number, local_ranks, reason):
+                self._note_trouble()
+                crew.interrupt(number, local_ranks, reason)
+            case ChangeWorkers(number, reason, goes):
+                self._note_trouble()
+                crew.change(number, reason, goes)
+            case AskWorkers(local_ranks):
+                crew.ask(local_ranks)
+            case KillWorkers(local_ranks):
+                crew.kill(local_ranks)
+            case DismissWorkers():
+                crew.dismiss()
+            case _:
+                return False
+        return True
+
+    def _say(self, action: Action) -> bool:
+        """Performs what concerns the rendezvous, people, and the loop itself."""
+        part, crew = self._participant, self._crew
+        match action:
+            case SayInPlace(hosts):
+                last = self._life.state.round
+                crew.host(last.store_port if hosts and last else 0)
+                part.in_place()
+            case SayAvailable(workers_ready):
+                crew.host(0)
+                part.available(workers_ready, crew.reserve())
+            case SayJoin(workers_ready):
+                part.join(crew.reserve(), workers_ready)
+            case SayLeft(number, fault, stays, workers_ready):
+                fault = self._with_progress(fault)
+                part.leave(number, fault, crew.reserve(), stays, workers_ready)
+            case SayDone(number):
+                part.done(number, crew.step())
+            case SayDrain():
+                part.drain()
+            case SayGoodbye():
+                part.goodbye(_FAREWELL)
+            case SetAlarm(at):
+                self._alarm = at
+            case Report(name, fields):
+                self._tell(name, fields)
+            case Finish(code, message):
+                saved = code == EXIT_LEFT and self._life.state.drained
+                told = f"{message}; step {crew.step()} is saved" if saved else message
+                self._finish = replace(action, message=told)
+            case _:
+                return False
+        return True
+
+    def _note_trouble(self) -> None:
+        if self._trouble_at is None:
+            self._trouble_at = time.monotonic()
 
     def _with_progress(self, fault: FaultReport) -> FaultReport:
         """The report with what this node's workers had reached, whyever they ended."""
         lived = time.monotonic() - self._started_at
         return replace(
-            fault, step=max(fault.step, self._step()), lifetime=max(fault.lifetime, lived)
+            fault, step=max(fault.step, self._crew.step()), lifetime=max(fault.lifetime, lived)
         )
 
-    def _start_round(self, last: RoundRecord, group_rank: int) -> None:
+    def _provisional(self) -> tuple[RoundRecord, int]:
+        """The round that a worker finds in its environment before it enters one: the last one,
+        with this node as one of its members."""
+        part, config = self._participant, self._config
+        me = Member(part.node, config.node_name, self._address, config.workers)
+        last = self._life.state.round or part.state.round_record
+        if last is None:
+            return RoundRecord(1, "", (me,), 0, ""), 0
+        rank = last.rank_of(part.node)
+        if rank >= 0:
+            return last, rank
+        return replace(last, members=(*last.members, me)), len(last.members)
+
+    def _form_group(self, last: RoundRecord, group_rank: int, local_ranks: Sequence[int]) -> None:
+        """Fills in torch's description of the group."""
         group = self._group
-        first = last.first_worker(group_rank)
-        world = last.world_size
-        group.group_rank = group_rank
-        group.group_world_size = len(last.members)
+        first, world = last.first_worker(group_rank), last.world_size
+        group.group_rank, group.group_world_size = group_rank, len(last.members)
         group.master_addr, group.master_port = last.members[0].address, last.store_port
         group.workers = [
-            Worker(local, first + local, first + local, world, world)
-            for local in range(self._config.workers)
+            Worker(local_rank, first + index, first + index, world, world)
+            for index, local_rank in enumerate(local_ranks)
         ]
-        self._failures, self._values = {}, {}
-        self._started_at = time.monotonic()
-        ids = self._start_workers(group)
-        for worker in group.workers:
-            worker.id = ids[worker.local_rank]
         group.state = WorkerState.HEALTHY
+        self._started_at = time.monotonic()
+
+    def _start_round(self, last: RoundRecord, group_rank: int) -> None:
+        self._form_group(last, group_rank, range(self._config.workers))
+        ids = self._start_workers(self._group)
+        for worker in self._group.workers:
+            worker.id = ids[worker.local_rank]
 
     # ------------------------------------------------------------ torch's four abstract methods
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         last = self._life.state.round
         assert last is not None
-        if worker_group.group_rank == 0:
-            self._ports.release()
-        for progress in self._progress.values():
-            progress.close()
-        self._progress, self._files = {}, {}
-        specs = []
-        for worker in worker_group.workers:
-            local_rank = worker.local_rank
-            place = self._logs.place(last.number, worker.global_rank)
-            path = os.path.join(self._private, f"progress-{last.number}-{local_rank}")
-            self._progress[local_rank] = ProgressFile(path, create=True)
-            self._files[local_rank] = place.error_file
-            environment = worker_environment(
-                self._config,
-                last,
-                worker_group.group_rank,
-                local_rank,
-                error_file=place.error_file,
-                progress_file=path,
-                channel=self._channel.path,
-            )
-            environment.update(self._watchdogs.environment())
-            specs.append(
-                workers.WorkerSpec(
-                    local_rank=local_rank,
-                    global_rank=worker.global_rank,
-                    round=last.number,
-                    env=environment,
-                    place=place,
-                )
-            )
-        self._workers.start(specs)
-        return {spec.local_rank: spec.global_rank for spec in specs}
+        self._crew.start(last, worker_group.group_rank)
+        return {w.local_rank: w.global_rank for w in worker_group.workers}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._workers.stop(self._config.timeouts.grace)
+        self._crew.stop(self._config.timeouts.grace)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        alive = self._workers.running()
+        alive = self._crew.running()
         return RunResult(WorkerState.HEALTHY if alive else WorkerState.STOPPED)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
@@ -432,7 +427,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             return
         self._closed = True
         self._watchdogs.stop()
-        self._workers.close()
+        self._crew.close()
         ended = self._finish is not None and self._finish.outcome is not None
         if ended and (
             self._config.endpoint.hosted_here or getattr(self._rendezvous, "hosting", False)
@@ -440,11 +435,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._participant.outlast(_OUTLAST)
         self._participant.close()
         self._probes.close()
-        self._channel.close()
-        self._ports.release()
-        for progress in self._progress.values():
-            progress.close()
-        named = any(os.path.isfile(failure.error_file) for failure in self._failures.values())
+        self._crew.hang_up()
+        failures = self._crew.failures.values()
+        named = any(os.path.isfile(failure.error_file) for failure in failures)
         failed = self._finish is not None and self._finish.exit_code == EXIT_FAILED
         # The report names the error files; what it names must be there.
         self._directory.remove(keep="logs" if failed and named else "")

@@ -16,7 +16,7 @@ from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol.messages import MAX_LINE, Hello, Message, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 
 class _Caller:
@@ -25,8 +25,7 @@ class _Caller:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.buffer = b""
-        self.round = 0
-        self.rank = -1
+        self.life = 0
 
 
 class Channel:
@@ -34,10 +33,10 @@ class Channel:
 
     Args:
         path: where the socket is made; its folder must be private to the user.
-        notify: called with ``(round, rank, message)`` from the channel's thread.
+        notify: called with ``(life, message)`` from the channel's thread; see ``Hello.life``.
     """
 
-    def __init__(self, path: str, notify: Callable[[int, int, Message], None]) -> None:
+    def __init__(self, path: str, notify: Callable[[int, Message], None]) -> None:
         self.path = path
         self._notify = notify
         self._callers: dict[int, _Caller] = {}
@@ -53,8 +52,12 @@ class Channel:
         self._thread = threading.Thread(target=self._serve, name="channel", daemon=True)
         self._thread.start()
 
-    def tell(self, round_number: int, message: Message) -> int:
-        """Sends a message to every connected worker of a round.
+    def tell(self, lives: Collection[int], message: Message) -> int:
+        """Sends a message to workers, as far as they are connected.
+
+        Args:
+            lives: which ones.
+            message: the message.
 
         Returns:
             How many were told.
@@ -62,7 +65,7 @@ class Channel:
         line = message.encode()
         told = 0
         with self._lock:
-            callers = [c for c in self._callers.values() if c.round == round_number]
+            callers = [c for c in self._callers.values() if c.life in lives]
         for caller in callers:
             try:
                 caller.connection.sendall(line)
@@ -114,8 +117,8 @@ class Channel:
 
     def _take(self, caller: _Caller, message: Message) -> None:
         if isinstance(message, Hello):
-            caller.round, caller.rank = message.round, message.rank
-        self._notify(caller.round, caller.rank, message)
+            caller.life = message.life
+        self._notify(caller.life, message)
 
     def _hang_up(self, caller: _Caller) -> None:
         self._selector.unregister(caller.connection)

@@ -7,7 +7,13 @@ import random
 import socket
 from typing import TYPE_CHECKING
 
-from elastic_runtime.protocol.messages import ENV_CHANNEL, ENV_NODE, ENV_PROGRESS, ENV_ROUND
+from elastic_runtime.protocol.messages import (
+    ENV_CHANNEL,
+    ENV_LIFE,
+    ENV_NODE,
+    ENV_PROGRESS,
+    ENV_ROUND,
+)
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
@@ -58,6 +64,7 @@ def worker_environment(
     error_file: str,
     progress_file: str,
     channel: str,
+    life: int = 0,
 ) -> dict[str, str]:
     """The environment of one worker: torchrun's names, and ours for the library.
 
@@ -73,6 +80,7 @@ def worker_environment(
         error_file: where the worker writes its error.
         progress_file: the worker's ``ProgressFile``.
         channel: path of the agent's socket.
+        life: how many workers this agent had started with it.
     """
     rank = last.first_worker(group_rank) + local_rank
     world = last.world_size
@@ -100,6 +108,7 @@ def worker_environment(
         ENV_PROGRESS: progress_file,
         ENV_ROUND: str(last.number),
         ENV_NODE: config.node_name,
+        ENV_LIFE: str(life),
     }
     if config.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"

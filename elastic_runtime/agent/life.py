@@ -73,7 +73,84 @@ class Alarm:
     """The time set with ``SetAlarm`` has come."""
 
 
-Event = ServerReady | ServerDied | WorkerExited | WorkerDrains | Asked | Alarm | Notice
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """In place: a worker's script has come to ``elastic.run``."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """In place: a worker has taken its part of the round apart, and waits for the next one.
+
+    Attributes:
+        local_rank: which one.
+        round: the round that it left.
+        step: the last step that it holds.
+        planned: all ranks left at this step because they agreed to.
+        reason: what went wrong, for people.
+    """
+
+    local_rank: int
+    round: int
+    step: int
+    planned: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReturned:
+    """In place: ``train`` has returned on all ranks of the round, and on this worker."""
+
+    local_rank: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeard:
+    """In place: a worker's channel thread says where its main thread is.
+
+    Attributes:
+        local_rank: which one.
+        collective: it waits for other ranks.
+        where: for people.
+        busy: what the script says that it does, "" if nothing.
+    """
+
+    local_rank: int
+    collective: bool
+    where: str
+    busy: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoProgress:
+    """In place: no rank has committed a step for longer than it should take.
+
+    Attributes:
+        seconds: for how long.
+        limit: how long it may take.
+    """
+
+    seconds: float
+    limit: float
+
+
+Event = (
+    ServerReady
+    | ServerDied
+    | WorkerExited
+    | WorkerDrains
+    | WorkerReady
+    | WorkerLeft
+    | WorkerReturned
+    | WorkerHeard
+    | NoProgress
+    | Asked
+    | Alarm
+    | Notice
+)
 
 # ---------------------------------------------------------------- actions
 
@@ -85,7 +162,9 @@ class StartServer:
 
 @dataclass(frozen=True, slots=True)
 class SayJoin:
-    """Ask to be in the next round, as a new life."""
+    """Ask to be in the next round, as a new life; in place, with so many workers."""
+
+    workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +192,83 @@ class AskDrain:
 
 @dataclass(frozen=True, slots=True)
 class SayLeft:
-    """All workers of the round have ended here."""
+    """All workers of the round have ended here, or, in place, have left it.
+
+    ``workers`` is how many can take part in the next one, in place.
+    """
 
     round: int
     fault: FaultReport
     stays: bool
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SayInPlace:
+    """The script recovers in place; ``hosts``: this node hosts the store of the first round."""
+
+    hosts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SayAvailable:
+    """So many workers can take part in a round now."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class BootWorkers:
+    """Start workers that run up to ``elastic.run`` and wait there."""
+
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnterWorkers:
+    """Have these workers take part in the round, in this order."""
+
+    round: RoundRecord
+    group_rank: int
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptWorkers:
+    """Have these workers leave the round now."""
+
+    round: int
+    local_ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeWorkers:
+    """Have all workers leave the round at a step that all ranks agree on."""
+
+    round: int
+    reason: str
+    goes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskWorkers:
+    """Ask workers where they are."""
+
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorkers:
+    """Have workers say where all their threads are, in their logs, and end them."""
+
+    local_ranks: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DismissWorkers:
+    """There is no further round for these workers: they may end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +325,15 @@ Action = (
     | StopWorkers
     | AskDrain
     | SayLeft
+    | SayInPlace
+    | SayAvailable
+    | BootWorkers
+    | EnterWorkers
+    | InterruptWorkers
+    | ChangeWorkers
+    | AskWorkers
+    | KillWorkers
+    | DismissWorkers
     | SayDone
     | SayDrain
     | SayGoodbye
@@ -205,6 +365,28 @@ class Then(Enum):
     END = "end"
 
 
+class Seat(Enum):
+    """Where a worker is, in place."""
+
+    BOOT = "on its way to elastic.run"
+    READY = "ready for a round"
+    IN = "in the round"
+    OUT = "through with train"
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """One worker, as the agent of a job in place sees it.
+
+    Attributes:
+        seat: where it is.
+        since: the first round that it took part in; a worker keeps its place before younger ones.
+    """
+
+    seat: Seat = Seat.BOOT
+    since: int = 1 << 62
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Times in seconds, as in ``config.Timeouts``; ``workers`` is the number of local workers.
@@ -218,6 +400,8 @@ class Settings:
     connect: float
     join: float
     max_restarts: int = 3
+    stuck: float = 2.0
+    rejoin: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +426,15 @@ class State:
         lost_why: why it does not answer.
         asked: how many signals asked us to leave.
         finish: what to end with.
+        group_rank: this node's rank in the round.
+        in_place: the script has come to ``elastic.run``, or the job is known to.
+        seats: in place, where each worker that has a process is, by local rank.
+        joined: in place, this node has asked in.
+        interrupted_at: in place, when the workers were told to leave the round at once.
+        heard: in place, which workers have said where they are since they were asked, and whether
+            they wait for other ranks.
+        asking: in place, they were asked.
+        boots: in place, how many workers in a row have ended before they came to ``elastic.run``.
     """
 
     settings: Settings
@@ -262,6 +455,24 @@ class State:
     lost_why: str = ""
     asked: int = 0
     finish: Finish | None = None
+    group_rank: int = 0
+    in_place: bool = False
+    seats: Mapping[int, Seated] = field(default_factory=dict)
+    joined: bool = False
+    interrupted_at: float | None = None
+    heard: Mapping[int, WorkerHeard] = field(default_factory=dict)
+    asking: bool = False
+    boots: int = 0
+
+    def seated(self, *seats: Seat) -> tuple[int, ...]:
+        """The local ranks of the workers in one of these seats, the oldest first."""
+        found = [rank for rank, seated in self.seats.items() if seated.seat in seats]
+        return tuple(sorted(found, key=lambda rank: (self.seats[rank].since, rank)))
+
+    @property
+    def available(self) -> int:
+        """How many workers can take part in a round now, or do."""
+        return len(self.seated(Seat.READY, Seat.IN))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.agent import inplace
+from elastic_runtime.agent.ends import all_ended, boot, end, leave_with, stop_all
 from elastic_runtime.agent.faults import signal_name
 from elastic_runtime.agent.life import (
     Action,
@@ -30,11 +32,8 @@ from elastic_runtime.agent.life import (
     Finish,
     Phase,
     Report,
-    SayDone,
     SayDrain,
-    SayGoodbye,
     SayJoin,
-    SayLeft,
     ServerDied,
     ServerReady,
     SetAlarm,
@@ -50,7 +49,6 @@ from elastic_runtime.agent.life import (
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE, EXIT_USAGE
 from elastic_runtime.protocol.records import ASKED, PLANNED, START, FaultReport
-from elastic_runtime.rendezvous.budget import root_cause
 from elastic_runtime.rendezvous.state import (
     BadRecord,
     Conflict,
@@ -87,6 +85,11 @@ def step(state: State, event: Event, now: float) -> Step:
     """
     if state.phase is Phase.ENDED:
         return Step(state)
+    return inplace.step(state, event, now) or _step(state, event, now)
+
+
+def _step(state: State, event: Event, now: float) -> Step:
+    """The same, where no worker keeps its process, or none can."""
     match event:
         case ServerReady():
             return _server_ready(state, event, now)
@@ -112,7 +115,7 @@ def step(state: State, event: Event, now: float) -> Step:
         case Ended(outcome):
             return _ended(state, outcome)
         case Conflict(message):
-            return _leave_with(state, Finish(EXIT_USAGE, message))
+            return leave_with(state, Finish(EXIT_USAGE, message))
         case StoreState():
             return _store(state, event, now)
         case Waiting(reason, have, minimum, maximum):
@@ -120,6 +123,8 @@ def step(state: State, event: Event, now: float) -> Step:
             return Step(state, (Report("job.waiting", fields),), reason)
         case BadRecord(key, why):
             return Step(state, (Report("record.bad", {"key": key, "why": why}),))
+        case _:
+            return Step(state)  # about workers in place that are not in place any more
 
 
 # ---------------------------------------------------------------- starting
@@ -130,13 +135,15 @@ def _server_ready(state: State, event: ServerReady, now: float) -> Step:
     if event.cold:
         actions.append(Report("workers.cold", {"why": event.cold}))
     state = replace(state, server=True, server_deaths=0)
+    if state.phase is Phase.STARTING and state.in_place:
+        return boot(replace(state, phase=Phase.WAITING, joined=False), actions)
     if state.phase is Phase.STARTING:
         state = replace(state, phase=Phase.WAITING)
         actions.append(SayJoin())
         if not state.contacted:
             actions.append(SetAlarm(now + state.settings.connect))
     elif state.phase is Phase.STOPPING and not state.alive:
-        return _all_ended(state, actions)
+        return all_ended(state, actions)
     return Step(state, tuple(actions), "the fork server is ready")
 
 
@@ -144,12 +151,16 @@ def _server_died(state: State, why: str) -> Step:
     state = replace(state, server=False, server_deaths=state.server_deaths + 1)
     if state.server_deaths > _MOST_SERVER_DEATHS:
         text = f"the fork server dies each time that it is started ({why})"
-        return _leave_with(replace(state, alive=frozenset()), Finish(EXIT_FAILED, text))
+        return leave_with(replace(state, alive=frozenset()), Finish(EXIT_FAILED, text))
     fault_round = state.round.number if state.round else 0
     if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
         fault = FaultReport(fault_round, START, f"the fork server died ({why})", signature="server")
         state = replace(
-            state, phase=Phase.STOPPING, alive=frozenset(), faults=(*state.faults, fault)
+            state,
+            phase=Phase.STOPPING,
+            alive=frozenset(),
+            seats={},
+            faults=(*state.faults, fault),
         )
     return Step(state, (StartServer(),), why)
 
@@ -163,6 +174,7 @@ def _sealed(state: State, event: Sealed) -> Step:
         phase=Phase.RUNNING,
         then=Then.REJOIN,
         round=event.round,
+        group_rank=event.group_rank,
         alive=frozenset(range(state.settings.workers)),
         drains=frozenset(),
         drained=False,
@@ -199,8 +211,10 @@ def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
         return Step(state)
     if event.local_rank not in state.alive:
         return Step(state)
+    seats = {rank: seated for rank, seated in state.seats.items() if rank != event.local_rank}
     state = replace(
         state,
+        seats=seats,
         alive=state.alive - {event.local_rank},
         drained=state.drained or event.drained,
     )
@@ -216,7 +230,7 @@ def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
                 actions.append(SetAlarm(float("inf")))
     if state.alive:
         return Step(state, tuple(actions))
-    return _all_ended(state, actions)
+    return all_ended(state, actions)
 
 
 def _failure(event: WorkerExited) -> Report:
@@ -232,53 +246,19 @@ def _failure(event: WorkerExited) -> Report:
     return Report("worker.killed" if fault.kind == "killed" else "worker.failed", fields)
 
 
-def _all_ended(state: State, actions: list[Action]) -> Step:
-    """The last worker of the round has ended on this node."""
-    last = state.round
-    assert last is not None
-    if state.then is Then.END:
-        return _end(state, actions)
-    well = not state.faults and not state.drained and not state.told_to_stop
-    if well and state.then is Then.REJOIN:
-        return Step(
-            replace(state, phase=Phase.DONE), (*actions, SayDone(last.number)), "ended well"
-        )
-    fault = root_cause(state.faults) or state.why or _planned(state, "the membership changes")
-    if state.then is Then.LEAVE and not state.faults:
-        fault = replace(fault, kind=ASKED)
-    actions.append(Report("round.left", {"round": last.number, "reason": fault.reason}))
-    if state.then is Then.NEW_LIFE:
-        state = replace(state, phase=Phase.WAITING, then=Then.REJOIN)
-        if not state.server:
-            return Step(replace(state, phase=Phase.STARTING), tuple(actions))
-        return Step(state, (*actions, SayJoin()), "a new life")
-    if state.then is Then.LEAVE:
-        actions.append(SayLeft(last.number, fault, stays=False))
-        return _end(state, actions)
-    if not state.server:
-        # Nothing can be started yet; saying so late keeps the others from waiting for us twice.
-        return Step(replace(state, phase=Phase.STOPPING), tuple(actions), "no fork server")
-    actions.append(SayLeft(last.number, fault, stays=True))
-    return Step(replace(state, phase=Phase.WAITING), tuple(actions), fault.reason)
-
-
-def _planned(state: State, reason: str) -> FaultReport:
-    return FaultReport(state.round.number if state.round else 0, PLANNED, reason)
-
-
 def _switch(state: State, event: Switch, now: float) -> Step:
     if state.round is None or event.round != state.round.number:
         return Step(state)
     why = FaultReport(event.round, PLANNED, event.reason)
     state = replace(state, why=state.why or why)
     if state.phase is Phase.DONE:
-        return _all_ended(replace(state, phase=Phase.STOPPING, told_to_stop=True), [])
+        return all_ended(replace(state, phase=Phase.STOPPING, told_to_stop=True), [])
     if state.phase not in (Phase.RUNNING, Phase.STOPPING):
         return Step(state)
     if event.broken:
         if state.told_to_stop and not state.draining:
             return Step(state)
-        return _stop(state, state.settings.broken_grace, event.reason)
+        return stop_all(state, state.settings.broken_grace, event.reason)
     if state.told_to_stop or state.draining:
         return Step(state)
     return _drain(state, event.reason, now)
@@ -288,27 +268,19 @@ def _drain(state: State, reason: str, now: float) -> Step:
     """Asks the workers to leave: at a step boundary if they can, else by SIGTERM."""
     last = state.round
     if last is None or not state.alive <= state.drains or not state.alive:
-        return _stop(state, state.settings.grace, reason)
+        return stop_all(state, state.settings.grace, reason)
     state = replace(state, draining=True)
     alarm = SetAlarm(now + state.settings.grace)
     return Step(state, (AskDrain(last.number, reason), alarm), reason)
 
 
-def _stop(state: State, grace: float, reason: str) -> Step:
-    """Ends all workers; without any, goes on at once."""
-    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
-    if not state.alive:
-        return _all_ended(state, [])
-    return Step(state, (StopWorkers(grace), SetAlarm(float("inf"))), reason)
-
-
 def _alarm(state: State) -> Step:
     if state.draining:
-        return _stop(state, state.settings.broken_grace, "the workers did not leave in time")
+        return stop_all(state, state.settings.broken_grace, "the workers did not leave in time")
     if not state.connected and state.phase in _NEEDS_STORE:
         why = f": {state.lost_why}" if state.lost_why else ""
         text = f"the rendezvous store does not answer{why}; is --rdzv-endpoint right, and is it up?"
-        return _leave_with(state, Finish(EXIT_STORE_UNREACHABLE, text))
+        return leave_with(state, Finish(EXIT_STORE_UNREACHABLE, text))
     return Step(state)
 
 
@@ -322,7 +294,7 @@ def _asked(state: State, signum: int, now: float) -> Step:
         if state.alive:
             state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
             return Step(state, (StopWorkers(0.0),), "asked twice")
-        return _end(state, [])
+        return end(state, [])
     report = Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"})
     alone = state.round is None or len(state.round.members) == 1
     text = "stopped on request" if alone else "left on request; the other nodes go on"
@@ -330,7 +302,7 @@ def _asked(state: State, signum: int, now: float) -> Step:
     state = replace(state, then=Then.LEAVE, finish=finish)
     match state.phase:
         case Phase.STARTING | Phase.WAITING | Phase.DONE:
-            return _end(state, [report])
+            return end(state, [report])
         case Phase.STOPPING:
             return Step(state, (report, SayDrain()), "leaving after the stop")
     why = FaultReport(
@@ -344,32 +316,19 @@ def _excluded(state: State, reason: str) -> Step:
     report = Report("node.excluded", {"reason": reason})
     if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
         then = state.then if state.then is not Then.REJOIN else Then.NEW_LIFE
-        stopped = _stop(replace(state, then=then), state.settings.broken_grace, reason)
+        stopped = stop_all(replace(state, then=then), state.settings.broken_grace, reason)
         return Step(stopped.state, (report, *stopped.actions), reason)
     if state.phase is Phase.STARTING:
         return Step(state, (report,), reason)
     if state.then is Then.LEAVE:
-        return _end(state, [report])
+        return end(state, [report])
     state = replace(state, phase=Phase.WAITING, then=Then.REJOIN)
     return Step(state, (report, SayJoin()), reason)
 
 
 def _ended(state: State, outcome: OutcomeRecord) -> Step:
     finish = Finish(outcome.exit_code, "" if outcome.succeeded else outcome.reason, outcome)
-    return _leave_with(state, finish)
-
-
-def _leave_with(state: State, finish: Finish) -> Step:
-    state = replace(state, then=Then.END, finish=finish)
-    if state.alive and state.phase in (Phase.RUNNING, Phase.STOPPING):
-        return _stop(state, state.settings.broken_grace, finish.message)
-    return _end(state, [])
-
-
-def _end(state: State, actions: list[Action]) -> Step:
-    finish = state.finish or Finish(EXIT_LEFT, "left")
-    state = replace(state, phase=Phase.ENDED)
-    return Step(state, (*actions, SayGoodbye(), finish), finish.message)
+    return leave_with(state, finish)
 
 
 # ---------------------------------------------------------------- the store
@@ -377,7 +336,7 @@ def _end(state: State, actions: list[Action]) -> Step:
 
 def _store(state: State, event: StoreState, now: float) -> Step:
     if event.refused:
-        return _leave_with(state, Finish(EXIT_STORE_UNREACHABLE, event.why))
+        return leave_with(state, Finish(EXIT_STORE_UNREACHABLE, event.why))
     waits = state.phase in _NEEDS_STORE
     if not event.up:
         first = not state.contacted

@@ -35,6 +35,8 @@ _OURS = (
     "elastic_runtime.worker.context",
     "elastic_runtime.checkpoint.checkpointer",
     "elastic_runtime.data.sampler",
+    "elastic_runtime.worker.loop",
+    "elastic_runtime.worker.state",
 )
 
 # They start threads or take devices when they are imported, and do not survive a fork.

@@ -216,6 +216,15 @@ class Workers:
         for number in ids:
             self._call(partial(self._send_signal, number, signum))
 
+    def abort(self, local_rank: int, grace: float) -> None:
+        """Has one worker dump the stacks of its threads (SIGABRT), and ends it after ``grace``."""
+        deadline = time.monotonic() + grace
+        with self._lock:
+            for worker in self._workers.values():
+                if worker.spec.local_rank == local_rank:
+                    worker.kill_at = min(worker.kill_at or deadline, deadline)
+        self.signal(local_rank, signal.SIGABRT)
+
     def running(self) -> frozenset[int]:
         """Local ranks of the workers whose end has not been reported yet."""
         with self._lock:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
     from datetime import timedelta
 
+    import torch.distributed as dist
+
+    from elastic_runtime.worker.state import State
+
 
 @runtime_checkable
 class Committing(Protocol):
@@ -91,12 +95,14 @@ class Checkpointer:
         if keep is not None and (isinstance(keep, bool) or keep < 1):
             raise CheckpointError(f"keep={keep!r} would keep nothing; give at least 1, or None")
         self._every: Every = parse_every(every)
+        self._objects = entries
         self._keep = keep
         self._directory = CheckpointDirectory(Path(directory))
         self._entries = Entries(entries)
         self._committing = [e for e in entries.values() if isinstance(e, Committing)]
         self._context: WorkerContext = context()
         self._context.offer_drain()
+        self._ranks: dist.ProcessGroup | None = None
         self._group: _Group | None = None
         self._tenure = Tenure(self._directory, self._context)
         self._held: int | None = None  # the step whose state is on disk for certain
@@ -195,15 +201,54 @@ class Checkpointer:
             self._group.agreement.close()
         self._context.withdraw_drain()
 
+    # What ``elastic.run`` calls
+
+    def attach(self, state: State, group: dist.ProcessGroup) -> None:
+        """Works for ``elastic.run`` from now on, which counts the steps and says when to save.
+
+        Args:
+            state: what is trained; all of it must be among the entries.
+            group: all ranks, over gloo, until the next call.
+
+        Raises:
+            CheckpointError: a part of the state is not saved.
+        """
+        kept = {id(entry) for entry in self._objects.values()}
+        missing = [name for name, part in state.parts.items() if id(part) not in kept]
+        if missing:
+            raise CheckpointError(
+                f"the checkpointer does not save {', '.join(missing)} of the State; add them to "
+                "its entries, or a checkpoint would not be the whole state"
+            )
+        self._ranks = group
+        self._group = None
+        self._save_wished = False
+
+    @property
+    def held(self) -> int:
+        """The step that is saved for certain, as far as this rank knows.
+
+        0 if it knows of none: there may be a checkpoint of an earlier life.
+        """
+        return self._held or 0
+
+    def wishes_save(self) -> bool:
+        """Whether this rank finds that it is time for a save."""
+        return Wish.SAVE in self._wishes(self._ready().peers.rank)
+
+    def due_at(self, step: int) -> bool:
+        """Whether all ranks are to save at this step, which needs no agreement."""
+        return self._every.due_at(step)
+
     # What all ranks do
 
     def _ready(self) -> _Group:
         """Connects the ranks at the first use, when the job has certainly been initialized."""
         if self._group is None:
-            peers = Peers()
+            peers = Peers(self._ranks)
             if self._every != Every():
                 peers.on_first(self._directory.prepare)
-            self._group = _Group(peers, Agreement(peers))
+            self._group = _Group(peers, Agreement(peers.group))
         return self._group
 
     def _wishes(self, rank: int) -> Wish:

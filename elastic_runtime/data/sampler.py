@@ -19,6 +19,8 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elastic_runtime.worker.world import World
+
 # The multiplier of splitmix64: neighbouring seeds and epochs must not share a permutation.
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -80,6 +82,10 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._rank, self._world = rank, world
         self.epoch = 0
         self.cursor = 0
+
+    def enter(self, world: World) -> None:
+        """Takes this rank's shares in another world from now on; ``elastic.run`` calls it."""
+        self._rank, self._world = world.rank, world.size
 
     def __len__(self) -> int:
         """Steps that are left in the epoch."""

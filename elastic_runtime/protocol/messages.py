@@ -22,6 +22,7 @@ ENV_CHANNEL = "ELASTIC_CHANNEL"  # path of the agent's Unix socket
 ENV_PROGRESS = "ELASTIC_PROGRESS"  # path of this worker's progress file
 ENV_ROUND = "ELASTIC_ROUND"  # number of the round
 ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
+ENV_LIFE = "ELASTIC_WORKER"  # which of the workers that this agent has ever started it is
 
 # A worker that left at a step boundary because it was asked to ends with this code.
 EXIT_DRAINED = 79
@@ -51,6 +52,7 @@ class Hello(Message):
         round: the round it was started for.
         pid: its process.
         drains: it can save and leave at a step boundary when asked (it has a checkpointer).
+        life: which of the agent's workers it is, as in ``ELASTIC_WORKER``.
     """
 
     kind: ClassVar[str] = "hello"
@@ -59,6 +61,7 @@ class Hello(Message):
     round: int
     pid: int
     drains: bool
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,149 @@ class Drain(Message):
     reason: str
 
 
-_KINDS: dict[str, type[Message]] = {cls.kind: cls for cls in (Hello, Drained, Note, Drain)}
+# ---------------------------------------------------------------- in place
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Message):
+    """Worker → agent: the script has come to ``elastic.run``, and this worker wants in."""
+
+    kind: ClassVar[str] = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Message):
+    """Worker → agent: no part of this process can take part in the round any more.
+
+    Attributes:
+        round: the round.
+        step: the last step that it holds; -1: none.
+        planned: all ranks agreed to leave at this step.
+        reason: one line for people.
+    """
+
+    kind: ClassVar[str] = "left"
+
+    round: int
+    step: int
+    planned: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Message):
+    """Worker → agent: ``train`` has returned on all ranks of the round."""
+
+    kind: ClassVar[str] = "returned"
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Message):
+    """Worker → agent: its channel thread lives, and this is where its main thread is.
+
+    Attributes:
+        collective: it waits for other ranks.
+        where: file, line and function for people.
+        busy: what the script has said that it is busy with, "" if nothing.
+    """
+
+    kind: ClassVar[str] = "heard"
+
+    collective: bool
+    where: str
+    busy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Message):
+    """Agent → worker: ``Heard`` is wanted."""
+
+    kind: ClassVar[str] = "ask"
+
+
+@dataclass(frozen=True, slots=True)
+class Enter(Message):
+    """Agent → worker: take part in this round.
+
+    Attributes:
+        round: its number.
+        rank, world: this worker's global rank, and how many there are.
+        local_rank, local_world: the same on this node.
+        group_rank, group_world: this node's rank, and how many nodes there are.
+        host, port: the TCPStore of the round.
+        key: prefix of everything that the round keeps there.
+        spares: ``[host, port]`` of the stores that a later round is likely to use.
+    """
+
+    kind: ClassVar[str] = "enter"
+
+    round: int
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    group_rank: int
+    group_world: int
+    host: str
+    port: int
+    key: str
+    spares: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt(Message):
+    """Agent → worker: the round is broken; leave it now."""
+
+    kind: ClassVar[str] = "interrupt"
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Message):
+    """Agent → worker: leave the round at a step that all ranks agree on.
+
+    Attributes:
+        round: the round.
+        reason: for people.
+        goes: this node goes away, and does not only change its rank.
+    """
+
+    kind: ClassVar[str] = "change"
+
+    round: int
+    reason: str
+    goes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss(Message):
+    """Agent → worker: there will be no further round for you; end."""
+
+    kind: ClassVar[str] = "dismiss"
+
+
+_KINDS: dict[str, type[Message]] = {
+    cls.kind: cls
+    for cls in (
+        Hello,
+        Drained,
+        Note,
+        Drain,
+        Ready,
+        Left,
+        Returned,
+        Heard,
+        Ask,
+        Enter,
+        Interrupt,
+        Change,
+        Dismiss,
+    )
+}
 
 
 def decode(line: bytes) -> Message:

@@ -239,7 +239,7 @@ class NodeRecord(Record):
         node: uuid of this life. A node that comes back comes back as another.
         name: for people.
         address: where other nodes reach this one.
-        workers: how many workers it runs.
+        workers: how many workers it can take into a round now; in place, 0 while none is ready.
         probe_port: where it answers probes.
         store_port: where it would host the next round's TCPStore; 0: it cannot.
         settings: fingerprint of the launch settings, compared with the leader's.
@@ -270,13 +270,17 @@ class NodeRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node of a round; its place in the list is its group rank."""
+    """One node of a round; its place in the list is its group rank.
+
+    ``workers`` is how many take part; ``store_port`` is where it would host a later round's store.
+    """
 
     node: str
     name: str
     address: str
     workers: int
     probe_port: int = 0
+    store_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +335,8 @@ class RoundRecord(Record):
     def check(self) -> None:
         """A round has a number and members, each once."""
         names = {member.node for member in self.members}
-        if self.number < 1 or not names or len(names) < len(self.members):
+        idle = any(member.workers < 1 for member in self.members)
+        if self.number < 1 or not names or len(names) < len(self.members) or idle:
             raise ValueError("its number or its members are impossible")
 
     @property

@@ -22,11 +22,13 @@ from elastic_runtime.rendezvous.state import (
     OTHER,
     REFUSED,
     Applied,
+    Available,
     BadRecord,
     Done,
     Drain,
     Event,
     Goodbye,
+    InPlace,
     Join,
     Left,
     Peer,
@@ -90,8 +92,10 @@ def absorb(state: State, event: Event, now: float) -> State:
             return _probed(state, event)
         case Join(record):
             return _joined(state, record, now)
-        case Left() | Done() | Drain() | Goodbye():
+        case Left() | Available() | Done() | Drain() | Goodbye():
             return _command(state, event, now)
+        case InPlace():
+            return replace(state, policy=replace(state.policy, in_place=True), prepared=True)
         case Tick():
             return state
 
@@ -128,13 +132,13 @@ def _joined(state: State, record: NodeRecord, now: float) -> State:
     )
 
 
-def _command(state: State, event: Left | Done | Drain | Goodbye, now: float) -> State:
+def _command(state: State, event: Left | Available | Done | Drain | Goodbye, now: float) -> State:
     record = state.record
     if record is None:
         return state
     incarnation = state.current.incarnation if state.current else record.incarnation
     match event:
-        case Left(number, fault, store_port, stays):
+        case Left(number, fault, store_port, stays, workers):
             record = replace(
                 record,
                 left=max(number, record.left),
@@ -143,8 +147,12 @@ def _command(state: State, event: Left | Done | Drain | Goodbye, now: float) -> 
                 step=max(record.step, fault.step),
                 store_port=store_port or record.store_port,
                 status=records.IN if stays else record.status,
+                workers=record.workers if workers is None else workers,
             )
             state = replace(state, current=None, marks={**state.marks, "wait": now})
+        case Available(workers, store_port):
+            record = replace(record, workers=workers, store_port=store_port or record.store_port)
+            state = replace(state, prepared=True)
         case Done(number, step):
             record = replace(
                 record,

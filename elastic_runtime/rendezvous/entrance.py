@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.rendezvous.standing import leader_of
-from elastic_runtime.rendezvous.state import ALIVE, SILENT, Conflict, Peer, State
+from elastic_runtime.rendezvous.state import ALIVE, SILENT, Conflict, Peer, Prepare, State
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import Member, NodeRecord
@@ -25,6 +25,9 @@ def may_register(state: State, plan: Plan, now: float) -> tuple[bool, State]:
         # A running group says who it is first.
         plan.wake_at(state.forgot_at + state.policy.settle)
         return False, state
+    job = state.job_record
+    if job is not None and job.in_place and not (state.prepared or state.stranger):
+        return False, state.tell(Prepare(), once="prepare")
     lead = leader_of(state)
     if lead is None:
         return True, state  # nobody is there who could be disturbed

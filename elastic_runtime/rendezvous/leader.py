@@ -7,6 +7,7 @@ the version of what it replaces, so two nodes that both think that they lead can
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.state import State
 
 # Moments that only a leader refers to: they mean nothing after it has not led for a while.
-_LEADERS = ("gather", "call", "island", "ghosts", "short", "no job", "foreign")
+_LEADERS = ("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign")
 
 
 def lead(state: State, plan: Plan, now: float) -> State:
@@ -77,6 +78,9 @@ def lead(state: State, plan: Plan, now: float) -> State:
     if state.outcome_record is not None:
         ours = state.outcome.version != state.old_outcome or state.took_part == job.incarnation
         return state if ours else succeed_old_life(state, plan, now)
+    if state.policy.in_place and not job.in_place and not state.stranger:
+        put = Put(JOB, replace(job, in_place=True).encode())
+        return plan.apply(state, JOB, Transaction((Expect(JOB, state.job.version),), (put,)), now)
     last = state.round_record
     if last is None:
         if state.stranger:
@@ -121,6 +125,8 @@ def _announce(
     now: float,
 ) -> State:
     """Orders everybody out of a round that broke, or that should change."""
+    returning = _returning(state, last)
+    state = state.marked("return", now) if returning else state.unmarked("return")
     absent = any(record_of(state, member.node) is None for member in last.members)
     if absent and now < state.settled_at:
         plan.wake_at(state.settled_at)
@@ -167,7 +173,28 @@ def _why_change(
         return f"the job was scaled to at most {job.max_nodes} nodes"
     if ENDED_WELL in standings.values():
         return ""  # the end has begun: nobody is let in any more
-    return _ripe_growth(state, job, last, plan, now)
+    return _ripe_growth(state, job, last, plan, now) or _ripe_return(state, last, plan, now)
+
+
+def _returning(state: State, last: RoundRecord) -> list[str]:
+    """The members that have more workers by now than they take part with."""
+    return [
+        member.name
+        for member in last.members
+        if (record := record_of(state, member.node)) and record.workers > member.workers
+    ]
+
+
+def _ripe_return(state: State, last: RoundRecord, plan: Plan, now: float) -> str:
+    """Who has more workers by now, once more of them were waited for for a little while."""
+    names = _returning(state, last)
+    if not names:
+        return ""
+    due = state.marks.get("return", now) + state.policy.batch_in_place
+    if now < due:
+        plan.wake_at(due)
+        return ""
+    return f"a worker of {', '.join(names)} is back"
 
 
 def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, now: float) -> str:
@@ -180,7 +207,8 @@ def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, no
     if size <= len(last.members):
         return ""
     seen = [state.peers[node.node].seen for node in fresh if node.node in state.peers]
-    due = max([state.round.seen, *seen[:1]]) + state.policy.batch
+    batch = state.policy.batch_in_place if job.in_place else state.policy.batch
+    due = max([state.round.seen, *seen[:1]]) + batch
     if size < job.max_nodes and now < due:
         plan.wake_at(due)
         return ""

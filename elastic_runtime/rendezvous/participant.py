@@ -23,11 +23,13 @@ from elastic_runtime.rendezvous.state import (
     Action,
     Applied,
     Apply,
+    Available,
     Done,
     Drain,
     Event,
     Follow,
     Goodbye,
+    InPlace,
     Join,
     Left,
     Look,
@@ -126,11 +128,12 @@ class Participant:
         """Seconds until a silent node's key vanishes, as granted by the store."""
         return self._store.granted_ttl
 
-    def join(self, store_port: int = 0) -> None:
+    def join(self, store_port: int = 0, workers: int | None = None) -> None:
         """Asks to be in the next round, as a new life.
 
         Args:
             store_port: where this node would host the round's store.
+            workers: how many workers it can take into it; None: all.
         """
         if self._started:
             self._node = uuid.uuid4().hex
@@ -138,7 +141,7 @@ class Participant:
             node=self._node,
             name=self._seed.name,
             address=self._seed.address,
-            workers=self._seed.workers,
+            workers=self._seed.workers if workers is None else workers,
             probe_port=self._seed.probe_port,
             store_port=store_port,
             settings=self._seed.settings,
@@ -151,7 +154,12 @@ class Participant:
             self._thread.start()
 
     def leave(
-        self, round_number: int, fault: FaultReport, store_port: int = 0, stays: bool = True
+        self,
+        round_number: int,
+        fault: FaultReport,
+        store_port: int = 0,
+        stays: bool = True,
+        workers: int | None = None,
     ) -> None:
         """Says that all workers of the round have ended here, and why.
 
@@ -160,8 +168,17 @@ class Participant:
             fault: the reason.
             store_port: where this node would host the next round's store.
             stays: whether it wants to be in the next round.
+            workers: how many workers it can take into that; None: as many as before.
         """
-        self._inbox.put(Left(round_number, fault, store_port, stays))
+        self._inbox.put(Left(round_number, fault, store_port, stays, workers))
+
+    def available(self, workers: int, store_port: int = 0) -> None:
+        """Says how many workers can take part in a round now, of a job in place."""
+        self._inbox.put(Available(workers, store_port))
+
+    def in_place(self) -> None:
+        """Says that the script recovers in place."""
+        self._inbox.put(InPlace())
 
     def done(self, round_number: int, step: int = -1) -> None:
         """Says that the script has ended well on this node."""

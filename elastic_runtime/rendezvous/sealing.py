@@ -99,6 +99,7 @@ def form_next(
         if standings[member.node] == BACK
         and (record := record_of(state, member.node)) is not None
         and record.status == IN
+        and record.workers
     ]
     trusted = [node for node in back if not _is_suspect(state, node, now)]
     fresh = joiners(state, last, now)
@@ -139,6 +140,7 @@ def joiners(state: State, last: RoundRecord | None, now: float) -> list[NodeReco
         node
         for _, node in sorted(nodes, key=lambda item: item[0])
         if node.status == IN
+        and node.workers
         and (last is None or last.rank_of(node.node) < 0)
         and (not settings or node.settings == settings)
         and not _is_suspect(state, node, now)
@@ -210,7 +212,14 @@ def _seal(
         number=max(job.first_round, last.number if last else 0) + 1,
         incarnation=job.incarnation,
         members=tuple(
-            Member(node.node, node.name, node.address, node.workers, node.probe_port)
+            Member(
+                node.node,
+                node.name,
+                node.address,
+                node.workers,
+                node.probe_port,
+                node.store_port,
+            )
             for node in chosen
         ),
         store_port=chosen[0].store_port,

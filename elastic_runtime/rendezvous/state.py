@@ -43,12 +43,32 @@ class Left:
         fault: why.
         store_port: where this node would host the next round's store.
         stays: it wants to be in the next round.
+        workers: how many workers it can take into that; None: as many as before.
     """
 
     round: int
     fault: records.FaultReport
     store_port: int = 0
     stays: bool = True
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """In place: so many workers of this node can take part in a round now.
+
+    Attributes:
+        workers: how many.
+        store_port: where this node hosts the store of a round.
+    """
+
+    workers: int
+    store_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """The script recovers in place: workers keep their process from round to round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +117,19 @@ class Tick:
     """Only time has passed."""
 
 
-Event = StoreEvent | Join | Left | Done | Drain | Goodbye | Probed | Applied | Tick
+Event = (
+    StoreEvent
+    | Join
+    | Left
+    | Available
+    | InPlace
+    | Done
+    | Drain
+    | Goodbye
+    | Probed
+    | Applied
+    | Tick
+)
 
 # ---------------------------------------------------------------- actions
 
@@ -176,6 +208,11 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """The job recovers in place: have the workers ready before this node asks in."""
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """No round yet, and why; sent when the reason changes."""
 
@@ -217,7 +254,18 @@ class BadRecord:
     why: str
 
 
-Notice = Sealed | Switch | Excluded | Ended | Waiting | Conflict | Fenced | StoreState | BadRecord
+Notice = (
+    Sealed
+    | Switch
+    | Excluded
+    | Ended
+    | Prepare
+    | Waiting
+    | Conflict
+    | Fenced
+    | StoreState
+    | BadRecord
+)
 Action = Apply | Look | Follow | Probe | Notify
 
 
@@ -232,6 +280,7 @@ class Policy:
         min_nodes, max_nodes, node_unit, entry, in_place: for the job's record if we write it.
         max_restarts: failures of user code that the job may have.
         last_call, join, rejoin, fence, batch: as in ``config.Timeouts``.
+        batch_in_place: ``batch`` where a change does not cost the members their processes.
         settle: after contact to the store was regained, or it lost its memory, how long an absent
             key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
         probe_after, probe_every: when a silent node is probed first, and how often.
@@ -249,6 +298,7 @@ class Policy:
     rejoin: float = 60.0
     fence: float = 600.0
     batch: float = 2.0
+    batch_in_place: float = 0.2
     settle: float = 3.0
     probe_after: float = 0.03
     probe_every: float = 0.25
@@ -299,6 +349,7 @@ class State:
         record: this node as it wants to be stored; None before it joins.
         stored, version, created: this node as the store has it.
         registered: it was in the store once in this life.
+        prepared: its workers are ready, as those of a job in place must be before it asks in.
         excluded: it was told to begin anew.
         lease_lost: the lease may have ended; nothing is done until the store has shown our key.
         connected, lost_at: contact to the store, and since when there is none.
@@ -330,6 +381,7 @@ class State:
     version: int = ABSENT
     created: int = 0
     registered: bool = False
+    prepared: bool = False
     excluded: bool = False
     lease_lost: bool = False
     connected: bool = False

@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import time
 from enum import IntFlag
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from elastic_runtime.worker.peers import Peers
 
 # Starting and reading costs some 50 µs of the training thread and 0.5 ms of another one.
 _PERIOD_US = 30_000
@@ -26,11 +22,18 @@ _MAX_PAUSE = 64
 
 
 class Wish(IntFlag):
-    """What a rank can ask all ranks to do."""
+    """What a rank can ask all ranks to do; the last two are what it says of itself."""
 
     NOTHING = 0
     SAVE = 1
-    LEAVE = 2
+    LEAVE = 2  # the job, with the state saved
+    CHANGE = 4  # leave the round, and keep the process
+    STAYS = 8  # this rank's node does not go away
+    TRAINS = 16  # this rank's ``train`` has not returned
+
+
+_ALL = tuple(wish for wish in Wish if wish)
+_FACTS = Wish.STAYS | Wish.TRAINS
 
 
 def pause_after(longest_step_us: int) -> int:
@@ -45,17 +48,17 @@ def pause_after(longest_step_us: int) -> int:
 class Agreement:
     """Combines the wishes of all ranks. ``step`` must be called equally often by all of them."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         """Starts with nothing wished.
 
         Args:
-            peers: all ranks; the reductions run on their group.
+            group: all ranks, over gloo; the reductions run on it. None: there is only this rank.
         """
-        self._group = peers.group
+        self._group = group
         self._wishes = Wish.NOTHING
         self._work: dist.Work | None = None
         # One slot per wish, since a maximum of combined flags would lose some; then the time.
-        self._ballot = torch.zeros(3, dtype=torch.int64)
+        self._ballot = torch.zeros(len(_ALL) + 1, dtype=torch.int64)
         self._wait = 1
         self._longest_us = 0
         self._last = time.monotonic_ns()
@@ -64,12 +67,13 @@ class Agreement:
         """Ends a step.
 
         Args:
-            wishes: of this rank; they are kept until all ranks have heard of them.
+            wishes: of this rank; they are kept until all ranks have heard of them. What it says
+                of itself is as it is when the ranks ask each other next.
 
         Returns:
             What all ranks are to do now, the same on every one.
         """
-        self._wishes |= wishes
+        self._wishes = self._wishes & ~_FACTS | wishes
         if self._group is None:
             agreed, self._wishes = self._wishes, Wish.NOTHING
             return agreed
@@ -79,9 +83,14 @@ class Agreement:
         agreed = self._read()
         self._wait -= 1
         # After an agreement to leave there is no next step that could read the answer.
-        if self._wait <= 0 and Wish.LEAVE not in agreed:
+        if self._wait <= 0 and not agreed & (Wish.LEAVE | Wish.CHANGE):
             self._start()
         return agreed
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to agree with."""
+        return self._group is None
 
     def restart_clock(self) -> None:
         """Leaves the time since the last step out of account: it was no training."""
@@ -92,9 +101,9 @@ class Agreement:
         self._read()
 
     def _start(self) -> None:
-        self._ballot[0] = int(Wish.SAVE in self._wishes)
-        self._ballot[1] = int(Wish.LEAVE in self._wishes)
-        self._ballot[2] = self._longest_us
+        for slot, wish in enumerate(_ALL):
+            self._ballot[slot] = int(wish in self._wishes)
+        self._ballot[-1] = self._longest_us
         self._wishes = Wish.NOTHING
         self._longest_us = 0
         self._work = dist.all_reduce(
@@ -106,6 +115,9 @@ class Agreement:
             return Wish.NOTHING
         self._work.wait()
         self._work = None
-        save, leave, longest_us = self._ballot.tolist()
+        *votes, longest_us = self._ballot.tolist()
         self._wait = pause_after(longest_us)
-        return (Wish.SAVE if save else Wish.NOTHING) | (Wish.LEAVE if leave else Wish.NOTHING)
+        agreed = Wish.NOTHING
+        for wish, vote in zip(_ALL, votes, strict=True):
+            agreed |= wish if vote else Wish.NOTHING
+        return agreed

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
+    ENV_LIFE,
     ENV_PROGRESS,
     ENV_ROUND,
     MAX_LINE,
@@ -35,7 +36,7 @@ from elastic_runtime.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _LOG = logging.getLogger("elastic_runtime")
 
@@ -68,6 +69,8 @@ class WorkerContext:
         self._steps = 0
         self._drains = False
         self.drain = threading.Event()
+        self._life = int(environ.get(ENV_LIFE) or 0)
+        self._listener: Callable[[Message], None] | None = None
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._catches_sigterm = False
@@ -115,6 +118,23 @@ class WorkerContext:
                 return
         self._progress.publish(step, self._steps, time.monotonic_ns())
 
+    def listen(self, listener: Callable[[Message], None]) -> None:
+        """Hands every message of the agent to ``listener``, in the channel's thread.
+
+        Args:
+            listener: must not block.
+        """
+        self._listener = listener
+
+    def enter(self, round_number: int, rank: int) -> None:
+        """Says which round this process takes part in from now on, and as which rank."""
+        self.round, self.rank, self._steps = round_number, rank, 0
+
+    def tell(self, message: Message) -> None:
+        """Sends a message to the agent, if there is one."""
+        if self.has_agent:
+            self._say(message)
+
     def note(self, name: str, /, **fields: Any) -> None:
         """Reports an event; an ``Emit``.
 
@@ -146,7 +166,9 @@ class WorkerContext:
     # The channel
 
     def _hello(self) -> Hello:
-        return Hello(rank=self.rank, round=self.round, pid=os.getpid(), drains=self._drains)
+        return Hello(
+            rank=self.rank, round=self.round, pid=os.getpid(), drains=self._drains, life=self._life
+        )
 
     def _say(self, message: Message) -> None:
         # An agent that cannot be reached is gone, and will take this worker with it: nothing
@@ -197,6 +219,8 @@ class WorkerContext:
             return
         if isinstance(message, Drain) and message.round == self.round:
             self.drain.set()
+        elif self._listener is not None:
+            self._listener(message)
 
     def _open_progress(self) -> ProgressFile | None:
         try:

@@ -30,8 +30,11 @@ class Peers:
         group: the gloo group that they share; None if there is only one rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         """Makes the group. All ranks must do so at the same point of the program.
+
+        Args:
+            group: all ranks, over gloo, if there is such a group already.
 
         Raises:
             UsageError: the job has several ranks, but they have not been connected yet.
@@ -46,7 +49,7 @@ class Peers:
                 "initialized; call init_process_group() before a checkpointer is used"
             )
         if self.world > 1:
-            self.group = dist.new_group(backend="gloo")
+            self.group = group or dist.new_group(backend="gloo")
 
     def gather(self, value: Any) -> list[Any]:
         """What each rank gives, by rank, on every rank.

@@ -94,13 +94,13 @@ def steps(path: Path, world: int) -> list[int]:
 
 def test_a_drain_by_the_agent(tmp_path: Path, workers: list[subprocess.Popen[str]]) -> None:
     heard: queue.Queue[Message] = queue.Queue()
-    channel = Channel(str(tmp_path / "agent.sock"), lambda _round, _rank, m: heard.put(m))
+    channel = Channel(str(tmp_path / "agent.sock"), lambda _life, m: heard.put(m))
     try:
         workers += start(tmp_path, 2, **{ENV_CHANNEL: channel.path, ENV_ROUND: "4"})
         ready(workers)
         hellos = [heard.get(timeout=DEADLINE) for _ in workers]
         assert all(isinstance(m, Hello) and m.drains and m.round == 4 for m in hellos)
-        assert channel.tell(4, Drain(round=4, reason="a node joins")) == 2
+        assert channel.tell([0], Drain(round=4, reason="a node joins")) == 2
         assert [worker.wait(DEADLINE) for worker in workers] == [EXIT_DRAINED] * 2
     finally:
         channel.close()

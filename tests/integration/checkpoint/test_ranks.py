@@ -92,7 +92,7 @@ def test_replicated_tensors_are_spread_over_the_ranks(tmp_path: Path) -> None:
 
 def agree(seed: int, steps: int) -> list[tuple[int, int]]:
     """Steps of random length, with wishes at random steps of random ranks."""
-    agreement = Agreement(peers := Peers())
+    agreement = Agreement((peers := Peers()).group)
     chance = random.Random(f"{seed} {peers.rank}")
     heard = []
     for step in range(steps):

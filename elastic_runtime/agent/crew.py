@@ -1,0 +1,327 @@
+"""All that an agent does with its workers: starting them, talking to them, knowing their steps.
+
+``Workers`` starts and ends processes, ``Channel`` carries lines; here the two meet, and a process
+becomes "the worker with this local rank". What a process says after it was replaced is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from elastic_runtime.agent import workers
+from elastic_runtime.agent.channel import Channel
+from elastic_runtime.agent.environment import PortKeeper, worker_environment
+from elastic_runtime.agent.faults import classify, parse_error_file
+from elastic_runtime.agent.life import (
+    WorkerDrains,
+    WorkerExited,
+    WorkerHeard,
+    WorkerLeft,
+    WorkerReady,
+    WorkerReturned,
+)
+from elastic_runtime.agent.logdir import LogDirs
+from elastic_runtime.protocol.messages import (
+    EXIT_DRAINED,
+    Ask,
+    Change,
+    Dismiss,
+    Drain,
+    Enter,
+    Heard,
+    Hello,
+    Interrupt,
+    Left,
+    Message,
+    Note,
+    ProgressFile,
+    Ready,
+    Returned,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from elastic_runtime.agent.forkclient import Ahead
+    from elastic_runtime.agent.life import Event
+    from elastic_runtime.config import JobConfig
+    from elastic_runtime.protocol.records import RoundRecord
+
+# Between the request for a stack dump and SIGKILL, in seconds.
+_DUMP_SECONDS = 1.0
+# The stores of so many members are worth a connection ahead of a fault.
+_SPARES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """A message of a worker, on its way to the main loop."""
+
+    life: int
+    message: Message
+
+
+@dataclass
+class _Post:
+    """One local rank, and the process that holds it at present."""
+
+    life: int
+    rank: int  # global
+    started_for: int  # round
+    progress: ProgressFile
+    error_file: str
+
+
+class Crew:
+    """The workers of one node.
+
+    Args:
+        config: the settings.
+        private: a directory of the agent's own.
+        extra: what workers need in their environment beyond the usual.
+        put: takes what workers and their server have to say, from other threads.
+        ahead: the first fork server, if it has been started already.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        private: str,
+        extra: Callable[[], Mapping[str, str]],
+        put: Callable[[Any], None],
+        ahead: Ahead | None = None,
+    ) -> None:
+        self._config = config
+        self._private = private
+        self._extra = extra
+        self._logs = LogDirs(config, private)
+        self._workers = workers.Workers(config, put, ahead=ahead)
+        self._channel = Channel(
+            os.path.join(private, "agent.sock"), lambda life, said: put(FromWorker(life, said))
+        )
+        self._ports = PortKeeper()
+        self._store: TCPStore | None = None
+        self._posts: dict[int, _Post] = {}  # by local rank
+        self._lives = 0
+        self._values: dict[int, Any] = {}
+        self.failures: dict[int, ProcessFailure] = {}
+
+    # ------------------------------------------------------------ processes
+
+    def start_server(self) -> None:
+        """Starts the fork server."""
+        self._workers.start_server()
+
+    def start(self, last: RoundRecord, group_rank: int) -> None:
+        """Starts all workers for a round in which they live and die."""
+        self.failures, self._values = {}, {}
+        if group_rank == 0:
+            self._ports.release()
+        for post in self._posts.values():
+            post.progress.close()
+        self._posts = {}
+        self.boot(last, group_rank, range(self._config.workers))
+
+    def boot(self, last: RoundRecord, group_rank: int, local_ranks: Iterable[int]) -> None:
+        """Starts workers; in place their ranks are provisional until they enter a round.
+
+        Args:
+            last: the round that their environment shows.
+            group_rank: this node's rank in it.
+            local_ranks: which ones.
+        """
+        specs = []
+        for local_rank in local_ranks:
+            self._lives += 1
+            life = self._lives
+            rank = last.first_worker(group_rank) + local_rank
+            place = self._logs.place(last.number, rank)
+            path = os.path.join(self._private, f"progress-{life}")
+            old = self._posts.get(local_rank)
+            if old is not None:
+                old.progress.close()
+            progress = ProgressFile(path, create=True)
+            self._posts[local_rank] = _Post(life, rank, last.number, progress, place.error_file)
+            environment = worker_environment(
+                self._config,
+                last,
+                group_rank,
+                local_rank,
+                error_file=place.error_file,
+                progress_file=path,
+                channel=self._channel.path,
+                life=life,
+            )
+            environment.update(self._extra())
+            specs.append(
+                workers.WorkerSpec(
+                    local_rank=local_rank,
+                    global_rank=rank,
+                    round=last.number,
+                    env=environment,
+                    place=place,
+                )
+            )
+        self._workers.start(specs)
+
+    def stop(self, grace: float) -> None:
+        """SIGTERM to all workers, SIGKILL after ``grace`` seconds."""
+        self._workers.stop(grace)
+
+    def kill(self, local_ranks: Iterable[int]) -> None:
+        """Has workers dump the stacks of all their threads into their logs, and ends them."""
+        for local_rank in local_ranks:
+            self._workers.abort(local_rank, _DUMP_SECONDS)
+
+    def running(self) -> frozenset[int]:
+        """Local ranks of the workers that have not ended."""
+        return self._workers.running()
+
+    def exited(self, item: workers.WorkerExited, told_to_stop: bool) -> WorkerExited:
+        """What a worker's end means.
+
+        Args:
+            item: the end.
+            told_to_stop: workers were told to end, so that a signal is no failure.
+        """
+        local_rank = item.local_rank
+        post = self._posts[local_rank]
+        if item.code == 0:
+            self._values[local_rank] = self._workers.return_value(local_rank)
+            return WorkerExited(item.round, local_rank, 0)
+        if item.code == EXIT_DRAINED:
+            return WorkerExited(item.round, local_rank, item.code, drained=True)
+        error = None
+        if os.path.isfile(post.error_file):
+            with open(post.error_file, "rb") as file:
+                error = parse_error_file(file.read())
+        step = post.progress.read()[0]
+        fault = classify(item.round, post.rank, item.code, error, step=step, lifetime=item.lifetime)
+        if not (told_to_stop and item.code < 0):
+            self.failures[post.rank] = ProcessFailure(
+                local_rank=local_rank, pid=item.pid, exitcode=item.code, error_file=post.error_file
+            )
+        return WorkerExited(item.round, local_rank, item.code, fault=fault)
+
+    def values(self, local_rank: int) -> Any:
+        """What the worker's function has returned."""
+        return self._values.get(local_rank)
+
+    def rank_of(self, local_rank: int) -> int:
+        """A worker's global rank."""
+        return self._posts[local_rank].rank
+
+    # ------------------------------------------------------------ what they say
+
+    def heard(self, item: FromWorker) -> Event | Note | None:
+        """What a message means; None if nothing, or if its sender was replaced."""
+        local_rank = next((r for r, p in self._posts.items() if p.life == item.life), None)
+        if local_rank is None:
+            return None
+        match item.message:
+            case Hello(drains=can):
+                return WorkerDrains(self._posts[local_rank].started_for, local_rank, can)
+            case Ready():
+                return WorkerReady(local_rank)
+            case Left(number, step, planned, reason):
+                return WorkerLeft(local_rank, number, step, planned, reason)
+            case Returned(number):
+                return WorkerReturned(local_rank, number)
+            case Heard(collective, where, busy):
+                return WorkerHeard(local_rank, collective, where, busy)
+            case Note() as note:
+                return note
+        return None
+
+    # ------------------------------------------------------------ what they are told
+
+    def drain(self, number: int, reason: str) -> None:
+        """Asks all to save and leave at a step boundary."""
+        self._tell(self._posts, Drain(number, reason))
+
+    def enter(self, last: RoundRecord, group_rank: int, local_ranks: Sequence[int]) -> None:
+        """Has workers take part in a round, in this order."""
+        first = last.first_worker(group_rank)
+        host = last.members[0]
+        spares = [[m.address, m.store_port] for m in last.members[1:_SPARES] if m.store_port]
+        for index, local_rank in enumerate(local_ranks):
+            self._posts[local_rank].rank = first + index
+            message = Enter(
+                round=last.number,
+                rank=first + index,
+                world=last.world_size,
+                local_rank=local_rank,
+                local_world=len(local_ranks),
+                group_rank=group_rank,
+                group_world=len(last.members),
+                host=host.address,
+                port=last.store_port,
+                key=f"{last.incarnation}/{last.number}",
+                spares=spares,
+            )
+            self._tell([local_rank], message)
+
+    def interrupt(self, number: int, local_ranks: Iterable[int], reason: str) -> None:
+        """Has workers leave a round now."""
+        self._tell(local_ranks, Interrupt(number, reason))
+
+    def change(self, number: int, reason: str, goes: bool) -> None:
+        """Has all leave a round at a step that all ranks agree on."""
+        self._tell(self._posts, Change(number, reason, goes))
+
+    def ask(self, local_ranks: Iterable[int]) -> None:
+        """Asks workers where they are."""
+        self._tell(local_ranks, Ask())
+
+    def dismiss(self) -> None:
+        """Lets all workers end."""
+        self._tell(self._posts, Dismiss())
+
+    def _tell(self, local_ranks: Iterable[int], message: Message) -> None:
+        self._channel.tell([self._posts[r].life for r in local_ranks if r in self._posts], message)
+
+    # ------------------------------------------------------------ steps and stores
+
+    def step(self) -> int:
+        """The highest step that a worker has reported; -1: none."""
+        return max((post.progress.read()[0] for post in self._posts.values()), default=-1)
+
+    def idle(self) -> float | None:
+        """Seconds since a worker has last reported a step; None before the first one."""
+        moments = [p.progress.read()[2] for p in self._posts.values() if p.progress.read()[1]]
+        return time.monotonic() - max(moments) / 1e9 if moments else None
+
+    def reserve(self) -> int:
+        """A port on which this node would host the next round's store; 0: none."""
+        return self._store.port if self._store is not None else self._ports.reserve()
+
+    def host(self, port: int) -> None:
+        """Hosts the store of a job in place, for as long as this agent lives.
+
+        Args:
+            port: the one that was announced for a round; 0: a free one.
+
+        Raises:
+            RuntimeError: the port is taken.
+        """
+        if self._store is None:
+            self._ports.release()
+            self._store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+
+    def close(self) -> None:
+        """Ends all workers, and everything else."""
+        self._workers.close()
+
+    def hang_up(self) -> None:
+        """Closes what other nodes may still need while the workers end."""
+        self._channel.close()
+        self._ports.release()
+        self._store = None
+        for post in self._posts.values():
+            post.progress.close()

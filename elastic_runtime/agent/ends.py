@@ -1,0 +1,103 @@
+"""How a round ends on this node, and how an agent's life does: pure, and the same for all jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.life import (
+    Action,
+    BootWorkers,
+    Finish,
+    Phase,
+    Report,
+    SayDone,
+    SayGoodbye,
+    SayJoin,
+    SayLeft,
+    Seated,
+    SetAlarm,
+    State,
+    Step,
+    StopWorkers,
+    Then,
+)
+from elastic_runtime.errors import EXIT_LEFT
+from elastic_runtime.protocol.records import ASKED, PLANNED, FaultReport
+from elastic_runtime.rendezvous.budget import root_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def boot(state: State, actions: Iterable[Action] = ()) -> Step:
+    """In place: starts every worker that has no process, to be ready for a round."""
+    missing = tuple(sorted(set(range(state.settings.workers)) - state.alive))
+    if not missing:
+        return Step(state, tuple(actions))
+    seats = {**state.seats, **dict.fromkeys(missing, Seated())}
+    state = replace(state, alive=state.alive | set(missing), seats=seats)
+    return Step(state, (*actions, BootWorkers(missing)), "workers start")
+
+
+def all_ended(state: State, actions: list[Action]) -> Step:
+    """The last worker of the round has ended on this node."""
+    last = state.round
+    assert last is not None
+    if state.then is Then.END:
+        return end(state, actions)
+    well = not state.faults and not state.drained and not state.told_to_stop
+    if well and state.then is Then.REJOIN:
+        return Step(
+            replace(state, phase=Phase.DONE), (*actions, SayDone(last.number)), "ended well"
+        )
+    fault = root_cause(state.faults) or state.why or planned(state, "the membership changes")
+    if state.then is Then.LEAVE and not state.faults:
+        fault = replace(fault, kind=ASKED)
+    actions.append(Report("round.left", {"round": last.number, "reason": fault.reason}))
+    if state.then is Then.NEW_LIFE:
+        state = replace(state, phase=Phase.WAITING, then=Then.REJOIN)
+        if not state.server:
+            return Step(replace(state, phase=Phase.STARTING), tuple(actions))
+        if state.in_place:
+            return boot(replace(state, joined=False), actions)
+        return Step(state, (*actions, SayJoin()), "a new life")
+    if state.then is Then.LEAVE:
+        actions.append(SayLeft(last.number, fault, stays=False))
+        return end(state, actions)
+    if not state.server:
+        # Nothing can be started yet; saying so late keeps the others from waiting for us twice.
+        return Step(replace(state, phase=Phase.STOPPING), tuple(actions), "no fork server")
+    state = replace(state, phase=Phase.WAITING)
+    if state.in_place:
+        return boot(state, (*actions, SayLeft(last.number, fault, stays=True, workers=0)))
+    actions.append(SayLeft(last.number, fault, stays=True))
+    return Step(state, tuple(actions), fault.reason)
+
+
+def planned(state: State, reason: str) -> FaultReport:
+    """The report of a node that leaves the round because it was told to."""
+    return FaultReport(state.round.number if state.round else 0, PLANNED, reason)
+
+
+def stop_all(state: State, grace: float, reason: str) -> Step:
+    """Ends all workers; without any, goes on at once."""
+    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
+    if not state.alive:
+        return all_ended(state, [])
+    return Step(state, (StopWorkers(grace), SetAlarm(float("inf"))), reason)
+
+
+def leave_with(state: State, finish: Finish) -> Step:
+    """Ends this agent's life, its workers first."""
+    state = replace(state, then=Then.END, finish=finish)
+    if state.alive and state.phase in (Phase.RUNNING, Phase.STOPPING):
+        return stop_all(state, state.settings.broken_grace, finish.message)
+    return end(state, [])
+
+
+def end(state: State, actions: list[Action]) -> Step:
+    """Ends this agent's life, now that no worker of it is in a round."""
+    finish = state.finish or Finish(EXIT_LEFT, "left")
+    state = replace(state, phase=Phase.ENDED)
+    return Step(state, (*actions, SayGoodbye(), finish), finish.message)

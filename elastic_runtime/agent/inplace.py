@@ -1,0 +1,442 @@
+"""The life of an agent whose workers keep their process from round to round: pure.
+
+``lifecycle`` hands every event here first once the script has come to ``elastic.run``::
+
+              ready                 Enter                   returned
+    BOOT ───────────────▶ READY ───────────────▶ IN ─────────────────▶ OUT
+      ▲                     ▲                     │ interrupt, change,
+      │ it ended            └─────────────────────┘ error of a peer
+
+A fault costs the survivors no process: they take their groups apart, say so, and enter the next
+round. A node asks in with the workers that are ready, and says so again when a replacement is: so
+the others never wait for a start. As in ``lifecycle``, a round is left only when no worker of this
+node can take part in it any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.ends import boot, leave_with, stop_all
+from elastic_runtime.agent.life import (
+    Action,
+    Alarm,
+    Asked,
+    AskWorkers,
+    ChangeWorkers,
+    DismissWorkers,
+    EnterWorkers,
+    Event,
+    Finish,
+    InterruptWorkers,
+    KillWorkers,
+    NoProgress,
+    Phase,
+    Report,
+    SayAvailable,
+    SayDone,
+    SayDrain,
+    SayInPlace,
+    SayJoin,
+    SayLeft,
+    Seat,
+    Seated,
+    ServerReady,
+    SetAlarm,
+    State,
+    Step,
+    Then,
+    WorkerExited,
+    WorkerHeard,
+    WorkerLeft,
+    WorkerReady,
+    WorkerReturned,
+)
+from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.protocol.records import ASKED, FAILED, PLANNED, START, FaultReport
+from elastic_runtime.rendezvous.budget import root_cause
+from elastic_runtime.rendezvous.state import Excluded, Prepare, Sealed, Switch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NEVER = float("inf")
+# Workers that end before they come to elastic.run are started again so often.
+_MOST_BOOTS = 3
+# What a worker's channel thread needs to answer, in seconds.
+_ANSWER = 0.5
+
+
+def step(state: State, event: Event, now: float) -> Step | None:
+    """Decides what follows from an event, if it is a matter of recovering in place.
+
+    Args:
+        state: the present state.
+        event: what has happened.
+        now: seconds on the monotonic clock.
+
+    Returns:
+        None: ``lifecycle`` is to decide.
+    """
+    if isinstance(event, Prepare):
+        return _prepare(state)
+    if isinstance(event, WorkerReady):
+        return _ready(state, event.local_rank)
+    if not state.in_place or state.phase in (Phase.STOPPING, Phase.ENDED):
+        return None
+    match event:
+        case ServerReady():
+            return boot(state) if state.phase is Phase.WAITING else None
+        case Sealed():
+            return _sealed(state, event)
+        case WorkerLeft():
+            return _left(state, event, now)
+        case WorkerReturned(local_rank, number):
+            if state.round is None or number != state.round.number:
+                return Step(state)
+            return Step(_moved(state, {local_rank: Seat.OUT}))
+        case WorkerHeard(local_rank):
+            return Step(replace(state, heard={**state.heard, local_rank: event}))
+        case WorkerExited():
+            return _exited(state, event, now)
+        case Switch():
+            return _switch(state, event, now)
+        case Excluded(reason):
+            return _excluded(state, reason, now)
+        case NoProgress():
+            return _no_progress(state, event, now)
+        case Asked(signum):
+            return _asked(state, signum, now)
+        case Alarm():
+            return _alarm(state, now)
+    return None
+
+
+# ---------------------------------------------------------------- getting ready
+
+
+def _prepare(state: State) -> Step:
+    """The job is in place, and this node is new to it."""
+    if state.phase is not Phase.WAITING or state.alive:
+        return Step(state)
+    return boot(replace(state, in_place=True, joined=True))
+
+
+def _ready(state: State, local_rank: int) -> Step:
+    if local_rank not in state.alive or state.phase in (Phase.STOPPING, Phase.ENDED):
+        return Step(state)
+    actions: list[Action] = []
+    if not state.in_place:
+        # The first round: its workers were started as those of any script.
+        state = replace(
+            state, in_place=True, joined=True, seats=dict.fromkeys(state.alive, Seated())
+        )
+        actions.append(SayInPlace(hosts=state.group_rank == 0))
+    state = replace(_moved(state, {local_rank: Seat.READY}), boots=0)
+    if state.phase is Phase.RUNNING and not state.seated(Seat.IN, Seat.OUT):
+        if state.seated(Seat.BOOT):
+            return Step(state, tuple(actions), "waiting for the other workers of this node")
+        return _enter(state, state.seated(Seat.READY), actions)
+    if state.joined:
+        return Step(state, (*actions, SayAvailable(state.available)), "a worker is ready")
+    if state.seated(Seat.BOOT):
+        return Step(state, tuple(actions), "waiting for the other workers of this node")
+    return Step(replace(state, joined=True), (*actions, SayJoin(state.available)), "all are ready")
+
+
+def _sealed(state: State, event: Sealed) -> Step:
+    if state.phase is not Phase.WAITING:
+        return Step(state, (), "not waiting for a round")
+    last = event.round
+    before = state.round.budget.failures if state.round else 0
+    wanted = last.members[event.group_rank].workers
+    chosen = state.seated(Seat.READY)[:wanted]
+    state = replace(
+        state,
+        then=Then.REJOIN,
+        round=last,
+        group_rank=event.group_rank,
+        faults=(),
+        why=None,
+        drained=False,
+        interrupted_at=None,
+        asking=False,
+    )
+    if len(chosen) < wanted:
+        fault = FaultReport(last.number, START, "a worker ended before the round began")
+        fault = replace(fault, consequence=True)
+        left = SayLeft(last.number, fault, stays=True, workers=state.available)
+        return Step(state, (left,), fault.reason)
+    fields = {
+        "round": last.number,
+        "workers": last.world_size,
+        "nodes": len(last.members),
+        "reason": last.reason,
+        "group_rank": event.group_rank,
+    }
+    actions: list[Action] = []
+    if last.budget.failures > before:
+        used = {"reason": last.reason, "failures": last.budget.failures}
+        actions.append(Report("fault.retry", {**used, "budget": state.settings.max_restarts}))
+    actions.append(Report("round.sealed", fields))
+    return _enter(state, chosen, actions)
+
+
+def _enter(state: State, chosen: tuple[int, ...], actions: list[Action]) -> Step:
+    last = state.round
+    assert last is not None
+    state = replace(_moved(state, dict.fromkeys(chosen, Seat.IN), last.number), phase=Phase.RUNNING)
+    actions.append(EnterWorkers(last, state.group_rank, chosen))
+    return Step(state, tuple(actions), last.reason)
+
+
+def _moved(state: State, moves: Mapping[int, Seat], number: int | None = None) -> State:
+    """With workers in other seats; with a number, those that have entered that round."""
+    seats = dict(state.seats)
+    for rank, seat in moves.items():
+        if rank in seats:
+            since = seats[rank].since if number is None else min(seats[rank].since, number)
+            seats[rank] = Seated(seat, since)
+    return replace(state, seats=seats)
+
+
+# ---------------------------------------------------------------- leaving a round
+
+
+def _left(state: State, event: WorkerLeft, now: float) -> Step:
+    last = state.round
+    if last is None or event.round != last.number or event.local_rank not in state.seated(Seat.IN):
+        return Step(state)
+    state = _moved(state, {event.local_rank: Seat.READY})
+    if event.planned or state.interrupted_at is not None:
+        return _unless_in(state, [])
+    fault = FaultReport(
+        last.number,
+        FAILED,
+        event.reason,
+        rank=last.first_worker(state.group_rank),
+        step=event.step,
+        consequence=True,
+    )
+    state = replace(state, faults=(*state.faults, fault))
+    return _interrupt(state, event.reason, [], now)
+
+
+def _interrupt(state: State, reason: str, actions: list[Action], now: float) -> Step:
+    """Has all workers leave the round at once."""
+    last = state.round
+    assert last is not None
+    inside = state.seated(Seat.IN)
+    if inside:
+        if state.interrupted_at is None:
+            state = replace(state, interrupted_at=now, asking=False)
+            actions.append(SetAlarm(now + state.settings.stuck))
+        actions.append(InterruptWorkers(last.number, inside, reason))
+    return _unless_in(state, actions)
+
+
+def _unless_in(state: State, actions: list[Action]) -> Step:
+    """Leaves the round if no worker of this node is in it any more."""
+    last = state.round
+    assert last is not None
+    if state.seated(Seat.IN):
+        return Step(state, tuple(actions), "workers are leaving the round")
+    fault = root_cause(state.faults) or state.why
+    fault = fault or FaultReport(last.number, PLANNED, "the membership changes")
+    if state.then is Then.LEAVE and not state.faults:
+        fault = replace(fault, kind=ASKED)
+    actions.append(Report("round.left", {"round": last.number, "reason": fault.reason}))
+    actions.append(SetAlarm(_NEVER))
+    state = replace(state, phase=Phase.WAITING, faults=(), why=None, interrupted_at=None)
+    if state.then is Then.NEW_LIFE:
+        return _new_life(replace(state, then=Then.REJOIN), actions)
+    stays = state.then is not Then.LEAVE
+    actions.append(SayLeft(last.number, fault, stays=stays, workers=state.available))
+    if stays:
+        return boot(state, actions)
+    actions += [DismissWorkers()]
+    # From here on it is a matter of processes that end.
+    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, drained=True)
+    return Step(state, tuple(actions), fault.reason)
+
+
+def _new_life(state: State, actions: list[Action]) -> Step:
+    """Asks in again, as a node that nobody knows, with what is ready."""
+    if state.available:
+        actions.append(SayJoin(state.available))
+    return boot(replace(state, joined=bool(state.available)), actions)
+
+
+def _switch(state: State, event: Switch, now: float) -> Step | None:
+    last = state.round
+    if last is None or event.round != last.number:
+        return Step(state)
+    why = FaultReport(event.round, PLANNED, event.reason)
+    state = replace(state, why=state.why or why)
+    if state.phase is Phase.DONE or state.seated(Seat.OUT):
+        return None  # these are past elastic.run: they start anew
+    if state.phase is not Phase.RUNNING:
+        return Step(state)
+    if event.broken or not state.seated(Seat.IN):
+        return _interrupt(state, event.reason, [], now)
+    if state.interrupted_at is not None:
+        return Step(state)
+    actions = (ChangeWorkers(last.number, event.reason), SetAlarm(now + state.settings.grace))
+    return Step(state, actions, event.reason)
+
+
+def _excluded(state: State, reason: str, now: float) -> Step:
+    report = Report("node.excluded", {"reason": reason})
+    if state.phase is Phase.RUNNING and not state.seated(Seat.OUT):
+        then = state.then if state.then is not Then.REJOIN else Then.NEW_LIFE
+        return _interrupt(replace(state, then=then), reason, [report], now)
+    if state.phase is Phase.WAITING:
+        return _new_life(state, [report])
+    return Step(state, (report,), reason)
+
+
+def _asked(state: State, signum: int, now: float) -> Step | None:
+    if state.asked or state.phase is not Phase.RUNNING or not state.seated(Seat.IN):
+        return None
+    last = state.round
+    assert last is not None
+    alone = len(last.members) == 1
+    text = "stopped on request" if alone else "left on request; the other nodes go on"
+    why = FaultReport(last.number, ASKED, "the node was asked to leave")
+    state = replace(
+        state, asked=1, then=Then.LEAVE, why=state.why or why, finish=Finish(EXIT_LEFT, text)
+    )
+    actions: tuple[Action, ...] = (
+        Report("node.leaving", {"reason": f"asked to by signal {signum}"}),
+        SayDrain(),
+    )
+    if state.interrupted_at is None:
+        change = ChangeWorkers(last.number, "this node was asked to leave", goes=True)
+        actions = (*actions, change, SetAlarm(now + state.settings.grace))
+    return Step(state, actions, "asked to leave")
+
+
+# ---------------------------------------------------------------- ends
+
+
+def _exited(state: State, event: WorkerExited, now: float) -> Step:
+    seated = state.seats.get(event.local_rank)
+    if seated is None or event.local_rank not in state.alive:
+        return Step(state)
+    last = state.round
+    seats = {rank: other for rank, other in state.seats.items() if rank != event.local_rank}
+    state = replace(state, alive=state.alive - {event.local_rank}, seats=seats)
+    if seated.seat is Seat.OUT and event.code == 0:
+        return _finished(state)
+    number = last.number if last else 0
+    fault = event.fault or FaultReport(
+        number, FAILED, f"a worker ended with exit code {event.code} in the middle of its work"
+    )
+    actions: list[Action] = [_failure(event, fault)]
+    if seated.seat is Seat.OUT:
+        return _undone(state, fault, actions)
+    if seated.seat is Seat.BOOT:
+        return _boot_failed(state, fault, actions, now)
+    if seated.seat is Seat.READY:
+        actions.append(SayAvailable(state.available))
+        return boot(state, actions)
+    state = replace(state, faults=(*state.faults, fault))
+    step = _interrupt(state, fault.reason, actions, now)
+    return boot(step.state, step.actions) if step.state.phase is Phase.RUNNING else step
+
+
+def _finished(state: State) -> Step:
+    last = state.round
+    assert last is not None
+    if state.alive:
+        return Step(state, (), "a worker has ended well")
+    state = replace(state, phase=Phase.DONE, joined=False)
+    return Step(state, (SayDone(last.number),), "ended well")
+
+
+def _undone(state: State, fault: FaultReport, actions: list[Action]) -> Step:
+    """A worker failed after ``train`` had returned everywhere: what follows it starts anew."""
+    state = replace(state, faults=(*state.faults, fault))
+    stopped = stop_all(state, state.settings.broken_grace, fault.reason)
+    return replace(stopped, actions=(*actions, *stopped.actions))
+
+
+def _boot_failed(state: State, fault: FaultReport, actions: list[Action], now: float) -> Step:
+    state = replace(state, boots=state.boots + 1)
+    if state.phase is Phase.RUNNING and not state.seated(Seat.IN):
+        # The first round, in which a start is part of the round.
+        return _interrupt(replace(state, faults=(*state.faults, fault)), fault.reason, actions, now)
+    if state.boots < _MOST_BOOTS:
+        return boot(state, actions)
+    text = f"a replacement worker fails each time before it comes to elastic.run: {fault.reason}"
+    left = leave_with(state, Finish(EXIT_FAILED, text))
+    return replace(left, actions=(*actions, *left.actions))
+
+
+def _failure(event: WorkerExited, fault: FaultReport) -> Report:
+    fields = {
+        "rank": fault.rank,
+        "local_rank": event.local_rank,
+        "exit_code": event.code,
+        "reason": fault.reason,
+        "echo": fault.consequence,
+    }
+    return Report("worker.killed" if fault.kind == "killed" else "worker.failed", fields)
+
+
+# ---------------------------------------------------------------- workers that are stuck
+
+
+def _alarm(state: State, now: float) -> Step | None:
+    inside = state.seated(Seat.IN)
+    last = state.round
+    if state.phase is not Phase.RUNNING or last is None or not inside:
+        return None
+    if state.interrupted_at is None:
+        # They did not come to a common step in time.
+        return _interrupt(state, "the ranks did not agree on a step in time", [], now)
+    if not state.asking:
+        state = replace(state, asking=True, heard={})
+        return Step(state, (AskWorkers(inside), SetAlarm(now + _ANSWER)), "who is stuck?")
+    begun = state.interrupted_at or now
+    patience = now < begun + state.settings.rejoin
+    busy = [r for r in inside if patience and r in state.heard and not state.heard[r].collective]
+    stuck = tuple(rank for rank in inside if rank not in busy)
+    actions: list[Action] = []
+    if stuck:
+        waits = [rank for rank in stuck if rank in state.heard]
+        why = "it waits for ranks that are gone" if waits else "it does not answer"
+        actions.append(Report("worker.stuck", {"local_ranks": list(stuck), "why": why}))
+        actions.append(KillWorkers(stuck, why))
+    actions.append(SetAlarm(now + state.settings.stuck))
+    return Step(replace(state, asking=False), tuple(actions), "workers that do not leave the round")
+
+
+def _no_progress(state: State, event: NoProgress, now: float) -> Step:
+    """Finds out which worker holds up all others; the agents of those find theirs innocent."""
+    inside, last = state.seated(Seat.IN), state.round
+    if state.phase is not Phase.RUNNING or not inside or last is None:
+        return Step(state)
+    if state.interrupted_at is not None:
+        return Step(state)
+    if not state.asking:
+        return Step(replace(state, asking=True, heard={}), (AskWorkers(inside),), "no progress")
+    state = replace(state, asking=False)
+    said = {rank: state.heard.get(rank) for rank in inside}
+    guilty = tuple(rank for rank, heard in said.items() if not (heard and _excused(heard)))
+    if guilty:
+        where = "; ".join(heard.where if heard else "no answer" for heard in map(said.get, guilty))
+        why = f"no step for {event.seconds:.0f} s, while it is at {where} (--hang-timeout)"
+        report = Report("worker.hangs", {"local_ranks": list(guilty), "why": why})
+        return Step(state, (report, KillWorkers(guilty, why)), why)
+    if event.seconds < 2 * event.limit or any(heard and heard.busy for heard in said.values()):
+        return Step(state, (), "all workers here wait for others")
+    reason = f"no step for {event.seconds:.0f} s: the ranks wait for each other (--hang-timeout)"
+    fault = FaultReport(last.number, FAILED, reason, signature="hang")
+    state = replace(state, faults=(*state.faults, fault))
+    return _interrupt(state, reason, [Report("worker.hangs", {"why": reason})], now)
+
+
+def _excused(heard: WorkerHeard) -> bool:
+    return heard.collective or bool(heard.busy)

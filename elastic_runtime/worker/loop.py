@@ -1,0 +1,450 @@
+"""``elastic.run``: a training function that is called again after every change of the world.
+
+One road for every change, whatever brought it about::
+
+    Enter ─▶ connect ─▶ one state on all ranks ─▶ train(world) ─▶ returned on all ranks
+               ▲                                     │
+               └── Left ◀── groups taken apart ◀─────┘ a peer is gone, an interrupt, a change
+
+A planned change happens at a commit that all ranks agree on; a fault interrupts wherever the
+ranks are, and each goes on from what the furthest of them has committed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from elastic_runtime.errors import ElasticError, UsageError
+from elastic_runtime.protocol.messages import (
+    EXIT_DRAINED,
+    Ask,
+    Change,
+    Dismiss,
+    Enter,
+    Heard,
+    Interrupt,
+    Left,
+    Message,
+    Ready,
+    Returned,
+)
+from elastic_runtime.worker import boot, whereabouts
+from elastic_runtime.worker.agreement import Agreement, Wish
+from elastic_runtime.worker.context import WorkerContext, context
+from elastic_runtime.worker.ending import end_quickly
+from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores
+from elastic_runtime.worker.sync import bring_together
+from elastic_runtime.worker.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elastic_runtime.worker.state import State
+
+T = TypeVar("T")
+
+
+class Saver(Protocol):
+    """What the loop wants of a checkpointer."""
+
+    steps: int
+
+    def attach(self, state: State, group: dist.ProcessGroup) -> None:
+        """Works with these ranks from now on, until it is attached to others."""
+
+    @property
+    def held(self) -> int:
+        """The step that is saved for certain, as far as this rank knows; -1: none."""
+
+    def resume(self) -> int:
+        """Loads the newest checkpoint on all ranks; 0 if there is none."""
+
+    def wishes_save(self) -> bool:
+        """Whether this rank finds that it is time for a save."""
+
+    def due_at(self, step: int) -> bool:
+        """Whether all ranks are to save at this step without having to agree on it."""
+
+    def save(self) -> None:
+        """Saves the present state, on all ranks."""
+
+
+@runtime_checkable
+class _Entering(Protocol):
+    """A part of the state that must know the world, such as a sampler."""
+
+    def enter(self, world: World) -> None:
+        """Another world begins."""
+
+
+class WorldChanged(BaseException):
+    """Ends ``train``: the world is about to be another one. Not an error, and not to be caught."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Out:
+    """The round is left.
+
+    Attributes:
+        planned: all ranks leave at this commit.
+        reason: for people.
+    """
+
+    planned: bool
+    reason: str
+
+
+_ran = False
+_busy: list[str] = []
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says that no step will be committed for a while, and that this is no hang.
+
+    Args:
+        what: for people, such as ``evaluation``.
+    """
+    _busy.append(what)
+    try:
+        yield
+    finally:
+        _busy.pop()
+
+
+def run(state: State, checkpointer: Saver | None = None) -> Callable[[Callable[[World], T]], T]:
+    """Trains, and goes on training when workers or nodes go away and come.
+
+    ``elastic.run(state)(train)`` calls ``train(world)`` and gives what it returns. As a decorator
+    it does so at once, and the name of the function becomes the result. Whenever the world
+    changes, ``train`` ends where it is and is called again with the new world, in the same process
+    and with the state of the last commit.
+
+    Args:
+        state: what must not be lost.
+        checkpointer: saves the state, for the case that no memory holds it any more.
+
+    Raises:
+        UsageError: it was called twice, or ``init_process_group`` before it.
+        Exception: what ``train`` raises and the world is not to blame for, as it is.
+    """
+
+    def call(train: Callable[[World], T]) -> T:
+        global _ran
+        if _ran:
+            raise UsageError(
+                "elastic.run was called twice in this process; put both loops into one train(world)"
+            )
+        if dist.is_available() and dist.is_initialized():
+            raise UsageError(
+                "init_process_group() was called before elastic.run, which makes the process "
+                "group itself, and again after each change: remove the call"
+            )
+        _ran = True
+        here = context()
+        loop = _Loop(state, checkpointer, train, here)
+        value: T = loop.run() if here.has_agent else loop.run_alone()
+        return value
+
+    return call
+
+
+class _Loop:
+    """One call of ``elastic.run``."""
+
+    def __init__(
+        self,
+        state: State,
+        saver: Saver | None,
+        train: Callable[[World], Any],
+        here: WorkerContext,
+    ) -> None:
+        self._state = state
+        self._saver = saver
+        self._train = train
+        self._here = here
+        self._stores = Stores()
+        self._orders: queue.SimpleQueue[Enter | Dismiss] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ranks: Ranks | None = None
+        self._broken = 0  # the newest round that was called broken
+        self._change: Change | None = None
+        self._main = threading.get_ident()
+
+    # ------------------------------------------------------------ without an agent
+
+    def run_alone(self) -> Any:
+        """One world, that of the launcher or of this process; a restart is a restart."""
+        world = World.of_environment(os.environ)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if "RANK" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            group = dist.new_group(backend="gloo")
+            self._settle(group, world)
+            self._state._on_commit = self._committer(group, None)
+            return self._train(world)
+        finally:
+            self._state._on_commit = None
+            dist.destroy_process_group()
+
+    # ------------------------------------------------------------ the agent's word, in its thread
+
+    def _listen(self, message: Message) -> None:
+        match message:
+            case Enter() | Dismiss():
+                self._orders.put(message)
+            case Interrupt(number):
+                with self._lock:
+                    self._broken = max(self._broken, number)
+                    ranks = self._ranks
+                if ranks is not None and ranks.place.round <= number:
+                    ranks.interrupt()
+            case Change():
+                self._change = message
+            case Ask():
+                collective, where = whereabouts.of(self._main)
+                said = _busy[-1] if _busy else ""
+                self._here.tell(Heard(collective=collective, where=where, busy=said))
+
+    # ------------------------------------------------------------ rounds
+
+    def run(self) -> Any:
+        """Takes part in one round after the other."""
+        self._here.listen(self._listen)
+        self._here.tell(Ready())
+        while True:
+            order = self._orders.get()
+            if isinstance(order, Dismiss):
+                self._end()
+            outcome = self._take_part(order)
+            if isinstance(outcome, _Done):
+                return outcome.value
+            self._here.tell(
+                Left(
+                    round=order.round,
+                    step=self._state.step,
+                    planned=outcome.planned,
+                    reason=outcome.reason,
+                )
+            )
+
+    def _take_part(self, order: Enter) -> _Done | _Out:
+        place = Place(order.round, order.rank, order.world, order.host, order.port, order.key)
+        ranks = Ranks(place, self._stores)
+        with self._lock:
+            self._ranks = ranks
+            broken = self._broken >= order.round
+        if broken:
+            ranks.interrupt()
+        try:
+            # All that refers to the old groups is gone when this returns: its frames are cleared.
+            return self._attempt(order, ranks)
+        finally:
+            self._state._on_commit = None
+            with self._lock:
+                self._ranks = None
+            ranks.take_apart()
+
+    def _attempt(self, order: Enter, ranks: Ranks) -> _Done | _Out:
+        try:
+            ranks.build()
+            return self._train_in(order, ranks)
+        except WorldChanged as change:
+            _forget(change)
+            return _Out(planned=not ranks.interrupted.is_set(), reason=str(change))
+        except Exception as error:
+            if not _is_worlds_fault(error, ranks):
+                raise
+            reason = _in_one_line(error)
+            _forget(error)
+            return _Out(planned=False, reason=reason)
+
+    def _train_in(self, order: Enter, ranks: Ranks) -> _Done:
+        world = World.of_order(order)
+        group = ranks.group
+        assert group is not None
+        world.publish()
+        self._here.enter(order.round, order.rank)
+        self._settle(group, world)
+        self._connect_ahead(order)
+        commit = self._committer(group, ranks)
+        self._state._on_commit = commit
+        value = self._train(world)
+        self._state._on_commit = None
+        commit.until_all_return()
+        self._here.tell(Returned(order.round))
+        return _Done(value)
+
+    def _settle(self, group: dist.ProcessGroup, world: World) -> None:
+        """Brings all ranks to one state: the furthest in memory, or what was saved."""
+        saver, state = self._saver, self._state
+        wire = group._get_backend(torch.device("cpu"))
+        for part in state.parts.values():
+            if isinstance(part, _Entering):
+                part.enter(world)
+        if saver is not None:
+            saver.attach(state, group)
+        saved = saver.held if saver is not None else -1
+        choice = bring_together(state, wire, world.rank, world.size, saved)
+        if choice.kind == "saved":
+            assert saver is not None
+            if step := saver.resume():
+                state.hold(step)
+                self._note("state.loaded", step=step, reason=choice.reason)
+            else:
+                choice = bring_together(state, wire, world.rank, world.size, -1)
+        if choice.kind == "lost":
+            raise ElasticError(
+                f"no rank holds a whole state any more ({choice.reason}), and nothing is saved; "
+                "give elastic.run a checkpointer"
+            )
+        if saver is not None:
+            saver.steps = state.step
+        if choice.kind == "memory" and (choice.adopt or choice.receivers):
+            self._note("state.given", step=state.step, to=len(choice.receivers))
+
+    def _connect_ahead(self, order: Enter) -> None:
+        """Connects to the stores that the next rounds are likely to use."""
+
+        def connect() -> None:
+            for host, port in order.spares:
+                try:
+                    self._stores.client(host, port)
+                except RuntimeError:
+                    continue  # it is tried again when it is needed
+
+        threading.Thread(target=connect, name="elastic-ahead", daemon=True).start()
+
+    def _committer(self, group: dist.ProcessGroup, ranks: Ranks | None) -> _Commit:
+        return _Commit(self, group, ranks)
+
+    def _note(self, name: str, **fields: Any) -> None:
+        if self._here.rank == 0:
+            self._here.note(name, **fields)
+
+    def _end(self) -> NoReturn:
+        end_quickly(EXIT_DRAINED)
+        raise SystemExit(EXIT_DRAINED)
+
+
+class _Commit:
+    """What follows from a commit, in one round."""
+
+    def __init__(self, loop: _Loop, group: dist.ProcessGroup, ranks: Ranks | None) -> None:
+        self._loop = loop
+        self._ranks = ranks
+        self._agreement = Agreement(group if group.size() > 1 else None)
+
+    def __call__(self) -> None:
+        """Publishes the step, saves if that is due, and leaves the round if all agree to.
+
+        Raises:
+            WorldChanged: the round ends here for this rank.
+        """
+        loop, ranks = self._loop, self._ranks
+        step = loop._state.step
+        loop._here.report_step(step)
+        if ranks is not None and ranks.interrupted.is_set():
+            raise WorldChanged("the round is broken")
+        agreed = self._agreement.step(self._wishes(Wish.TRAINS))
+        self._save_if(Wish.SAVE in agreed, step)
+        if Wish.CHANGE in agreed:
+            self._leave(agreed)
+        if Wish.LEAVE in agreed:
+            # Without an agent, SIGTERM asks for this.
+            self._save_if(True, step)
+            loop._end()
+
+    def until_all_return(self) -> None:
+        """Waits for the other ranks after ``train`` has returned here.
+
+        Raises:
+            WorldChanged: the round ends before.
+        """
+        while True:
+            agreed = self._agreement.step(self._wishes(Wish.NOTHING))
+            if Wish.CHANGE in agreed:
+                self._leave(agreed)
+            if agreed and Wish.TRAINS not in agreed:
+                return
+            if self._agreement.alone:
+                return
+
+    def _wishes(self, facts: Wish) -> Wish:
+        loop, ranks = self._loop, self._ranks
+        change = loop._change
+        saver = loop._saver
+        wishes = facts
+        if saver is not None and saver.wishes_save():
+            wishes |= Wish.SAVE
+        if ranks is None:
+            return wishes | (Wish.LEAVE if loop._here.drain.is_set() else Wish.NOTHING)
+        if change is not None and change.round == ranks.place.round:
+            wishes |= Wish.CHANGE
+        if change is None or not change.goes:
+            wishes |= Wish.STAYS
+        return wishes
+
+    def _leave(self, agreed: Wish) -> NoReturn:
+        if Wish.STAYS not in agreed:
+            self._save_if(True, self._loop._state.step)  # nobody is left to hold it
+        change = self._loop._change
+        raise WorldChanged(change.reason if change else "another rank leaves or joins")
+
+    def _save_if(self, agreed: bool, step: int) -> None:
+        saver = self._loop._saver
+        if saver is None:
+            return
+        saver.steps = step
+        if agreed or saver.due_at(step):
+            saver.save()
+
+
+def _forget(error: BaseException) -> None:
+    """Clears the frames that an error has passed through: they hold the old groups."""
+    seen: set[int] = set()
+    chain: BaseException | None = error
+    while chain is not None and id(chain) not in seen:
+        seen.add(id(chain))
+        traceback.clear_frames(chain.__traceback__)
+        chain.__traceback__ = None
+        chain = chain.__cause__ or chain.__context__
+
+
+def _is_worlds_fault(error: BaseException, ranks: Ranks) -> bool:
+    """Whether an error, or what led to it, only says that peers are gone."""
+    seen: set[int] = set()
+    chain: BaseException | None = error
+    while chain is not None and id(chain) not in seen:
+        seen.add(id(chain))
+        if isinstance(chain, Interrupted) or boot.is_echo(_in_words(chain)):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _in_one_line(error: BaseException) -> str:
+    if isinstance(error, Interrupted):
+        return "the round broke while the ranks connected"
+    return "the connection to a peer is lost"

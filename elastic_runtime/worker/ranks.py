@@ -1,0 +1,254 @@
+"""The connected ranks of one round: built, interrupted from another thread, and taken apart.
+
+A rank that waits for a peer which has died or gone silent must be released at once, whatever it
+is doing. Three things make that so:
+
+- Each gloo group is built in a thread of its own, so that nobody waits for a peer that dies while
+  the ranks connect to each other.
+- An interrupt ends the reading side (``SHUT_RD``) of the groups' connected sockets: gloo then
+  raises in the thread that waits. Ending both sides loses that error now and then, and ending a
+  listening socket ends the process.
+- After the error the sockets are ended altogether before the groups are dropped, since children
+  of this process (of a ``DataLoader``) hold copies of them; and dropping itself, which waits for
+  gloo's own thread, happens in the background.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from elastic_runtime import torch_private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# While the ranks connect, nobody may wait longer than this for a peer that cannot be reached.
+_BUILD_TIMEOUT = timedelta(seconds=30)
+# Afterwards faults interrupt; this is torch's own default for gloo.
+_TIMEOUT = timedelta(minutes=30)
+
+
+class Interrupted(Exception):
+    """The ranks were interrupted while they connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's place in a round.
+
+    Attributes:
+        round: the round.
+        rank, size: this rank, and how many there are.
+        host, port: the TCPStore that the round uses.
+        key: prefix of all that the round keeps there.
+    """
+
+    round: int
+    rank: int
+    size: int
+    host: str
+    port: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Socket:
+    """A connected socket; the inode tells it from a later one with the same number."""
+
+    fd: int
+    inode: int
+
+    def shut(self, how: int) -> None:
+        """Ends a side of it, if it is still the same."""
+        with suppress(OSError):
+            if os.fstat(self.fd).st_ino == self.inode:
+                line = socket.socket(fileno=self.fd)
+                try:
+                    line.shutdown(how)
+                finally:
+                    line.detach()
+
+
+def _sockets() -> set[_Socket]:
+    """All connected TCP sockets of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            line = socket.socket(fileno=int(name))
+            try:
+                if line.family in (socket.AF_INET, socket.AF_INET6):
+                    line.getpeername()
+                    found.add(_Socket(line.fileno(), os.fstat(line.fileno()).st_ino))
+            finally:
+                line.detach()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """A client of a TCPStore, and its socket."""
+
+    store: dist.TCPStore
+    sockets: frozenset[_Socket]
+
+
+class Stores:
+    """Clients of the agents' stores, one each, kept from round to round.
+
+    A new connection costs two name look-ups (torch asks for the peer's name), which a resolver
+    that drops a query makes a matter of seconds; so they are made ahead of the fault.
+    """
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[str, int], _Client] = {}
+        self._lock = threading.Lock()
+
+    def client(self, host: str, port: int) -> _Client:
+        """The client of this store, made if there is none."""
+        with self._lock:
+            known = self._clients.get((host, port))
+        if known is not None:
+            return known
+        torch_private.await_listener(host, port, _BUILD_TIMEOUT.total_seconds())
+        before = _sockets()
+        store = dist.TCPStore(
+            host, port, is_master=False, timeout=_BUILD_TIMEOUT, wait_for_workers=False
+        )
+        made = _Client(store, frozenset(_sockets() - before))
+        with self._lock:
+            return self._clients.setdefault((host, port), made)
+
+    def forget(self, host: str, port: int) -> None:
+        """Drops a client that may be in the middle of a call, and ends that call."""
+        with self._lock:
+            known = self._clients.pop((host, port), None)
+        for one in known.sockets if known else ():
+            one.shut(socket.SHUT_RDWR)
+
+
+class Ranks:
+    """This rank's connection to all others of a round.
+
+    Attributes:
+        group: all ranks once more, over gloo, for what is not training.
+        interrupted: somebody has called ``interrupt``.
+    """
+
+    group: dist.ProcessGroup | None
+
+    def __init__(self, place: Place, stores: Stores) -> None:
+        """Does nothing yet: ``interrupt`` may come before ``build``.
+
+        Args:
+            place: this rank's place.
+            stores: where the round's store is asked for.
+        """
+        self.place = place
+        self.interrupted = threading.Event()
+        self.group = None
+        self._stores = stores
+        self._waits: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
+        self._lock = threading.Lock()
+        self._sockets: set[_Socket] = set()
+        self._building = True
+        self._hook = sys.excepthook
+
+    def build(self) -> None:
+        """Connects to all other ranks, and makes the default process group.
+
+        Raises:
+            Interrupted: ``interrupt`` was called.
+            RuntimeError: a peer could not be reached.
+        """
+        place = self.place
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        client = self._apart(lambda: self._stores.client(place.host, place.port))
+        with torch_private.gloo_built_by(self._build_gloo):
+            store = dist.PrefixStore(place.key, client.store)
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=place.rank,
+                world_size=place.size,
+                timeout=_BUILD_TIMEOUT,
+            )
+            self.group = dist.new_group(backend="gloo", timeout=_BUILD_TIMEOUT)
+        torch_private.set_gloo_timeout(_TIMEOUT)
+        self._building = False
+
+    @property
+    def wire(self) -> Any:
+        """The gloo backend of ``group``, for what torch offers no function for."""
+        assert self.group is not None
+        return self.group._get_backend(torch.device("cpu"))
+
+    def interrupt(self) -> None:
+        """Releases this rank from whatever it waits for. Safe in any thread, at any time."""
+        self.interrupted.set()
+        with self._lock:
+            if self._waits is not None:
+                self._waits.put((None, Interrupted()))
+            sockets = set(self._sockets)
+        for one in sockets:
+            one.shut(socket.SHUT_RD)
+        torch_private.abort_nccl()
+        if self._building:
+            self._stores.forget(self.place.host, self.place.port)
+
+    def take_apart(self) -> None:
+        """Ends all groups. The caller must be out of the ``except`` block of what ended them."""
+        if self._building:
+            self._stores.forget(self.place.host, self.place.port)
+        with self._lock:
+            sockets, self._sockets = self._sockets, set()
+        for one in sockets:
+            one.shut(socket.SHUT_RDWR)
+        self.group = None
+        groups = torch_private.abort_groups()
+        sys.excepthook = self._hook  # torch wraps it with each group
+        threading.Thread(target=groups.clear, name="elastic-drop", daemon=True).start()
+
+    def _build_gloo(self, make: Callable[[], Any]) -> Any:
+        """Makes a gloo group, and takes note of its sockets."""
+        before = _sockets()
+        group = self._apart(make)
+        with self._lock:
+            self._sockets |= _sockets() - before
+        if self.interrupted.is_set():
+            raise Interrupted
+        return group
+
+    def _apart(self, work: Callable[[], Any]) -> Any:
+        """Does something in another thread; an interrupt does not wait for it."""
+        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+        def do() -> None:
+            try:
+                answer.put((work(), None))
+            except BaseException as error:
+                answer.put((None, error))
+
+        with self._lock:
+            self._waits = answer
+        if self.interrupted.is_set():
+            raise Interrupted
+        threading.Thread(target=do, name="elastic-connect", daemon=True).start()
+        value, error = answer.get()
+        with self._lock:
+            self._waits = None
+        if error is not None:
+            raise error
+        return value

@@ -1,0 +1,35 @@
+"""Where a thread of this process is, and whether it waits for other ranks there."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Where a thread is while it waits for a collective, or for the backward pass that contains one.
+_COLLECTIVE = (
+    os.path.join("torch", "distributed", ""),
+    os.path.join("torch", "autograd", "graph.py"),
+    os.path.join("torch", "nn", "parallel", "distributed.py"),
+    os.path.join("elastic_runtime", "worker", ""),
+)
+
+
+def of(thread: int) -> tuple[bool, str]:
+    """Looks at the innermost frame of a thread.
+
+    Args:
+        thread: its identity, as of ``threading.get_ident``.
+
+    Returns:
+        Whether it waits for other ranks, as far as the frame shows; and the place, for people: the
+        innermost one outside of libraries, if there is one.
+    """
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return False, "nowhere"
+    collective = any(part in frame.f_code.co_filename for part in _COLLECTIVE)
+    shown = frame
+    while shown.f_back is not None and "site-packages" in shown.f_code.co_filename:
+        shown = shown.f_back
+    code = shown.f_code
+    return collective, f"{os.path.basename(code.co_filename)}:{shown.f_lineno} in {code.co_name}"

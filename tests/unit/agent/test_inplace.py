@@ -1,0 +1,327 @@
+"""The life of an agent whose workers keep their process, as tables of events and what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic_runtime.agent import lifecycle
+from elastic_runtime.agent.life import (
+    Alarm,
+    Asked,
+    AskWorkers,
+    BootWorkers,
+    ChangeWorkers,
+    DismissWorkers,
+    EnterWorkers,
+    Finish,
+    InterruptWorkers,
+    KillWorkers,
+    NoProgress,
+    Phase,
+    SayAvailable,
+    SayDone,
+    SayInPlace,
+    SayJoin,
+    SayLeft,
+    Seat,
+    ServerDied,
+    ServerReady,
+    Settings,
+    StartWorkers,
+    State,
+    StopWorkers,
+    WorkerExited,
+    WorkerHeard,
+    WorkerLeft,
+    WorkerReady,
+    WorkerReturned,
+)
+from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.protocol.records import KILLED, FaultReport, Member, RoundRecord
+from elastic_runtime.rendezvous.state import Excluded, Prepare, Sealed, StoreState, Switch
+
+SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2, connect=15.0, join=600.0)
+
+
+def sealed(number: int, workers: int = 2, others: int = 1) -> Sealed:
+    me = Member("me", "a", "127.0.0.1", workers, 1, 4000)
+    rest = tuple(Member(f"n{i}", f"n{i}", "127.0.0.1", 2, 1, 4001 + i) for i in range(others))
+    return Sealed(RoundRecord(number, "life", (me, *rest), 4000, "why"), 0)
+
+
+class Life:
+    """Feeds events to the lifecycle and remembers what it asked for last."""
+
+    def __init__(self, settings: Settings = SETTINGS) -> None:
+        step = lifecycle.begin(settings)
+        self.state: State = step.state
+        self.actions = step.actions
+        self.now = 100.0
+
+    def take(self, event: Any) -> list[Any]:
+        step = lifecycle.step(self.state, event, self.now)
+        self.state, self.actions = step.state, step.actions
+        return list(step.actions)
+
+    def asked(self, kind: type) -> list[Any]:
+        return [action for action in self.actions if isinstance(action, kind)]
+
+    def in_round(self) -> Life:
+        """Brings two workers into round 1 by way of a plain start."""
+        for event in (ServerReady(), StoreState(True), sealed(1), WorkerReady(0), WorkerReady(1)):
+            self.take(event)
+        assert self.state.seated(Seat.IN) == (0, 1)
+        return self
+
+
+def killed(number: int, local_rank: int) -> WorkerExited:
+    fault = FaultReport(number, KILLED, f"worker {local_rank} was killed", rank=local_rank)
+    return WorkerExited(number, local_rank, -9, fault=fault)
+
+
+def left(number: int, local_rank: int, *, planned: bool = False) -> WorkerLeft:
+    return WorkerLeft(local_rank, number, 7, planned, "the connection to a peer is lost")
+
+
+def test_the_first_round_is_entered_once_all_workers_have_come_to_run() -> None:
+    life = Life()
+    life.take(ServerReady())
+    assert [type(a) for a in life.take(sealed(1))][-1] is StartWorkers
+    life.take(WorkerReady(1))
+    assert life.asked(SayInPlace) == [SayInPlace(hosts=True)]
+    assert not life.asked(EnterWorkers)
+    life.take(WorkerReady(0))
+    (enter,) = life.asked(EnterWorkers)
+    assert enter.local_ranks == (0, 1)
+
+
+def test_a_killed_worker_is_replaced_while_the_other_goes_on() -> None:
+    life = Life().in_round()
+    life.take(killed(1, 0))
+    assert life.asked(InterruptWorkers)[0].local_ranks == (1,)
+    assert life.asked(BootWorkers) == [BootWorkers((0,))]
+    assert not life.asked(SayLeft)
+    life.take(left(1, 1))
+    (said,) = life.asked(SayLeft)
+    assert (said.fault.kind, said.stays, said.workers) == (KILLED, True, 1)
+    life.take(sealed(2, workers=1))
+    (enter,) = life.asked(EnterWorkers)
+    assert enter.local_ranks == (1,)
+    life.take(WorkerReady(0))
+    assert life.asked(SayAvailable) == [SayAvailable(2)]
+    life.take(Switch(2, broken=False, reason="a worker is back"))
+    assert life.asked(ChangeWorkers)[0].round == 2
+    life.take(left(2, 1, planned=True))
+    assert life.asked(SayLeft)[0].workers == 2
+    life.take(sealed(3))
+    # The one that was in a round before keeps its place before the newcomer.
+    assert life.asked(EnterWorkers)[0].local_ranks == (1, 0)
+
+
+def test_a_node_whose_only_worker_died_stays_out_until_it_is_replaced() -> None:
+    life = Life(replace(SETTINGS, workers=1))
+    for event in (ServerReady(), sealed(1, workers=1), WorkerReady(0)):
+        life.take(event)
+    life.take(killed(1, 0))
+    assert life.asked(SayLeft)[0].workers == 0
+    assert life.asked(BootWorkers) == [BootWorkers((0,))]
+    life.take(WorkerReady(0))
+    assert life.asked(SayAvailable) == [SayAvailable(1)]
+
+
+def test_an_error_that_only_echoes_a_peer_says_so() -> None:
+    life = Life().in_round()
+    life.take(left(1, 0))
+    assert life.asked(InterruptWorkers)[0].local_ranks == (1,)
+    life.take(left(1, 1))
+    (said,) = life.asked(SayLeft)
+    assert said.fault.consequence
+    assert said.workers == 2
+
+
+def test_a_broken_round_is_left_without_ending_a_process() -> None:
+    life = Life().in_round()
+    life.take(Switch(1, broken=True, reason="node b lost"))
+    assert life.asked(InterruptWorkers)[0].local_ranks == (0, 1)
+    assert not life.asked(StopWorkers)
+    life.take(left(1, 0))
+    assert not life.asked(SayLeft)
+    life.take(left(1, 1))
+    assert life.asked(SayLeft)[0].fault.reason == "node b lost"
+    assert life.state.phase is Phase.WAITING
+
+
+def test_ranks_that_do_not_agree_in_time_are_interrupted() -> None:
+    life = Life().in_round()
+    life.take(Switch(1, broken=False, reason="node c joins"))
+    life.take(Alarm())
+    assert life.asked(InterruptWorkers)
+
+
+@pytest.mark.parametrize(
+    ("heard", "ends"),
+    [
+        (None, True),
+        (WorkerHeard(0, True, "train.py:7", ""), True),
+        (WorkerHeard(0, False, "train.py:9", ""), False),
+    ],
+)
+def test_a_worker_that_does_not_leave_is_ended_unless_it_is_busy(
+    heard: WorkerHeard | None, ends: bool
+) -> None:
+    life = Life().in_round()
+    life.take(Switch(1, broken=True, reason="node b lost"))
+    life.take(left(1, 1))
+    life.take(Alarm())
+    assert life.asked(AskWorkers) == [AskWorkers((0,))]
+    if heard:
+        life.take(heard)
+    life.take(Alarm())
+    assert bool(life.asked(KillWorkers)) == ends
+
+
+def test_a_busy_worker_is_ended_when_the_others_have_waited_for_too_long() -> None:
+    life = Life().in_round()
+    life.take(Switch(1, broken=True, reason="node b lost"))
+    life.take(Alarm())
+    life.take(WorkerHeard(0, False, "train.py:9", ""))
+    life.take(WorkerHeard(1, False, "train.py:9", ""))
+    life.now += SETTINGS.rejoin
+    life.take(Alarm())
+    assert life.asked(KillWorkers)[0].local_ranks == (0, 1)
+
+
+def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step() -> None:
+    life = Life().in_round()
+    life.take(Asked(15))
+    assert life.asked(ChangeWorkers)[0].goes
+    life.take(left(1, 0, planned=True))
+    life.take(left(1, 1, planned=True))
+    (said,) = life.asked(SayLeft)
+    assert not said.stays
+    assert life.asked(DismissWorkers)
+    life.take(WorkerExited(1, 0, 79, drained=True))
+    life.take(WorkerExited(1, 1, 79, drained=True))
+    assert life.asked(Finish)[0].exit_code == EXIT_LEFT
+
+
+def test_a_new_node_has_its_workers_ready_before_it_asks_in() -> None:
+    life = Life()
+    life.take(ServerReady())
+    assert life.asked(SayJoin)
+    life.take(Prepare())
+    assert life.asked(BootWorkers) == [BootWorkers((0, 1))]
+    life.take(WorkerReady(0))
+    life.take(WorkerReady(1))
+    assert life.asked(SayAvailable) == [SayAvailable(2)]
+    life.take(sealed(5))
+    assert life.asked(EnterWorkers)
+
+
+def test_an_excluded_node_asks_in_again_with_the_same_processes() -> None:
+    life = Life().in_round()
+    life.take(Excluded("the job went on without this node"))
+    assert life.asked(InterruptWorkers)
+    life.take(left(1, 0))
+    life.take(left(1, 1))
+    assert life.asked(SayJoin) == [SayJoin(2)]
+    assert not life.asked(BootWorkers)
+
+
+def test_the_job_ends_well_when_all_have_returned() -> None:
+    life = Life().in_round()
+    life.take(WorkerReturned(0, 1))
+    life.take(WorkerReturned(1, 1))
+    life.take(WorkerExited(1, 0, 0))
+    assert not life.asked(SayDone)
+    life.take(WorkerExited(1, 1, 0))
+    assert life.asked(SayDone) == [SayDone(1)]
+
+
+def test_a_failure_after_the_end_of_training_starts_all_anew() -> None:
+    life = Life().in_round()
+    life.take(WorkerReturned(0, 1))
+    life.take(WorkerReturned(1, 1))
+    life.take(WorkerExited(1, 0, 0))
+    life.take(killed(1, 1))
+    assert life.asked(SayLeft)[0].workers == 0
+    assert life.asked(BootWorkers) == [BootWorkers((0, 1))]
+
+
+def test_a_worker_that_ends_early_with_code_0_has_failed() -> None:
+    life = Life().in_round()
+    life.take(WorkerExited(1, 0, 0))
+    life.take(left(1, 1))
+    assert "exit code 0" in life.asked(SayLeft)[0].fault.reason
+
+
+def test_a_replacement_that_never_comes_to_run_ends_the_node() -> None:
+    life = Life().in_round()
+    life.take(killed(1, 0))
+    life.take(left(1, 1))
+    life.take(sealed(2, workers=1))
+    life.take(killed(1, 0))
+    life.take(killed(1, 0))
+    assert life.asked(BootWorkers)
+    life.take(killed(1, 0))
+    assert life.asked(StopWorkers)
+    life.take(WorkerExited(2, 1, -15))
+    assert life.asked(Finish)[0].exit_code == EXIT_FAILED
+
+
+def test_a_worker_that_died_between_two_rounds_is_not_waited_for() -> None:
+    life = Life().in_round()
+    life.take(Switch(1, broken=True, reason="node b lost"))
+    life.take(left(1, 0))
+    life.take(left(1, 1))
+    life.take(killed(1, 1))
+    assert life.asked(SayAvailable) == [SayAvailable(1)]
+    life.take(sealed(2, workers=2))
+    (said,) = life.asked(SayLeft)
+    assert (said.round, said.workers) == (2, 1)
+    life.take(sealed(3, workers=1))
+    assert life.asked(EnterWorkers)[0].local_ranks == (0,)
+
+
+def test_after_the_fork_server_died_the_node_comes_back_with_new_workers() -> None:
+    life = Life().in_round()
+    life.take(ServerDied("signal 9"))
+    life.take(ServerReady())
+    assert life.asked(SayLeft)[0].workers == 0
+    assert life.asked(BootWorkers) == [BootWorkers((0, 1))]
+
+
+@pytest.mark.parametrize(
+    ("heard", "guilty"),
+    [
+        ((WorkerHeard(0, True, "a", ""), WorkerHeard(1, False, "b.py:3", "")), (1,)),
+        ((WorkerHeard(0, True, "a", ""),), (1,)),
+        ((WorkerHeard(0, True, "a", ""), WorkerHeard(1, False, "b", "evaluation")), ()),
+        ((WorkerHeard(0, True, "a", ""), WorkerHeard(1, True, "a", "")), ()),
+    ],
+)
+def test_a_hang_is_blamed_on_who_does_not_wait_for_others(
+    heard: tuple[WorkerHeard, ...], guilty: tuple[int, ...]
+) -> None:
+    life = Life().in_round()
+    life.take(NoProgress(31.0, 30.0))
+    assert life.asked(AskWorkers) == [AskWorkers((0, 1))]
+    for one in heard:
+        life.take(one)
+    life.take(NoProgress(32.0, 30.0))
+    assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([guilty] if guilty else [])
+
+
+def test_ranks_that_all_wait_for_each_other_are_interrupted() -> None:
+    life = Life().in_round()
+    life.take(NoProgress(61.0, 30.0))
+    life.take(WorkerHeard(0, True, "a", ""))
+    life.take(WorkerHeard(1, True, "a", ""))
+    life.take(NoProgress(62.0, 30.0))
+    assert life.asked(InterruptWorkers)
+    life.take(left(1, 0))
+    life.take(left(1, 1))
+    assert life.asked(SayLeft)[0].fault.signature == "hang"
