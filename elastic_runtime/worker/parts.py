@@ -346,7 +346,8 @@ class StatefulPart:
         self.owner.load_state_dict(copied(self._kept))
 
     def tree(self) -> Tree:
-        return {"state": self.owner.state_dict()}
+        tree: Tree = self.owner.state_dict()
+        return tree
 
     def check(self, forms: Tree) -> None:
         pass  # its load_state_dict knows
@@ -355,7 +356,7 @@ class StatefulPart:
         return iter(())
 
     def load(self, tree: Tree) -> None:
-        self.owner.load_state_dict(tree["state"])
+        self.owner.load_state_dict(tree)
 
 
 def same_keys(what: str, here: Mapping[str, object], there: Mapping[str, object]) -> None:

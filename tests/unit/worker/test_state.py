@@ -57,11 +57,14 @@ class Job:
         self.scheduler.step()
         self.state.commit()
 
-    def content(self) -> str:
-        """Everything that the State covers, and where the generators are, as text."""
+    def values(self) -> str:
+        """Everything that the State gives to other ranks, as text."""
         meta, tensors = self.state.picture()
-        values = [tensor.tolist() for tensor in tensors]
-        return json.dumps([meta, values, torch.get_rng_state().tolist(), random.getstate()])
+        return json.dumps([meta, [tensor.tolist() for tensor in tensors]])
+
+    def content(self) -> str:
+        """Everything that the State covers, with the places of the generators."""
+        return json.dumps([self.values(), torch.get_rng_state().tolist(), random.getstate()])
 
 
 def copy_of(picture: Picture) -> Picture:
