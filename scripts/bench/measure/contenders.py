@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 ELASTIC = (sys.executable, "-m", "elastic_runtime")
+_IN_PLACE = "train_in_place.py"
 
 # What a person would set for all of them: one thread a process, and no five seconds lost in a
 # resolver that drops a query (every TCPStore connection asks for the peer's name).
@@ -32,6 +33,7 @@ class Contender:
         store: ``c10d``, hosted by the first node, or ``etcd``, of its own.
         options: what comes before the script.
         environment: what it needs beyond ``ENVIRONMENT``.
+        script: what it trains with, where that is its own; "": the same as all others.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Contender:
     store: str
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    script: str = ""
 
     def command(
         self, endpoint: str, run_id: str, script: Sequence[str], address: str = ""
@@ -83,5 +86,11 @@ CONTENDERS: Mapping[str, Contender] = {
         ),
         Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
         Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
+        Contender(
+            "in-place-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd", script=_IN_PLACE
+        ),
+        Contender(
+            "in-place-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d", script=_IN_PLACE
+        ),
     )
 }

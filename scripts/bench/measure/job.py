@@ -89,7 +89,7 @@ class Job:
         self.directory = directory
         self.nodes: list[Node] = []
         self._etcd = etcd
-        self._script = script
+        self._script = _HERE / contender.script if contender.script else script
         self._steps = steps
         self._mark = f"bench-{uuid.uuid4().hex}"
         self._run_id = uuid.uuid4().hex[:12]

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 STEP_SECONDS = 0.020
 SAVE_EVERY = 10
 _LEARNING_RATE = 0.05
-_BATCH = 32
+BATCH = 32
 
 
 class Points(Dataset[tuple[torch.Tensor, int]]):
     """Endless enough: made points of 256 features with one of 10 labels."""
 
+    def __init__(self, size: int = 1 << 30) -> None:
+        self._size = size
+
     def __len__(self) -> int:
-        return 1 << 30
+        return self._size
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.full((256,), (index % 97) / 97), index % 10
@@ -41,7 +44,7 @@ def network() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches from a loader with two processes, as people have it."""
-    return iter(DataLoader(Points(), batch_size=_BATCH, num_workers=2))
+    return iter(DataLoader(Points(), batch_size=BATCH, num_workers=2))
 
 
 def train_one(
