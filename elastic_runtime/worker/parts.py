@@ -164,6 +164,9 @@ class ModulePart:
         self._copies.give_back()
         for name, state in self._extra.items():
             self._with_extra[name].set_extra_state(copied(state))
+
+    def drop_gradients(self) -> None:
+        """Sets all gradients to None: those of a broken step must not be added to the next."""
         for parameter in self.module.parameters():
             parameter.grad = None
 
@@ -235,12 +238,7 @@ class OptimizerPart:
         groups = self.optimizer.param_groups
         self._groups = [{k: copied(v) for k, v in g.items() if k != "params"} for g in groups]
         if self._shadow:
-            state = self.optimizer.state
-            # Tensors stay themselves here, and their values are in the copies.
-            self._state = {
-                p: {k: v if torch.is_tensor(v) else copied(v) for k, v in s.items()}
-                for p, s in state.items()
-            }
+            self._state = {p: _apart(s) for p, s in self.optimizer.state.items()}
             self._copies.take(
                 [v for s in self._state.values() for v in s.values() if torch.is_tensor(v)]
             )
@@ -250,11 +248,9 @@ class OptimizerPart:
         del groups[len(self._groups) :]
         for group, kept in zip(groups, self._groups, strict=True):
             _set_group(group, kept)
-            for parameter in group["params"]:
-                parameter.grad = None
         if self._shadow:
             self.optimizer.state.clear()
-            self.optimizer.state.update({p: dict(s) for p, s in self._state.items()})
+            self.optimizer.state.update({p: _apart(s) for p, s in self._state.items()})
             self._copies.give_back()
 
     def tree(self) -> Tree:
@@ -311,6 +307,11 @@ class OptimizerPart:
                     )
                 names[parameter] = known[parameter]
         return names
+
+
+def _apart(values: Mapping[str, Any]) -> Tree:
+    """A copy in which tensors stay themselves; their values are kept elsewhere."""
+    return {k: v if torch.is_tensor(v) else copied(v) for k, v in values.items()}
 
 
 def _set_group(group: Tree, kept: Tree) -> None:

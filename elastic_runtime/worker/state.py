@@ -197,18 +197,20 @@ class State:
         self._counters.update({k: plain.copied(v) for k, v in self._kept_counters.items()})
         if self._generators is not None:
             self._generators.restore()
+        self._drop_gradients()
         self._finished.clear()
         self._running = 0
         self._condition = Condition.CLEAN
 
     def adopt(self) -> None:
-        """Takes a step that is finished as committed.
+        """Takes a step that is finished as committed; gradients become None.
 
         Raises:
             StateLost: no step is finished.
         """
         if self.standing().condition is not Condition.FINISHED:
             raise StateLost(f"step {self._step + 1} is not finished and cannot be adopted")
+        self._drop_gradients()
         self._advance()
 
     def picture(self) -> Picture:
@@ -271,7 +273,7 @@ class State:
         return [tensor if same else None for tensor, same in zip(present, flags, strict=True)]
 
     def load(self, meta: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-        """Takes over the state of another rank and holds it as this one's.
+        """Takes over the state of another rank and holds it as this one's; gradients become None.
 
         Args:
             meta: of its picture.
@@ -298,6 +300,7 @@ class State:
         self._counters.clear()
         self._counters.update(plain.decode(meta["counters"], tensors))
         self._usual = dict(meta["usual"])
+        self._drop_gradients()
         self.hold(meta["step"])
 
     def digest(self) -> int:
@@ -407,6 +410,11 @@ class State:
             if isinstance(part, StatefulPart):
                 part.commit()
         self.hold(self._step + 1)
+
+    def _drop_gradients(self) -> None:
+        for part in self._parts:
+            if isinstance(part, ModulePart):
+                part.drop_gradients()
 
     def _room(self, meta: dict[str, Any], count: int) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
         slots = [Slot(number) for number in range(count)]

@@ -203,6 +203,7 @@ def test_adopts_a_finished_step() -> None:
     job.optim.step()
     job.state.adopt()
     assert standing_of(job.state, 2, Condition.CLEAN)
+    assert all(p.grad is None for p in job.model.parameters())
     assert job.sampler.cursor == 8
     before = job.content()
     job.forward()
@@ -273,6 +274,27 @@ def test_a_shadow_rolls_back_from_anywhere() -> None:
     assert job.state.step == 2
 
 
+def test_a_shadow_keeps_optimizer_state_that_is_no_tensor() -> None:
+    model = nn.Linear(2, 1)
+    optim = torch.optim.LBFGS(model.parameters())
+    state = State(shadow=True, model=model, optim=optim)
+
+    def closure() -> torch.Tensor:
+        optim.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum() + model.weight.square().sum()
+        loss.backward()
+        return loss
+
+    optim.step(closure)
+    state.hold(1)
+    before = [str(values) for values in optim.state.values()]
+    for _ in range(2):
+        optim.step(closure)
+        assert [str(values) for values in optim.state.values()] != before
+        state.roll_back()
+        assert [str(values) for values in optim.state.values()] == before
+
+
 def test_gives_everything_to_a_new_rank() -> None:
     old, new = Job().start(), Job(seed=1, lr=0.5)
     for _ in range(3):
@@ -293,7 +315,9 @@ def test_gives_everything_to_a_new_rank() -> None:
 def test_what_was_loaded_trains_on_and_rolls_back() -> None:
     old, new = Job().start(), Job(seed=1).start()
     old.step()
+    new.forward()  # its gradients are of a step that never was
     new.state.load(*copy_of(old.state.picture()))
+    assert all(p.grad is None for p in new.model.parameters())
     for job in (old, new):
         torch.manual_seed(5)
         random.seed(5)
