@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 
+from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
+
 if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
 
@@ -33,6 +35,7 @@ Text = Callable[[Fields], str]
 _SECRET_NAME = re.compile(r"password|passwd|secret|token|credential", re.IGNORECASE)
 _SECRET_IN_URL = re.compile(r"(?<=://)([^/@\s:]*):[^@\s]*@")
 _HIDDEN = "…"
+_OURS = {error.__name__ for error in (UsageError, CheckpointError, DamagedCheckpoint)}
 _HEAD = ("timestamp", "level", "event", "node")
 
 
@@ -115,7 +118,13 @@ def _worker_failed(fields: Fields) -> str:
     if fields.get("echo"):  # it only says that a peer went away, which is told by that peer
         return ""
     shown = _Shown(fields)
-    why = f": {shown['reason']}" if fields.get("reason") else f" with code {shown['exit_code']}"
+    named = f"worker {shown['rank']}"
+    reason = shown["reason"].removeprefix(f"{named}: ") if fields.get("reason") else ""
+    if reason.partition(":")[0] in _OURS:
+        return ""  # the worker has said it in one line, and the command ends with it
+    if reason.startswith(f"{named} ended "):
+        return f"rank {shown['rank']} {reason.removeprefix(f'{named} ')}"
+    why = f": {reason}" if reason else f" with code {shown['exit_code']}"
     where = f" (see {shown['error_file']})" if fields.get("error_file") else ""
     return f"rank {shown['rank']} failed{why}{where}"
 

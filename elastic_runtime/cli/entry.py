@@ -95,6 +95,8 @@ def _check_module(name: str) -> None:
                 f"{name!r} is a package without a __main__: name one of its modules, as in "
                 f"-m {name}.train"
             )
+    elif spec is None and name.endswith(".py"):
+        raise UsageError(f"there is no module {name!r}: leave -m out for a file, or .py")
     elif spec is None:
         raise UsageError(
             f"there is no module {name!r} on the path of {sys.executable} or in {os.getcwd()!r}"

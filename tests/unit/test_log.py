@@ -123,6 +123,21 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
             "rank 1 failed: ValueError: x (see /e)",
         ),
         ("worker.failed", {"rank": 1, "exit_code": 3, "reason": ""}, "rank 1 failed with code 3"),
+        (
+            "worker.failed",
+            {"rank": 1, "exit_code": 1, "reason": "worker 1: ValueError: x"},
+            "rank 1 failed: ValueError: x",
+        ),
+        (
+            "worker.failed",
+            {"rank": 1, "exit_code": 2, "reason": "worker 1 ended with exit code 2"},
+            "rank 1 ended with exit code 2",
+        ),
+        (
+            "worker.failed",
+            {"rank": 1, "exit_code": 1, "reason": "worker 1: CheckpointError: x is a file"},
+            None,
+        ),
         ("worker.failed", {"rank": 1, "exit_code": 1, "reason": "reset", "echo": True}, None),
         ("worker.killed", {"rank": 1, "exit_code": -15}, "rank 1 was killed by SIGTERM"),
         ("worker.killed", {"rank": 1, "exit_code": 0}, "rank 1 was killed"),

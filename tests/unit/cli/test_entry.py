@@ -60,7 +60,7 @@ def test_what_can_be_run(modules: Path, kind: str, target: str) -> None:
         (MODULE, "plain.nothing", "there is no module 'plain.nothing'"),
         (MODULE, "train.nothing", "there is no module 'train.nothing'"),
         (MODULE, "plain", "'plain' is a package without a __main__"),
-        (MODULE, "train.py", "there is no module 'train.py'"),
+        (MODULE, "train.py", "there is no module 'train.py': leave -m out"),
         (MODULE, "a/b", "'a/b' is no name of a module"),
         (MODULE, "", "is no name of a module"),
         (COMMAND, "no-such-program", "there is no program 'no-such-program'"),
