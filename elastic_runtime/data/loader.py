@@ -34,4 +34,9 @@ def loader(dataset: Dataset[Any], sampler: ElasticBatchSampler, **options: Any) 
     if taken := sorted(set(options) & set(_OURS)):
         raise UsageError(f"loader() leaves {', '.join(taken)} to the sampler; remove the option")
     keep = options.get("num_workers", 0) > 0
-    return DataLoader(dataset, batch_sampler=sampler, persistent_workers=keep, **options)
+    made = DataLoader(dataset, batch_sampler=sampler, persistent_workers=keep, **options)
+    if keep:
+        # Its processes start now, while nobody waits for this rank; the batches that they read
+        # meanwhile are dropped by the first iteration.
+        iter(made)
+    return made

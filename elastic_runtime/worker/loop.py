@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -263,9 +264,10 @@ class _Loop:
             ranks.take_apart()
 
     def _attempt(self, order: Enter, ranks: Ranks) -> _Done | _Out:
+        began = time.monotonic()
         try:
             ranks.build()
-            return self._train_in(order, ranks)
+            return self._train_in(order, ranks, time.monotonic() - began)
         except WorldChanged as change:
             _forget(change)
             return _Out(planned=not ranks.interrupted.is_set(), reason=str(change))
@@ -276,13 +278,16 @@ class _Loop:
             _forget(error)
             return _Out(planned=False, reason=reason)
 
-    def _train_in(self, order: Enter, ranks: Ranks) -> _Done:
+    def _train_in(self, order: Enter, ranks: Ranks, connecting: float) -> _Done:
         world = World.of_order(order)
         group = ranks.group
         assert group is not None
         world.publish()
         self._here.enter(order.round, order.rank)
+        began = time.monotonic()
         self._settle(group, world)
+        settling = time.monotonic() - began
+        self._note("round.entered", connect=round(connecting, 4), sync=round(settling, 4))
         self._connect_ahead(order)
         commit = self._committer(group, ranks)
         self._state._on_commit = commit
