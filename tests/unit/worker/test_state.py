@@ -259,6 +259,8 @@ def test_a_step_whose_optimizer_raises_is_half_done() -> None:
         job.optim.step()
     handle.remove()
     assert job.state.standing().condition is Condition.DIRTY
+    job.optim.step()  # on top of what the first one has left
+    assert job.state.standing().condition is Condition.DIRTY
 
 
 def test_a_shadow_rolls_back_from_anywhere() -> None:

@@ -264,6 +264,7 @@ def odd_tensors() -> list[Any]:
         "flag": torch.tensor([True, False, True]) * bool(one),
         "empty": torch.ones(0, 3),
         "scalar": torch.tensor(one),
+        "other": torch.tensor(-one),
         "wave": torch.full((3, 40), complex(one, 2)),
         "brief": torch.full((100,), one, dtype=torch.bfloat16),
         "images": torch.full((2, 3, 4, 5), one).to(memory_format=torch.channels_last),
