@@ -158,6 +158,7 @@ class JobConfig:
         run_id: names the job in the store.
         min_nodes, max_nodes: bounds of the world, in nodes.
         workers: workers on this node.
+        min_workers: in place, how many of them are enough for the node to go on.
         node_unit: the world is kept a multiple of this many nodes.
         node_name: for people; "" means the host's name.
         local_addr: address under which other nodes reach this one; "" means: find out.
@@ -181,6 +182,7 @@ class JobConfig:
     min_nodes: int = 1
     max_nodes: int = 1
     workers: int = 1
+    min_workers: int = 1
     node_unit: int = 1
     node_name: str = ""
     local_addr: str = ""
@@ -210,6 +212,11 @@ class JobConfig:
             )
         if self.workers < 1:
             raise UsageError(f"--nproc-per-node is {self.workers}: a node runs at least one worker")
+        if not 1 <= self.min_workers <= self.workers:
+            raise UsageError(
+                f"--min-workers is {self.min_workers}: it must lie between 1 and "
+                f"--nproc-per-node {self.workers}"
+            )
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts is {self.max_restarts}: it cannot be negative")
         times = self.timeouts

@@ -120,6 +120,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 times.connect,
                 times.join,
                 config.max_restarts,
+                min_workers=config.min_workers,
                 rejoin=times.rejoin,
             )
         )

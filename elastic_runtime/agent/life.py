@@ -400,6 +400,7 @@ class Settings:
     connect: float
     join: float
     max_restarts: int = 3
+    min_workers: int = 1
     stuck: float = 2.0
     rejoin: float = 60.0
 
@@ -471,8 +472,9 @@ class State:
 
     @property
     def available(self) -> int:
-        """How many workers can take part in a round now, or do."""
-        return len(self.seated(Seat.READY, Seat.IN))
+        """How many workers can take part in a round now, or do; 0 if they are too few."""
+        count = len(self.seated(Seat.READY, Seat.IN))
+        return count if count >= self.settings.min_workers else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,14 @@ OURS: tuple[Option, ...] = (
     ),
     _ours("--node-unit", kinds.WHOLE, JOB, "N", "the world is a multiple of N nodes (1)", 1),
     _ours(
+        "--min-workers",
+        kinds.WHOLE,
+        JOB,
+        "N",
+        "in place, a node goes on while it has so many workers (1)",
+        1,
+    ),
+    _ours(
         "--local-nodes",
         kinds.WHOLE,
         JOB,
@@ -153,6 +161,14 @@ OURS: tuple[Option, ...] = (
         "TIME",
         "between SIGTERM and SIGKILL for a worker that is to end (30); "
         "--shutdown-timeout means the same",
+    ),
+    _ours(
+        "--hang-timeout",
+        kinds.SECONDS,
+        TIMES,
+        "TIME",
+        "in place, how long no step may be committed, at least; three times the longest step if "
+        "that is more; 0: for ever (30)",
     ),
     _ours(
         "--preload",

@@ -22,6 +22,7 @@ _CONF = {
     "join_timeout": "join",
     "last_call_timeout": "last_call",
     "lease_ttl": "lease_ttl",
+    "hang": "hang_timeout",
     "ttl": "lease_ttl",
     "timeout": "connect",
     "read_timeout": "connect",
@@ -84,6 +85,9 @@ def job_config(
     if unit.value < 1 or unit.value > bounds.high:
         raise UsageError(f"{unit}: it must lie between 1 and the maximum of {bounds.high} nodes")
     _check_logs_specs(settings)
+    workers, fewest = _workers(settings), settings.of("min_workers")
+    if not 1 <= fewest.value <= workers:
+        raise UsageError(f"{fewest}: it must lie between 1 and the {workers} workers of a node")
     restarts = settings.of("max_restarts")
     if restarts.value < 0:
         raise UsageError(f"{restarts}: it cannot be negative")
@@ -93,7 +97,8 @@ def job_config(
         run_id=run_id,
         min_nodes=bounds.low,
         max_nodes=bounds.high,
-        workers=_workers(settings),
+        workers=workers,
+        min_workers=fewest.value,
         node_unit=unit.value,
         node_name=settings["node_name"],
         local_addr=settings["local_addr"] or "",

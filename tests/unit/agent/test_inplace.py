@@ -121,6 +121,16 @@ def test_a_killed_worker_is_replaced_while_the_other_goes_on() -> None:
     assert life.asked(EnterWorkers)[0].local_ranks == (1, 0)
 
 
+def test_a_node_with_too_few_workers_waits_for_their_replacements() -> None:
+    life = Life(replace(SETTINGS, min_workers=2))
+    life.in_round()
+    life.take(killed(1, 0))
+    life.take(left(1, 1))
+    assert life.asked(SayLeft)[0].workers == 0
+    life.take(WorkerReady(0))
+    assert life.asked(SayAvailable) == [SayAvailable(2)]
+
+
 def test_a_node_whose_only_worker_died_stays_out_until_it_is_replaced() -> None:
     life = Life(replace(SETTINGS, workers=1))
     for event in (ServerReady(), sealed(1, workers=1), WorkerReady(0)):
