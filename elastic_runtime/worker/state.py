@@ -285,7 +285,7 @@ class State:
         """
         self.check(meta)
         present = self._present(meta)
-        self._condition = Condition.NEW  # neither the old state nor the new one
+        self.give_up(meta["step"])  # until all is done it is neither the old state nor the new one
         with torch.no_grad():
             for number, (target, form) in enumerate(zip(present, forms_of(meta), strict=True)):
                 source = tensors[number]

@@ -331,6 +331,19 @@ def test_what_was_loaded_trains_on_and_rolls_back() -> None:
     assert new.content() == before
 
 
+def test_a_load_that_fails_half_way_leaves_nothing_to_go_on_from() -> None:
+    old, new = Job().start(), Job(seed=1)
+    old.step()
+
+    def fail(state: object) -> None:
+        raise ValueError("not this one")
+
+    new.sampler.load_state_dict = fail  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="not this one"):
+        new.state.load(*copy_of(old.state.picture()))
+    assert standing_of(new.state, 1, Condition.DIRTY)
+
+
 def test_a_loaded_rank_knows_when_a_step_is_finished() -> None:
     old, new = Job().start(), Job()
     old.step()
