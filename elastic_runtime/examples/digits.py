@@ -5,10 +5,12 @@
     python -m elastic_runtime.examples.digits
     torchrun --nproc-per-node 2 -m elastic_runtime.examples.digits
     elastic-run --min 1 --max 4 -m elastic_runtime.examples.digits --dir runs/digits
+    elastic-run --min 1 --max 4 -m elastic_runtime.examples.digits --dir runs/digits --in-place
 
 The data comes with scikit-learn: 1,797 real digits of 8 by 8 pixels. Kill a worker or a whole
-node while it runs, or let another one join: training goes on from the last checkpoint, and each
-digit still counts once an epoch.
+node while it runs, or let another one join: training goes on, and each digit still counts once an
+epoch. Without ``--in-place`` all workers start anew from the last checkpoint; with it the survivors
+keep their process, their memory and their step.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,8 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from elastic_runtime import Checkpointer
-from elastic_runtime.data.sampler import ElasticBatchSampler
+import elastic_runtime as elastic
 
 TEST_SAMPLES = 360
 
@@ -39,6 +42,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--every", default="10 steps", help="how often to save: '10 steps', '30s'")
     parser.add_argument("--step-ms", type=float, default=0.0, help="take at least so long a step")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--in-place", action="store_true", help="survivors of a fault go on")
     return parser.parse_args()
 
 
@@ -67,14 +71,12 @@ def network() -> nn.Module:
     )
 
 
-def connect() -> torch.device:
-    """Joins the other workers, if there are any, and picks the device of this one."""
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    if "RANK" in os.environ:
-        dist.init_process_group("nccl" if cuda else "gloo")
-    return torch.device("cuda" if cuda else "cpu")
+def choose_device() -> torch.device:
+    """The device of this worker: a GPU of its own, if there are any."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    return torch.device("cuda")
 
 
 def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> float:
@@ -84,20 +86,64 @@ def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> flo
         return float((model(inputs).argmax(dim=1) == targets).float().mean())
 
 
-def main() -> None:
-    """Trains until all epochs are done, wherever an earlier life of the job has stopped."""
-    args = parse_args()
-    device = connect()
-    torch.manual_seed(args.seed)
-    train, test = digits()
-    model = network().to(device)
-    parallel = DistributedDataParallel(model) if dist.is_initialized() else model
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    sampler = ElasticBatchSampler(len(train), args.batch, seed=args.seed)
-    loader = DataLoader(train, batch_sampler=sampler)
+@dataclass(frozen=True)
+class Lesson:
+    """What is learned, from what, and how far: the same in both forms."""
 
-    state = {"model": model, "optimizer": optimizer, "sampler": sampler}
-    ckpt = Checkpointer(args.dir, state, every=args.every, keep=3)
+    args: argparse.Namespace
+    device: torch.device
+    train: TensorDataset
+    test: TensorDataset
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    sampler: elastic.ElasticBatchSampler
+
+    @classmethod
+    def prepare(cls, args: argparse.Namespace, device: torch.device) -> Lesson:
+        """Everything at its beginning, the same on every rank."""
+        torch.manual_seed(args.seed)
+        train, test = digits()
+        model = network().to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+        sampler = elastic.ElasticBatchSampler(len(train), args.batch, seed=args.seed)
+        return cls(args, device, train, test, model, optimizer, sampler)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What must not be lost, by name."""
+        return {"model": self.model, "optimizer": self.optimizer, "sampler": self.sampler}
+
+    def learn(self, parallel: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """One step; ``parallel`` is the model, wrapped for the present ranks."""
+        started = time.monotonic()
+        outputs = parallel(inputs.to(self.device))
+        loss = nn.functional.cross_entropy(outputs, targets.to(self.device))
+        self.optimizer.zero_grad()
+        (loss * self.sampler.loss_scale).backward()
+        # Only for demonstrations, which would otherwise be over before anything happens.
+        time.sleep(max(0.0, self.args.step_ms / 1000 - (time.monotonic() - started)))
+        self.optimizer.step()
+
+    def report(self, epoch: int, step: int, workers: int) -> None:
+        """Says how good the model is after an epoch."""
+        reached = accuracy(self.model, self.test, self.device)
+        print(f"epoch {epoch}: step {step}, {workers} workers, accuracy {reached:.3f}", flush=True)
+
+    def conclude(self) -> None:
+        """Says how good the model is at the end."""
+        print(f"test accuracy {accuracy(self.model, self.test, self.device):.3f}", flush=True)
+
+
+def train_from_checkpoints(args: argparse.Namespace) -> None:
+    """Trains until all epochs are done, wherever an earlier life of the job has stopped."""
+    device = choose_device()
+    if "RANK" in os.environ:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    lesson = Lesson.prepare(args, device)
+    sampler = lesson.sampler
+    parallel = DistributedDataParallel(lesson.model) if dist.is_initialized() else lesson.model
+    loader = DataLoader(lesson.train, batch_sampler=sampler)
+    ckpt = elastic.Checkpointer(args.dir, lesson.parts, every=args.every, keep=3)
     first = not dist.is_initialized() or dist.get_rank() == 0
     if ckpt.resume() and first:
         print(f"resumed at step {ckpt.steps}, epoch {sampler.epoch}", flush=True)
@@ -105,29 +151,57 @@ def main() -> None:
     while sampler.epoch < args.epochs:
         epoch = sampler.epoch
         for inputs, targets in loader:
-            started = time.monotonic()
-            outputs = parallel(inputs.to(device))
-            loss = nn.functional.cross_entropy(outputs, targets.to(device))
-            optimizer.zero_grad()
-            (loss * sampler.loss_scale).backward()
-            optimizer.step()
-            # Only for demonstrations, which would otherwise be over before anything happens.
-            time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - started)))
+            lesson.learn(parallel, inputs, targets)
             ckpt.step()
         if first:
-            world = dist.get_world_size() if dist.is_initialized() else 1
-            reached = accuracy(model, test, device)
-            print(
-                f"epoch {epoch}: step {ckpt.steps}, {world} workers, accuracy {reached:.3f}",
-                flush=True,
-            )
+            lesson.report(epoch, ckpt.steps, dist.get_world_size() if dist.is_initialized() else 1)
 
     ckpt.save()
     if first:
-        print(f"test accuracy {accuracy(model, test, device):.3f}", flush=True)
+        lesson.conclude()
     ckpt.close()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def train_in_place(args: argparse.Namespace) -> None:
+    """The same; ranks that outlive a fault go on from the step that they have in memory."""
+    lesson = Lesson.prepare(args, choose_device())
+    sampler = lesson.sampler
+    loader = elastic.loader(lesson.train, sampler)
+    state = elastic.State(**lesson.parts)
+    ckpt = elastic.Checkpointer(args.dir, lesson.parts, every=args.every, keep=3)
+
+    @elastic.run(state, checkpointer=ckpt)
+    def world(world: elastic.World) -> elastic.World:
+        """Called at once, and again whenever the world is another one."""
+        parallel = DistributedDataParallel(lesson.model, init_sync=False)
+        if state.step and world.rank == 0:
+            print(
+                f"from step {state.step} on: {world.size} workers, epoch {sampler.epoch}",
+                flush=True,
+            )
+        while sampler.epoch < args.epochs:
+            epoch = sampler.epoch
+            for inputs, targets in loader:
+                lesson.learn(parallel, inputs, targets)
+                state.commit()
+            if world.rank == 0:
+                lesson.report(epoch, state.step, world.size)
+        ckpt.save()
+        return world
+
+    if world.rank == 0:
+        lesson.conclude()
+
+
+def main() -> None:
+    """Trains in one form or the other."""
+    args = parse_args()
+    if args.in_place:
+        train_in_place(args)
+    else:
+        train_from_checkpoints(args)
 
 
 if __name__ == "__main__":
