@@ -1,0 +1,228 @@
+"""A job of real processes that train in place, what it notes, and how it is hurt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCRIPTS = Path(__file__).with_name("scripts")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+PATIENCE = 60.0
+ELASTIC_RUN = (sys.executable, "-m", "elastic_runtime")
+
+
+class Note(NamedTuple):
+    """A step that one rank has committed."""
+
+    at: float
+    pid: int
+    node: str
+    round: int
+    rank: int
+    size: int
+    local_rank: int
+    step: int
+
+
+class Job:
+    """One ``elastic-run`` that runs one of the scripts. At the end of ``with`` nothing is left.
+
+    Args:
+        folder: for notes, the log and checkpoints.
+        script: one of ``scripts``.
+        *options: of ``elastic-run``.
+        kind: which kind of the script.
+        seconds: length of a step.
+        environ: more variables of its environment.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        *options: str,
+        kind: str = "",
+        seconds: float = 0.01,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._mark = f"in-place-{uuid.uuid4().hex}"
+        self._log = folder / "log"
+        words = ["--folder", str(folder), "--kind", kind, "--seconds", str(seconds)]
+        command = [*ELASTIC_RUN, "--log-format", "json", *options, str(SCRIPTS / script), *words]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **ENVIRONMENT, **(environ or {}), processes.MARKER: self._mark},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        processes.end(self._mark)
+        self.process.wait()
+
+    # What is seen of it
+
+    def said(self, what: str) -> list[dict[str, Any]]:
+        """What the workers have noted under this name, in the order of time."""
+        try:
+            text = (self.folder / "notes").read_text()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind("\n") + 1]
+        return [note for note in map(json.loads, whole.splitlines()) if note["what"] == what]
+
+    def steps(self) -> list[Note]:
+        """All steps that all ranks have committed."""
+        return [Note(**{f: note[f] for f in Note._fields}) for note in self.said("step")]
+
+    def newest(self) -> dict[int, Note]:
+        """The last step of each rank of the newest round that has made a step, by rank."""
+        notes = self.steps()
+        number = max((note.round for note in notes), default=0)
+        return {note.rank: note for note in notes if note.round == number}
+
+    @property
+    def step(self) -> int:
+        """The furthest step."""
+        return max((note.step for note in self.steps()), default=0)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name that the agents have logged."""
+        found = []
+        for line in self.log.splitlines():
+            if line.startswith("{") and line.endswith("}"):
+                event = json.loads(line)
+                if event.get("event") == name:
+                    found.append(event)
+        return found
+
+    @property
+    def log(self) -> str:
+        """All that agents and workers have printed."""
+        return self._log.read_text(errors="replace")
+
+    def story(self) -> str:
+        """The end of the log and of the notes, for messages."""
+        notes = "\n".join(str(note) for note in self.steps()[-6:])
+        return f"{self.log[-6000:]}\n{notes}"
+
+    # What is waited for
+
+    def wait(self, happened: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+        """Waits until something is true, and returns it; fails if the job ends meanwhile."""
+
+        def look() -> Any:
+            ended = self.process.poll() is not None
+            found = happened()
+            assert found or not ended, f"it ended before {what}\n{self.story()}"
+            return found
+
+        return processes.wait_for(look, patience, what, self.story, pause=0.03)
+
+    def ranks(self, size: int, *, after: int = 0, more: int = 3) -> dict[int, Note]:
+        """Waits until so many ranks have made steps together.
+
+        Args:
+            size: how many ranks.
+            after: in a round after this one.
+            more: how many steps in that round.
+
+        Returns:
+            The last step of each rank, by rank.
+        """
+
+        def together() -> dict[int, Note]:
+            newest = self.newest()
+            ready = len(newest) == size and all(
+                note.size == size and note.round > after for note in newest.values()
+            )
+            if not ready:
+                return {}
+            number = newest[0].round
+            made = sum(1 for note in self.steps() if note.round == number and note.rank == 0)
+            return newest if made >= more else {}
+
+        found: dict[int, Note] = self.wait(together, f"{size} ranks after round {after}")
+        return found
+
+    def event(self, name: str, **fields: Any) -> dict[str, Any]:
+        """Waits for an event with these fields."""
+
+        def find() -> dict[str, Any]:
+            for event in self.events(name):
+                if fields.items() <= event.items():
+                    return event
+            return {}
+
+        found: dict[str, Any] = self.wait(find, f"the event {name} {fields or ''}")
+        return found
+
+    # What is done to it
+
+    def kill(self, *notes: Note, number: int = signal.SIGKILL) -> None:
+        """A signal to the workers that have made these steps."""
+        processes.send([note.pid for note in notes], number)
+
+    def nodes(self) -> dict[str, int]:
+        """With ``--local-nodes``: the process of each node, by its name."""
+        event = self.event("local.started")
+        return dict(zip(event["nodes"], event["pids"], strict=True))
+
+    def enough(self) -> None:
+        """The workers are to end well."""
+        (self.folder / "enough").touch()
+
+    def end(self, patience: float = PATIENCE) -> int:
+        """Waits for the end, and that nothing is left behind.
+
+        Returns:
+            The exit code.
+        """
+        code = processes.wait_for(
+            lambda: None if (ended := self.process.poll()) is None else [ended],
+            patience,
+            "the end of the job",
+            self.story,
+        )[0]
+        processes.wait_for(lambda: not processes.marked(self._mark), 10, "no process left")
+        return int(code)
+
+    def finish(self) -> None:
+        """Ends it well, and checks what must always be true."""
+        self.enough()
+        assert self.end() == 0, self.story()
+        self.check()
+
+    def check(self) -> None:
+        """No step was lost that a survivor had committed, and all ranks ended alike."""
+        rounds: dict[int, list[Note]] = {}
+        for note in self.steps():
+            rounds.setdefault(note.round, []).append(note)
+        before: list[Note] = []
+        for _, notes in sorted(rounds.items()):
+            pids = {note.pid for note in notes}
+            held = max((note.step for note in before if note.pid in pids), default=0)
+            furthest = max((note.step for note in before), default=0)
+            # A step may be committed and its worker end before it is noted.
+            assert held < notes[0].step <= furthest + 3, f"{notes[0]} after step {held}"
+            before = notes
+        ends = {(note["step"], note["digest"]) for note in self.said("ended")}
+        assert len(ends) == 1, ends

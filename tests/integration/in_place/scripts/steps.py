@@ -1,0 +1,55 @@
+"""Steps of a small network, as a user would write them; ``--kind`` names what is special."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from noting import Notes, digest, options
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import elastic_runtime as elastic
+
+FEATURES = 8
+BATCH = 12
+
+
+def main() -> None:
+    args = options()
+    notes = Notes(args.folder)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
+    optim = torch.optim.Adam(model.parameters(), lr=0.01)
+    data = torch.randn(20 * BATCH, FEATURES)
+    sampler = elastic.ElasticBatchSampler(len(data), BATCH, seed=2)
+    state = elastic.State(model=model, optim=optim, sampler=sampler)
+    saver = None
+    if args.kind == "saved":
+        saver = elastic.Checkpointer(
+            os.path.join(args.folder, "saved"), state.parts, every="10 steps", keep=2
+        )
+    loader = elastic.loader(data, sampler)
+
+    def train(world: elastic.World) -> float:
+        notes.say("began", world, step=state.step)
+        ddp = DistributedDataParallel(model)
+        while True:
+            for batch in loader:
+                if state.step == args.steps if args.steps else notes.enough():
+                    notes.say("ended", world, step=state.step, digest=digest(model))
+                    return digest(model)
+                loss = (ddp(batch) - batch.sum(dim=1, keepdim=True)).square().mean()
+                optim.zero_grad()
+                (loss * sampler.loss_scale).backward()
+                time.sleep(args.seconds)
+                optim.step()
+                state.commit()
+                notes.say("step", world, step=state.step)
+
+    elastic.run(state, saver)(train)
+
+
+if __name__ == "__main__":
+    main()

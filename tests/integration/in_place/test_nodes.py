@@ -1,0 +1,23 @@
+"""Workers and nodes that come and go, and what becomes of those that stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.integration.in_place.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) -> None:
+    with Job(tmp_path, "steps.py", "--nproc-per-node", "3") as job:
+        before = job.ranks(3)
+        job.kill(before[0])
+        fewer = job.ranks(2, after=before[0].round)
+        # Those who stay keep their process and their order, and rank 0 is one of them.
+        assert [fewer[r].pid for r in (0, 1)] == [before[r].pid for r in (1, 2)]
+        full = job.ranks(3, after=fewer[0].round)
+        assert [full[r].pid for r in (0, 1)] == [before[r].pid for r in (1, 2)]
+        assert full[2].pid not in {note.pid for note in before.values()}
+        job.finish()
