@@ -41,6 +41,18 @@ def seal_without_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sealing, "Transaction", unfenced)
 
 
+def lost_workers_still_count(patch: pytest.MonkeyPatch) -> None:
+    """In place, a node that says that its workers are gone is taken into the next round."""
+    original = absorb._command
+
+    def forgetful(state: State, event: Any, now: float) -> State:
+        if getattr(event, "workers", None) == 0:
+            event = replace(event, workers=1)
+        return original(state, event, now)
+
+    patch.setattr(absorb, "_command", forgetful)
+
+
 def amnesia_unnoticed(patch: pytest.MonkeyPatch) -> None:
     """A snapshot of a store that forgot is taken for any other."""
     original = absorb._snapshot
@@ -117,4 +129,5 @@ MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (first_one_ends_all, ENDING),
     (joiners_first, MIXED),
     (impatient, CHURN),
+    (lost_workers_still_count, CHURN),
 )

@@ -20,6 +20,7 @@ from elastic_runtime.rendezvous.state import (
     Action,
     Applied,
     Apply,
+    Available,
     Conflict,
     Done,
     Drain,
@@ -29,12 +30,14 @@ from elastic_runtime.rendezvous.state import (
     Fenced,
     Follow,
     Goodbye,
+    InPlace,
     Join,
     Left,
     Look,
     Notice,
     Notify,
     Policy,
+    Prepare,
     Probe,
     Probed,
     Sealed,
@@ -159,7 +162,7 @@ class Node:
             node=self.uuid,
             name=self.name,
             address="127.0.0.1",
-            workers=1,
+            workers=0 if self.agent.lacking else 1,
             probe_port=self.port,
             store_port=self.port,
             settings=self.settings,
@@ -268,13 +271,14 @@ class Agent:
         self.asked = False
         self.code = ""
         self.began = 0.0
+        self.lacking = False  # in place, its worker has not been replaced yet
         self.turn = 0  # tells delayed steps of an earlier round that they are late
 
     # -- notices
 
     def hear(self, notice: Notice) -> None:
         """Takes a notice, a moment later: the agent's loop is another thread."""
-        if isinstance(notice, Sealed | Switch | Excluded | Fenced | Ended | Conflict):
+        if isinstance(notice, Sealed | Switch | Excluded | Fenced | Ended | Conflict | Prepare):
             self.node.later(0.0002, self._take, notice)
 
     def _take(self, notice: Notice) -> None:
@@ -297,6 +301,17 @@ class Agent:
                 self._end_with("done" if outcome.succeeded else f"failed: {outcome.exit_code}")
             case Conflict():
                 self._end_with("conflict")
+            case Prepare():
+                self._replace()
+
+    def _replace(self) -> None:
+        """In place: a worker starts, and is ready for a round some time later."""
+        self.node.later(self.clock.within(0.02, 2.0), self._ready)
+
+    def _ready(self) -> None:
+        self.lacking = False
+        if self.phase != "over":
+            self.node.feed(Available(1, self.node.port))
 
     def _end_with(self, code: str) -> None:
         self.then, self.code = "end", code
@@ -329,6 +344,8 @@ class Agent:
     def _sealed(self, sealed: RoundRecord) -> None:
         if self.phase != "waiting":
             return
+        if self.lacking:
+            raise Violation(f"{self.node.name} is sealed in, but has no worker")
         self.round, self.phase, self.then = sealed, "starting", "rejoin"
         self.turn += 1
         self.node.world.told_a_round(self.node, sealed)
@@ -341,6 +358,8 @@ class Agent:
         self.phase = "running"
         self.began = self.clock.now
         self.clock.log(self.node.name, f"   workers of round {self.round.number} start")
+        if self.node.world.in_place and not self.node.state.policy.in_place:
+            self.node.feed(InPlace())
         self.node.world.workers_started(self.node, self.round)
 
     def _switch(self, number: int, broken: bool, reason: str) -> None:
@@ -372,7 +391,7 @@ class Agent:
         self.node.world.workers_ended(self.node, self.round)
         self._left(fault or FaultReport(self.round.number, records.PLANNED, "stopped"))
 
-    def _left(self, fault: FaultReport) -> None:
+    def _left(self, fault: FaultReport, *, lost: bool = False) -> None:
         assert self.round is not None
         if self.then == "end":
             self._leave(self.code)
@@ -386,7 +405,12 @@ class Agent:
                 lifetime=self.clock.now - self.began if self.began else 0.0,
             )
             self.phase, number, self.round = "waiting", self.round.number, None
-            self.node.feed(Left(number, fault, self.node.port, stays))
+            in_place = self.node.world.in_place
+            workers = (0 if lost else 1) if in_place else None
+            self.node.feed(Left(number, fault, self.node.port, stays, workers))
+            if lost and stays and in_place:
+                self.lacking = True
+                self._replace()
             if not stays:
                 self._leave("left")
 
@@ -417,7 +441,8 @@ class Agent:
                 reason,
                 signature="" if echo else signature,
                 consequence=echo,
-            )
+            ),
+            lost=not echo,
         )
 
     def worker_hears_of_loss(self, number: int) -> None:

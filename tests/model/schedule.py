@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ POLICY = Policy(
 )
 # Longest time from the last fault until all are together, and from then until all have left.
 TOGETHER = 240.0
+# Share of schedules whose jobs recover in place.
+_IN_PLACE = 0.4
 OVER = 120.0
 
 
@@ -150,6 +153,8 @@ class Schedule:
             work=chance.choice((0.3, 2.0, 10.0)),
             reports_steps=chance.random() < 0.7,
         )
+        # Drawn apart, so that a seed means what it always meant.
+        self.world.in_place = random.Random(f"in place {seed}").random() < _IN_PLACE
         self.theme = theme or chance.choice(THEMES)
         self.world.stubborn = self.theme.stubborn
         self.held = chance.random() < self.theme.held

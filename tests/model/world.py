@@ -46,6 +46,7 @@ class World:
         self.work = work
         self.not_before = 0.0  # nobody is through before this moment
         self.reports_steps = reports_steps
+        self.in_place = False  # workers keep their process, and a lost one is replaced later
         self.stubborn = 0.0  # share of stops in which workers do not want to end
         self.store = SimStore(clock, loose, self._committed)
         self.nodes: list[Node] = []

@@ -1,0 +1,334 @@
+"""The history of a job that recovers in place, and whether it kept the guarantee.
+
+Every process notes what it does (``tests/chaos/in_place_job.py`` writes it), and whoever hurts
+the job notes whom it struck. ``violations`` reads both and knows nothing of how the job works,
+only what it promises:
+
+    A step whose commit is held by at least one living rank is never lost and never repeated; when
+    commit(n) returns anywhere, n-1 is held everywhere. A step committed only on ranks that have
+    died is done again, with the same samples.
+
+A process that was stopped is as good as dead for those it stopped talking to, until it enters a
+round again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A process begins to train in a round; ``at`` in nanoseconds, here and below.
+
+    Attributes:
+        step: how many steps are committed; it goes on from there.
+        digest: of its parameters and optimizer state.
+    """
+
+    at: int
+    process: str
+    round: int
+    rank: int
+    world: int
+    step: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A process is about to make a step, with these samples as its share."""
+
+    at: int
+    process: str
+    round: int
+    step: int
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A process holds the commit of a step, with this digest."""
+
+    at: int
+    process: str
+    round: int
+    step: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A process no longer trains in a round."""
+
+    at: int
+    process: str
+    round: int
+    step: int
+
+
+Record: TypeAlias = Entered | Begun | Committed | Left
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """What was done to a process: killed, stopped for a while, or its node asked to leave."""
+
+    at: int
+    process: str
+    kind: Literal["killed", "stopped", "asked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process: its name in the records, its pid, the mark of its node, and when it began."""
+
+    name: str
+    pid: int
+    mark: str
+    born: int
+
+
+_KINDS = {"entered": Entered, "begun": Begun, "committed": Committed, "left": Left}
+
+
+def parse(process: str, line: bytes) -> Record | Process | None:
+    """One line of a process's history; None: nothing that is checked."""
+    fields = json.loads(line)
+    what = fields.pop("what")
+    if what == "born":
+        return Process(process, fields["pid"], fields["mark"], fields["at"])
+    if what == "begun":
+        fields["samples"] = tuple(fields["samples"])
+    kind = _KINDS.get(what)
+    return kind(process=process, **fields) if kind else None
+
+
+def violations(
+    records: Iterable[Record], strikes: Sequence[Strike], batch: Callable[[int], Sequence[int]]
+) -> list[str]:
+    """Everything in a history that breaks the guarantee.
+
+    Args:
+        records: of all processes, in any order.
+        strikes: whom something was done to.
+        batch: the samples of a step, from 1, in the run of a single rank.
+
+    Returns:
+        One sentence each; none if the history is right.
+    """
+    rounds = _rounds(records)
+    rules = (
+        _alike(rounds),
+        _in_order(rounds),
+        _one_before_held(rounds),
+        _one_at_a_time(rounds, strikes),
+        _none_vanishes(rounds, strikes),
+        _nothing_lost(rounds, strikes),
+        _same_samples(rounds, batch),
+    )
+    return [sentence for rule in rules for sentence in rule]
+
+
+@dataclass
+class _Round:
+    """What was noted in one round, in the order of time."""
+
+    number: int
+    entered: list[Entered] = field(default_factory=list)
+    begun: list[Begun] = field(default_factory=list)
+    committed: list[Committed] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+    @property
+    def opened(self) -> int:
+        """When the first rank began to train."""
+        return self.entered[0].at
+
+    @property
+    def start(self) -> int:
+        """The step that it goes on from."""
+        return self.entered[0].step
+
+    @property
+    def newest(self) -> int:
+        """The furthest step that any rank has committed."""
+        return max((one.step for one in self.committed), default=self.start)
+
+    def moments(self) -> list[Entered | Committed]:
+        """All that says which step a process holds, in the order of time."""
+        return sorted((*self.entered, *self.committed), key=lambda one: one.at)
+
+
+def _rounds(records: Iterable[Record]) -> list[_Round]:
+    rounds: dict[int, _Round] = {}
+    for record in sorted(records, key=lambda one: one.at):
+        here = rounds.setdefault(record.round, _Round(record.round))
+        match record:
+            case Entered():
+                here.entered.append(record)
+            case Begun():
+                here.begun.append(record)
+            case Committed():
+                here.committed.append(record)
+            case Left():
+                here.left.append(record)
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def _alike(rounds: list[_Round]) -> Iterator[str]:
+    """All ranks of a round go on from one step, and hold the same at each step."""
+    for here in rounds:
+        if len({one.step for one in here.entered}) != 1:
+            steps = {f"rank {one.rank}": one.step for one in here.entered}
+            yield f"the ranks of round {here.number} go on from different steps: {steps}"
+        ranks = sorted(one.rank for one in here.entered)
+        worlds = {one.world for one in here.entered}
+        if len(worlds) != 1 or len(set(ranks)) != len(ranks) or ranks[-1] >= max(worlds):
+            yield f"round {here.number} has ranks {ranks} in worlds of {sorted(worlds)}"
+        digests: dict[int, set[int]] = defaultdict(set)
+        for one in here.moments():
+            digests[one.step].add(one.digest)
+        for step, different in digests.items():
+            if len(different) > 1:
+                yield f"the ranks of round {here.number} hold different states at step {step}"
+
+
+def _in_order(rounds: list[_Round]) -> Iterator[str]:
+    """Rounds only grow, and in each of them a process makes one step after the other."""
+    for before, here in pairwise(rounds):
+        if here.opened <= before.opened:
+            yield f"round {here.number} began before round {before.number}"
+    for here in rounds:
+        held: dict[str, int] = {}
+        for one in here.moments():
+            known = held.get(one.process)
+            if isinstance(one, Entered) != (known is None):
+                yield f"{one.process} entered round {here.number} twice or not at all"
+            elif known is not None and one.step != known + 1:
+                yield (
+                    f"{one.process} committed step {one.step} of round {here.number} right after "
+                    f"step {known}"
+                )
+            held[one.process] = one.step
+
+
+def _one_before_held(rounds: list[_Round]) -> Iterator[str]:
+    """When commit(n) returns anywhere, n-1 is held by every rank of that round."""
+    for here in rounds:
+        held: dict[int, int] = {}  # by step: how many ranks
+        for one in here.moments():
+            held[one.step] = held.get(one.step, 0) + 1
+            if isinstance(one, Committed) and held.get(one.step - 1, 0) < here.entered[0].world:
+                yield (
+                    f"{one.process} committed step {one.step} of round {here.number} before all "
+                    f"ranks held step {one.step - 1}"
+                )
+
+
+def _one_at_a_time(rounds: list[_Round], strikes: Sequence[Strike]) -> Iterator[str]:
+    """No two rounds train at once.
+
+    Who was stopped may wake up in the middle of a step, and commit that one and no other.
+    """
+    stopped = {strike.process: strike.at for strike in reversed(strikes) if _stops(strike)}
+    for number, here in enumerate(rounds):
+        newer = min(rounds[number + 1 :], key=lambda other: other.opened, default=None)
+        if newer is None:
+            continue
+        late = [one for one in (*here.begun, *here.committed) if one.at > newer.opened]
+        woken: set[str] = set()
+        for one in late:
+            excused = stopped.get(one.process, one.at) < one.at and one.process not in woken
+            if isinstance(one, Committed):
+                woken.add(one.process)
+            if not excused:
+                yield (
+                    f"{one.process} was at step {one.step} of round {here.number} while round "
+                    f"{newer.number} trained"
+                )
+
+
+def _none_vanishes(rounds: list[_Round], strikes: Sequence[Strike]) -> Iterator[str]:
+    """No process ends in the middle of a round unless something was done to it."""
+    struck = {strike.process for strike in strikes}
+    for here in rounds:
+        left = {one.process for one in here.left}
+        for one in here.entered:
+            if one.process not in left | struck:
+                yield f"{one.process} vanished in round {here.number}, and nobody had struck it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    """What a process remembers of its last round."""
+
+    process: str
+    since: int  # when it entered that round
+    step: int
+    digest: int
+
+
+def _nothing_lost(rounds: list[_Round], strikes: Sequence[Strike]) -> Iterator[str]:
+    """A round goes on from the furthest commit that a living process holds, and its state."""
+    holdings: dict[str, _Holding] = {}
+    newest, begun = 0, 0
+    for here in rounds:
+        alive = [one for one in holdings.values() if not _gone(one, here.opened, strikes)]
+        for one in alive:
+            if one.step > here.start:
+                yield (
+                    f"round {here.number} goes on from step {here.start}, but {one.process} "
+                    f"held step {one.step}"
+                )
+            if one.step == here.start and one.digest != here.entered[0].digest:
+                yield (
+                    f"round {here.number} does not begin with the state that {one.process} "
+                    f"held at step {one.step}"
+                )
+        # A step that all have finished counts as done when nobody lives to hold the one before.
+        if here.start > max(newest, min(newest + 1, begun)):
+            yield f"round {here.number} goes on from step {here.start}, which nobody has made"
+        newest = max(newest, here.newest)
+        begun = max([begun, *(one.step for one in here.begun)])
+        for one in here.moments():
+            since = one.at if isinstance(one, Entered) else holdings[one.process].since
+            holdings[one.process] = _Holding(one.process, since, one.step, one.digest)
+
+
+def _gone(holding: _Holding, moment: int, strikes: Sequence[Strike]) -> bool:
+    """Whether what a process remembers is out of reach for the others at a moment.
+
+    Who is asked to leave does so at a step of all ranks, unless something else is done meanwhile.
+    """
+    meanwhile = [strike for strike in strikes if holding.since < strike.at < moment]
+    mine = [strike for strike in meanwhile if strike.process == holding.process]
+    others = len(mine) < len(meanwhile)
+    return any(strike.kind != "asked" or others for strike in mine)
+
+
+def _same_samples(rounds: list[_Round], batch: Callable[[int], Sequence[int]]) -> Iterator[str]:
+    """Every step has the samples of a run with one rank, also when it is done again."""
+    for here, later in zip_longest(rounds, rounds[1:]):
+        rank_of = {one.process: one.rank for one in here.entered}
+        shares: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
+        for one in here.begun:
+            shares[one.step][rank_of[one.process]] = one.samples
+        done = max(here.newest, later.start if later else 0)
+        for step, parts in shares.items():
+            samples = [sample for _, part in sorted(parts.items()) for sample in part]
+            expected = list(batch(step))
+            whole = step <= done
+            if samples != expected if whole else not set(samples) <= set(expected):
+                yield f"step {step} of round {here.number} had samples {samples}, not {expected}"
+
+
+def _stops(strike: Strike) -> bool:
+    return strike.kind == "stopped"
