@@ -16,6 +16,7 @@ from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.protocol.records import (
     DONE,
     IN,
+    JOB,
     OUTCOME,
     ROUND,
     START,
@@ -54,7 +55,11 @@ LONGEST_SUSPICION = 60.0
 def end(state: State, outcome: OutcomeRecord, plan: Plan, now: float) -> State:
     """Writes down the end of the job."""
     plan.reason = outcome.reason
-    expects = (Expect(OUTCOME, state.outcome.version), Expect(ROUND, state.round.version))
+    expects = (
+        Expect(OUTCOME, state.outcome.version),
+        Expect(ROUND, state.round.version),
+        Expect(JOB, state.job.version),  # a node that lags behind must not end a later life
+    )
     put = Put(OUTCOME, outcome.encode())
     return plan.apply(state, OUTCOME, Transaction(expects, (put,)), now)
 
