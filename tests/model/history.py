@@ -243,7 +243,8 @@ def _one_at_a_time(rounds: list[_Round], strikes: Sequence[Strike]) -> Iterator[
         newer = min(rounds[number + 1 :], key=lambda other: other.opened, default=None)
         if newer is None:
             continue
-        late = [one for one in (*here.begun, *here.committed) if one.at > newer.opened]
+        made: list[Begun | Committed] = [*here.begun, *here.committed]
+        late = [one for one in made if one.at > newer.opened]
         woken: set[str] = set()
         for one in late:
             excused = stopped.get(one.process, one.at) < one.at and one.process not in woken
@@ -298,9 +299,9 @@ def _nothing_lost(rounds: list[_Round], strikes: Sequence[Strike]) -> Iterator[s
             yield f"round {here.number} goes on from step {here.start}, which nobody has made"
         newest = max(newest, here.newest)
         begun = max([begun, *(one.step for one in here.begun)])
-        for one in here.moments():
-            since = one.at if isinstance(one, Entered) else holdings[one.process].since
-            holdings[one.process] = _Holding(one.process, since, one.step, one.digest)
+        for said in here.moments():
+            since = said.at if isinstance(said, Entered) else holdings[said.process].since
+            holdings[said.process] = _Holding(said.process, since, said.step, said.digest)
 
 
 def _gone(holding: _Holding, moment: int, strikes: Sequence[Strike]) -> bool:
