@@ -231,7 +231,9 @@ class Console:
             name = _NO_STORE_YET
         line = _LINES.get(name, _UNKNOWN)
         text = line.render(fields) if line.shown else ""
-        if not text or (line.whole_job and self._rank != 0):
+        # Only who leads says that it waits, and that need not be who was rank 0.
+        for_another = line.whole_job and self._rank != 0 and name != "job.waiting"
+        if not text or for_another:
             return []
         if name == "checkpoint.resumed" and self._held:
             self._resumed = text

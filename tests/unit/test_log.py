@@ -53,6 +53,16 @@ def test_a_fault_and_its_recovery_are_one_line() -> None:
     ]
 
 
+def test_who_is_left_says_that_it_waits() -> None:
+    waiting: Happened = (
+        "job.waiting",
+        {"reason": "waiting for at least 2 nodes", "have": 1, "minimum": 2, "maximum": 2},
+    )
+    assert _seen(_round(1, rank=1), ("round.left", {"round": 1}), waiting, node="b") == [
+        "waiting for nodes: 1 of 2 are here (waiting for at least 2 nodes)"
+    ]
+
+
 def test_training_goes_on_without_the_store_once_it_has_begun() -> None:
     lost: Happened = ("store.lost", {"why": "refused"})
     assert _seen(FIRST, lost)[1:] == ["the store does not answer (refused); training goes on"]
