@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.chaos.harness import Node
+    from tests.chaos.fleet import Node
     from tests.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.chaos, pytest.mark.etcd]
