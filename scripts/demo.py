@@ -1,5 +1,7 @@
 """The quickstart's story: three nodes train on handwritten digits while things go wrong.
 
+First with a ``Checkpointer`` alone, as a restart; then in place.
+
 Everything that is printed comes from the job itself (of the epochs, every fifth), except for the
 lines that begin with ``▸``: they say what is done to it.
 """
@@ -100,55 +102,95 @@ def workers_of(agent: psutil.Process) -> list[psutil.Process]:
     return [worker for server in agent.children() for worker in server.children()]
 
 
-def play(job: Job, directory: str) -> None:
-    """The story."""
-    say("three nodes on this machine; a fourth may join; this takes a minute or two")
-    launcher = job.start(
-        [
-            ELASTIC_RUN,
-            *"--min 1 --max 4 --local-nodes 3 --last-call 8 --log-format console".split(),
-            *f"elastic_runtime/examples/digits.py --dir {directory}".split(),
-            *"--epochs 60 --step-ms 20".split(),
-        ]
-    )
-    job.wait_for(r"another node joins with")
-    join = shlex.split(job.wait_for(r"--rdzv-endpoint").string)
-    job.wait_for(r"round \d+: 3 workers on 3 nodes")
-    job.wait_for(r"epoch 3\b")
+def elastic_run(last_call: int, *arguments: str) -> list[str]:
+    """The command that starts three nodes on this machine; a fourth may join."""
+    nodes = f"--min 1 --max 4 --local-nodes 3 --last-call {last_call} --log-format console"
+    digits = "elastic_runtime/examples/digits.py --epochs 40 --step-ms 20"
+    return [ELASTIC_RUN, *nodes.split(), *digits.split(), *arguments]
 
+
+def kill_worker(job: Job, launcher: subprocess.Popen[str]) -> None:
+    """Kills one worker, and waits until the whole world trains again."""
     worker = workers_of(agent_of(launcher, "node1"))[0]
     say(f"kill -9 {worker.pid}: the worker of node1")
     worker.kill()
-    job.wait_for(r"round \d+.*recovered in")
-    job.wait_for(r"epoch \d+")
+    job.wait_for(r"round \d+: 3 workers")
+    job.wait_for(r"epoch \d+:")
+
+
+def restart(job: Job, directory: str) -> None:
+    """The first act: with a Checkpointer alone, a fault costs all workers a restart."""
+    say("three nodes on this machine train, with a Checkpointer; this takes a minute or two")
+    launcher = job.start(elastic_run(8, "--dir", directory))
+    job.wait_for(r"round 1: 3 workers")
+    job.wait_for(r"epoch 3\b")
+    kill_worker(job, launcher)
+    say("SIGTERM: the whole job saves the step that it is at, and stops")
+    launcher.terminate()
+    launcher.wait(timeout=PATIENCE)
+
+
+def in_place(job: Job, directory: str) -> tuple[float, int]:
+    """The second act: survivors keep their process, their memory and their step.
+
+    Returns:
+        The accuracy at the end and the exit code.
+    """
+    say("the same once more, in place: it goes on from there; a fourth node may join")
+    launcher = job.start(elastic_run(5, "--dir", directory, "--in-place"))
+    job.wait_for(r"another node joins with")
+    join = shlex.split(job.wait_for(r"--rdzv-endpoint").string)
+    job.wait_for(r"round 1: 3 workers")
+    job.wait_for(r"epoch \d+:")
+    kill_worker(job, launcher)
 
     agent = agent_of(launcher, "node2")
     tree = [agent, *agent.children(recursive=True)]
     say(f"kill -9 {' '.join(str(process.pid) for process in tree)}: all of node2")
     for process in tree:
         process.kill()
-    job.wait_for(r"round \d+.*2 nodes.*recovered in")
-    job.wait_for(r"epoch \d+")
+    job.wait_for(r"round \d+: 2 workers on 2 nodes")
+    job.wait_for(r"epoch \d+:")
 
     say("another node joins, with the command that was printed above")
     flags = join.index("--min")
     job.start([*join[:flags], "--node-name", "late", *join[flags:]])
-    job.wait_for(r"round \d+.*3 nodes.*recovered in")
+    job.wait_for(r"round \d+: 3 workers on 3 nodes")
 
     accuracy = float(job.wait_for(r"test accuracy (\d\.\d+)").group(1))
-    code = launcher.wait(timeout=PATIENCE)
-    summary(job, accuracy, code)
+    return accuracy, launcher.wait(timeout=PATIENCE)
 
 
-def summary(job: Job, accuracy: float, code: int) -> None:
-    """What happened, and whether it was what was promised."""
-    print("\nwhat happened:")
-    for line in job.lines:
-        if re.match(r"round \d+:", line):
+def went_back(lines: list[str]) -> list[str]:
+    """The lines that say that training goes on from a step before one that was done already."""
+    highest, found = 0, []
+    for line in lines:
+        if done := re.search(r"epoch \d+: step (\d+)", line):
+            highest = max(highest, int(done.group(1)))
+        if (onward := re.search(r"from step (\d+) on", line)) and int(onward.group(1)) < highest:
+            found.append(line)
+    return found
+
+
+def summary(lines: list[str], accuracy: float, code: int) -> None:
+    """What happened in place, and whether it was what was promised."""
+    print("\nwhat happened in place:")
+    for line in lines:
+        if re.search(r"^round \d+:|from step \d+ on", line):
             print(f"  {line}")
-    print(f"\ntest accuracy {accuracy:.3f}, exit code {code}")
-    if code != 0 or accuracy < 0.97:
+    back = went_back(lines)
+    print(f"\nsteps were {'lost' if back else 'not lost'}, ", end="")
+    print(f"test accuracy {accuracy:.3f}, exit code {code}")
+    if code != 0 or accuracy < 0.97 or back:
         raise SystemExit("▸ that is not what should have happened")
+
+
+def play(job: Job, directory: str) -> None:
+    """Both acts."""
+    restart(job, directory)
+    first_act = len(job.lines)
+    accuracy, code = in_place(job, directory)
+    summary(job.lines[first_act:], accuracy, code)
 
 
 def main() -> None:
