@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -111,3 +112,18 @@ def test_what_is_installed() -> None:
     assert preload.is_installed("os")
     assert not preload.is_installed("tests")
     assert not preload.is_installed("no_such_distribution")
+
+
+def test_nothing_is_collected_during_the_imports_and_again_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watches_the_collector.py").write_text("import gc\nWAS_ON = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(preload, "ALWAYS", ())
+    for question in ("_unfit", "_canary"):
+        monkeypatch.setattr(preload, question, lambda *_: "")
+    done = preload.preload("", str(tmp_path), ("watches_the_collector", "no_such_module"))
+    gc.unfreeze()
+    assert done.modules == ("watches_the_collector",)
+    assert sys.modules.pop("watches_the_collector").WAS_ON is False
+    assert gc.isenabled()
