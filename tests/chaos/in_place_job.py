@@ -1,0 +1,161 @@
+"""The job of the chaos test in place: its history shows whether every step was done once.
+
+It trains a small perceptron on made points. Each process appends what it does to a history of its
+own, one JSON object a line (``tests/model/history.py`` says what they mean); a line is one write,
+so that a history is whole wherever its process was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+import elastic_runtime as elastic
+
+BATCH = 8
+# Three samples remain for the last step of an epoch: one of four ranks gets none.
+SAMPLES = 12 * BATCH + 3
+_SEED = 3
+_FEATURES = 6
+
+
+class Points(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
+    """A smooth function of six numbers, with the index of each sample."""
+
+    def __init__(self) -> None:
+        made = torch.Generator().manual_seed(_SEED)
+        self._inputs = torch.randn(SAMPLES, _FEATURES, generator=made, dtype=torch.float64)
+        self._targets = torch.sin(self._inputs.sum(1, keepdim=True))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        return index, self._inputs[index], self._targets[index]
+
+
+def sampler(**place: int) -> elastic.ElasticBatchSampler:
+    """The order of the samples, for this rank or another."""
+    return elastic.ElasticBatchSampler(SAMPLES, BATCH, seed=_SEED, **place)
+
+
+def network() -> tuple[nn.Module, torch.optim.Adam]:
+    """The perceptron and its optimizer, as every process starts with them."""
+    torch.manual_seed(_SEED)
+    model = nn.Sequential(nn.Linear(_FEATURES, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+    return model, torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
+
+
+def learn(model: nn.Module, optim: torch.optim.Optimizer, batch: Any, scale: float = 1.0) -> None:
+    """One step of training, up to the commit."""
+    _, inputs, targets = batch
+    loss = nn.functional.mse_loss(model(inputs), targets) * scale
+    optim.zero_grad()
+    loss.backward()
+    optim.step()
+
+
+def digest(model: nn.Module, optim: torch.optim.Optimizer) -> int:
+    """A number for the bytes of all parameters and of Adam's state."""
+    moments = [t for slots in optim.state.values() for t in slots.values()]
+    number = 0
+    for tensor in (*model.parameters(), *moments):
+        number = zlib.crc32(tensor.detach().numpy().tobytes(), number)
+    return number
+
+
+class History:
+    """What this process does, appended to a file of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        born = time.monotonic_ns()
+        self.name = f"{os.getpid()}-{born}"
+        mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._file = os.open(directory / self.name, mode, 0o600)
+        self.write("born", pid=os.getpid(), mark=os.environ.get("ELASTIC_TEST_MARK", ""))
+
+    def write(self, what: str, **fields: Any) -> None:
+        """Notes something with the time, in one write."""
+        line = {"what": what, "at": time.monotonic_ns(), **fields}
+        os.write(self._file, f"{json.dumps(line)}\n".encode())
+
+
+class Trainer:
+    """The training loop, noted step by step.
+
+    Args:
+        history: where it is noted.
+        goal: a file that will hold the number of steps to make, once that is known.
+        seconds: what a step takes beyond its work.
+    """
+
+    def __init__(self, history: History, goal: Path, seconds: float) -> None:
+        self.model, self.optim = network()
+        self._history, self._goal, self._seconds = history, goal, seconds
+        self._sampler = sampler()
+        self._loader = elastic.loader(Points(), self._sampler, num_workers=2)
+        self.state = elastic.State(model=self.model, optim=self.optim, sampler=self._sampler)
+
+    def train(self, world: elastic.World) -> None:
+        """Trains with these ranks until the goal is reached or the world changes."""
+        state, note = self.state, self._history.write
+        place = {"round": world.round, "rank": world.rank, "world": world.size}
+        note("entered", step=state.step, digest=digest(self.model, self.optim), **place)
+        try:
+            ddp = DistributedDataParallel(self.model, init_sync=False)
+            while not self._reached():
+                for batch in self._loader:
+                    self._step(ddp, batch, world.round)
+                    if self._reached():
+                        break
+        finally:
+            note("left", round=world.round, step=state.step)
+
+    def _step(self, ddp: nn.Module, batch: Any, number: int) -> None:
+        state, note = self.state, self._history.write
+        step, scale = state.step + 1, self._sampler.loss_scale
+        # A rank without a share takes a sample of another rank, with no weight.
+        samples = batch[0].tolist() if scale else []
+        note("begun", round=number, step=step, samples=samples)
+        learn(ddp, self.optim, batch, scale)
+        time.sleep(self._seconds)
+        try:
+            state.commit()
+        finally:
+            if state.step == step:  # also where the round ends with this commit
+                held = digest(self.model, self.optim)
+                note("committed", round=number, step=step, digest=held)
+
+    def _reached(self) -> bool:
+        # Written once, and so far ahead that all ranks have seen it when they get there.
+        return self._goal.exists() and self.state.step >= int(self._goal.read_text())
+
+
+def main() -> None:
+    """Trains until the goal and saves the weights."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--histories", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--goal", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=0.02, help="length of a step")
+    args = parser.parse_args()
+
+    history = History(args.histories)
+    trainer = Trainer(history, args.goal, args.seconds)
+    elastic.run(trainer.state)(trainer.train)
+    torch.save(trainer.model.state_dict(), args.weights / f"{history.name}.pt")
+    history.write("ended", step=trainer.state.step)
+
+
+if __name__ == "__main__":
+    main()
