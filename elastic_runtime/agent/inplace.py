@@ -330,9 +330,9 @@ def _exited(state: State, event: WorkerExited, now: float) -> Step:
     if seated.seat is Seat.OUT and event.code == 0:
         return _finished(state)
     number = last.number if last else 0
-    fault = event.fault or FaultReport(
-        number, FAILED, f"a worker ended with exit code {event.code} in the middle of its work"
-    )
+    text = f"a worker ended with exit code {event.code} in the middle of its work"
+    # The process was started for an older round; its end breaks this one.
+    fault = replace(event.fault or FaultReport(number, FAILED, text), round=number)
     actions: list[Action] = [_failure(event, fault)]
     if seated.seat is Seat.OUT:
         return _undone(state, fault, actions)
