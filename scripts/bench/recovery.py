@@ -8,7 +8,11 @@ alternate, so that what else the machine does hits all of them alike. Writes JSO
 
 Figures: *stall* is the longest time after the fault without a step of the newest round that
 advances the job's highest completed step; *full* is the time from the fault to the first step of
-the full world (every node that lives); *lost* counts the steps that had to be done again.
+the full world (every worker of every node that lives); *lost* counts the steps that had to be done
+again. Survivors in place go on with fewer ranks first: the stall is over both changes then.
+
+``floor`` is no launcher but bare gloo, see ``measure/floor.py``: what the best one cannot beat. It
+is measured where a worker is killed.
 """
 
 from __future__ import annotations
@@ -38,12 +42,15 @@ from scripts.bench.measure.faults import (
     Trial,
     measure,
 )
+from scripts.bench.measure.floor import FLOOR
 from scripts.bench.measure.network import Network, why_not
 from scripts.bench.measure.report import line, machine, summary, table
 from tests.etcd_server import EtcdProcess, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+_NAMES = (*CONTENDERS, FLOOR)
 
 
 def main() -> int:
@@ -100,11 +107,15 @@ def plan(
     trials = []
     for index in range(max(repeat, *(own or 0 for _, own in contenders))):
         for fault in faults:
-            for size in nodes:
-                victim = draw.choice((FIRST, MIDDLE, LAST) if size > 2 else (FIRST, LAST))
+            for size in [1] if FAULTS[fault].alone else nodes:
+                ranks = size * FAULTS[fault].workers
+                victim = draw.choice((FIRST, MIDDLE, LAST) if ranks > 2 else (FIRST, LAST))
                 after = draw.randrange(20, 40)
                 order = [
-                    name for name, own in contenders if index < (repeat if own is None else own)
+                    name
+                    for name, own in contenders
+                    if index < (repeat if own is None else own)
+                    and (name != FLOOR or FAULTS[fault].has_floor)
                 ]
                 draw.shuffle(order)
                 trials += [Trial(name, size, fault, victim, after, index) for name in order]
@@ -117,8 +128,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         type=_contenders,
-        default=_contenders(",".join(CONTENDERS)),
-        help=f"of {', '.join(CONTENDERS)}; NAME:N for other repetitions than --repeat",
+        default=_contenders(",".join(_NAMES)),
+        help=f"of {', '.join(_NAMES)}; NAME:N for other repetitions than --repeat",
     )
     default = [fault for fault in FAULTS if fault != CUT]
     text = f"of {', '.join(FAULTS)} (all but {CUT}, which needs root, if none are named)"
@@ -155,8 +166,8 @@ def _contenders(text: str) -> list[tuple[str, int | None]]:
     chosen: list[tuple[str, int | None]] = []
     for part in text.split(","):
         name, _, own = part.partition(":")
-        if name not in CONTENDERS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(CONTENDERS)}")
+        if name not in _NAMES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_NAMES)}")
         chosen.append((name, int(own) if own else None))
     return chosen
 

@@ -45,7 +45,12 @@ class Contender:
     script: str = ""
 
     def command(
-        self, endpoint: str, run_id: str, script: Sequence[str], address: str = ""
+        self,
+        endpoint: str,
+        run_id: str,
+        script: Sequence[str],
+        address: str = "",
+        workers: int = 1,
     ) -> list[str]:
         """The command of one node.
 
@@ -54,10 +59,11 @@ class Contender:
             run_id: the job's id.
             script: the script and its arguments.
             address: the node's own address, if it must not find it out by itself.
+            workers: how many the node has.
         """
         own = ("--local-addr", address) if address else ()
         head = (*self.program, *self.bounds, *self._where(endpoint), *self.options, *own)
-        return [*head, "--nproc-per-node", "1", self._run_id(), run_id, *script]
+        return [*head, "--nproc-per-node", str(workers), self._run_id(), run_id, *script]
 
     def _run_id(self) -> str:
         return "--run-id" if self.program == ELASTIC else "--rdzv-id"
@@ -86,11 +92,7 @@ CONTENDERS: Mapping[str, Contender] = {
         ),
         Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
         Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
-        Contender(
-            "in-place-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd", script=_IN_PLACE
-        ),
-        Contender(
-            "in-place-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d", script=_IN_PLACE
-        ),
+        Contender("in-place-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd", script=_IN_PLACE),
+        Contender("in-place-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d", script=_IN_PLACE),
     )
 }

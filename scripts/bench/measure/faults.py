@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from scripts.bench.measure import floor
 from scripts.bench.measure.contenders import CONTENDERS
 from scripts.bench.measure.figures import Figures, figures, settled
 from scripts.bench.measure.job import Ended, Job, Node, Worker
@@ -32,8 +33,8 @@ class Trial:
     """One measurement to be made.
 
     Attributes:
-        contender: name of the launcher.
-        nodes: how many nodes, of one worker each, the job has before a loss, or after a join.
+        contender: name of the launcher, or ``FLOOR``.
+        nodes: how many nodes the job has before a loss, or after a join.
         fault: one of ``FAULTS``.
         victim: ``first`` (the host of a c10d store, else the node of rank 0), ``middle``, ``last``.
         after: the fault comes once the job has made this many steps.
@@ -75,10 +76,19 @@ class Fault:
     Attributes:
         nodes: how many nodes it adds to the world (negative: takes).
         strike: does it to the job; gets the victim node and its worker; returns the moment.
+        workers: how many each node has.
+        alone: it is measured on a job of one node, whatever sizes are asked for.
     """
 
     nodes: int
     strike: Callable[[Job, Node, Worker], float]
+    workers: int = 1
+    alone: bool = False
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether bare gloo ranks can show how fast it could be at best."""
+        return self.strike is _kill_worker
 
 
 def _kill_worker(_job: Job, _node: Node, worker: Worker) -> float:
@@ -126,6 +136,7 @@ CUT = "node-cut"
 
 FAULTS: Mapping[str, Fault] = {
     "worker-kill": Fault(0, _kill_worker),
+    "worker-kill-of-8": Fault(0, _kill_worker, workers=8, alone=True),
     "node-kill": Fault(-1, _kill_node),
     "node-term": Fault(-1, _ask_node),
     "node-stop": Fault(-1, _stop_node),
@@ -163,10 +174,13 @@ def measure(trial: Trial, directory: Path, ground: Ground) -> Result:
         directory: for the job's files; must not exist yet.
         ground: what it shares with other trials.
     """
+    if trial.contender == floor.FLOOR:
+        return _measure_floor(trial, ground.deadline)
     network = ground.network if trial.fault == CUT else None
     etcd = f"{network.host}:{ground.etcd.rpartition(':')[2]}" if network else ground.etcd
     contender = CONTENDERS[trial.contender]
-    with Job(contender, directory, etcd, ground.script, network=network) as job:
+    workers = FAULTS[trial.fault].workers
+    with Job(contender, directory, etcd, ground.script, network=network, workers=workers) as job:
         try:
             _start(job, trial)
         except processes.Overdue as overdue:
@@ -179,9 +193,20 @@ def measure(trial: Trial, directory: Path, ground: Ground) -> Result:
     return Result(trial, outcome, cost)
 
 
+def _measure_floor(trial: Trial, deadline: float) -> Result:
+    ranks = trial.nodes * FAULTS[trial.fault].workers
+    victim = {FIRST: 0, MIDDLE: ranks // 2, LAST: ranks - 1}[trial.victim]
+    try:
+        stall = floor.measure(ranks, victim, trial.after, deadline)
+    except floor.NotBack as problem:
+        return Result(trial, f"not back in {deadline:g} s: {problem}", None)
+    cost = Figures(stall, full_strength=None, lost_steps=0, rounds=1, stale_steps=0)
+    return Result(trial, "back", cost)
+
+
 def _strike(job: Job, trial: Trial, deadline: float) -> tuple[str, Figures | None]:
     fault = FAULTS[trial.fault]
-    world = _before(trial) + fault.nodes
+    world = (_before(trial) + fault.nodes) * fault.workers
     victim = _victim(job, trial.victim)
     at = fault.strike(job, *victim)
     (job.directory / "fault").write_text(
@@ -203,17 +228,18 @@ def _before(trial: Trial) -> int:
 
 def _start(job: Job, trial: Trial) -> None:
     nodes = _before(trial)
+    ranks = nodes * FAULTS[trial.fault].workers
     for _ in range(nodes):
         job.start_node()
 
     def ready() -> bool:
         workers = job.workers()
-        if not workers or workers[0].world != nodes or len(workers) != nodes:
+        if not workers or workers[0].world != ranks or len(workers) != ranks:
             return False
         newest = workers[0].round
-        return sum(step.round == newest for step in job.steps()) >= trial.after * nodes
+        return sum(step.round == newest for step in job.steps()) >= trial.after * ranks
 
-    job.wait(ready, _START_SECONDS, f"{trial.after} steps of {nodes} ranks")
+    job.wait(ready, _START_SECONDS, f"{trial.after} steps of {ranks} ranks")
 
 
 def _victim(job: Job, which: str) -> tuple[Node, Worker]:

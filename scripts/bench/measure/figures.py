@@ -39,7 +39,8 @@ class Figures:
     Attributes:
         stall: the longest time after the fault, in seconds, without a step of the newest round
             that advances the job's highest completed step.
-        full_strength: seconds from the fault to the first step of the full world.
+        full_strength: seconds from the fault to the first step of the full world; None where
+            there is no way back to it.
         lost_steps: steps that had to be done again.
         rounds: rounds formed after the fault.
         stale_steps: steps that an older round went on with while a newer one trained: two groups
@@ -47,7 +48,7 @@ class Figures:
     """
 
     stall: float
-    full_strength: float
+    full_strength: float | None
     lost_steps: int
     rounds: int
     stale_steps: int

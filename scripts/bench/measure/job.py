@@ -74,6 +74,7 @@ class Job:
         script: ``PLAIN`` or ``CHECKPOINTER``.
         steps: where training ends by itself; 0: never.
         network: the nodes run in its namespaces; None: all on the loopback.
+        workers: of each node.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Job:
         script: Path,
         steps: int = 0,
         network: Network | None = None,
+        workers: int = 1,
     ) -> None:
         self.contender = contender
         self.directory = directory
@@ -91,6 +93,7 @@ class Job:
         self._etcd = etcd
         self._script = _HERE / contender.script if contender.script else script
         self._steps = steps
+        self._workers = workers
         self._mark = f"bench-{uuid.uuid4().hex}"
         self._run_id = uuid.uuid4().hex[:12]
         self.network = network
@@ -125,7 +128,9 @@ class Job:
             processes.MARKER: mark,
         }
         arguments = self._arguments()
-        command = self.contender.command(self._endpoint, self._run_id, arguments, address)
+        command = self.contender.command(
+            self._endpoint, self._run_id, arguments, address, self._workers
+        )
         with (self.directory / f"node-{index}.log").open("wb") as log:
             started = time.monotonic()
             agent = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 from torch.nn.parallel import DistributedDataParallel
 from workload import BATCH, Points, StepLog, network, train_one
@@ -30,8 +31,13 @@ def main() -> None:
         while state.step < args.steps:
             for batch in loader:
                 train_one(ddp, optim, batch)
-                log.completed(state.step)
-                state.commit()
+                step, at = state.step, time.monotonic_ns()
+                try:
+                    state.commit()
+                finally:
+                    # Also where the world changes here. A step that a fault undoes before its
+                    # commit is not lost: it never counted.
+                    log.completed(step, at)
                 if state.step == args.steps:
                     break
 

@@ -91,9 +91,9 @@ class StepLog:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._write(json.dumps(who))
 
-    def completed(self, step: int) -> None:
-        """Notes that ``step`` is done, now."""
-        self._write(f"{time.monotonic_ns()} {step}")
+    def completed(self, step: int, at: int | None = None) -> None:
+        """Notes that ``step`` is done, now or at this moment (monotonic, in nanoseconds)."""
+        self._write(f"{at or time.monotonic_ns()} {step}")
 
     def _write(self, line: str) -> None:
         os.write(self._file, f"{line}\n".encode())

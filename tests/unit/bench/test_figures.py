@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from scripts.bench.measure.contenders import CONTENDERS
-from scripts.bench.measure.figures import Step, figures, quantile, settled
+from scripts.bench.measure.faults import Result, Trial
+from scripts.bench.measure.figures import Figures, Step, figures, quantile, settled
+from scripts.bench.measure.floor import FLOOR
+from scripts.bench.measure.report import table
 from scripts.bench.recovery import plan
 from scripts.bench.steps import step_times
 
@@ -119,3 +122,38 @@ def test_a_contender_may_have_repetitions_of_its_own() -> None:
 def test_step_times_do_not_cross_rounds_or_ranks() -> None:
     steps = history(OLD, 2, 0, 0.0, 3) + history(NEW, 1, 3, 9.0, 2)
     assert step_times(steps) == pytest.approx([0.1] * 5)
+
+
+def test_survivors_that_go_on_with_fewer_ranks_first_stall_twice() -> None:
+    # Eight ranks until 1.2 s; seven from 1.4 s to 1.8 s; eight again from 2.1 s. No step is redone.
+    steps = (
+        history(OLD, 8, 0, 0.0, 13) + history(NEW, 7, 13, 1.4, 5) + history(NEWER, 8, 18, 2.1, 5)
+    )
+    assert not settled(steps, 1.25, 8, enough=6)
+    assert settled(steps, 1.25, 8, enough=5)
+    cost = figures(steps, 1.25, 8, until=2.55)
+    assert cost is not None
+    assert cost.stall == pytest.approx(2.1 - 1.8)  # the longer of the two
+    assert cost.full_strength == pytest.approx(2.1 - 1.25)
+    assert (cost.lost_steps, cost.rounds, cost.stale_steps) == (0, 2, 0)
+
+
+def test_eight_workers_are_measured_on_one_node_and_the_floor_where_a_worker_is_killed() -> None:
+    faults = ["worker-kill", "worker-kill-of-8", "join"]
+    trials = plan(2, [("in-place-etcd", None), (FLOOR, None)], faults, [2, 3], seed=7)
+    made = {(t.contender, t.fault, t.nodes) for t in trials}
+    of_workers = {("worker-kill", 2), ("worker-kill", 3), ("worker-kill-of-8", 1)}
+    assert made == {
+        *((FLOOR, *one) for one in of_workers),
+        *(("in-place-etcd", *one) for one in {*of_workers, ("join", 2), ("join", 3)}),
+    }
+
+
+def test_what_has_no_way_back_to_the_full_world_shows_a_dash() -> None:
+    trial = Trial(FLOOR, 2, "worker-kill", "last", 20, 0)
+    result = Result(trial, "back", Figures(0.019, None, 0, 1, 0))
+    row = next(row for row in table([result]).splitlines() if FLOOR in row)
+    assert row.split() == [
+        *("worker-kill", "2", FLOOR, "1/1"),
+        *("0.019", "0.019", "-", "-", "0", "0"),
+    ]
