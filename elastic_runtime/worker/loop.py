@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_chec
 import torch
 import torch.distributed as dist
 
-from elastic_runtime.errors import ElasticError, UsageError
+from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
     Ask,
@@ -183,6 +183,7 @@ class _Loop:
         self._lock = threading.Lock()
         self._ranks: Ranks | None = None
         self._broken = 0  # the newest round that was called broken
+        self._thrown = 0  # the newest round that the main thread was thrown out of
         self._change: Change | None = None
         self._main = threading.get_ident()
 
@@ -220,9 +221,23 @@ class _Loop:
             case Change():
                 self._change = message
             case Ask():
-                collective, where = whereabouts.of(self._main)
-                said = _busy[-1] if _busy else ""
-                self._here.tell(Heard(collective=collective, where=where, busy=said))
+                self._answer()
+
+    def _answer(self) -> None:
+        """Says where the main thread is, and gets it out of what it should have left long ago."""
+        collective, where = whereabouts.of(self._main)
+        with self._lock:
+            ranks = self._ranks
+            if collective and ranks is not None and ranks.interrupted.is_set():
+                number = ranks.place.round
+                if self._thrown < number:
+                    # The script may catch the errors of its collectives, and try again and again.
+                    # In vain if it waits in one; then it is found there once more, and ended.
+                    self._thrown = number
+                    whereabouts.throw(self._main, WorldChanged)
+                    collective = False
+        said = _busy[-1] if _busy else ""
+        self._here.tell(Heard(collective=collective, where=where, busy=said))
 
     # ------------------------------------------------------------ rounds
 
@@ -270,7 +285,8 @@ class _Loop:
             return self._train_in(order, ranks, time.monotonic() - began)
         except WorldChanged as change:
             _forget(change)
-            return _Out(planned=not ranks.interrupted.is_set(), reason=str(change))
+            reason = str(change) or "the script was thrown out of a broken round"
+            return _Out(planned=not ranks.interrupted.is_set(), reason=reason)
         except Exception as error:
             if not _is_worlds_fault(error, ranks):
                 raise
@@ -316,10 +332,14 @@ class _Loop:
             else:
                 choice = bring_together(state, wire, world.rank, world.size, -1)
         if choice.kind == "lost":
-            raise ElasticError(
+            # Starting anew in silence would be worse.
+            raise UsageError(
                 f"no rank holds a whole state any more ({choice.reason}), and nothing is saved; "
-                "give elastic.run a checkpointer"
+                "give elastic.run a checkpointer, or take State(shadow=True) so that a half-done "
+                "step can be undone"
             )
+        if choice.kind == "fresh" and world.round > 1:
+            self._note("state.fresh", reason=choice.reason)
         if saver is not None:
             saver.steps = state.step
         if choice.kind == "memory" and (choice.adopt or choice.receivers):

@@ -1,7 +1,8 @@
-"""Where a thread of this process is, and whether it waits for other ranks there."""
+"""Where a thread of this process is, whether it waits for other ranks, and how to end that."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 
@@ -33,3 +34,13 @@ def of(thread: int) -> tuple[bool, str]:
         shown = shown.f_back
     code = shown.f_code
     return collective, f"{os.path.basename(code.co_filename)}:{shown.f_lineno} in {code.co_name}"
+
+
+def throw(thread: int, error: type[BaseException]) -> None:
+    """Raises an exception in a thread, as soon as it runs Python code.
+
+    Args:
+        thread: its identity.
+        error: what to raise; made there, without arguments.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

@@ -82,12 +82,17 @@ class Job:
 
     def said(self, what: str) -> list[dict[str, Any]]:
         """What the workers have noted under this name, in the order of time."""
+        return [note for note in self.read(self.folder) if note["what"] == what]
+
+    @staticmethod
+    def read(folder: Path) -> list[dict[str, Any]]:
+        """All that the workers of a script have noted in this folder."""
         try:
-            text = (self.folder / "notes").read_text()
+            text = (folder / "notes").read_text()
         except FileNotFoundError:
             return []
         whole = text[: text.rfind("\n") + 1]
-        return [note for note in map(json.loads, whole.splitlines()) if note["what"] == what]
+        return [json.loads(line) for line in whole.splitlines()]
 
     def steps(self) -> list[Note]:
         """All steps that all ranks have committed."""
@@ -180,6 +185,20 @@ class Job:
     def kill(self, *notes: Note, number: int = signal.SIGKILL) -> None:
         """A signal to the workers that have made these steps."""
         processes.send([note.pid for note in notes], number)
+
+    def order(self, note: Note, what: str, seconds: float) -> None:
+        """Has a worker sleep in the middle of a step, and waits until it does.
+
+        Args:
+            note: of the worker.
+            what: ``sleep``, or ``busy``: it says that this is no hang.
+            seconds: for so long.
+        """
+        told = self.folder / "order"
+        told.write_text(str(seconds))
+        told.rename(self.folder / f"{what}-{note.pid}")
+        begun = len(self.said(what))
+        self.wait(lambda: len(self.said(what)) > begun, f"{what} of {note}")
 
     def nodes(self) -> dict[str, int]:
         """With ``--local-nodes``: the process of each node, by its name."""

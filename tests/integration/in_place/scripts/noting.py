@@ -6,13 +6,13 @@ import argparse
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    import elastic_runtime as elastic
+import elastic_runtime as elastic
 
 
 def options() -> argparse.Namespace:
@@ -58,6 +58,18 @@ class Notes:
         except FileExistsError:
             return False
         return True
+
+    def obey(self, world: elastic.World, step: int) -> None:
+        """Does what the test has asked of this worker: ``sleep-PID`` or ``busy-PID``, in seconds."""
+        for order in ("sleep", "busy"):
+            path = os.path.join(self._folder, f"{order}-{os.getpid()}")
+            if os.path.exists(path):
+                with open(path) as file:
+                    seconds = float(file.read())
+                os.unlink(path)
+                self.say(order, world, step=step)
+                with elastic.busy("evaluation") if order == "busy" else nullcontext():
+                    time.sleep(seconds)
 
     def enough(self) -> bool:
         """Whether all ranks are to end now; a collective."""

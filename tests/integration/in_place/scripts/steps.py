@@ -42,6 +42,7 @@ def main() -> None:
                     return digest(model)
                 loss = (ddp(batch) - batch.sum(dim=1, keepdim=True)).square().mean()
                 optim.zero_grad()
+                notes.obey(world, state.step)
                 (loss * sampler.loss_scale).backward()
                 time.sleep(args.seconds)
                 optim.step()

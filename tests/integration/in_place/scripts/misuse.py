@@ -1,0 +1,95 @@
+"""Each misuse that one process can show; notes what it is told, or ends with it (``--kind``)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from noting import Notes, options
+from torch import nn
+
+import elastic_runtime as elastic
+from elastic_runtime.errors import ElasticError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ARGS = options()
+NOTES = Notes(ARGS.folder)
+MODEL = nn.Linear(2, 2)
+STATE = elastic.State(model=MODEL)
+
+
+class Unsavable:
+    """Has a state dict, but one that no other rank could read."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"lock": threading.Lock}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        pass
+
+
+def commits_outside() -> None:
+    STATE.commit()
+
+
+def holds_what_cannot_be_saved() -> None:
+    elastic.State(model=MODEL, hook=print)
+
+
+def counts_with_an_object() -> None:
+    STATE.lock = threading.Lock()
+
+
+def optimizes_what_is_not_given() -> None:
+    elastic.State(optim=torch.optim.SGD(MODEL.parameters(), lr=0.1))
+
+
+def connects_before() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        elastic.run(STATE)(lambda world: None)
+    finally:
+        dist.destroy_process_group()
+
+
+def runs_twice() -> None:
+    elastic.run(STATE)(lambda world: NOTES.say("trained", world))
+    elastic.run(STATE)(lambda world: None)
+
+
+def gives_what_cannot_be_read() -> None:
+    elastic.run(elastic.State(model=MODEL, odd=Unsavable()))(lambda world: None)
+
+
+def saves_a_part() -> None:
+    saver = elastic.Checkpointer(os.path.join(ARGS.folder, "saved"), {"other": nn.Linear(1, 1)})
+    elastic.run(STATE, saver)(lambda world: None)
+
+
+def differs() -> None:
+    rank = int(os.environ["RANK"])
+    model = nn.Sequential(nn.Linear(2, 2 + rank))
+    elastic.run(elastic.State(net=model))(lambda world: None)
+
+
+def tell(misuse: Callable[[], None]) -> None:
+    try:
+        misuse()
+    except ElasticError as error:
+        NOTES.say(misuse.__name__, error=type(error).__name__, text=str(error))
+
+
+if ARGS.kind:
+    globals()[ARGS.kind]()
+else:
+    tell(commits_outside)
+    tell(holds_what_cannot_be_saved)
+    tell(counts_with_an_object)
+    tell(optimizes_what_is_not_given)
+    tell(connects_before)
+    tell(runs_twice)

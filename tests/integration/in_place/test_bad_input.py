@@ -1,0 +1,48 @@
+"""What a user may get wrong: each is told with the object and the remedy, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.errors import EXIT_USAGE
+from tests.integration.in_place.job import SCRIPTS, Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "misuse.py"), "--folder", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60)
+    seen = Job.read(tmp_path)
+    assert [note["what"] for note in seen if note["what"] == "trained"] == ["trained"]
+    told = {note["what"]: note["text"] for note in seen if note.get("error") == "UsageError"}
+    assert "outside of elastic.run" in told["commits_outside"]
+    assert "hook" in told["holds_what_cannot_be_saved"]
+    assert "state.lock" in told["counts_with_an_object"]
+    assert "'optim'" in told["optimizes_what_is_not_given"]
+    assert "remove the call" in told["connects_before"]
+    assert "one train(world)" in told["runs_twice"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "object_", "remedy"),
+    [
+        ("differs", "net.0.weight", "build the same models"),
+        ("gives_what_cannot_be_read", "odd.lock", "use plain values"),
+        ("saves_a_part", "does not save model", "add them to its entries"),
+    ],
+)
+def test_a_job_ends_with_what_was_wrong(
+    tmp_path: Path, kind: str, object_: str, remedy: str
+) -> None:
+    with Job(tmp_path, "misuse.py", "--nproc-per-node", "2", kind=kind) as job:
+        assert job.end() == EXIT_USAGE, job.story()
+        assert object_ in job.log
+        assert remedy in job.log
+        assert "Traceback" not in job.log
+        assert len(job.events("round.sealed")) == 1

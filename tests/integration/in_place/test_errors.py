@@ -1,0 +1,30 @@
+"""The user's own errors, and users who catch those of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.integration.in_place.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_nobody_can_swallow_a_change_and_an_error_of_the_users_costs_a_restart(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path, "stubborn.py", "--nproc-per-node", "3") as job:
+        before = job.ranks(3)
+        job.kill(before[0])
+        job.wait(lambda: job.said("swallowed"), "an error that is caught")
+        # They are thrown out once they should have left the round by themselves.
+        full = job.ranks(3, after=before[0].round)
+        assert [full[r].pid for r in (0, 1)] == [before[r].pid for r in (1, 2)]
+        (job.folder / "bad").touch()
+        job.event("fault.retry", failures=1)
+        after = job.ranks(3, after=full[0].round)
+        job.finish()
+        assert "Traceback (most recent call last):" in job.log
+        assert "LookupError: sample 17 is bad" in job.log
+        assert len(job.events("fault.retry")) == 1
+        assert after[0].pid == full[0].pid

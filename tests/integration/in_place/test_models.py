@@ -1,0 +1,58 @@
+"""What scripts do inside ``train``: DDP in all its ways, groups of their own, two optimizers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.errors import EXIT_USAGE
+from tests.integration.in_place.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_all_ways_of_ddp_and_groups_of_the_users_are_rebuilt(tmp_path: Path) -> None:
+    with Job(tmp_path, "models.py", "--nproc-per-node", "3") as job:
+        before = job.ranks(3)
+        job.kill(before[1])
+        fewer = job.ranks(2, after=before[0].round)
+        assert [fewer[r].pid for r in (0, 1)] == [before[r].pid for r in (0, 2)]
+        job.ranks(3, after=fewer[0].round)
+        job.finish()
+
+
+def _break_between_optimizers(job: Job) -> tuple[int, int]:
+    """The step that was committed when a rank died in the middle of the next one, and the round."""
+    before = job.ranks(2, more=15)
+    (job.folder / "die").touch()
+    died = job.wait(lambda: job.said("died"), "the death of a rank")[0]
+    return died["step"], before[0].round
+
+
+def test_with_a_shadow_a_half_done_step_is_undone(tmp_path: Path) -> None:
+    with Job(tmp_path, "gan.py", "--nproc-per-node", "2", kind="shadow") as job:
+        step, number = _break_between_optimizers(job)
+        job.ranks(2, after=number + 1)
+        began = next(note for note in job.said("began") if note["round"] > number)
+        assert began["step"] == step
+        job.finish()
+
+
+def test_without_one_the_checkpoint_serves_and_an_event_says_why(tmp_path: Path) -> None:
+    with Job(tmp_path, "gan.py", "--nproc-per-node", "2", kind="saved") as job:
+        step, number = _break_between_optimizers(job)
+        loaded = job.event("state.loaded")
+        assert loaded["step"] == step - step % 10
+        assert f"no rank is clean at step {step}" in loaded["reason"]
+        job.ranks(2, after=number + 1)
+        job.enough()
+        assert job.end() == 0, job.story()
+
+
+def test_without_a_checkpoint_the_job_says_what_is_lost(tmp_path: Path) -> None:
+    with Job(tmp_path, "gan.py", "--nproc-per-node", "2") as job:
+        step, _ = _break_between_optimizers(job)
+        assert job.end() == EXIT_USAGE, job.story()
+        assert f"no rank is clean at step {step}" in job.log
+        assert "give elastic.run a checkpointer" in job.log
+        assert "Traceback" not in job.log
