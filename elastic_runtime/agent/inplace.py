@@ -210,7 +210,7 @@ def _left(state: State, event: WorkerLeft, now: float) -> Step:
         return Step(state)
     state = _moved(state, {event.local_rank: Seat.READY})
     if event.planned or state.interrupted_at is not None:
-        return _unless_in(state, [])
+        return _unless_in(state, [], now)
     fault = FaultReport(
         last.number,
         FAILED,
@@ -233,10 +233,10 @@ def _interrupt(state: State, reason: str, actions: list[Action], now: float) -> 
             state = replace(state, interrupted_at=now, asking=False)
             actions.append(SetAlarm(now + state.settings.stuck))
         actions.append(InterruptWorkers(last.number, inside, reason))
-    return _unless_in(state, actions)
+    return _unless_in(state, actions, now)
 
 
-def _unless_in(state: State, actions: list[Action]) -> Step:
+def _unless_in(state: State, actions: list[Action], now: float) -> Step:
     """Leaves the round if no worker of this node is in it any more."""
     last = state.round
     assert last is not None
@@ -255,9 +255,11 @@ def _unless_in(state: State, actions: list[Action]) -> Step:
     actions.append(SayLeft(last.number, fault, stays=stays, workers=state.available))
     if stays:
         return boot(state, actions)
-    actions += [DismissWorkers()]
-    # From here on it is a matter of processes that end.
-    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, drained=True)
+    # From here on it is a matter of processes that end, or are ended.
+    actions += [DismissWorkers(), SetAlarm(now + state.settings.grace)]
+    state = replace(
+        state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, drained=True, draining=True
+    )
     return Step(state, tuple(actions), fault.reason)
 
 

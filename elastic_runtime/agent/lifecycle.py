@@ -207,7 +207,7 @@ def _sealed(state: State, event: Sealed) -> Step:
 
 
 def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
-    if state.round is None or event.round != state.round.number:
+    if state.round is None or (event.round != state.round.number and not state.in_place):
         return Step(state)
     if event.local_rank not in state.alive:
         return Step(state)

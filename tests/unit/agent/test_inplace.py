@@ -29,6 +29,7 @@ from elastic_runtime.agent.life import (
     Seat,
     ServerDied,
     ServerReady,
+    SetAlarm,
     Settings,
     StartWorkers,
     State,
@@ -216,6 +217,30 @@ def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step() -> None:
     life.take(WorkerExited(1, 0, 79, drained=True))
     life.take(WorkerExited(1, 1, 79, drained=True))
     assert life.asked(Finish)[0].exit_code == EXIT_LEFT
+
+
+def test_a_node_leaves_although_its_workers_were_started_for_an_earlier_round() -> None:
+    life = Life().in_round()
+    for local_rank in (0, 1):
+        life.take(left(1, local_rank, planned=True))
+    life.take(sealed(2))
+    life.take(Asked(15))
+    for local_rank in (0, 1):
+        life.take(left(2, local_rank, planned=True))
+    for local_rank in (0, 1):
+        life.take(WorkerExited(1, local_rank, 79, drained=True))
+    assert life.asked(Finish)[0].exit_code == EXIT_LEFT
+
+
+def test_a_worker_that_does_not_end_when_it_is_dismissed_is_stopped() -> None:
+    life = Life().in_round()
+    life.take(Asked(15))
+    life.take(left(1, 0, planned=True))
+    life.take(left(1, 1, planned=True))
+    (alarm,) = (a for a in life.asked(SetAlarm) if a.at < float("inf"))
+    life.now = alarm.at
+    life.take(Alarm())
+    assert life.asked(StopWorkers)
 
 
 def test_a_new_node_has_its_workers_ready_before_it_asks_in() -> None:
