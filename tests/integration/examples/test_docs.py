@@ -1,0 +1,59 @@
+"""The examples of the documents, as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+ELASTIC_RUN = ["-m", "elastic_runtime", "--nproc-per-node=2"]
+
+
+def examples(document: str) -> dict[str, str]:
+    """The Python blocks of a document, by the name of the file in their first line."""
+    text = (DOCS / document).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    named = [(re.match(r"# (\w+\.py)\n", block), block) for block in blocks]
+    assert all(name for name, _ in named), f"an example of {document} has no name: nothing runs it"
+    return {name[1]: block for name, block in named if name}
+
+
+IN_PLACE = {
+    "train.py": r"accuracy 0\.[89]\d after 48 steps",
+    "gan.py": r"distance .* after 20 steps",
+}
+
+
+def test_all_examples_of_in_place_are_run() -> None:
+    assert examples("in-place.md").keys() == IN_PLACE.keys()
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_example_of_in_place(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(examples("in-place.md")[name])
+    done = subprocess.run(
+        [sys.executable, *ELASTIC_RUN, name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(IN_PLACE[name], done.stdout)) == 2, done.stdout  # once on each rank
+
+
+def test_symptoms_are_messages_of_the_code() -> None:
+    table = (DOCS / "in-place.md").read_text().partition("## Troubleshooting")[2]
+    symptoms = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    source = "".join(file.read_text() for file in (ROOT / "elastic_runtime").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # a message over several lines
+    assert len(symptoms) > 10
+    assert [symptom for symptom in symptoms if symptom not in source] == []
