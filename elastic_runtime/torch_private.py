@@ -158,6 +158,13 @@ def set_gloo_timeout(timeout: timedelta) -> None:
         group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
 
 
+def all_groups() -> list[Any]:
+    """The process groups that torch knows of; it has no public list of them."""
+    import torch.distributed as dist
+
+    return list(dist.distributed_c10d._world.pg_map)
+
+
 def abort_groups() -> list[Any]:
     """Ends all of torch's process groups without a word to the peers.
 
@@ -169,7 +176,7 @@ def abort_groups() -> list[Any]:
     import torch.distributed as dist
 
     world = dist.distributed_c10d._world
-    groups = list(world.pg_map)
+    groups = all_groups()
     if dist.is_initialized():
         dist.distributed_c10d._abort_process_group()
     # A failed init leaves it raised, and the ranks then wait for each other under different keys.

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_chec
 import torch
 import torch.distributed as dist
 
+from elastic_runtime import torch_private
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
@@ -42,7 +43,7 @@ from elastic_runtime.worker import boot, whereabouts
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.ending import end_quickly
-from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores
+from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores, drop_later, rehearse
 from elastic_runtime.worker.sync import bring_together
 from elastic_runtime.worker.world import World
 
@@ -204,7 +205,9 @@ class _Loop:
             return self._train(world)
         finally:
             self._state._on_commit = None
+            groups = torch_private.all_groups()
             dist.destroy_process_group()
+            drop_later(groups)
 
     # ------------------------------------------------------------ the agent's word, in its thread
 
@@ -244,6 +247,7 @@ class _Loop:
     def run(self) -> Any:
         """Takes part in one round after the other."""
         self._here.listen(self._listen)
+        rehearse()
         self._here.tell(Ready())
         while True:
             order = self._orders.get()

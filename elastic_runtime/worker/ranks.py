@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _BUILD_TIMEOUT = timedelta(seconds=30)
 # Afterwards faults interrupt; this is torch's own default for gloo.
 _TIMEOUT = timedelta(minutes=30)
+# How long after its last collective a group is dropped, in seconds.
+_REST = 1.0
 
 
 class Interrupted(Exception):
@@ -139,6 +141,38 @@ class Stores:
             one.shut(socket.SHUT_RDWR)
 
 
+def drop_later(groups: list[Any]) -> None:
+    """Drops process groups when their threads are certainly idle.
+
+    The end of a gloo group waits for its threads while it holds Python's lock, and a thread that
+    is just letting go of its last collective waits for that lock: the process then stands still
+    for ever (seen with torch 2.13, once in six ends of a ``DDP`` right after a backward pass).
+
+    Args:
+        groups: the last references to them, but for frames that end soon.
+    """
+    later = threading.Timer(_REST, groups.clear)
+    later.name, later.daemon = "elastic-drop", True
+    later.start()
+
+
+def rehearse() -> None:
+    """Does once, alone, what a rank does when it enters a round: the first time takes longest.
+
+    Loading kernels, starting autograd's threads and the like take some 15 ms in a new process,
+    for which all ranks of the round would wait.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    weight = torch.nn.Linear(8, 8, bias=False, device="meta").to_empty(device="cpu")
+    torch.nn.init.ones_(weight.weight)
+    parallel = torch.nn.parallel.DistributedDataParallel(weight)
+    loss = torch.nn.functional.cross_entropy(
+        parallel(torch.ones(4, 8)), torch.zeros(4, dtype=torch.int64)
+    )
+    loss.backward()
+    drop_later([parallel, *torch_private.abort_groups()])
+
+
 class Ranks:
     """This rank's connection to all others of a round.
 
@@ -219,7 +253,7 @@ class Ranks:
         self.group = None
         groups = torch_private.abort_groups()
         sys.excepthook = self._hook  # torch wraps it with each group
-        threading.Thread(target=groups.clear, name="elastic-drop", daemon=True).start()
+        drop_later(groups)
 
     def _build_gloo(self, make: Callable[[], Any]) -> Any:
         """Makes a gloo group, and takes note of its sockets."""
