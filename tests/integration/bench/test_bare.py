@@ -1,0 +1,31 @@
+"""The benchmarks that start ranks of their own: they run, and measure what they say."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from scripts.bench import sync
+from scripts.bench.measure import floor
+from tests.etcd_server import free_port
+
+
+def test_the_floor_is_shorter_than_its_trial() -> None:
+    began = time.monotonic()
+    stall = floor.measure(ranks=3, victim=1, after=3, deadline=60.0)
+    assert 0.0 < stall < time.monotonic() - began
+
+
+def test_a_floor_that_no_rank_reaches_is_told() -> None:
+    with pytest.raises(floor.NotBack):
+        floor.measure(ranks=2, victim=1, after=1 << 30, deadline=2.0)
+
+
+def test_newcomers_get_the_state_that_was_asked_for() -> None:
+    task = sync.Task(ranks=3, megabytes=25.0, repeat=2, port=free_port())
+    times = sync.measure(task)
+    assert len(times) == 2
+    assert all(one.sync > 0 and one.broadcast > 0 for one in times)
+    assert times[0].nbytes == pytest.approx(25e6, rel=0.02)
+    assert "3 ranks, 25 MB" in sync.table(task, times)
