@@ -87,6 +87,21 @@ class Agreement:
             self._start()
         return agreed
 
+    def at_once(self, wishes: Wish) -> Wish:
+        """Asks all ranks and waits for the answer, after an agreement that ends the steps.
+
+        Args:
+            wishes: of this rank, as they are by now.
+
+        Returns:
+            What any rank wishes by now, the same on every one.
+        """
+        if self._group is None:
+            return wishes
+        self._wishes = wishes
+        self._start()
+        return self._read()
+
     @property
     def alone(self) -> bool:
         """Whether there is nobody to agree with."""

@@ -221,8 +221,11 @@ class _Loop:
                     ranks = self._ranks
                 if ranks is not None and ranks.place.round <= number:
                     ranks.interrupt()
-            case Change():
-                self._change = message
+            case Change(number):
+                # One who was asked to leave is told of that change once more, as all others are.
+                known = self._change
+                if known is None or not (known.goes and known.round == number):
+                    self._change = message
             case Ask():
                 self._answer()
 
@@ -395,7 +398,7 @@ class _Commit:
         agreed = self._agreement.step(self._wishes(Wish.TRAINS))
         self._save_if(Wish.SAVE in agreed, step)
         if Wish.CHANGE in agreed:
-            self._leave(agreed)
+            self._leave()
         if Wish.LEAVE in agreed:
             # Without an agent, SIGTERM asks for this.
             self._save_if(True, step)
@@ -410,7 +413,7 @@ class _Commit:
         while True:
             agreed = self._agreement.step(self._wishes(Wish.NOTHING))
             if Wish.CHANGE in agreed:
-                self._leave(agreed)
+                self._leave()
             if agreed and Wish.TRAINS not in agreed:
                 return
             if self._agreement.alone:
@@ -431,9 +434,11 @@ class _Commit:
             wishes |= Wish.STAYS
         return wishes
 
-    def _leave(self, agreed: Wish) -> NoReturn:
-        if Wish.STAYS not in agreed:
-            self._save_if(True, self._loop._state.step)  # nobody is left to hold it
+    def _leave(self) -> NoReturn:
+        if self._loop._saver is not None:
+            # Those who were asked to leave since they last said that they stay count as well.
+            agreed = self._agreement.at_once(self._wishes(Wish.TRAINS))
+            self._save_if(Wish.STAYS not in agreed, self._loop._state.step)
         change = self._loop._change
         raise WorldChanged(change.reason if change else "another rank leaves or joins")
 
