@@ -57,4 +57,6 @@ class Plan:
         job, policy = state.job_record, state.policy
         low = job.min_nodes if job else policy.min_nodes
         high = job.max_nodes if job else policy.max_nodes
-        return state.tell(Waiting(reason, have, low, high), once=f"waiting/{reason}/{have}")
+        # Once a round: a later one may wait for the same again.
+        name = f"waiting/{state.last_number}/{reason}/{have}"
+        return state.tell(Waiting(reason, have, low, high), once=name)
