@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import time
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
@@ -56,13 +58,14 @@ def network() -> tuple[nn.Module, torch.optim.Adam]:
     return model, torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
 
 
-def learn(model: nn.Module, optim: torch.optim.Optimizer, batch: Any, scale: float = 1.0) -> None:
-    """One step of training, up to the commit."""
+def learn(model: nn.Module, optim: torch.optim.Optimizer, batch: Any, scale: float = 1.0) -> Any:
+    """One step of training, up to the commit; returns this rank's part of the loss."""
     _, inputs, targets = batch
     loss = nn.functional.mse_loss(model(inputs), targets) * scale
     optim.zero_grad()
     loss.backward()
     optim.step()
+    return loss.detach()
 
 
 def digest(model: nn.Module, optim: torch.optim.Optimizer) -> int:
@@ -96,12 +99,13 @@ class Trainer:
     Args:
         history: where it is noted.
         goal: a file that will hold the number of steps to make, once that is known.
-        seconds: what a step takes beyond its work.
+        seconds: what a step takes beyond its work, about.
     """
 
     def __init__(self, history: History, goal: Path, seconds: float) -> None:
         self.model, self.optim = network()
         self._history, self._goal, self._seconds = history, goal, seconds
+        self._draw = random.Random(history.name)
         self._sampler = sampler()
         self._loader = elastic.loader(Points(), self._sampler, num_workers=2)
         self.state = elastic.State(model=self.model, optim=self.optim, sampler=self._sampler)
@@ -112,7 +116,8 @@ class Trainer:
         place = {"round": world.round, "rank": world.rank, "world": world.size}
         note("entered", step=state.step, digest=digest(self.model, self.optim), **place)
         try:
-            ddp = DistributedDataParallel(self.model, init_sync=False)
+            # Several small buckets, so that faults come between them.
+            ddp = DistributedDataParallel(self.model, init_sync=False, bucket_cap_mb=0.0005)
             while not self._reached():
                 for batch in self._loader:
                     self._step(ddp, batch, world.round)
@@ -127,8 +132,12 @@ class Trainer:
         # A rank without a share takes a sample of another rank, with no weight.
         samples = batch[0].tolist() if scale else []
         note("begun", round=number, step=step, samples=samples)
-        learn(ddp, self.optim, batch, scale)
-        time.sleep(self._seconds)
+        # Ranks come late, each at its time: so faults find them in every place, also between the
+        # optimizer and the commit.
+        time.sleep(self._draw.random() * self._seconds)
+        loss = learn(ddp, self.optim, batch, scale)
+        time.sleep(self._draw.random() * self._seconds)
+        dist.all_reduce(loss)
         try:
             state.commit()
         finally:
