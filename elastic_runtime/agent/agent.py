@@ -148,7 +148,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._events = 0
         self._closed = False
         self._longest = 0.0  # between two steps, in seconds
-        self._steps_seen = (-1, 0.0)
+        self._steps_seen = (-1, 0.0, 0)  # step, when, in which round
 
     # ------------------------------------------------------------ the loop
 
@@ -279,12 +279,14 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         idle = self._crew.idle() if self._life.state.in_place else None
         if idle is None or not self._config.timeouts.hang:
             return
-        step = self._crew.step()
-        seen, at = self._steps_seen
-        if step != seen:
-            if seen >= 0:
+        step, last = self._crew.step(), self._life.state.round
+        number = last.number if last else 0
+        seen, at, before = self._steps_seen
+        if (step, number) != (seen, before):
+            # The end of a hang is no step: the next one would have to be three times as long.
+            if seen >= 0 and number == before:
                 self._longest = max(self._longest, (time.monotonic() - at) / max(1, step - seen))
-            self._steps_seen = (step, time.monotonic())
+            self._steps_seen = (step, time.monotonic(), number)
         limit = max(self._config.timeouts.hang, 3.0 * self._longest)
         if idle > limit:
             self._take(NoProgress(idle, limit))

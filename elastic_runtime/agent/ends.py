@@ -70,7 +70,9 @@ def all_ended(state: State, actions: list[Action]) -> Step:
         return Step(replace(state, phase=Phase.STOPPING), tuple(actions), "no fork server")
     state = replace(state, phase=Phase.WAITING)
     if state.in_place:
-        return boot(state, (*actions, SayLeft(last.number, fault, stays=True, workers=0)))
+        return boot(
+            state, (*actions, SayLeft(last.number, fault, stays=True, workers=state.available))
+        )
     actions.append(SayLeft(last.number, fault, stays=True))
     return Step(state, tuple(actions), fault.reason)
 

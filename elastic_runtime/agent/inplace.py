@@ -54,6 +54,7 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.protocol.messages import HANG
 from elastic_runtime.protocol.records import ASKED, FAILED, PLANNED, START, FaultReport
 from elastic_runtime.rendezvous.budget import root_cause
 from elastic_runtime.rendezvous.state import Excluded, Prepare, Sealed, Switch
@@ -134,6 +135,8 @@ def _ready(state: State, local_rank: int) -> Step:
         )
         actions.append(SayInPlace(hosts=state.group_rank == 0))
     state = replace(_moved(state, {local_rank: Seat.READY}), boots=0)
+    if state.phase is Phase.DONE:
+        return Step(state, tuple(actions), "the others have ended already")
     if state.phase is Phase.RUNNING and not state.seated(Seat.IN, Seat.OUT):
         if state.seated(Seat.BOOT):
             return Step(state, tuple(actions), "waiting for the other workers of this node")
@@ -351,8 +354,9 @@ def _exited(state: State, event: WorkerExited, now: float) -> Step:
 def _finished(state: State) -> Step:
     last = state.round
     assert last is not None
-    if state.alive:
+    if state.seated(Seat.IN, Seat.OUT):
         return Step(state, (), "a worker has ended well")
+    # A replacement that has come too late to take part ends with the agent.
     state = replace(state, phase=Phase.DONE, joined=False)
     return Step(state, (SayDone(last.number),), "ended well")
 
@@ -422,8 +426,14 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
         return Step(state)
     if state.interrupted_at is not None:
         return Step(state)
+    recently = now < state.asked_at + _ANSWER
     if not state.asking:
-        return Step(replace(state, asking=True, heard={}), (AskWorkers(inside),), "no progress")
+        if recently:
+            return Step(state)
+        state = replace(state, asking=True, asked_at=now, heard={})
+        return Step(state, (AskWorkers(inside),), "no progress")
+    if recently:
+        return Step(state)
     state = replace(state, asking=False)
     said = {rank: state.heard.get(rank) for rank in inside}
     guilty = tuple(rank for rank, heard in said.items() if not (heard and _excused(heard)))
@@ -434,7 +444,7 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
         return Step(state, (report, KillWorkers(guilty, why)), why)
     if event.seconds < 2 * event.limit or any(heard and heard.busy for heard in said.values()):
         return Step(state, (), "all workers here wait for others")
-    reason = f"no step for {event.seconds:.0f} s: the ranks wait for each other (--hang-timeout)"
+    reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout)"
     fault = FaultReport(last.number, FAILED, reason, signature="hang")
     state = replace(state, faults=(*state.faults, fault))
     return _interrupt(state, reason, [Report("worker.hangs", {"why": reason})], now)

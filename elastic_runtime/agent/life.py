@@ -435,6 +435,7 @@ class State:
         heard: in place, which workers have said where they are since they were asked, and whether
             they wait for other ranks.
         asking: in place, they were asked.
+        asked_at: when they were last asked about a lack of progress.
         boots: in place, how many workers in a row have ended before they came to ``elastic.run``.
     """
 
@@ -463,6 +464,7 @@ class State:
     interrupted_at: float | None = None
     heard: Mapping[int, WorkerHeard] = field(default_factory=dict)
     asking: bool = False
+    asked_at: float = float("-inf")
     boots: int = 0
 
     def seated(self, *seats: Seat) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ _CONF = {
     "join_timeout": "join",
     "last_call_timeout": "last_call",
     "lease_ttl": "lease_ttl",
-    "hang": "hang_timeout",
     "ttl": "lease_ttl",
     "timeout": "connect",
     "read_timeout": "connect",
@@ -34,6 +33,7 @@ _TORCHS_INTERVAL = 5.0
 
 # Our options that set one time-out each.
 _OPTIONS = {
+    "hang": "hang_timeout",
     "last_call": "last_call",
     "join": "join_timeout",
     "rejoin": "rejoin_timeout",

@@ -29,6 +29,9 @@ EXIT_DRAINED = 79
 
 MAX_LINE = 1 << 20
 
+# Part of the reason for which a round is broken when all ranks are in collectives, without end.
+HANG = "the ranks wait for each other"
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

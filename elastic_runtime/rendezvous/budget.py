@@ -89,6 +89,7 @@ def root_cause(reports: Sequence[FaultReport]) -> FaultReport | None:
         reports,
         key=lambda report: (
             report.kind == PLANNED,
+            not report.signature.startswith(USAGE),  # nothing else can have led to it
             report.consequence,
             _TELLING.get(report.kind, 9),
             report.lifetime,

@@ -28,6 +28,7 @@ from elastic_runtime import torch_private
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
+    HANG,
     Ask,
     Change,
     Dismiss,
@@ -184,6 +185,7 @@ class _Loop:
         self._lock = threading.Lock()
         self._ranks: Ranks | None = None
         self._broken = 0  # the newest round that was called broken
+        self._why = ""  # it was called broken
         self._thrown = 0  # the newest round that the main thread was thrown out of
         self._change: Change | None = None
         self._main = threading.get_ident()
@@ -215,9 +217,10 @@ class _Loop:
         match message:
             case Enter() | Dismiss():
                 self._orders.put(message)
-            case Interrupt(number):
+            case Interrupt(number, reason):
                 with self._lock:
                     self._broken = max(self._broken, number)
+                    self._why = reason
                     ranks = self._ranks
                 if ranks is not None and ranks.place.round <= number:
                     ranks.interrupt()
@@ -316,9 +319,27 @@ class _Loop:
         self._state._on_commit = commit
         value = self._train(world)
         self._state._on_commit = None
-        commit.until_all_return()
+        self._await_all(commit, order)
         self._here.tell(Returned(order.round))
         return _Done(value)
+
+    def _await_all(self, commit: _Commit, order: Enter) -> None:
+        """Waits until ``train`` has returned on all ranks.
+
+        Raises:
+            UsageError: the others wait for this one in a collective of theirs.
+        """
+        try:
+            commit.until_all_return()
+            return
+        except Exception:
+            if HANG not in self._why:
+                raise
+        raise UsageError(
+            f"train returned on rank {order.rank} after step {self._state.step}, and others wait "
+            "for it in a further step; return on all ranks after the same step: let them decide by "
+            "what is the same everywhere, such as state.step"
+        )
 
     def _settle(self, group: dist.ProcessGroup, world: World) -> None:
         """Brings all ranks to one state: the furthest in memory, or what was saved."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_OPTIONS = ("--nproc-per-node", "2", "--hang-timeout", "1")
+
+
 def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "misuse.py"), "--folder", str(tmp_path)]
     subprocess.run(command, check=True, timeout=60)
@@ -30,19 +33,18 @@ def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "object_", "remedy"),
+    ("kind", "wrong", "remedy"),
     [
         ("differs", "net.0.weight", "build the same models"),
         ("gives_what_cannot_be_read", "odd.lock", "use plain values"),
+        ("returns_early", "train returned on rank 1 after step 4", "on all ranks"),
         ("saves_a_part", "does not save model", "add them to its entries"),
     ],
 )
-def test_a_job_ends_with_what_was_wrong(
-    tmp_path: Path, kind: str, object_: str, remedy: str
-) -> None:
-    with Job(tmp_path, "misuse.py", "--nproc-per-node", "2", kind=kind) as job:
+def test_a_job_ends_with_what_was_wrong(tmp_path: Path, kind: str, wrong: str, remedy: str) -> None:
+    with Job(tmp_path, "misuse.py", *_OPTIONS, kind=kind) as job:
         assert job.end() == EXIT_USAGE, job.story()
-        assert object_ in job.log
+        assert wrong in job.log
         assert remedy in job.log
         assert "Traceback" not in job.log
         assert len(job.events("round.sealed")) == 1

@@ -346,6 +346,9 @@ def test_a_hang_is_blamed_on_who_does_not_wait_for_others(
     assert life.asked(AskWorkers) == [AskWorkers((0, 1))]
     for one in heard:
         life.take(one)
+        life.take(NoProgress(31.1, 30.0))
+        assert not life.actions, "the others have had no time to answer"
+    life.now += 1.0
     life.take(NoProgress(32.0, 30.0))
     assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([guilty] if guilty else [])
 
@@ -355,8 +358,21 @@ def test_ranks_that_all_wait_for_each_other_are_interrupted() -> None:
     life.take(NoProgress(61.0, 30.0))
     life.take(WorkerHeard(0, True, "a", ""))
     life.take(WorkerHeard(1, True, "a", ""))
+    life.now += 1.0
     life.take(NoProgress(62.0, 30.0))
     assert life.asked(InterruptWorkers)
     life.take(left(1, 0))
     life.take(left(1, 1))
     assert life.asked(SayLeft)[0].fault.signature == "hang"
+
+
+def test_the_end_does_not_wait_for_a_replacement_that_is_in_no_round() -> None:
+    life = Life().in_round()
+    life.take(killed(1, 1))
+    life.take(left(1, 0))
+    life.take(sealed(2, workers=1))
+    life.take(WorkerReturned(0, 2))
+    life.take(WorkerExited(1, 0, 0))
+    assert life.asked(SayDone)
+    life.take(WorkerReady(1))
+    assert not life.actions

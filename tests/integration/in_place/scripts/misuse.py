@@ -77,6 +77,16 @@ def differs() -> None:
     elastic.run(elastic.State(net=model))(lambda world: None)
 
 
+def returns_early() -> None:
+    def train(world: elastic.World) -> None:
+        net = nn.parallel.DistributedDataParallel(MODEL)
+        while STATE.step < 5 - world.rank:
+            net(torch.ones(1, 2)).sum().backward()
+            STATE.commit()
+
+    elastic.run(STATE)(train)
+
+
 def tell(misuse: Callable[[], None]) -> None:
     try:
         misuse()
