@@ -149,7 +149,7 @@ def in_place(job: Job, directory: str) -> tuple[float, int]:
     say(f"kill -9 {' '.join(str(process.pid) for process in tree)}: all of node2")
     for process in tree:
         process.kill()
-    job.wait_for(r"round \d+: 2 workers on 2 nodes")
+    job.wait_for(r"from step \d+ on: 2 workers")
     job.wait_for(r"epoch \d+:")
 
     say("another node joins, with the command that was printed above")
