@@ -374,10 +374,12 @@ class _Loop:
             self._note("state.given", step=state.step, to=len(choice.receivers))
 
     def _connect_ahead(self, order: Enter) -> None:
-        """Connects to the stores that the next rounds are likely to use."""
+        """Connects to the stores that the next rounds are likely to use, and to no others."""
+        spares = [(host, port) for host, port in order.spares]
+        self._stores.keep([(order.host, order.port), *spares])
 
         def connect() -> None:
-            for host, port in order.spares:
+            for host, port in spares:
                 try:
                     self._stores.client(host, port)
                 except RuntimeError:

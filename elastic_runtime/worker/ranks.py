@@ -31,7 +31,7 @@ import torch.distributed as dist
 from elastic_runtime import torch_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 # While the ranks connect, nobody may wait longer than this for a peer that cannot be reached.
 _BUILD_TIMEOUT = timedelta(seconds=30)
@@ -132,6 +132,13 @@ class Stores:
         made = _Client(store, frozenset(_sockets() - before))
         with self._lock:
             return self._clients.setdefault((host, port), made)
+
+    def keep(self, places: Collection[tuple[str, int]]) -> None:
+        """Drops the clients of all other stores: those of nodes that are gone would pile up."""
+        with self._lock:
+            others = self._clients.keys() - set(places)
+        for host, port in others:
+            self.forget(host, port)
 
     def forget(self, host: str, port: int) -> None:
         """Drops a client that may be in the middle of a call, and ends that call."""

@@ -1,0 +1,37 @@
+"""The clients of the agents' stores, as a worker keeps them from round to round."""
+
+from __future__ import annotations
+
+import os
+
+from torch.distributed import TCPStore
+
+from elastic_runtime.worker.ranks import Stores
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _serve() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_a_client_is_kept_while_its_store_may_be_used() -> None:
+    server, stores = _serve(), Stores()
+    first = stores.client("127.0.0.1", server.port)
+    stores.keep([("127.0.0.1", server.port)])
+    assert stores.client("127.0.0.1", server.port) is first
+    first.store.set("key", "value")
+    assert server.get("key") == b"value"
+
+
+def test_clients_of_nodes_that_are_gone_do_not_pile_up() -> None:
+    stores = Stores()
+    servers = [_serve() for _ in range(5)]
+    before = _descriptors()
+    for server in servers:
+        stores.client("127.0.0.1", server.port)
+        stores.keep([("127.0.0.1", server.port)])
+    # The servers, in this process too, have an end of each connection as well.
+    assert _descriptors() - before <= 1 + len(servers)
