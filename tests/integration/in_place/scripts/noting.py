@@ -60,7 +60,7 @@ class Notes:
         return True
 
     def obey(self, world: elastic.World, step: int) -> None:
-        """Does what the test has asked of this worker: ``sleep-PID`` or ``busy-PID``, in seconds."""
+        """Does what the test asks of this worker: ``sleep-PID`` or ``busy-PID``, with seconds."""
         for order in ("sleep", "busy"):
             path = os.path.join(self._folder, f"{order}-{os.getpid()}")
             if os.path.exists(path):

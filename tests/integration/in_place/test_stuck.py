@@ -1,0 +1,53 @@
+"""Workers that stand still: stopped ones, busy ones, and such that wait for nothing."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from tests.integration.in_place.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FOR_EVER = 3600.0
+
+
+def test_a_stopped_worker_is_replaced_and_a_busy_one_waited_for(tmp_path: Path) -> None:
+    with Job(tmp_path, "steps.py", "--local-nodes", "3", "--min", "1") as job:
+        before = job.ranks(3)
+        # A stopped one cannot leave a round that breaks, and does not even answer.
+        job.kill(before[1], number=signal.SIGSTOP)
+        job.kill(before[2])
+        stuck = job.event("worker.stuck", node=before[1].node)
+        assert "does not answer" in stuck["why"]
+        full = job.ranks(3, after=before[0].round)
+        assert before[0].pid in {note.pid for note in full.values()}
+        # One that sleeps when the round breaks leaves it when it wakes up.
+        job.order(full[0], "busy", 5.0)
+        job.kill(full[1])
+        again = job.ranks(3, after=full[0].round)
+        assert {full[0].pid, full[2].pid} < {note.pid for note in again.values()}
+        assert len(job.events("worker.stuck")) == 1
+        job.finish()
+
+
+def test_who_hangs_outside_of_a_collective_is_named_and_replaced(tmp_path: Path) -> None:
+    options = ("--nproc-per-node", "3", "--hang-timeout", "1")
+    with Job(tmp_path, "steps.py", *options) as job:
+        before = job.ranks(3)
+        job.order(before[1], "sleep", _FOR_EVER)
+        hangs = job.event("worker.hangs")
+        assert hangs["local_ranks"] == [before[1].local_rank]
+        assert "noting.py" in hangs["why"]
+        full = job.ranks(3, after=before[0].round)
+        assert [full[r].pid for r in (0, 1)] == [before[r].pid for r in (0, 2)]
+        # The stacks of all its threads are in its log.
+        assert "in obey" in job.log
+        assert "steps.py" in job.log
+        # Who says that it is busy does not hang.
+        job.order(full[0], "busy", 4.0)
+        further = job.step + 20
+        job.wait(lambda: job.step > further, "steps after the evaluation")
+        assert len(job.events("worker.hangs")) == 1
+        job.finish()
