@@ -27,8 +27,12 @@ class PrivateDirectory:
     def __init__(self) -> None:
         _sweep()
         self.path = tempfile.mkdtemp(prefix=_PREFIX)
-        self._lock = os.open(os.path.join(self.path, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        # Locked before it gets its name: an agent that starts at the same time and sweeps must
+        # never find a lock that nobody holds yet.
+        draft, lock = (os.path.join(self.path, name) for name in (f"{_LOCK}.new", _LOCK))
+        self._lock = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(draft, lock)
 
     def remove(self, keep: str = "") -> None:
         """Removes it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_runtime.agent import private
 from elastic_runtime.agent.private import PrivateDirectory
 
 if TYPE_CHECKING:
@@ -50,14 +52,31 @@ def test_the_directory_of_a_killed_agent_is_swept_and_that_of_a_living_one_is_no
     assert not Path(first.path).exists()
 
 
+def test_a_directory_is_not_swept_while_it_is_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    real = fcntl.flock
+
+    def others_come_first(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            private._sweep()  # as another agent does that starts at this moment
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", others_come_first)
+    made = PrivateDirectory()
+    assert Path(made.path).is_dir()
+    made.remove()
+
+
 def test_what_people_were_told_of_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    private = PrivateDirectory()
-    told = Path(private.path, "logs", "error.json")
+    directory = PrivateDirectory()
+    told = Path(directory.path, "logs", "error.json")
     told.parent.mkdir()
     told.write_text("{}")
-    Path(private.path, "agent.sock").touch()
-    private.remove(keep="logs")
+    Path(directory.path, "agent.sock").touch()
+    directory.remove(keep="logs")
     PrivateDirectory().remove()
     assert told.exists()
-    assert not Path(private.path, "agent.sock").exists()
+    assert not Path(directory.path, "agent.sock").exists()
