@@ -185,6 +185,15 @@ _LINES: dict[str, Line] = {
     "workers.cold": Line(
         "workers start cold, seconds slower each: {why}", "warning", whole_job=False
     ),
+    "worker.stuck": Line(
+        "workers {local_ranks} do not leave the broken round ({why}): they are replaced",
+        "warning",
+        whole_job=False,
+    ),
+    "worker.hangs": Line("{why}", "warning", whole_job=False),
+    "state.given": Line("step {step} was given to {to} ranks from memory", shown=False),
+    "state.loaded": Line("went back to the checkpoint of step {step}: {reason}", "warning"),
+    "state.fresh": Line("training begins anew: {reason}", "warning"),
     "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),
     "checkpoint.resumed": Line("resumed at step {step}"),
     "checkpoint.damaged": Line(_damaged, "warning"),

@@ -52,6 +52,7 @@ from elastic_runtime.agent.life import (
     StartServer,
     StartWorkers,
     StopWorkers,
+    WorkerLeft,
 )
 from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.watchdogs import Watchdogs
@@ -233,6 +234,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
 
     def _heard(self, item: FromWorker) -> Event | None:
         said = self._crew.heard(item)
+        if isinstance(said, WorkerLeft) and not said.planned:
+            self._note_trouble()
         if not isinstance(said, Note):
             return said
         if said.name == "step.first":
