@@ -260,9 +260,7 @@ def _unless_in(state: State, actions: list[Action], now: float) -> Step:
         return boot(state, actions)
     # From here on it is a matter of processes that end, or are ended.
     actions += [DismissWorkers(), SetAlarm(now + state.settings.grace)]
-    state = replace(
-        state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, drained=True, draining=True
-    )
+    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, draining=True)
     return Step(state, tuple(actions), fault.reason)
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 import time
-import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_checkable
@@ -40,11 +40,11 @@ from elastic_runtime.protocol.messages import (
     Ready,
     Returned,
 )
-from elastic_runtime.worker import boot, whereabouts
+from elastic_runtime.worker import blame, whereabouts
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.ending import end_quickly
-from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores, drop_later, rehearse
+from elastic_runtime.worker.ranks import Place, Ranks, Stores, drop_later, rehearse
 from elastic_runtime.worker.sync import bring_together
 from elastic_runtime.worker.world import World
 
@@ -294,14 +294,14 @@ class _Loop:
             ranks.build()
             return self._train_in(order, ranks, time.monotonic() - began)
         except WorldChanged as change:
-            _forget(change)
+            blame.forget(change)
             reason = str(change) or "the script was thrown out of a broken round"
             return _Out(planned=not ranks.interrupted.is_set(), reason=reason)
         except Exception as error:
-            if not _is_worlds_fault(error, ranks):
+            if not blame.is_worlds_fault(error):
                 raise
-            reason = _in_one_line(error)
-            _forget(error)
+            reason = blame.in_one_line(error)
+            blame.forget(error)
             return _Out(planned=False, reason=reason)
 
     def _train_in(self, order: Enter, ranks: Ranks, connecting: float) -> _Done:
@@ -395,8 +395,12 @@ class _Loop:
             self._here.note(name, **fields)
 
     def _end(self) -> NoReturn:
-        end_quickly(EXIT_DRAINED)
-        raise SystemExit(EXIT_DRAINED)
+        saver = self._saver
+        code = EXIT_DRAINED if saver is not None and saver.held == self._state.step else 0
+        if not self._here.has_agent:
+            code = 128 + signal.SIGTERM  # whoever has sent it expects the usual exit code
+        end_quickly(code)
+        raise SystemExit(code)
 
 
 class _Commit:
@@ -472,36 +476,3 @@ class _Commit:
         saver.steps = step
         if agreed or saver.due_at(step):
             saver.save()
-
-
-def _forget(error: BaseException) -> None:
-    """Clears the frames that an error has passed through: they hold the old groups."""
-    seen: set[int] = set()
-    chain: BaseException | None = error
-    while chain is not None and id(chain) not in seen:
-        seen.add(id(chain))
-        traceback.clear_frames(chain.__traceback__)
-        chain.__traceback__ = None
-        chain = chain.__cause__ or chain.__context__
-
-
-def _is_worlds_fault(error: BaseException, ranks: Ranks) -> bool:
-    """Whether an error, or what led to it, only says that peers are gone."""
-    seen: set[int] = set()
-    chain: BaseException | None = error
-    while chain is not None and id(chain) not in seen:
-        seen.add(id(chain))
-        if isinstance(chain, Interrupted) or boot.is_echo(_in_words(chain)):
-            return True
-        chain = chain.__cause__ or chain.__context__
-    return False
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _in_one_line(error: BaseException) -> str:
-    if isinstance(error, Interrupted):
-        return "the round broke while the ranks connected"
-    return "the connection to a peer is lost"

@@ -121,6 +121,6 @@ def _from_memory(
 def _from_checkpoint(standings: Sequence[Standing], saved: int, reason: str) -> Choice:
     everybody = tuple(range(len(standings)))
     if saved >= 0:
-        reason = f"{reason}; the checkpoint of step {saved} serves"
+        reason = f"{reason}; the newest checkpoint serves"
         return Choice(saved, (), everybody, False, "saved", reason)
     return Choice(0, (), everybody, False, "lost", f"{reason}, and there is no checkpoint")

@@ -29,6 +29,7 @@ def test_all_workers_are_killed_then_the_whole_job_leaves_and_is_started_again(
         job.process.terminate()
         assert job.end() == EXIT_LEFT, job.story()
         left = job.step + 1  # the one at which they left is committed, but not noted
+        assert f"step {left} is saved" in job.log, job.story()
         lives = len(job.said("began"))
     with Job(tmp_path, "steps.py", *_OPTIONS, kind="saved") as job:
         job.wait(lambda: job.step > left + 2, "further steps")
