@@ -182,7 +182,9 @@ class InPlaceCluster(Fleet):
     # What is seen
 
     def read(self) -> None:
-        """Takes in what the histories say by now."""
+        """Takes in what the histories say by now; a node that has ended by itself is a failure."""
+        ended = [n.name for n in self.nodes if not n.alive and n.name not in self._gone]
+        assert self._goal.exists() or not ended, f"{ended} ended by themselves\n{self.story()}"
         for path in self._histories.iterdir():
             for line in self._lines.setdefault(path, Lines(path)).new():
                 said = parse(path.name, line)
