@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""What ``commit()`` costs the training thread, with and without the random generators remembered.
+
+A small network with Adam makes steps; only the call of ``commit`` is timed. ``alone`` is a State
+whose commits nobody follows up; ``2 ranks`` is ``elastic.run`` in two processes over gloo, with the
+agreement of all ranks. What an agent adds, the published step, is a store to shared memory.
+
+    scripts/bench/commit.py --steps 2000 --json /tmp/commit.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import elastic_runtime as elastic
+from scripts.bench.measure.figures import quantile
+from scripts.bench.measure.report import machine
+from tests.etcd_server import free_port
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
+
+_WARM_UP = 50
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What commits cost.
+
+    Attributes:
+        ranks: how many processes train together.
+        generators: whether the State remembers the random generators.
+        median, p95: of one call, in microseconds.
+    """
+
+    ranks: int
+    generators: bool
+    median: float
+    p95: float
+
+
+def main() -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=2000, help="commits in each run")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    args = parser.parse_args()
+    costs = []
+    for generators in (True, False):
+        costs.append(Cost(1, generators, *_alone(generators, args.steps)))
+        costs.append(Cost(2, generators, *_together(generators, args.steps)))
+    for cost in costs:
+        name = "alone  " if cost.ranks == 1 else "2 ranks"
+        kept = "with generators   " if cost.generators else "without generators"
+        print(f"{name}  {kept}  median {cost.median:6.1f} µs  p95 {cost.p95:6.1f} µs")
+    if args.json:
+        report = {"machine": machine(), "costs": [asdict(cost) for cost in costs]}
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _state(generators: bool) -> tuple[nn.Module, torch.optim.Optimizer, elastic.State]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+    optim = torch.optim.Adam(model.parameters())
+    return model, optim, elastic.State(generators=generators, model=model, optim=optim)
+
+
+def _train(
+    model: nn.Module, optim: torch.optim.Optimizer, state: elastic.State, steps: int
+) -> tuple[float, float]:
+    """Median and p95 of all commits, in microseconds."""
+    inputs = torch.randn(16, 32)
+    micros = []
+    for _ in range(_WARM_UP + steps):
+        optim.zero_grad()
+        model(inputs).square().mean().backward()
+        optim.step()
+        began = time.perf_counter()
+        state.commit()
+        micros.append(1e6 * (time.perf_counter() - began))
+    del micros[:_WARM_UP]
+    return quantile(micros, 0.5), quantile(micros, 0.95)
+
+
+def _alone(generators: bool, steps: int) -> tuple[float, float]:
+    model, optim, state = _state(generators)
+    state.hold(0)
+    state._on_commit = lambda: None
+    return _train(model, optim, state, steps)
+
+
+def _together(generators: bool, steps: int) -> tuple[float, float]:
+    """The commits of rank 0 of two."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    port = free_port()
+    ranks = [
+        context.Process(target=_rank, args=(rank, port, generators, steps, answers))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+        if process.exitcode:
+            raise SystemExit(f"a rank ended with exit code {process.exitcode}")
+    cost: tuple[float, float] = answers.get()
+    return cost
+
+
+def _rank(
+    rank: int, port: int, generators: bool, steps: int, answers: SimpleQueue[tuple[float, float]]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    model, optim, state = _state(generators)
+
+    def train(world: elastic.World) -> tuple[float, float]:
+        return _train(DistributedDataParallel(model), optim, state, steps)
+
+    cost = elastic.run(state)(train)
+    if rank == 0:
+        answers.put(cost)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
