@@ -357,8 +357,8 @@ class _Loop:
             if step := saver.resume():
                 state.hold(step)
                 self._note("state.loaded", step=step, reason=choice.reason)
-            else:
-                choice = bring_together(state, wire, world.rank, world.size, -1)
+            # Counters are not in the checkpoint, and may differ between ranks by now.
+            choice = bring_together(state, wire, world.rank, world.size, -1)
         if choice.kind == "lost":
             # Starting anew in silence would be worse.
             raise UsageError(
