@@ -368,6 +368,7 @@ class _Loop:
             )
         if choice.kind == "fresh" and world.round > 1:
             self._note("state.fresh", reason=choice.reason)
+        state._round = world.round  # all ranks are alike here
         if saver is not None:
             saver.steps = state.step
         if choice.kind == "memory" and (choice.adopt or choice.receivers):

@@ -30,10 +30,14 @@ class Standing:
     Attributes:
         step: how many steps it has committed; means nothing if it is NEW.
         condition: what its memory is worth.
+        round: the last round in which it was alike with all others. A step that only silent ranks
+            had committed is done again in a later round, and with other bits; if they come back,
+            the later round counts.
     """
 
     step: int
     condition: Condition
+    round: int = 0
 
     @property
     def reach(self) -> int:
@@ -88,7 +92,7 @@ def choose(standings: Sequence[Standing], saved: int) -> Choice:
             return _from_checkpoint(standings, saved, "no rank has a state in memory")
         return _from_memory(standings, 0, (0,), "fresh", "nobody has a state: rank 0 gives its own")
     newest = max(committed)
-    if Standing(newest, Condition.CLEAN) in standings:
+    if any(s.step == newest and s.condition is Condition.CLEAN for s in standings):
         step, why = newest, f"step {newest} is clean in memory"
     else:
         step = max(s.reach for s in standings)
@@ -100,9 +104,11 @@ def choose(standings: Sequence[Standing], saved: int) -> Choice:
     if step < 0 or saved > step:
         where = f"no rank is clean at step {newest}" if step < 0 else why
         return _from_checkpoint(standings, saved, where)
-    clean = tuple(r for r, s in enumerate(standings) if s == Standing(step, Condition.CLEAN))
-    finished = tuple(r for r, s in enumerate(standings) if s.reach == step)
-    return _from_memory(standings, step, clean or finished, "memory", why, adopt=not clean)
+    able = [r for r, s in enumerate(standings) if s.reach == step]
+    clean = [r for r in able if standings[r].condition is Condition.CLEAN]
+    last = max(standings[r].round for r in clean or able)
+    sources = tuple(r for r in clean or able if standings[r].round == last)
+    return _from_memory(standings, step, sources, "memory", why, adopt=not clean)
 
 
 def _from_memory(

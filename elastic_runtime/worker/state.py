@@ -79,6 +79,7 @@ class State:
     _shadow: bool
     _generators: Generators | None
     _step: int
+    _round: int  # see Standing; set by elastic.run
     _condition: Condition
     _running: int  # optimizers inside their step
     _finished: Counter[str]  # steps of each optimizer since the last commit
@@ -109,6 +110,7 @@ class State:
         self._shadow = shadow
         self._generators = Generators() if generators else None
         self._step = 0
+        self._round = 0
         self._condition = Condition.NEW
         self._running = 0
         self._finished = Counter()
@@ -150,7 +152,7 @@ class State:
 
     def standing(self) -> Standing:
         """How far this rank is and what its memory is worth; may be called from any thread."""
-        return Standing(self._step, self._condition)
+        return Standing(self._step, self._condition, self._round)
 
     def hold(self, step: int) -> None:
         """Says that the objects are now exactly the state of a commit: at a start, after a load.

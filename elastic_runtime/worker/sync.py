@@ -69,9 +69,9 @@ def bring_together(state: State, wire: Any, rank: int, world: int, saved: int) -
     """
     group = _Group(wire, rank, world)
     mine = state.standing()
-    rows = group.gather([mine.step, mine.condition, saved])
-    standings = [Standing(step, Condition(condition)) for step, condition, _ in rows]
-    choice = choose(standings, max(row[2] for row in rows))
+    rows = group.gather([mine.step, mine.condition, mine.round, saved])
+    standings = [Standing(step, Condition(condition), last) for step, condition, last, _ in rows]
+    choice = choose(standings, max(row[3] for row in rows))
     if not choice.sources:
         return choice
     if rank in choice.sources:

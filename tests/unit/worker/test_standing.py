@@ -114,3 +114,15 @@ def test_the_order_of_ranks_changes_nothing_but_the_names(
 def test_what_a_new_rank_says_of_its_step_means_nothing(where: list[Standing], saved: int) -> None:
     plain = [Standing(0, NEW) if s.condition is NEW else s for s in where]
     assert choose(plain, saved) == choose(where, saved)
+
+
+def test_a_step_that_was_done_again_counts_in_the_later_round() -> None:
+    stale = Standing(8, CLEAN, round=3)
+    again = Standing(8, CLEAN, round=4)
+    choice = choose([stale, again, again], -1)
+    assert (choice.sources, choice.receivers) == ((1, 2), (0,))
+
+
+def test_a_step_that_nobody_has_done_again_counts_whoever_brings_it() -> None:
+    choice = choose([Standing(8, CLEAN, round=3), Standing(7, CLEAN, round=4)], -1)
+    assert (choice.step, choice.sources) == (8, (0,))

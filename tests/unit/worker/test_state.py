@@ -36,6 +36,7 @@ class Job:
         )
         self.state.seen = 0
         self.state.losses = []
+        self.committed = ""  # what it held at a commit, if somebody keeps that
 
     def start(self) -> Job:
         self.state._on_commit = lambda: None
