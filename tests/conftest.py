@@ -6,6 +6,7 @@ summary of the test run says so.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -13,6 +14,15 @@ import pytest
 from tests.etcd_server import EtcdCluster, EtcdContainer, EtcdProcess, EtcdServer, why_no_docker
 
 _REASON = pytest.StashKey[str]()
+
+
+def pytest_configure() -> None:
+    """Undoes what a shell does to a command in the background: signals that it ignores would be
+    ignored by every process that the tests start."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, own)
 
 
 @pytest.fixture(scope="session")

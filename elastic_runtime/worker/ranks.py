@@ -38,7 +38,7 @@ _BUILD_TIMEOUT = timedelta(seconds=30)
 # Afterwards faults interrupt; this is torch's own default for gloo.
 _TIMEOUT = timedelta(minutes=30)
 # How long after its last collective a group is dropped, in seconds.
-_REST = 1.0
+_REST = 0.25
 
 
 class Interrupted(Exception):
@@ -154,12 +154,13 @@ def drop_later(groups: list[Any]) -> None:
     The end of a gloo group waits for its threads while it holds Python's lock, and a thread that
     is just letting go of its last collective waits for that lock: the process then stands still
     for ever (seen with torch 2.13, once in six ends of a ``DDP`` right after a backward pass).
+    A process whose groups outlive it aborts now and then; so its end waits for this.
 
     Args:
         groups: the last references to them, but for frames that end soon.
     """
     later = threading.Timer(_REST, groups.clear)
-    later.name, later.daemon = "elastic-drop", True
+    later.name = "elastic-drop"
     later.start()
 
 
