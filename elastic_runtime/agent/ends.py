@@ -21,9 +21,10 @@ from elastic_runtime.agent.life import (
     Step,
     StopWorkers,
     Then,
+    WorkerExited,
 )
 from elastic_runtime.errors import EXIT_LEFT
-from elastic_runtime.protocol.records import ASKED, PLANNED, FaultReport
+from elastic_runtime.protocol.records import ASKED, KILLED, PLANNED, FaultReport
 from elastic_runtime.rendezvous.budget import root_cause
 
 if TYPE_CHECKING:
@@ -38,6 +39,18 @@ def boot(state: State, actions: Iterable[Action] = ()) -> Step:
     seats = {**state.seats, **dict.fromkeys(missing, Seated())}
     state = replace(state, alive=state.alive | set(missing), seats=seats)
     return Step(state, (*actions, BootWorkers(missing)), "workers start")
+
+
+def failure(event: WorkerExited, fault: FaultReport) -> Report:
+    """Tells people of a worker's end that nobody wanted."""
+    fields = {
+        "rank": fault.rank,
+        "local_rank": event.local_rank,
+        "exit_code": event.code,
+        "reason": fault.reason,
+        "echo": fault.consequence,
+    }
+    return Report("worker.killed" if fault.kind == KILLED else "worker.failed", fields)
 
 
 def all_ended(state: State, actions: list[Action]) -> Step:

@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.ends import boot, leave_with, stop_all
+from elastic_runtime.agent.ends import boot, failure, leave_with, stop_all
+from elastic_runtime.agent.faults import signal_name
 from elastic_runtime.agent.life import (
     Action,
     Alarm,
@@ -311,7 +312,7 @@ def _asked(state: State, signum: int, now: float) -> Step | None:
         state, asked=1, then=Then.LEAVE, why=state.why or why, finish=Finish(EXIT_LEFT, text)
     )
     actions: tuple[Action, ...] = (
-        Report("node.leaving", {"reason": f"asked to by signal {signum}"}),
+        Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"}),
         SayDrain(),
     )
     if state.interrupted_at is None:
@@ -336,7 +337,7 @@ def _exited(state: State, event: WorkerExited, now: float) -> Step:
     text = f"a worker ended with exit code {event.code} in the middle of its work"
     # The process was started for an older round; its end breaks this one.
     fault = replace(event.fault or FaultReport(number, FAILED, text), round=number)
-    actions: list[Action] = [_failure(event, fault)]
+    actions: list[Action] = [failure(event, fault)]
     if seated.seat is Seat.OUT:
         return _undone(state, fault, actions)
     if seated.seat is Seat.BOOT:
@@ -376,17 +377,6 @@ def _boot_failed(state: State, fault: FaultReport, actions: list[Action], now: f
     text = f"a replacement worker fails each time before it comes to elastic.run: {fault.reason}"
     left = leave_with(state, Finish(EXIT_FAILED, text))
     return replace(left, actions=(*actions, *left.actions))
-
-
-def _failure(event: WorkerExited, fault: FaultReport) -> Report:
-    fields = {
-        "rank": fault.rank,
-        "local_rank": event.local_rank,
-        "exit_code": event.code,
-        "reason": fault.reason,
-        "echo": fault.consequence,
-    }
-    return Report("worker.killed" if fault.kind == "killed" else "worker.failed", fields)
 
 
 # ---------------------------------------------------------------- workers that are stuck

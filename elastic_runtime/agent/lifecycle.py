@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent import inplace
-from elastic_runtime.agent.ends import all_ended, boot, end, leave_with, stop_all
+from elastic_runtime.agent.ends import all_ended, boot, end, failure, leave_with, stop_all
 from elastic_runtime.agent.faults import signal_name
 from elastic_runtime.agent.life import (
     Action,
@@ -223,7 +223,7 @@ def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
     if event.fault is not None and not event.drained and not ours:
         state = replace(state, faults=(*state.faults, event.fault))
         if not state.told_to_stop:
-            actions.append(_failure(event))
+            actions.append(failure(event, event.fault))
             state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
             if state.alive:
                 actions.append(StopWorkers(state.settings.broken_grace))
@@ -231,19 +231,6 @@ def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
     if state.alive:
         return Step(state, tuple(actions))
     return all_ended(state, actions)
-
-
-def _failure(event: WorkerExited) -> Report:
-    fault = event.fault
-    assert fault is not None
-    fields = {
-        "rank": fault.rank,
-        "local_rank": event.local_rank,
-        "exit_code": event.code,
-        "reason": fault.reason,
-        "echo": fault.consequence,
-    }
-    return Report("worker.killed" if fault.kind == "killed" else "worker.failed", fields)
 
 
 def _switch(state: State, event: Switch, now: float) -> Step:

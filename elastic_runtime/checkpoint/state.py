@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from elastic_runtime.errors import CheckpointError
+from elastic_runtime.worker.parts import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping
@@ -38,19 +39,6 @@ class _Entry(Protocol):
 
     def restore(self, loaded: State) -> None:
         """Takes over what was loaded into ``wanted``."""
-
-
-def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside ``DDP``, ``DataParallel`` and ``torch.compile``."""
-    while True:
-        if isinstance(
-            module, (torch.nn.parallel.DistributedDataParallel, torch.nn.parallel.DataParallel)
-        ):
-            module = module.module
-        elif "_orig_mod" in module._modules:  # a compiled module, without importing the compiler
-            module = module.get_submodule("_orig_mod")
-        else:
-            return module
 
 
 class _ModuleEntry:

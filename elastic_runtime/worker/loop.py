@@ -66,7 +66,7 @@ class Saver(Protocol):
 
     @property
     def held(self) -> int:
-        """The step that is saved for certain, as far as this rank knows; -1: none."""
+        """The step that is saved for certain, as far as this rank knows; 0: it knows of none."""
 
     def resume(self) -> int:
         """Loads the newest checkpoint on all ranks; 0 if there is none."""

@@ -231,12 +231,6 @@ class Ranks:
         torch_private.set_gloo_timeout(_TIMEOUT)
         self._building = False
 
-    @property
-    def wire(self) -> Any:
-        """The gloo backend of ``group``, for what torch offers no function for."""
-        assert self.group is not None
-        return self.group._get_backend(torch.device("cpu"))
-
     def interrupt(self) -> None:
         """Releases this rank from whatever it waits for. Safe in any thread, at any time."""
         self.interrupted.set()
