@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import crc32c
@@ -94,6 +94,23 @@ def half_pruned(names: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One item in a file: what can be read and verified without the rest of the file.
+
+    Attributes:
+        offset: where it begins, in bytes from the beginning of the file.
+        length: how many bytes it has.
+        crc32c: of these bytes, computed while they were written.
+        data: where the raw bytes of its tensor begin, in bytes from ``offset``; -1 if it is none.
+    """
+
+    offset: int
+    length: int
+    crc32c: int
+    data: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class FileRecord:
     """One file of a checkpoint.
 
@@ -101,11 +118,13 @@ class FileRecord:
         name: relative to the checkpoint's directory, never with a slash.
         bytes: its length.
         crc32c: of all its bytes, computed while they were written.
+        parts: what it consists of, in the order of the file and without gaps.
     """
 
     name: str
     bytes: int
     crc32c: int
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +155,15 @@ class Manifest:
 
     def encode(self) -> bytes:
         """JSON for people to read, sealed with a checksum of its own content."""
-        body: dict[str, Any] = {"format": FORMAT, **asdict(self)}
+        body: dict[str, Any] = {"format": FORMAT}
+        body |= {field.name: getattr(self, field.name) for field in fields(self)}
+        body["files"] = [_encode_file(file) for file in self.files]
         body["crc32c"] = _seal(body)
-        return (json.dumps(body, indent=1) + "\n").encode()
+        # One line for each file: a part is a few numbers, and there may be many thousands.
+        lines = {key: json.dumps(value) for key, value in body.items()}
+        lines["files"] = "[" + ",".join("\n  " + json.dumps(file) for file in body["files"]) + "]"
+        text = ",\n".join(f" {json.dumps(key)}: {value}" for key, value in lines.items())
+        return f"{{\n{text}\n}}\n".encode()
 
     @classmethod
     def decode(cls, where: str, data: bytes) -> Self:
@@ -165,11 +190,7 @@ class Manifest:
 
     @classmethod
     def _build(cls, body: Mapping[str, Any]) -> Self:
-        files = tuple(
-            FileRecord(str(f["name"]), int(f["bytes"]), int(f["crc32c"])) for f in body["files"]
-        )
-        if any("/" in file.name or file.name in ("", ".", "..") for file in files):
-            raise ValueError("a file outside the checkpoint")
+        files = tuple(_decode_file(file) for file in body["files"])
         return cls(
             step=int(body["step"]),
             term=int(body["term"]),
@@ -179,6 +200,29 @@ class Manifest:
             files=files,
             saved_at=float(body["saved_at"]),
         )
+
+
+def _encode_file(file: FileRecord) -> dict[str, Any]:
+    # Where a part begins follows from the lengths of those before it.
+    parts = [[part.length, part.crc32c, part.data] for part in file.parts]
+    return {"name": file.name, "bytes": file.bytes, "crc32c": file.crc32c, "parts": parts}
+
+
+def _decode_file(body: Mapping[str, Any]) -> FileRecord:
+    parts = []
+    end = 0
+    for length, crc, data in body["parts"]:
+        part = Part(end, int(length), int(crc), int(data))
+        if part.length < 0 or not -1 <= part.data <= part.length:
+            raise ValueError("a part that cannot be")
+        parts.append(part)
+        end += part.length
+    file = FileRecord(str(body["name"]), int(body["bytes"]), int(body["crc32c"]), tuple(parts))
+    if "/" in file.name or file.name in ("", ".", ".."):
+        raise ValueError("a file outside the checkpoint")
+    if parts and end != file.bytes:
+        raise ValueError("parts that are not the whole file")
+    return file
 
 
 def _seal(body: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ from elastic_runtime.checkpoint.manifest import (
     CheckpointId,
     FileRecord,
     Manifest,
+    Part,
     half_pruned,
     highest_term,
     newest_first,
@@ -24,7 +25,10 @@ MANIFEST = Manifest(
     world=2,
     round=7,
     entries=("model", "optim"),
-    files=(FileRecord("rank-0.distcp", 512, 99), FileRecord(".metadata", 10, 7)),
+    files=(
+        FileRecord("rank-0.distcp", 512, 99, (Part(0, 412, 5, 128), Part(412, 100, 6))),
+        FileRecord(".metadata", 10, 7, (Part(0, 10, 7),)),
+    ),
     saved_at=1.5,
 )
 
@@ -59,6 +63,16 @@ def test_a_format_of_the_future_is_named() -> None:
 @pytest.mark.parametrize("name", ["../rank-0.distcp", "/etc/passwd", "..", ""])
 def test_a_manifest_cannot_name_files_elsewhere(name: str) -> None:
     hostile = Manifest(step=1, term=1, world=1, files=(FileRecord(name, 1, 1),))
+    with pytest.raises(DamagedCheckpoint):
+        Manifest.decode("here", hostile.encode())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(Part(0, 3, 1),), (Part(0, 5, 1, 6),), (Part(0, 5, 1, -2),), (Part(0, 6, 1), Part(6, -1, 1))],
+)
+def test_parts_that_do_not_make_up_the_file_are_damage(parts: tuple[Part, ...]) -> None:
+    hostile = Manifest(step=1, term=1, world=1, files=(FileRecord("a", 5, 1, parts),))
     with pytest.raises(DamagedCheckpoint):
         Manifest.decode("here", hostile.encode())
 
