@@ -1,8 +1,12 @@
-"""A checkpoint directory on a file system: terms, exclusive creation, commit, retention.
+"""Where checkpoints are kept: what every kind of storage can do, and the rules common to all.
 
-Everything here is done by rank 0, except that each rank writes and verifies files of its own.
-A step of a save that is not durable yet is never relied upon by the next one: files are flushed
-and fsynced before the manifest names them, and the manifest before its directory is announced.
+``local`` is a directory of a file system, also a shared one; ``remote`` is anything that fsspec
+knows. ``storages.open_storage`` picks. Rank 0 takes the term, makes, commits and deletes; every
+rank writes and reads files of its own.
+
+A step of a save that is not durable yet is never relied upon by the next one: a file is durable
+when its writer is left, all of them are before the manifest names them, and the manifest is what
+makes the checkpoint exist. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -10,8 +14,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 
 import crc32c
 
@@ -20,7 +25,8 @@ from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manife
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 _CHUNK = 1 << 20
@@ -54,6 +60,226 @@ def explained(doing: str) -> Iterator[None]:
         why = error.strerror or str(error)
         remedy = _REMEDY.get(error.errno or 0, "see the system's log")
         raise CheckpointError(f"cannot {doing}: {why}; {remedy}") from error
+
+
+class Writer(Protocol):
+    """A new file of a checkpoint, written from front to back."""
+
+    def write(self, buffers: Sequence[memoryview]) -> None:
+        """Appends all buffers, each one-dimensional, of bytes.
+
+        Raises:
+            CheckpointError: the storage refuses or is full.
+        """
+
+
+class Reader(Protocol):
+    """A file of a checkpoint, read anywhere; several threads may do so at the same time."""
+
+    def readinto(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fills all buffers, one after the other, with what is at ``offset`` (bytes).
+
+        Raises:
+            DamagedCheckpoint: the file ends before, or cannot be read.
+        """
+
+
+class Storage(ABC):
+    """A place that holds all checkpoints of a job.
+
+    Attributes:
+        where: the place as people write it, never with a credential in it.
+    """
+
+    where: str
+
+    def place(self, which: CheckpointId | None = None, name: str = "") -> str:
+        """A checkpoint or one of its files, for messages."""
+        return "/".join(part for part in (self.where, which.name if which else "", name) if part)
+
+    # Of the whole place
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Makes the place, if need be, and checks that it can be written.
+
+        Raises:
+            CheckpointError: it cannot.
+        """
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """All entries, as they are now; none if the place does not exist.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+
+    # Terms
+
+    def take_term(self, holder: Mapping[str, object]) -> int:
+        """Takes the next term by creating its file, which only one can.
+
+        Args:
+            holder: who takes it, for people: ``run``, ``round``, ``host``.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+        """
+        content = json.dumps(dict(holder)).encode()
+        while True:
+            term = layout.highest_term(self.names()) + 1
+            if not self._create_exclusively(layout.term_name(term), content):
+                continue
+            # Seen from a stale listing, a lower term may have looked free.
+            if layout.highest_term(names := self.names()) == term:
+                break
+        for name in layout.older_terms(names, term):
+            self._forget(name)
+        return term
+
+    def check_term(self, term: int) -> None:
+        """Makes sure that nobody has taken a newer term.
+
+        Raises:
+            CheckpointError: somebody has: a newer round of this job, or another job.
+        """
+        highest = layout.highest_term(self.names())
+        if highest > term:
+            raise CheckpointError(
+                f"{self.where} now belongs to term {highest}{self._holder(highest)}, and this "
+                f"process holds term {term}: a newer round or another job saves there; "
+                "nothing more was written"
+            )
+
+    def _holder(self, term: int) -> str:
+        try:
+            found = json.loads(self._read_entry(layout.term_name(term)))
+            return f" (run {found['run']}, round {found['round']}, {found['host']})"
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    @abstractmethod
+    def _create_exclusively(self, name: str, content: bytes) -> bool:
+        """Makes a durable entry unless it exists, in one step; False if it does."""
+
+    @abstractmethod
+    def _read_entry(self, name: str) -> bytes:
+        """The content of a file right in the place; OSError if that cannot be had."""
+
+    @abstractmethod
+    def _forget(self, name: str) -> None:
+        """Deletes an entry that is no longer needed, if that is possible."""
+
+    # A save
+
+    @abstractmethod
+    def create(self, which: CheckpointId) -> None:
+        """Makes room for a new checkpoint; it is none before ``commit``.
+
+        Raises:
+            CheckpointError: it exists already or cannot be made.
+        """
+
+    @abstractmethod
+    def writer(self, which: CheckpointId, name: str, size: int) -> AbstractContextManager[Writer]:
+        """A new file, durable when the ``with`` block is left without an error.
+
+        Args:
+            which: made by ``create``, maybe by another rank.
+            name: of the file; it must not exist.
+            size: how many bytes it is going to have.
+
+        Raises:
+            CheckpointError: it cannot be made, written or made durable.
+        """
+
+    def commit(self, manifest: Manifest) -> None:
+        """Writes the manifest, which makes the checkpoint exist.
+
+        Raises:
+            CheckpointError: a newer term was taken meanwhile, or the manifest cannot be written.
+        """
+        self.check_term(manifest.term)
+        self._publish(manifest.id, manifest.encode())
+
+    @abstractmethod
+    def _publish(self, which: CheckpointId, content: bytes) -> None:
+        """Makes the manifest appear, whole, durable and after everything else."""
+
+    @abstractmethod
+    def discard(self, which: CheckpointId) -> None:
+        """Removes what a failed save of this process has left, as far as that is possible."""
+
+    # A load
+
+    @abstractmethod
+    def has_manifest(self, which: CheckpointId) -> bool:
+        """Whether a checkpoint claims to be whole."""
+
+    def read_manifest(self, which: CheckpointId) -> Manifest | None:
+        """The manifest of a checkpoint; None if it has none, so that it is no checkpoint.
+
+        Raises:
+            DamagedCheckpoint: there is one that cannot be used.
+        """
+        data = self._manifest_bytes(which)
+        if data is None:
+            return None
+        where = self.place(which, layout.MANIFEST)
+        manifest = Manifest.decode(where, data)
+        if manifest.id != which:
+            raise DamagedCheckpoint(f"{where} is damaged: it is the manifest of {manifest.id.name}")
+        return manifest
+
+    @abstractmethod
+    def _manifest_bytes(self, which: CheckpointId) -> bytes | None:
+        """What the manifest's file holds; None if there is none."""
+
+    @abstractmethod
+    def read_bytes(self, which: CheckpointId, name: str) -> bytes:
+        """A whole file, for small ones.
+
+        Raises:
+            DamagedCheckpoint: it is missing or cannot be read.
+        """
+
+    @abstractmethod
+    def reader(self, which: CheckpointId, name: str) -> AbstractContextManager[Reader]:
+        """A file for reading.
+
+        Raises:
+            DamagedCheckpoint: it is missing or cannot be read.
+        """
+
+    # Retention
+
+    @abstractmethod
+    def sizes(self, which: CheckpointId) -> Mapping[str, int]:
+        """All that is in a checkpoint except the manifest: bytes by name.
+
+        Raises:
+            CheckpointError: it cannot be listed.
+        """
+
+    @abstractmethod
+    def remove(self, manifest: Manifest) -> None:
+        """Deletes what a manifest lists, in such a way that the checkpoint never exists in part.
+
+        Raises:
+            CheckpointError: something could not be deleted; ``finish_removals`` tries again.
+        """
+
+    @abstractmethod
+    def finish_removals(self) -> None:
+        """Deletes the rest of what an earlier ``remove`` began with.
+
+        Raises:
+            CheckpointError: something could not be deleted.
+        """
+
+
+# The former names, until all who use them have moved over
 
 
 class ChecksumWriter:
