@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
@@ -126,7 +127,8 @@ class Storage(ABC):
         Raises:
             CheckpointError: the file cannot be written.
         """
-        content = json.dumps(dict(holder)).encode()
+        # The token tells two takers apart, where a store cannot create exclusively.
+        content = json.dumps({**holder, "token": secrets.token_hex(8)}).encode()
         while True:
             term = layout.highest_term(self.names()) + 1
             if not self._create_exclusively(layout.term_name(term), content):

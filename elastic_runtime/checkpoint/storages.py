@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.local import LocalStorage
+from elastic_runtime.checkpoint.remote import RemoteStorage
 
 if TYPE_CHECKING:
     import os
@@ -16,6 +17,14 @@ def open_storage(directory: str | os.PathLike[str]) -> Storage:
     """The storage at a place; nothing is touched yet.
 
     Args:
-        directory: a path.
+        directory: a path, or a URL such as ``s3://bucket/run`` of a kind that fsspec knows.
+
+    Raises:
+        CheckpointError: what the URL needs is not installed.
     """
+    if isinstance(directory, str) and "://" in directory:
+        scheme, _, path = directory.partition("://")
+        if scheme not in ("file", "local"):
+            return RemoteStorage(directory)
+        directory = path
     return LocalStorage(directory)
