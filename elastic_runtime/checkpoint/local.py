@@ -134,8 +134,12 @@ class LocalStorage(Storage):
 
     def sizes(self, which: CheckpointId) -> dict[str, int]:
         path = self.path / which.name
-        with explained(f"read {path}"), os.scandir(path) as entries:
-            return {e.name: e.stat().st_size for e in entries if e.name != layout.MANIFEST}
+        with explained(f"read {path}"):
+            try:
+                with os.scandir(path) as entries:
+                    return {e.name: e.stat().st_size for e in entries if e.name != layout.MANIFEST}
+            except FileNotFoundError:
+                return {}
 
     def remove(self, manifest: Manifest) -> None:
         path, doomed = self.path / manifest.id.name, self.path / manifest.id.pruned_name

@@ -258,7 +258,7 @@ class Storage(ABC):
 
     @abstractmethod
     def sizes(self, which: CheckpointId) -> Mapping[str, int]:
-        """All that is in a checkpoint except the manifest: bytes by name.
+        """All that is in a checkpoint except the manifest: bytes by name; none if it is gone.
 
         Raises:
             CheckpointError: it cannot be listed.

@@ -1,0 +1,216 @@
+"""What is in a place of checkpoints: which ones are whole, which are to go, what is read for that.
+
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import crc32c
+
+from elastic_runtime.checkpoint.manifest import MANIFEST, highest_term, newest_first
+from elastic_runtime.checkpoint.retention import decide
+from elastic_runtime.errors import DamagedCheckpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest
+    from elastic_runtime.checkpoint.retention import Retention, Verdict
+    from elastic_runtime.checkpoint.storage import Reader, Storage
+
+_CHUNK = 16 << 20
+_FILES_AT_A_TIME = 4
+_OURS = re.compile(rf"rank-\d+\.distcp|\.metadata|{re.escape(MANIFEST)}(\.partial)?")
+
+
+class Condition(StrEnum):
+    """How a checkpoint is."""
+
+    WHOLE = "whole"
+    DAMAGED = "damaged"
+    UNFINISHED = "unfinished"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One checkpoint, or what is left of one.
+
+    Attributes:
+        which: its step and term.
+        condition: how it is, as far as it was looked at.
+        manifest: None if it has none, or none that can be read.
+        problem: what is wrong with it, "" if nothing is.
+        bytes: size of all that is there, the manifest not counted.
+        foreign: files that are not of ours.
+    """
+
+    which: CheckpointId
+    condition: Condition
+    manifest: Manifest | None = None
+    problem: str = ""
+    bytes: int = 0
+    foreign: tuple[str, ...] = ()
+
+
+def survey(storage: Storage, names: Iterable[str] | None = None) -> list[Found]:
+    """Looks at all checkpoints, the newest first; the bytes of their files are not read.
+
+    Args:
+        storage: where.
+        names: what is there, if that is known already.
+
+    Raises:
+        CheckpointError: the place cannot be read.
+    """
+    present = storage.names() if names is None else names
+    return [look(storage, which) for which in newest_first(present)]
+
+
+def look(storage: Storage, which: CheckpointId) -> Found:
+    """Compares the files of a checkpoint with its manifest, by their sizes.
+
+    Raises:
+        CheckpointError: the place cannot be read.
+    """
+    sizes = storage.sizes(which)
+    total = sum(sizes.values())
+    try:
+        manifest = storage.read_manifest(which)
+    except DamagedCheckpoint as error:
+        return Found(which, Condition.DAMAGED, None, str(error), total)
+    if manifest is None:
+        foreign = tuple(sorted(name for name in sizes if not _OURS.fullmatch(name)))
+        return Found(which, Condition.UNFINISHED, None, "it has no manifest", total, foreign)
+    listed = {file.name: file.bytes for file in manifest.files}
+    wrong = [
+        f"{storage.place(which, name)} "
+        + (f"has {sizes[name]} bytes instead of {size}" if name in sizes else "is missing")
+        for name, size in listed.items()
+        if sizes.get(name) != size
+    ]
+    foreign = tuple(sorted(sizes.keys() - listed.keys()))
+    condition = Condition.DAMAGED if wrong else Condition.WHOLE
+    return Found(which, condition, manifest, "; ".join(wrong), total, foreign)
+
+
+# Reading everything
+
+
+def verify(
+    storage: Storage, manifest: Manifest, advance: Callable[[int], None] = lambda count: None
+) -> list[str]:
+    """Reads all files of a checkpoint and compares them with what was written.
+
+    Args:
+        storage: where it is.
+        manifest: its own.
+        advance: is told how many bytes were read since the last call, from several threads.
+
+    Returns:
+        What is damaged, with the file and the bytes; nothing if all is as it was written.
+
+    Raises:
+        CheckpointError: the place cannot be read at present.
+    """
+
+    def check(file: FileRecord) -> list[str]:
+        try:
+            with storage.reader(manifest.id, file.name) as reader:
+                bad = _damage(reader, file, advance)
+        except DamagedCheckpoint as error:
+            return [str(error)]
+        where = storage.place(manifest.id, file.name)
+        return [f"{where} is damaged: {what}" for what in bad]
+
+    with ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
+        return [problem for found in pool.map(check, manifest.files) for problem in found]
+
+
+def _damage(reader: Reader, file: FileRecord, advance: Callable[[int], None]) -> list[str]:
+    buffer = memoryview(bytearray(min(_CHUNK, max(file.bytes, 1))))
+    bad, whole = [], 0
+    spans = [(part.offset, part.length, part.crc32c) for part in file.parts]
+    for offset, length, expected in spans or [(0, file.bytes, file.crc32c)]:
+        crc = 0
+        for start in range(offset, offset + length, len(buffer)):
+            piece = buffer[: min(len(buffer), offset + length - start)]
+            reader.readinto(start, [piece])
+            crc, whole = crc32c.crc32c(piece, crc), crc32c.crc32c(piece, whole)
+            advance(len(piece))
+        if crc != expected:
+            bad.append(f"bytes {offset} to {offset + length} are not what was written")
+    if not bad and whole != file.crc32c:
+        bad.append("its checksum does not match")
+    return bad
+
+
+# Deleting
+
+
+def judge(rule: Retention, found: Iterable[Found]) -> list[Verdict]:
+    """What is to become of the whole checkpoints; the others count for nothing and stay.
+
+    One with a file of somebody else's counts, and stays whatever the rule says.
+    """
+    whole = {one.which: one for one in found if one.condition is Condition.WHOLE}
+    verdicts = decide(rule, [one.manifest for one in whole.values() if one.manifest is not None])
+    return [_spared(verdict, whole[verdict.which]) for verdict in verdicts]
+
+
+def _spared(verdict: Verdict, found: Found) -> Verdict:
+    if verdict.keep or not found.foreign:
+        return verdict
+    names = ", ".join(found.foreign[:3])
+    return replace(verdict, keep=True, why=f"holds files that are not of ours ({names})")
+
+
+def prune(storage: Storage, rule: Retention, term: int | None = None) -> list[CheckpointId]:
+    """Deletes what the rule does not keep.
+
+    Args:
+        storage: where.
+        rule: what to keep.
+        term: the term of the one who deletes; None for a person, who has none.
+
+    Returns:
+        What was deleted.
+
+    Raises:
+        CheckpointError: somebody holds a newer term, so that nothing was deleted; or something
+            could not be deleted.
+    """
+    if term is not None:
+        storage.check_term(term)
+    storage.finish_removals()
+    found = {one.which: one for one in survey(storage)}
+    gone = []
+    for verdict in judge(rule, found.values()):
+        manifest = found[verdict.which].manifest
+        if not verdict.keep and manifest is not None:
+            storage.remove(manifest)
+            gone.append(verdict.which)
+    return gone
+
+
+def abandoned(found: Iterable[Found], names: Iterable[str]) -> list[CheckpointId]:
+    """Saves that never finished and that nobody can still be writing: those of older terms.
+
+    Args:
+        found: all checkpoints.
+        names: all entries of the place.
+
+    Returns:
+        Those that hold nothing but files of ours.
+    """
+    highest = highest_term(names)
+    return [
+        one.which
+        for one in found
+        if one.condition is Condition.UNFINISHED and one.which.term < highest and not one.foreign
+    ]
