@@ -19,6 +19,7 @@ from elastic_runtime.errors import DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from collections.abc import Set as AbstractSet
 
     from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest
     from elastic_runtime.checkpoint.retention import Retention, Verdict
@@ -170,32 +171,42 @@ def _spared(verdict: Verdict, found: Found) -> Verdict:
     return replace(verdict, keep=True, why=f"holds files that are not of ours ({names})")
 
 
-def prune(storage: Storage, rule: Retention, term: int | None = None) -> list[CheckpointId]:
-    """Deletes what the rule does not keep.
+def prune(
+    storage: Storage, rule: Retention, term: int, damaged: AbstractSet[CheckpointId] = frozenset()
+) -> None:
+    """Deletes what the rule does not keep; for a job, after a commit.
 
     Args:
         storage: where.
         rule: what to keep.
-        term: the term of the one who deletes; None for a person, who has none.
-
-    Returns:
-        What was deleted.
+        term: the term of the one who deletes.
+        damaged: what is known to be damaged although its sizes are right: it does not count.
 
     Raises:
         CheckpointError: somebody holds a newer term, so that nothing was deleted; or something
             could not be deleted.
     """
-    if term is not None:
-        storage.check_term(term)
+    storage.check_term(term)
+    found = [one for one in survey(storage) if one.which not in damaged]
+    carry_out(storage, judge(rule, found), found)
+
+
+def carry_out(storage: Storage, verdicts: Iterable[Verdict], found: Iterable[Found]) -> None:
+    """Deletes what was judged so, and the rest of what was half deleted before.
+
+    Args:
+        storage: where.
+        verdicts: the decisions.
+        found: what they were made about.
+
+    Raises:
+        CheckpointError: something could not be deleted.
+    """
+    manifests = {one.which: one.manifest for one in found}
     storage.finish_removals()
-    found = {one.which: one for one in survey(storage)}
-    gone = []
-    for verdict in judge(rule, found.values()):
-        manifest = found[verdict.which].manifest
-        if not verdict.keep and manifest is not None:
+    for verdict in verdicts:
+        if not verdict.keep and (manifest := manifests.get(verdict.which)):
             storage.remove(manifest)
-            gone.append(verdict.which)
-    return gone
 
 
 def abandoned(found: Iterable[Found], names: Iterable[str]) -> list[CheckpointId]:

@@ -1,5 +1,7 @@
 """``elasticctl``: look at a running job and change its bounds, through the store.
 
+``elasticctl checkpoint`` is in ``cli.checkpoint``.
+
 With etcd it never imports torch, so that it answers at once.
 """
 
@@ -18,12 +20,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from elastic_runtime import __version__
 from elastic_runtime.cli import screen
+from elastic_runtime.cli.checkpoint import checkpoint
 from elastic_runtime.cli.endpoint import C10D, parse_endpoint, read_access
+from elastic_runtime.cli.printing import FORMAT, console, show
 from elastic_runtime.cli.report import Records, Report, make_report, read_records
 from elastic_runtime.errors import (
     EXIT_USAGE,
@@ -40,8 +43,6 @@ from elastic_runtime.rendezvous.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from rich.console import RenderableType
 
     from elastic_runtime.config import Endpoint
 
@@ -128,20 +129,18 @@ def _option(flag: str, text: str, *aliases: str) -> Callable[[_F], _F]:
     return click.option(*spelled, name, envvar=variables, help=text, required=required)
 
 
-_FORMAT = click.option(
-    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="elasticctl")
 def cli() -> None:
     """Looks at elastic jobs, and changes them, through their store."""
 
 
+cli.add_command(checkpoint)
+
+
 @cli.command()
 @_with_store(run=True)
-@_FORMAT
+@FORMAT
 @click.option("--watch", is_flag=True, help="go on until the job ends")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
 def status(target: Target, form: str, watch: bool, interval: float) -> None:
@@ -149,7 +148,7 @@ def status(target: Target, form: str, watch: bool, interval: float) -> None:
     with target.store() as store:
         report = _look(target, store)
         if not watch:
-            _print(form, report.as_dict(), screen.status(report))
+            show(form, report.as_dict(), screen.status(report))
         elif form == "json":
             _watch_json(target, store, report, interval)
         else:
@@ -158,7 +157,7 @@ def status(target: Target, form: str, watch: bool, interval: float) -> None:
 
 @cli.command()
 @_with_store(run=False)
-@_FORMAT
+@FORMAT
 def runs(target: Target, form: str) -> None:
     """Lists the runs under an etcd prefix."""
     if target.endpoint.backend == C10D:
@@ -171,17 +170,17 @@ def runs(target: Target, form: str) -> None:
     with above.store() as store:
         found = by_run(store.read(""))
     reports = [make_report(run_id, str(target.endpoint), found[run_id], {}) for run_id in found]
-    _print(form, [report.as_dict() for report in reports], screen.runs(reports))
+    show(form, [report.as_dict() for report in reports], screen.runs(reports))
 
 
 @cli.command()
 @_with_store(run=True)
-@_FORMAT
+@FORMAT
 def events(target: Target, form: str) -> None:
     """Lists the last events of the job."""
     with target.store() as store:
         report = _look(target, store)
-    _print(form, report.as_dict()["events"], screen.events(report.events))
+    show(form, report.as_dict()["events"], screen.events(report.events))
 
 
 @cli.command()
@@ -279,18 +278,6 @@ def _ask_all(records: Records) -> Mapping[str, Mapping[str, Any]]:
     return {n.node: a for n, a in zip(nodes, told, strict=True) if a and a.get("node") == n.node}
 
 
-def _print(form: str, plain: Any, shown: RenderableType) -> None:
-    if form == "json":
-        click.echo(json.dumps(plain, ensure_ascii=False))
-    else:
-        _console().print(shown)
-
-
-def _console() -> Console:
-    # Into a pipe there is no width to keep to, and nothing may be cut off.
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=240, highlight=False)
-
-
 def _watch_json(target: Target, store: Store, report: Report, interval: float) -> None:
     """One line of JSON for each change."""
     shown = None
@@ -301,8 +288,8 @@ def _watch_json(target: Target, store: Store, report: Report, interval: float) -
 
 
 def _watch_screen(target: Target, store: Store, report: Report, interval: float) -> None:
-    console = _console()
-    with Live(screen.status(report), console=console, auto_refresh=False) as live:
+    out = console()
+    with Live(screen.status(report), console=out, auto_refresh=False) as live:
         for now in _until_over(target, store, report, interval):
             if now is not None:
                 report = now
