@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig as JobConfig
     from elastic_runtime.data.loader import loader as loader
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
+    from elastic_runtime.data.seeds import sample_rng as sample_rng
     from elastic_runtime.worker.loop import busy as busy
     from elastic_runtime.worker.loop import run as run
     from elastic_runtime.worker.state import State as State
@@ -34,6 +35,7 @@ _WHERE = {
     "launch": "elastic_runtime.agent.launch",
     "loader": "elastic_runtime.data.loader",
     "run": "elastic_runtime.worker.loop",
+    "sample_rng": "elastic_runtime.data.seeds",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "launch",
     "loader",
     "run",
+    "sample_rng",
 ]
 
 

@@ -2,37 +2,89 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from elastic_runtime.data.sampler import NO_POSITIONS, ElasticBatchSampler
+from elastic_runtime.data.stream import StreamLoader
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch.utils.data import Dataset
+    from collections.abc import Iterable
 
-    from elastic_runtime.data.sampler import ElasticBatchSampler
+    from torch.utils.data import Dataset
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "persistent_workers")
 
 
+@overload
 def loader(dataset: Dataset[Any], sampler: ElasticBatchSampler, **options: Any) -> DataLoader[Any]:
-    """A loader whose batches are this rank's shares of the sampler's global batches.
+    pass
+
+
+@overload
+def loader(
+    dataset: Iterable[Any],
+    *,
+    at_least_once: Literal[True],
+    batch: int,
+    seed: int = 0,
+    **options: Any,
+) -> StreamLoader:
+    pass
+
+
+def loader(
+    dataset: Any,
+    sampler: ElasticBatchSampler | None = None,
+    *,
+    at_least_once: bool = False,
+    batch: int = 0,
+    seed: int = 0,
+    **options: Any,
+) -> DataLoader[Any] | StreamLoader:
+    """A loader whose batches are this rank's shares of the global batches.
 
     Make it once, outside of ``train``: each new iteration begins at the sampler's cursor, which is
     that of the last commit, and what was read ahead for a world that is gone is dropped. Its
     processes are kept, so that a change of the world does not start them anew.
 
     Args:
-        dataset: a map-style data set.
+        dataset: a map-style data set; an iterable one only with ``at_least_once``.
         sampler: says which samples come next; it belongs into the ``State``.
+        at_least_once: the data set is iterable, and it is accepted that samples may count more
+            than once. There is no sampler then: the loader itself has the position (``epoch``,
+            ``cursor``) and ``loss_scale``, and belongs into the ``State`` and the ``Checkpointer``.
+        batch: with ``at_least_once``: samples in a global batch, over all ranks.
+        seed: with ``at_least_once``: of ``sample_rng``.
         **options: of ``DataLoader``, such as ``num_workers``.
 
     Raises:
-        UsageError: an option is the sampler's business.
+        UsageError: an option is the sampler's business, or the data set is of the other kind.
     """
-    if taken := sorted(set(options) & set(_OURS)):
-        raise UsageError(f"loader() leaves {', '.join(taken)} to the sampler; remove the option")
+    _check_options(options)
+    if at_least_once:
+        if not _is_iterable(dataset):
+            raise UsageError(
+                "at_least_once=True is for iterable data; this data set has numbered samples, each "
+                "of which can count exactly once: give loader() an ElasticBatchSampler instead"
+            )
+        if sampler is not None or batch < 1:
+            raise UsageError(
+                "an iterable data set is read without a sampler, in global batches of batch= "
+                "samples: elastic.loader(dataset, batch=64, at_least_once=True)"
+            )
+        return StreamLoader(dataset, batch, seed, options)
+    if _is_iterable(dataset):
+        raise UsageError(NO_POSITIONS)
+    if not isinstance(sampler, ElasticBatchSampler):
+        raise UsageError(
+            "loader() needs an ElasticBatchSampler as its second argument, "
+            f"not a {type(sampler).__qualname__}"
+        )
+    if batch or seed:
+        raise UsageError("batch and seed are the sampler's; give them to ElasticBatchSampler")
     keep = options.get("num_workers", 0) > 0
     made = DataLoader(dataset, batch_sampler=sampler, persistent_workers=keep, **options)
     if keep:
@@ -40,3 +92,19 @@ def loader(dataset: Dataset[Any], sampler: ElasticBatchSampler, **options: Any) 
         # meanwhile are dropped by the first iteration.
         iter(made)
     return made
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    if taken := sorted(set(options) & set(_OURS)):
+        raise UsageError(f"loader() leaves {', '.join(taken)} to the sampler; remove the option")
+    if not options.get("in_order", True):
+        raise UsageError(
+            "in_order=False would give batches in another order than they are committed in; "
+            "remove the option"
+        )
+
+
+def _is_iterable(dataset: object) -> bool:
+    # Some libraries have iterable data sets that are not torch's.
+    known = isinstance(dataset, IterableDataset)
+    return known or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"))

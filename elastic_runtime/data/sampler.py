@@ -1,6 +1,6 @@
 """Which samples come next, in an order that does not know how many ranks there are.
 
-One permutation of the data set for each epoch, and a cursor in samples: each step takes the next
+One order of the data set for each epoch, and a cursor in samples: each step takes the next
 global batch from it and splits it over the ranks. The cursor moves when a step is committed, not
 when a loader reads ahead, and it is saved with the model: so each sample counts once an epoch,
 whatever happened, and the sequence of global batches is that of a run with one rank.
@@ -8,21 +8,29 @@ whatever happened, and the sequence of global batches is that of a run with one 
 
 from __future__ import annotations
 
+import operator
+import os
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
-from torch.utils.data import Sampler
+from torch.utils.data import IterableDataset, Sampler
 
+from elastic_runtime.data.order import Orders
+from elastic_runtime.data.seeds import Batch, Moment, begin
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_runtime.worker.world import World
+    from elastic_runtime.data.order import Order
 
-# The multiplier of splitmix64: neighbouring seeds and epochs must not share a permutation.
-_GOLDEN = 0x9E3779B97F4A7C15
+NO_POSITIONS = (
+    "an IterableDataset has no numbered samples, so that nobody could tell after a fault which of "
+    "them have counted; give a map-style data set (__len__ and __getitem__, over an index of files "
+    "or records), or accept that a sample may count more than once: "
+    "elastic.loader(dataset, batch=64, at_least_once=True)"
+)
 
 
 def share_of(count: int, rank: int, world: int) -> tuple[int, int]:
@@ -39,6 +47,14 @@ def share_of(count: int, rank: int, world: int) -> tuple[int, int]:
     small, larger = divmod(count, world)
     start = rank * small + min(rank, larger)
     return start, start + small + (rank < larger)
+
+
+def present_place() -> tuple[int, int]:
+    """This rank and the number of ranks: of ``torch.distributed``, else of the launcher."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    world = World.of_environment(os.environ)
+    return world.rank, world.size
 
 
 class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
@@ -60,46 +76,68 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     """
 
     def __init__(
-        self, size: int, batch: int, *, seed: int = 0, rank: int | None = None, world: int = 0
+        self,
+        size: int,
+        batch: int,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        order: Order | None = None,
+        replacement: bool = False,
+        rank: int | None = None,
+        world: int | None = None,
     ) -> None:
         """Starts at the first sample of epoch 0.
 
         Args:
             size: of the data set, in samples.
-            batch: samples in a global batch; the last one of an epoch may be smaller.
-            seed: of all permutations.
-            rank, world: of this process; by default those of ``torch.distributed``.
+            batch: samples in a global batch, over all ranks; the last one of an epoch may be
+                smaller.
+            seed: of the order, and of ``elastic.sample_rng``. Once there is a saved state, its
+                seed counts.
+            drop_last: leave out the last batch of an epoch if it is smaller.
+            order: ``order(epoch, rng)`` gives the indices of an epoch in the order that they
+                shall come in; all randomness must be taken from ``rng``, a ``torch.Generator``
+                that (seed, epoch) decides. None: a random permutation.
+            replacement: ``order`` may name samples more than once, or leave some out.
+            rank, world: of this process; by default those of ``torch.distributed``, and without a
+                process group those of the launcher.
 
         Raises:
             UsageError: an argument is out of range.
         """
+        size, batch = _whole(size), _whole(batch)
         if size < 1 or batch < 1:
             raise UsageError(f"a sampler needs size >= 1 and batch >= 1, not {size} and {batch}")
-        self._size, self._batch, self._seed = size, batch, seed
-        if rank is None:
-            connected = dist.is_available() and dist.is_initialized()
-            rank, world = (dist.get_rank(), dist.get_world_size()) if connected else (0, 1)
-        self._rank, self._world = rank, world
+        if drop_last and order is None and batch > size:
+            raise UsageError(
+                f"drop_last leaves nothing of {size} samples with a batch of {batch}; "
+                "take a smaller batch, or do not drop the last one"
+            )
+        if replacement and order is None:
+            raise UsageError("replacement=True is about an order= of your own; give one")
+        if (rank is None) != (world is None) or (
+            rank is not None and world is not None and not 0 <= rank < world
+        ):
+            raise UsageError(f"rank={rank} of world={world}: give both, with 0 <= rank < world")
+        self._size, self._batch, self._seed, self._drop_last = size, batch, seed, drop_last
+        self._orders = Orders(size, order, replacement=replacement)
+        self._place = None if rank is None or world is None else (rank, world)
         self.epoch = 0
         self.cursor = 0
 
     def enter(self, world: World) -> None:
         """Takes this rank's shares in another world from now on; ``elastic.run`` calls it."""
-        self._rank, self._world = world.rank, world.size
+        self._place = world.rank, world.size
 
     def __len__(self) -> int:
         """Steps that are left in the epoch."""
-        return -(-(self._size - self.cursor) // self._batch)
+        left = self._left(self.epoch, self.cursor)
+        return left // self._batch if self._drop_last else -(-left // self._batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's shares of the global batches from the cursor to the end of the epoch."""
-        order = self._order(self.epoch)
-        for start in range(self.cursor, self._size, self._batch):
-            batch = order[start : start + self._batch]
-            first, end = share_of(len(batch), self._rank, self._world)
-            # Without a share a rank must still take part in the step: it takes a sample that
-            # another one has as well, and loss_scale is 0.
-            yield (batch[first:end] if first < end else batch[:1]).tolist()
+        return _Shares(self)
 
     @property
     def loss_scale(self) -> float:
@@ -108,15 +146,19 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         DDP averages over ranks; with this weight the result is the mean over the global batch,
         also when it does not divide evenly.
         """
-        count = min(self._batch, self._size - self.cursor)
-        first, end = share_of(count, self._rank, self._world)
-        return (end - first) * self._world / count
+        rank, world = self.place
+        count = min(self._batch, self._left(self.epoch, self.cursor))
+        first, end = share_of(count, rank, world)
+        return (end - first) * world / count
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The rank whose shares these are, and of how many."""
+        return self._place or present_place()
 
     def commit(self) -> None:
         """Moves the cursor past the global batch of the step that is now complete."""
-        self.cursor = min(self.cursor + self._batch, self._size)
-        if self.cursor == self._size:
-            self.epoch, self.cursor = self.epoch + 1, 0
+        self.epoch, self.cursor = self._after(self.epoch, self.cursor)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, the same on every rank and for every number of ranks."""
@@ -125,22 +167,111 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             "cursor": self.cursor,
             "seed": self._seed,
             "size": self._size,
+            # What has counted can only be told apart from the rest by the order it came in.
+            "order": self._orders.fingerprint(self._seed, self.epoch) if self.cursor else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a saved position; the order of samples is that of the run that saved it.
 
-        Raises:
-            UsageError: it was saved over a data set of another size.
-        """
-        if state["size"] != self._size:
-            raise UsageError(
-                f"the saved position is in a data set of {state['size']} samples, "
-                f"this one has {self._size}; give the same data or start anew"
-            )
-        self.epoch, self.cursor, self._seed = state["epoch"], state["cursor"], state["seed"]
+        The size of a batch and ``drop_last`` may have changed since. The data set and the order
+        may have changed only if the position is the beginning of an epoch.
 
-    def _order(self, epoch: int) -> torch.Tensor:
-        generator = torch.Generator()
-        generator.manual_seed((self._seed * _GOLDEN + epoch) % 2**63)
-        return torch.randperm(self._size, generator=generator)
+        Raises:
+            UsageError: the rest of the epoch is not known here, since the data or their order is
+                another one.
+        """
+        epoch, cursor, seed = state["epoch"], state["cursor"], state["seed"]
+        if cursor:
+            where = f"the saved position is {cursor} samples into epoch {epoch}"
+            remedy = (
+                "until that epoch is over; or load without this sampler, and set its epoch to the "
+                "one to begin with"
+            )
+            if state["size"] != self._size:
+                raise UsageError(
+                    f"{where} of a data set of {state['size']} samples, this one has {self._size}; "
+                    f"give the same data {remedy}"
+                )
+            if state["order"] != self._orders.fingerprint(seed, epoch):
+                raise UsageError(
+                    f"{where}, whose samples come in another order here; give the same order= "
+                    f"and the same data {remedy}"
+                )
+        self._seed = seed
+        self.epoch, self.cursor = self._settled(epoch, cursor)
+
+    # The walk through the epochs
+
+    def _left(self, epoch: int, cursor: int) -> int:
+        return self._orders.length(self._seed, epoch) - cursor
+
+    def _after(self, epoch: int, cursor: int) -> tuple[int, int]:
+        return self._settled(epoch, cursor + self._batch)
+
+    def _settled(self, epoch: int, cursor: int) -> tuple[int, int]:
+        """This position, or the beginning of the next epoch if no step follows in this one."""
+        enough = self._batch if self._drop_last else 1
+        over = cursor > 0 and self._left(epoch, cursor) < enough
+        return (epoch + 1, 0) if over else (epoch, cursor)
+
+
+class _Shares:
+    """The shares of one rank, from the position of its sampler to the end of the epoch.
+
+    It also speaks the protocol of ``torchdata``'s ``StatefulDataLoader``, which keeps the state of
+    the iterator as it was when a batch was asked for, however far it has read ahead since.
+    """
+
+    def __init__(self, sampler: ElasticBatchSampler) -> None:
+        self._sampler = sampler
+        self._rank, self._world = sampler.place
+        self._begin(sampler.epoch, sampler.cursor)
+
+    def _begin(self, epoch: int, cursor: int) -> None:
+        sampler = self._sampler
+        self._position = epoch, cursor
+        self._moment = Moment(sampler._seed, epoch)
+        self._order = sampler._orders.of(*self._moment)
+        if sampler._drop_last and len(self._order) < sampler._batch:
+            raise UsageError(
+                f"epoch {epoch} has {len(self._order)} samples, and drop_last leaves nothing of "
+                f"them with a batch of {sampler._batch}; take a smaller batch"
+            )
+
+    def __iter__(self) -> _Shares:
+        return self
+
+    def __next__(self) -> Batch:
+        epoch, cursor = self._position
+        if epoch != self._moment.epoch:
+            raise StopIteration
+        batch = self._order[cursor : cursor + self._sampler._batch]
+        first, end = share_of(len(batch), self._rank, self._world)
+        self._position = self._sampler._after(epoch, cursor)
+        begin(self._moment)  # for a loader without processes of its own, which loads it now
+        # Without a share a rank must still take part in the step: it takes a sample that
+        # another one has as well, and loss_scale is 0.
+        return Batch((batch[first:end] if first < end else batch[:1]).tolist(), self._moment)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch that was given last."""
+        epoch, cursor = self._position
+        return {"epoch": epoch, "cursor": cursor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on after the batch that was given last, and so does the sampler."""
+        self._sampler.epoch, self._sampler.cursor = state["epoch"], state["cursor"]
+        self._begin(state["epoch"], state["cursor"])
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, IterableDataset):
+        raise UsageError(NO_POSITIONS)
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(
+            "a sampler needs the number of samples, len(dataset), and that in a batch, not a "
+            f"{type(value).__qualname__}"
+        ) from None

@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
+import collections
+import json
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
-from hypothesis import given
+import torch.distributed as dist
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_runtime.data.sampler import ElasticBatchSampler, share_of
 from elastic_runtime.errors import UsageError
+from tests.unit.data.play import Job, Life, world_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
-def world_of(size: int, batch: int, world: int, seed: int = 0) -> list[ElasticBatchSampler]:
-    return [
-        ElasticBatchSampler(size, batch, seed=seed, rank=rank, world=world) for rank in range(world)
-    ]
+def reversed_halves(epoch: int, rng: torch.Generator) -> list[int]:
+    """A permutation that is not random, and another one in each epoch."""
+    numbers = list(range(24))
+    return numbers[epoch % 24 :][::-1] + numbers[: epoch % 24]
 
 
-def one_rank_sequence(size: int, batch: int, epochs: int, seed: int = 0) -> list[list[int]]:
-    sampler = ElasticBatchSampler(size, batch, seed=seed, rank=0, world=1)
-    found = []
-    while sampler.epoch < epochs:
-        for indices in sampler:
-            found.append(indices)
-            sampler.commit()
-    return found
+def with_replacement(epoch: int, rng: torch.Generator) -> torch.Tensor:
+    """More or fewer draws than there are samples, depending on the epoch."""
+    return torch.randint(0, 24, (20 + 3 * (epoch % 4),), generator=rng)
+
+
+JOBS = st.one_of(
+    st.builds(Job, st.integers(1, 60), st.integers(1, 20), st.integers(-(2**31), 2**31)),
+    st.integers(1, 60).flatmap(
+        lambda size: st.builds(
+            Job, st.just(size), st.integers(1, size), options=st.just({"drop_last": True})
+        )
+    ),
+    st.builds(
+        Job,
+        st.just(24),
+        st.integers(1, 10),
+        options=st.fixed_dictionaries(
+            {"order": st.just(reversed_halves), "drop_last": st.booleans()}
+        ),
+    ),
+    st.builds(
+        Job,
+        st.just(24),
+        st.integers(1, 10),
+        st.integers(0, 9),
+        options=st.fixed_dictionaries(
+            {
+                "order": st.just(with_replacement),
+                "replacement": st.just(True),
+                "drop_last": st.booleans(),
+            }
+        ),
+    ),
+)
+LIVES = st.lists(
+    st.builds(Life, st.integers(1, 5), st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=6
+)
 
 
 @given(st.integers(0, 100), st.integers(1, 9))
@@ -36,48 +74,34 @@ def test_shares_are_disjoint_complete_and_even(count: int, world: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(
-    size=st.integers(1, 60),
-    batch=st.integers(1, 20),
-    resizes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1),
-    seed=st.integers(0, 2**31),
-)
-def test_resizes_do_not_change_the_sequence(
-    size: int, batch: int, resizes: list[tuple[int, int]], seed: int
-) -> None:
-    """Each life has a world, makes some steps, and reads further ahead than it commits."""
-    epochs = 2
-    expected = one_rank_sequence(size, batch, epochs, seed)
-    position = world_of(size, batch, 1, seed)[0].state_dict()
-    done: list[list[int]] = []
-    lives = 0
-    while position["epoch"] < epochs:
-        world, steps = resizes[lives % len(resizes)]
-        lives += 1
-        samplers = world_of(size, batch, world, seed=0)
-        for sampler in samplers:
-            sampler.load_state_dict(position)
-        plans = [list(sampler) for sampler in samplers]
-        assert len({len(plan) for plan in plans} | {len(samplers[0])}) == 1
-        for shares in list(zip(*plans, strict=True))[:steps]:
-            weights = [sampler.loss_scale for sampler in samplers]
-            assert sum(weights) == pytest.approx(world)
-            done.append(
-                [i for share, weight in zip(shares, weights, strict=True) if weight for i in share]
-            )
-            for sampler in samplers:
-                sampler.commit()
-        assert len({str(sampler.state_dict()) for sampler in samplers}) == 1
-        position = samplers[0].state_dict()
-    assert done == expected
+@settings(max_examples=300)
+@given(job=JOBS, lives=LIVES, epochs=st.integers(1, 3))
+def test_resizes_do_not_change_the_sequence(job: Job, lives: list[Life], epochs: int) -> None:
+    """Lives of any world and read-ahead, saved and resumed in between, are one undisturbed run."""
+    assert job.play(lives, epochs) == job.alone(epochs)
+
+
+@given(job=JOBS, lives=LIVES)
+def test_an_epoch_is_exactly_the_data_set(job: Job, lives: list[Life]) -> None:
+    steps = job.play(lives, 1)
+    seen = collections.Counter(sample for step in steps for sample in step)
+    drops = job.options.get("drop_last", False)
+    if "replacement" in job.options:
+        expected = collections.Counter(job.sampler()._orders.of(job.seed, 0).tolist())
+        assert seen <= expected
+        assert expected.total() - seen.total() < (job.batch if drops else 1)
+    else:
+        assert set(seen.values()) == {1}
+        assert len(seen) == (job.size // job.batch * job.batch if drops else job.size)
+    assert [len(step) for step in steps[:-1]] == [job.batch] * (len(steps) - 1)
 
 
 def test_the_weighted_mean_over_ranks_is_the_mean_over_the_batch() -> None:
     losses = torch.arange(23.0)
     for world in (1, 2, 3, 4, 7):
-        samplers = world_of(23, 5, world)
+        samplers = [ElasticBatchSampler(23, 5, rank=rank, world=world) for rank in range(world)]
         plans = zip(*[list(sampler) for sampler in samplers], strict=True)
-        for shares, batch in zip(plans, one_rank_sequence(23, 5, 1), strict=True):
+        for shares, batch in zip(plans, Job(23, 5).alone(1), strict=True):
             mean = sum(
                 losses[share].mean() * sampler.loss_scale
                 for share, sampler in zip(shares, samplers, strict=True)
@@ -88,18 +112,26 @@ def test_the_weighted_mean_over_ranks_is_the_mean_over_the_batch() -> None:
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = [
-        tuple(i for share in one_rank_sequence(50, 10, 2, seed) for i in share) for seed in (0, 1)
-    ]
-    halves = [order[:50] for order in orders] + [order[50:] for order in orders]
-    assert len(set(halves)) == 4
-    assert all(sorted(half) == list(range(50)) for half in halves)
+    runs = [[i for step in Job(50, 10, seed).alone(2) for i in step] for seed in (0, 1)]
+    halves = {tuple(half) for run in runs for half in (run[:50], run[50:])}
+    assert len(halves) == 4
+
+
+def test_the_length_is_that_of_the_rest_of_the_epoch() -> None:
+    whole = ElasticBatchSampler(11, 4, rank=0, world=1)
+    cut = ElasticBatchSampler(11, 4, drop_last=True, rank=0, world=1)
+    lengths = []
+    for _ in range(3):
+        lengths.append((len(whole), len(list(whole)), len(cut), len(list(cut))))
+        whole.commit()
+        cut.commit()
+    assert lengths == [(3, 3, 2, 2), (2, 2, 1, 1), (1, 1, 2, 2)]
+    assert ((whole.epoch, whole.cursor), (cut.epoch, cut.cursor)) == ((1, 0), (1, 4))
 
 
 def test_a_loader_that_reads_ahead_does_not_move_the_cursor() -> None:
     sampler = ElasticBatchSampler(12, 4, rank=0, world=1)
-    loader = DataLoader(torch.arange(12), batch_sampler=sampler)
-    batches = iter(loader)
+    batches = iter(DataLoader(torch.arange(12), batch_sampler=sampler))
     next(batches)
     next(batches)
     assert sampler.state_dict()["cursor"] == 0
@@ -107,13 +139,115 @@ def test_a_loader_that_reads_ahead_does_not_move_the_cursor() -> None:
     assert sampler.state_dict()["cursor"] == 4
 
 
-def test_other_data_than_it_was_saved_over_is_refused() -> None:
-    state = ElasticBatchSampler(12, 4, rank=0, world=1).state_dict()
-    with pytest.raises(UsageError, match="12 samples, this one has 13"):
-        ElasticBatchSampler(13, 4, rank=0, world=1).load_state_dict(state)
+def test_another_world_takes_other_shares() -> None:
+    sampler = ElasticBatchSampler(8, 4, rank=0, world=1)
+    whole = next(iter(sampler))
+    sampler.enter(world_of(1, 2))
+    assert next(iter(sampler)) == whole[2:]
+    assert sampler.place == (1, 2)
 
 
-@pytest.mark.parametrize(("size", "batch"), [(0, 4), (4, 0)])
-def test_nothing_to_draw_is_refused(size: int, batch: int) -> None:
-    with pytest.raises(UsageError):
-        ElasticBatchSampler(size, batch, rank=0, world=1)
+def test_without_a_group_the_launcher_says_which_rank_this_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks that make their sampler too early must not train on the same samples."""
+    sampler = ElasticBatchSampler(8, 4)
+    assert sampler.place == (0, 1)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert sampler.place == (2, 4)
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert sampler.place == (0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+# Going on with other settings
+
+
+def position(cursor: int, **options: Any) -> dict[str, Any]:
+    sampler = ElasticBatchSampler(12, 4, rank=0, world=1, **options)
+    sampler.epoch, sampler.cursor = 1, cursor
+    state: dict[str, Any] = json.loads(json.dumps(sampler.state_dict()))
+    return state
+
+
+def test_the_batch_may_change_in_the_middle_of_an_epoch() -> None:
+    begun = Job(12, 4).alone(2)[3]
+    sampler = ElasticBatchSampler(12, 3, seed=5, rank=0, world=1)
+    sampler.load_state_dict(position(4))
+    rest = list(sampler)
+    assert [len(batch) for batch in rest] == [3, 3, 2]
+    assert sorted(begun + [i for batch in rest for i in batch]) == list(range(12))
+
+
+@pytest.mark.parametrize(("batch", "drop_last"), [(5, True), (5, False), (12, True)])
+def test_what_is_left_may_be_too_small_for_the_new_batch(batch: int, drop_last: bool) -> None:
+    sampler = ElasticBatchSampler(12, batch, drop_last=drop_last, rank=0, world=1)
+    sampler.load_state_dict(position(8))
+    assert (sampler.epoch, sampler.cursor) == ((2, 0) if drop_last else (1, 8))
+    assert len(sampler) > 0
+
+
+def test_other_data_in_the_middle_of_an_epoch_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"4 samples into epoch 1 .* of 12 samples.* has 13"):
+        ElasticBatchSampler(13, 4, rank=0, world=1).load_state_dict(position(4))
+
+
+def test_other_data_are_taken_at_the_beginning_of_an_epoch() -> None:
+    sampler = ElasticBatchSampler(13, 4, rank=0, world=1)
+    sampler.load_state_dict(position(0))
+    assert sampler.epoch == 1
+    assert sorted(i for batch in sampler for i in batch) == list(range(13))
+
+
+def test_another_order_in_the_middle_of_an_epoch_is_refused() -> None:
+    other = ElasticBatchSampler(12, 4, order=lambda epoch, rng: range(12), rank=0, world=1)
+    with pytest.raises(UsageError, match="another order here; give the same order="):
+        other.load_state_dict(position(4))
+    assert (other.epoch, other.cursor) == (0, 0)
+    other.load_state_dict(position(0))
+    assert next(iter(other)) == [0, 1, 2, 3]
+
+
+def test_the_saved_seed_counts() -> None:
+    expected = list(ElasticBatchSampler(12, 4, seed=3, rank=0, world=1))
+    sampler = ElasticBatchSampler(12, 4, seed=7, rank=0, world=1)
+    sampler.load_state_dict(ElasticBatchSampler(12, 4, seed=3, rank=0, world=1).state_dict())
+    assert list(sampler) == expected
+
+
+# Bad input
+
+
+class Stream(IterableDataset[int]):
+    """Has no numbered samples."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "size >= 1"),
+        ({"batch": 0}, "batch >= 1"),
+        ({"size": [1, 2]}, r"len\(dataset\), .* not a list"),
+        ({"size": Stream()}, "at_least_once=True"),
+        ({"batch": 2.5}, "not a float"),
+        ({"batch": 13, "drop_last": True}, "leaves nothing of 12 samples"),
+        ({"replacement": True}, "order= of your own"),
+        ({"rank": 2, "world": 2}, "rank=2 of world=2"),
+        ({"rank": 0, "world": None}, "give both"),
+    ],
+)
+def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ElasticBatchSampler(**{"size": 12, "batch": 4, "rank": 0, "world": 1, **arguments})
+
+
+def test_the_order_of_a_seed_stays_what_it_is() -> None:
+    """A run that is resumed with a later version goes on in the middle of an epoch."""
+    assert Job(6, 3).alone(1) == [[1, 5, 4], [2, 3, 0]]
