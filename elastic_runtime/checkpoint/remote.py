@@ -226,8 +226,11 @@ class RemoteStorage(Storage):
             where = f"{self._root}/{name}/{layout.MANIFEST}"
             with self._explained(f"delete {self.where}/{name}"):
                 data = self._optional(where)
+                if data is None:
+                    self._remove_directory(f"{self._root}/{name}")
+                    continue
                 try:
-                    manifest = Manifest.decode(where, data or b"")
+                    manifest = Manifest.decode(where, data)
                 except DamagedCheckpoint:
                     continue  # nobody knows what of it is ours
                 if manifest.id.pruned_name == name:

@@ -122,7 +122,13 @@ def prune(
     if not dry_run:
         survey.carry_out(storage, verdicts, found)
         _discard(storage, rests)
-    verdicts += [Verdict(which, False, "never finished, of an older term") for which in rests]
+    verdicts += [
+        Verdict(one.which, False, "never finished, of an older term")
+        if one.which in rests
+        else Verdict(one.which, True, f"{one.condition}: does not count, and is left alone")
+        for one in found
+        if one.condition is not Condition.WHOLE
+    ]
     shown = checkpoint_screen.verdicts(verdicts, dry_run=dry_run)
     show(form, [checkpoint_report.verdict(one, dry_run=dry_run) for one in verdicts], shown)
 

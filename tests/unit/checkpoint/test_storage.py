@@ -1,4 +1,4 @@
-"""The directory of checkpoints: who may write, what exists, what is deleted."""
+"""What every storage of checkpoints does, shown on two: a directory, and an object store."""
 
 from __future__ import annotations
 
@@ -6,145 +6,161 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import crc32c
 import pytest
 
-from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, FileRecord, Manifest
-from elastic_runtime.checkpoint.storage import CheckpointDirectory, ChecksumWriter, check_file
+from elastic_runtime.checkpoint.local import LocalStorage
+from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
+from elastic_runtime.checkpoint.survey import Condition, look, verify
 from elastic_runtime.errors import EXIT_USAGE, CheckpointError, DamagedCheckpoint
-from tests.ranks import entries_of
+from tests.small_checkpoints import FILE, HOLDER, put, write
 
-HOLDER: dict[str, object] = {"run": "r1", "round": 2, "host": "here"}
+if TYPE_CHECKING:
+    from pathlib import Path
 
-
-@pytest.fixture
-def directory(tmp_path: Path) -> CheckpointDirectory:
-    found = CheckpointDirectory(tmp_path / "runs" / "digits")
-    found.prepare()
-    return found
+    from elastic_runtime.checkpoint.storage import Storage
 
 
-def put(directory: CheckpointDirectory, step: int, term: int) -> Path:
-    """A whole checkpoint with one file."""
-    which = CheckpointId(term=term, step=step)
-    path = directory.create(which)
-    with ChecksumWriter(path / "rank-0.distcp") as out:
-        out.write(f"state of {step}".encode())
-    directory.commit(Manifest(step=step, term=term, world=1, files=(out.record(),)))
-    return path
+def test_what_is_written_is_read_anywhere(storage: Storage) -> None:
+    which = CheckpointId(1, 1)
+    storage.create(which)
+    # More buffers than one call of the system takes, and empty ones in between.
+    pieces = [bytes([number % 251]) * (number % 4) for number in range(3000)]
+    content = b"".join(pieces) + b"the end"
+    with storage.writer(which, FILE, len(content)) as out:
+        out.write([memoryview(piece) for piece in pieces])
+        out.write([])
+        out.write([memoryview(b"the end")])
+    assert storage.read_bytes(which, FILE) == content
+    assert storage.sizes(which) == {FILE: len(content)}
+    with storage.reader(which, FILE) as reader:
+        buffers = [memoryview(bytearray(size % 4)) for size in range(2500)]
+        reader.readinto(100, buffers)
+        assert b"".join(buffers) == content[100 : 100 + sum(b.nbytes for b in buffers)]
 
 
-def test_a_file_is_checksummed_while_it_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with ChecksumWriter(path) as out:
-        out.write(b"some ")
-        out.write(memoryview(b"bytes"))
-    assert path.read_bytes() == b"some bytes"
-    assert out.record() == FileRecord("file", 10, crc32c.crc32c(b"some bytes"))
-    check_file(path, out.record())
+def test_what_is_missing_is_damage_that_names_the_file(storage: Storage) -> None:
+    which = put(storage, 5).id
+    where = storage.place(which, FILE)
+    with storage.reader(which, FILE) as reader, pytest.raises(DamagedCheckpoint, match=where):
+        reader.readinto(5, [memoryview(bytearray(9))])
+    with pytest.raises(DamagedCheckpoint, match="rank-1"):
+        storage.read_bytes(which, "rank-1.distcp")
+    with pytest.raises(DamagedCheckpoint, match="rank-1"), storage.reader(which, "rank-1.distcp"):
+        pass
 
 
-def test_every_kind_of_damage_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with ChecksumWriter(path) as out:
-        out.write(b"some bytes")
-    for damaged in (b"some bytez", b"some byte", b"some bytes!", b""):
-        path.write_bytes(damaged)
-        with pytest.raises(DamagedCheckpoint, match=str(path)):
-            check_file(path, out.record())
-    path.unlink()
-    with pytest.raises(DamagedCheckpoint, match=str(path)):
-        check_file(path, out.record())
+def test_terms_only_grow(storage: Storage) -> None:
+    assert [storage.take_term(HOLDER) for _ in range(3)] == [1, 2, 3]
+    assert storage.names() == ["term-3"]
+    put(storage, step=5, term=9)
+    assert storage.take_term(HOLDER) == 10
 
 
-def test_terms_only_grow(directory: CheckpointDirectory) -> None:
-    assert [directory.take_term(HOLDER) for _ in range(3)] == [1, 2, 3]
-    assert entries_of(directory.path) == ["term-3"]
-    put(directory, step=5, term=3)
-    (directory.path / "term-3").unlink()
-    assert directory.take_term(HOLDER) == 4
-
-
-def test_the_holder_of_an_older_term_is_stopped_and_told_by_whom(
-    directory: CheckpointDirectory,
-) -> None:
-    older = directory.take_term(HOLDER)
-    path = directory.create(CheckpointId(term=older, step=9))
-    newer = directory.take_term({"run": "r2", "round": 5, "host": "there"})
+def test_the_holder_of_an_older_term_is_stopped_and_told_by_whom(storage: Storage) -> None:
+    older = storage.take_term(HOLDER)
+    which = CheckpointId(term=older, step=9)
+    storage.create(which)
+    newer = storage.take_term({"run": "r2", "round": 5, "host": "there"})
     with pytest.raises(CheckpointError, match=r"term 2 \(run r2, round 5, there\).*term 1"):
-        directory.check_term(older)
+        storage.check_term(older)
     with pytest.raises(CheckpointError, match="term 2"):
-        directory.commit(Manifest(step=9, term=older, world=1))
-    assert entries_of(path) == []
-    directory.check_term(newer)
+        storage.commit(Manifest(step=9, term=older, world=1))
+    assert not storage.has_manifest(which)
+    storage.check_term(newer)
 
 
-def test_a_directory_is_a_checkpoint_once_it_has_a_manifest(
-    directory: CheckpointDirectory,
-) -> None:
+def test_it_is_a_checkpoint_once_it_has_a_manifest(storage: Storage) -> None:
     which = CheckpointId(term=1, step=7)
-    path = directory.create(which)
-    (path / "rank-0.distcp").write_bytes(b"half")
-    assert not directory.has_manifest(which)
-    assert directory.read_manifest(which) is None
-    put(directory, step=8, term=1)
-    manifest = directory.read_manifest(CheckpointId(term=1, step=8))
-    assert manifest is not None and manifest.step == 8
+    storage.create(which)
+    write(storage, which, FILE, b"half")
+    assert not storage.has_manifest(which)
+    assert storage.read_manifest(which) is None
+    manifest = put(storage, step=8)
+    assert storage.has_manifest(manifest.id)
+    assert storage.read_manifest(manifest.id) == manifest
 
 
-def test_a_manifest_from_elsewhere_is_damage(directory: CheckpointDirectory) -> None:
-    path = put(directory, step=8, term=1)
-    moved = directory.path / "step-9.term-1"
-    path.rename(moved)
-    with pytest.raises(DamagedCheckpoint, match=r"manifest of step-8\.term-1"):
-        directory.read_manifest(CheckpointId(term=1, step=9))
-
-
-def test_the_rest_of_a_failed_save_is_not_written_over(directory: CheckpointDirectory) -> None:
+def test_a_file_whose_writing_fails_is_not_part_of_anything(storage: Storage) -> None:
     which = CheckpointId(term=1, step=7)
-    directory.create(which)
+    storage.create(which)
+    with pytest.raises(ZeroDivisionError), storage.writer(which, FILE, 4) as out:
+        out.write([memoryview(b"half")])
+        raise ZeroDivisionError
+    storage.discard(which)
+    assert storage.names() == []
+
+
+def test_the_rest_of_a_failed_save_is_not_written_over(storage: Storage) -> None:
+    which = CheckpointId(term=1, step=7)
+    storage.create(which)
+    write(storage, which, FILE, b"half")
     with pytest.raises(CheckpointError, match="remove it"):
-        directory.create(which)
-    directory.discard(which)
-    directory.create(which)
+        storage.create(which)
+    storage.discard(which)
+    storage.create(which)
 
 
-def test_pruning_keeps_the_newest_whole_ones(directory: CheckpointDirectory) -> None:
-    for step in (10, 20, 30, 40, 50):
-        put(directory, step, term=1)
-    damaged = directory.path / "step-40.term-1" / "rank-0.distcp"
-    damaged.write_bytes(b"short")
-    directory.create(CheckpointId(term=1, step=60))
-    (directory.path / "step-10.term-1" / "mine.txt").write_text("a person's")
-    directory.prune(keep=2)
-    assert entries_of(directory.path) == [
-        "step-10.term-1",  # somebody's file is in it
-        "step-30.term-1",
-        "step-40.term-1",  # damaged: does not count and is not deleted
-        "step-50.term-1",
-        "step-60.term-1",  # never finished
-    ]
+def test_what_is_removed_is_gone_and_nothing_else(storage: Storage) -> None:
+    manifest, other = put(storage, 10), put(storage, 20)
+    storage.remove(manifest)
+    assert storage.names() == [other.id.name]
+    assert storage.read_manifest(other.id) == other
+    assert storage.read_manifest(manifest.id) is None
+    storage.finish_removals()
 
 
-def test_a_half_done_deletion_is_finished(directory: CheckpointDirectory) -> None:
-    path = put(directory, step=10, term=1)
-    put(directory, step=20, term=1)
-    path.rename(directory.path / "pruned.step-10.term-1")
-    (directory.path / "pruned.step-10.term-1" / "rank-0.distcp").unlink()
-    directory.prune(keep=5)
-    assert entries_of(directory.path) == ["step-20.term-1"]
+@pytest.mark.parametrize("bad", [b"state of 1", b"state of 100", b"state 0f 10", b""])
+def test_verify_finds_every_damage(tmp_path: Path, bad: bytes) -> None:
+    storage = LocalStorage(tmp_path)
+    manifest = put(storage, 10)
+    assert verify(storage, manifest) == []
+    assert look(storage, manifest.id).condition is Condition.WHOLE
+    path = tmp_path / manifest.id.name / FILE
+    path.write_bytes(bad)
+    same_size = len(bad) == manifest.files[0].bytes
+    assert look(storage, manifest.id).condition is (
+        Condition.WHOLE if same_size else Condition.DAMAGED
+    )
+    if len(bad) <= manifest.files[0].bytes:
+        (problem,) = verify(storage, manifest)
+        assert str(path) in problem
+        if same_size:
+            assert "bytes 6 to 11" in problem
 
 
-def test_what_no_manifest_lists_is_not_deleted(
-    directory: CheckpointDirectory,
-) -> None:
-    path = put(directory, step=10, term=1)
-    path.rename(directory.path / "pruned.step-10.term-1")
-    (directory.path / "pruned.step-10.term-1" / MANIFEST).write_bytes(b"broken")
-    directory.prune(keep=5)
-    assert (directory.path / "pruned.step-10.term-1" / "rank-0.distcp").exists()
+# Only of a directory
+
+
+def test_a_half_done_deletion_is_finished(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    manifest = put(storage, 10)
+    half = tmp_path / manifest.id.pruned_name
+    (tmp_path / manifest.id.name).rename(half)
+    (half / FILE).unlink()
+    storage.finish_removals()
+    assert storage.names() == []
+
+
+def test_what_no_manifest_lists_is_not_deleted(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    broken, shared = put(storage, 10), put(storage, 20)
+    for manifest in (broken, shared):
+        (tmp_path / manifest.id.name).rename(tmp_path / manifest.id.pruned_name)
+    (tmp_path / broken.id.pruned_name / MANIFEST).write_bytes(b"broken")
+    (tmp_path / shared.id.pruned_name / "notes.txt").write_text("a person's")
+    storage.finish_removals()
+    assert (tmp_path / broken.id.pruned_name / FILE).exists()
+    assert os.listdir(tmp_path / shared.id.pruned_name) == ["notes.txt"]
+
+
+def test_a_manifest_from_elsewhere_is_damage(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    put(storage, step=8)
+    (tmp_path / "step-8.term-1").rename(tmp_path / "step-9.term-1")
+    with pytest.raises(DamagedCheckpoint, match=r"manifest of step-8\.term-1"):
+        storage.read_manifest(CheckpointId(term=1, step=9))
 
 
 def test_a_file_is_no_checkpoint_directory(tmp_path: Path) -> None:
@@ -152,7 +168,7 @@ def test_a_file_is_no_checkpoint_directory(tmp_path: Path) -> None:
     file.write_text("precious")
     for path in (file, file / "digits"):
         with pytest.raises(CheckpointError, match=f"{path}: .*choose a directory") as caught:
-            CheckpointDirectory(path).prepare()
+            LocalStorage(path).prepare()
         assert caught.value.exit_code == EXIT_USAGE
         assert "\n" not in str(caught.value)
     assert file.read_text() == "precious"
@@ -160,22 +176,35 @@ def test_a_file_is_no_checkpoint_directory(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"/sys/elastic: "):
-        CheckpointDirectory(Path("/sys/elastic")).prepare()
+        LocalStorage("/sys/elastic").prepare()
 
 
 def test_no_directory_means_no_checkpoints(tmp_path: Path) -> None:
-    assert CheckpointDirectory(tmp_path / "none").names() == []
+    assert LocalStorage(tmp_path / "none").names() == []
+
+
+def test_a_save_that_cannot_fit_does_not_begin(tmp_path: Path) -> None:
+    storage, which = LocalStorage(tmp_path), CheckpointId(1, 1)
+    storage.create(which)
+    with (
+        pytest.raises(CheckpointError, match=f"{tmp_path}.*No space left.*free some space"),
+        storage.writer(which, FILE, 1 << 62),
+    ):
+        pass
+    assert storage.sizes(which) == {}
 
 
 _FILL = """
 import sys
-from pathlib import Path
-from elastic_runtime.checkpoint.storage import ChecksumWriter, explained
+from elastic_runtime.checkpoint.local import LocalStorage
+from elastic_runtime.checkpoint.manifest import CheckpointId
 from elastic_runtime.errors import CheckpointError
+storage, which = LocalStorage(sys.argv[1]), CheckpointId(1, 1)
+storage.create(which)
 try:
-    with explained("save to here"), ChecksumWriter(Path(sys.argv[1])) as out:
+    with storage.writer(which, "file", 1 << 20) as out:
         for _ in range(64):
-            out.write(bytes(1 << 16))
+            out.write([memoryview(bytes(1 << 16))])
 except CheckpointError as error:
     print(error)
 """
@@ -184,7 +213,7 @@ except CheckpointError as error:
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     # A limit on the size of files fails at the same place as a disk without space.
     done = subprocess.run(
-        [sys.executable, "-c", _FILL, str(tmp_path / "file")],
+        [sys.executable, "-c", _FILL, str(tmp_path)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
         capture_output=True,
         text=True,
@@ -192,5 +221,6 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert done.stdout == (
-        "cannot save to here: File too large; raise the limit on file sizes (ulimit -f)\n"
+        f"cannot save to {tmp_path}/step-1.term-1/file: File too large; "
+        "raise the limit on file sizes (ulimit -f)\n"
     )
