@@ -1,8 +1,8 @@
 """``Checkpointer``: saves the state of a job so that it is either whole or not there, and resumes.
 
 All ranks save at the same step, and leave at the same step when they are asked to; see
-``worker.agreement`` for how they agree. ``storage`` says what makes a save durable, ``manifest``
-what a checkpoint is, ``dcp`` how shards are written and read.
+``worker.agreement`` for how they agree. ``saves`` is how a save goes, ``loading`` how a load does,
+``manifest`` what a checkpoint is.
 """
 
 from __future__ import annotations
@@ -10,29 +10,27 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
-from elastic_runtime.checkpoint import dcp
 from elastic_runtime.checkpoint.loading import Loading
 from elastic_runtime.checkpoint.manifest import CheckpointId, newest_first
-from elastic_runtime.checkpoint.saving import Saving, Tenure
-from elastic_runtime.checkpoint.schedule import Every, parse_every
+from elastic_runtime.checkpoint.per_rank import Place
+from elastic_runtime.checkpoint.retention import parse_retention
+from elastic_runtime.checkpoint.saves import Saves
+from elastic_runtime.checkpoint.schedule import Every, Interval, parse_every
 from elastic_runtime.checkpoint.state import Entries
-from elastic_runtime.checkpoint.storage import CheckpointDirectory
+from elastic_runtime.checkpoint.storages import open_storage
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
 from elastic_runtime.protocol.messages import EXIT_DRAINED
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.ending import end_quickly
-from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.peers import Connection, Peers
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import MutableMapping
+    from collections.abc import MutableMapping, Sequence
     from datetime import timedelta
-
-    import torch.distributed as dist
 
     from elastic_runtime.worker.state import State
 
@@ -63,7 +61,10 @@ class Checkpointer:
         for batch in loader:
             ...
             ckpt.step()
+        ckpt.save()
+        ckpt.close()
 
+    A save takes a copy of the state and writes it in the background; at most one is under way.
     Every method is to be called by all ranks at the same point of the program.
 
     Attributes:
@@ -75,8 +76,10 @@ class Checkpointer:
         directory: str | os.PathLike[str],
         entries: MutableMapping[str, Any],
         *,
-        every: int | str | timedelta | None = None,
+        every: Interval | Sequence[Interval] | None = None,
         keep: int | None = None,
+        keep_every: int | str | timedelta | None = None,
+        sync: bool = False,
     ) -> None:
         """Takes the settings; the directory is first touched by ``resume``, ``step`` or ``save``.
 
@@ -85,38 +88,47 @@ class Checkpointer:
             entries: by name: modules, optimizers, anything with ``state_dict`` and
                 ``load_state_dict``, and plain values. Plain values are read from this mapping at
                 each save, and replaced in it by ``resume``.
-            every: how often to save: steps (``10``, ``"10 steps"``) or a time (``"30s"``). None:
-                only when ``save`` is called or the job is asked to leave.
+            every: how often to save: steps (``10``, ``"10 steps"``), a time (``"30s"``), or both
+                (``"100 steps, 5m"``, ``(100, "5m")``), whichever comes first. None: only when
+                ``save`` is called or the job is asked to leave.
             keep: how many checkpoints to keep, at least 1; None: all of them.
+            keep_every: which others to keep for good: steps, a time, or both.
+            sync: no save is done in the background: each one stops training until it is durable,
+                and takes no memory.
 
         Raises:
             CheckpointError: a setting or an entry cannot be used.
         """
-        if keep is not None and (isinstance(keep, bool) or keep < 1):
-            raise CheckpointError(f"keep={keep!r} would keep nothing; give at least 1, or None")
         self._every: Every = parse_every(every)
+        rule = parse_retention(keep, keep_every)
         self._objects = entries
-        self._keep = keep
-        self._directory = CheckpointDirectory(Path(directory))
+        self._storage = open_storage(directory)
         self._entries = Entries(entries)
         self._committing = [e for e in entries.values() if isinstance(e, Committing)]
         self._context: WorkerContext = context()
         self._context.offer_drain()
-        self._ranks: dist.ProcessGroup | None = None
+        self._saves = Saves(self._storage, entries, self._entries, rule, self._context)
+        self._sync = sync
+        self._connection: Connection | None = None
         self._group: _Group | None = None
-        self._tenure = Tenure(self._directory, self._context)
-        self._held: int | None = None  # the step whose state is on disk for certain
+        self._begun: int | None = None  # the step of the last save that was not in vain
+        self._warm = sync or self._every == Every()  # there is nothing to be warmed
         self._save_wished = False
+        self._save_soon = False  # one was given up
         self._last_save = time.monotonic()
         self.steps = 0
 
     # What users call
 
-    def resume(self) -> int:
+    def resume(self, *, strict: bool = True) -> int:
         """Loads the newest whole checkpoint, if there is any.
 
         One whose files are not what was written is named in an event, and the next older one is
         taken.
+
+        Args:
+            strict: whether the checkpoint must have exactly the keys of this program. False: what
+                it lacks stays as it is, and what it has too much is left out; an event names both.
 
         Returns:
             The step that it was saved at, 0 if there is none.
@@ -127,21 +139,23 @@ class Checkpointer:
         """
         started = time.monotonic()
         group = self._ready()
+        self._saves.finish_flight()
         problems: list[str] = []
         for which in newest_first(group.peers.on_first(self._candidates)):
             try:
-                self._load(which, group.peers)
+                self._load(which, group.peers, strict)
             except DamagedCheckpoint as error:
                 problems.append(str(error))
                 self._note("damaged", problem=str(error), step=which.step)
                 continue
-            self.steps = self._held = which.step
+            self.steps = self._begun = self._saves.held = which.step
+            self._saves.tenure.inherit()
             self._note("resumed", step=which.step, seconds=time.monotonic() - started)
             break
         else:
             if problems:
                 raise DamagedCheckpoint(
-                    f"no checkpoint in {self._directory.path} is whole ({'; '.join(problems)}); "
+                    f"no checkpoint in {self._storage.where} is whole ({'; '.join(problems)}); "
                     "repair or remove them to start anew"
                 )
         self._rest()
@@ -152,7 +166,8 @@ class Checkpointer:
 
         Raises:
             SystemExit: the job was asked to leave; the state of this step is saved.
-            CheckpointError: the state could not be saved; older checkpoints are untouched.
+            CheckpointError: a state could not be saved, this one or the one that was being saved
+                in the background; older checkpoints are untouched.
         """
         group = self._ready()
         self.steps += 1
@@ -160,55 +175,82 @@ class Checkpointer:
             entry.commit()
         self._context.report_step(self.steps)
         agreed = group.agreement.step(self._wishes(group.peers.rank))
-        if agreed or self._every.due_at(self.steps):
-            self.save()
         if Wish.LEAVE in agreed:
+            self.save(sync=True)
             self._leave()
+        if Wish.FAILED in agreed:
+            self.wait()
+        if Wish.SAVE in agreed or self._every.due_at(self.steps):
+            self.save()
+        elif not self._warm:
+            # After the first step, as an optimizer has no state before.
+            self._saves.warm_up(group.peers)
+        self._warm = True
 
-    def save(self) -> None:
-        """Saves the state of the present step now, if that is not done already.
+    def save(self, *, sync: bool = False) -> None:
+        """Saves the state of the present step, if that is not done already.
+
+        It returns once the state is copied; writing the copy goes on in the background. It waits
+        for the save before, if that is still under way.
+
+        Args:
+            sync: return when the state is durable. That needs no copy.
 
         Raises:
-            CheckpointError: it could not be saved; older checkpoints are untouched.
+            CheckpointError: it could not be saved, or the save before could not be finished; older
+                checkpoints are untouched.
         """
         peers = self._ready().peers
-        if self._held == self.steps:
-            return
-        started = time.monotonic()
-        saving = Saving(
-            self._directory,
-            self._tenure,
-            self.steps,
-            world=peers.world,
-            round=self._context.round,
-            entries=self._entries.names,
-        )
-        writer = dcp.ShardWriter(saving.begin, saving.commit)
-        try:
-            dcp.save(lambda: self._entries.state(first=peers.rank == 0), writer, peers.group)
-        except CheckpointError:
-            saving.discard()
-            raise
-        self._held = self.steps
-        self._note("saved", step=self.steps, seconds=time.monotonic() - started)
-        if peers.rank == 0 and self._keep is not None:
-            self._prune(self._keep)
+        at_once = sync or self._sync
+        if self._begun == self.steps:
+            if not at_once:
+                return
+            self._saves.finish_flight()
+            if self._saves.held == self.steps:
+                return
+        self._begun = None
+        if at_once:
+            self._saves.save_now(peers, self.steps)
+        else:
+            self._saves.save_beside(peers, self.steps)
+        self._begun = self.steps
         self._rest()
 
+    def wait(self) -> None:
+        """Waits until the save in the background, if there is one, is durable.
+
+        Raises:
+            CheckpointError: it could not be finished; older checkpoints are untouched.
+        """
+        try:
+            self._saves.wait()
+        except Exception:
+            self._begun = None
+            raise
+
     def close(self) -> None:
-        """Ends what is under way, for a program that makes no more steps. Nothing is saved."""
-        if self._group is not None:
-            self._group.agreement.close()
-        self._context.withdraw_drain()
+        """Finishes what is under way, for a program that makes no more steps. Saves nothing new.
+
+        Raises:
+            CheckpointError: the save in the background could not be finished.
+        """
+        try:
+            if self._group is not None:
+                self._group.agreement.close()
+            self._saves.close()
+        finally:
+            self._context.withdraw_drain()
 
     # What ``elastic.run`` calls
 
-    def attach(self, state: State, group: dist.ProcessGroup) -> None:
+    def attach(self, state: State, connection: Connection) -> None:
         """Works for ``elastic.run`` from now on, which counts the steps and says when to save.
+
+        A save that was under way in the world before is given up, and soon done again.
 
         Args:
             state: what is trained; all of it must be among the entries.
-            group: all ranks, over gloo, until the next call.
+            connection: to all ranks, until the next call.
 
         Raises:
             CheckpointError: a part of the state is not saved.
@@ -220,9 +262,12 @@ class Checkpointer:
                 f"the checkpointer does not save {', '.join(missing)} of the State; add them to "
                 "its entries, or a checkpoint would not be the whole state"
             )
-        self._ranks = group
+        lost = self._saves.enter(connection)
+        self._connection = connection
         self._group = None
+        self._begun = self._saves.held
         self._save_wished = False
+        self._save_soon = lost
 
     @property
     def held(self) -> int:
@@ -230,11 +275,11 @@ class Checkpointer:
 
         0 if it knows of none: there may be a checkpoint of an earlier life.
         """
-        return self._held or 0
+        return self._saves.held or 0
 
-    def wishes_save(self) -> bool:
-        """Whether this rank finds that it is time for a save."""
-        return Wish.SAVE in self._wishes(self._ready().peers.rank)
+    def wishes(self) -> Wish:
+        """What this rank asks all ranks to do."""
+        return self._wishes(self._ready().peers.rank)
 
     def due_at(self, step: int) -> bool:
         """Whether all ranks are to save at this step, which needs no agreement."""
@@ -245,30 +290,40 @@ class Checkpointer:
     def _ready(self) -> _Group:
         """Connects the ranks at the first use, when the job has certainly been initialized."""
         if self._group is None:
-            peers = Peers(self._ranks)
+            peers = Peers(self._connection.group if self._connection else None)
             if self._every != Every():
-                peers.on_first(self._directory.prepare)
+                peers.on_first(self._storage.prepare)
+            if peers.rank > 0:
+                self._saves.tenure.let_go()
             self._group = _Group(peers, Agreement(peers.group))
         return self._group
 
     def _wishes(self, rank: int) -> Wish:
         wishes = Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING
+        if self._saves.has_failed:
+            wishes |= Wish.FAILED
         waited = time.monotonic() - self._last_save
-        if rank == 0 and not self._save_wished and self._every.due_after(waited):
+        due = self._save_soon or self._every.due_after(waited)
+        if rank == 0 and due and not self._save_wished:
             self._save_wished = True
             wishes |= Wish.SAVE
         return wishes
 
     def _rest(self) -> None:
         """Starts the clocks anew after a save or a load."""
-        self._save_wished = False
+        self._save_wished = self._save_soon = False
         self._last_save = time.monotonic()
         self._ready().agreement.restart_clock()
 
-    def _load(self, which: CheckpointId, peers: Peers) -> None:
-        loading = Loading(self._directory, which, self._entries)
-        peers.on_each(lambda: loading.verify(peers.rank, peers.world))
-        peers.on_each(loading.read)
+    def _load(self, which: CheckpointId, peers: Peers, strict: bool) -> None:
+        note = self._context.note if peers.rank == 0 else None
+        place = Place(peers.rank, peers.world)
+        loading = Loading(self._storage, which, self._entries, place, strict=strict, note=note)
+        loaded = loading.run(peers)
+        if loaded.missing or loaded.surplus:
+            self._note("partly", missing=list(loaded.missing), surplus=list(loaded.surplus))
+        if loaded.anew:
+            self._note("anew", entries=list(loaded.anew))
 
     def _leave(self) -> NoReturn:
         self._context.drained(self.steps)
@@ -281,16 +336,9 @@ class Checkpointer:
 
     def _candidates(self) -> list[str]:
         """The names of all checkpoints that claim to be whole."""
-        directory = self._directory
-        return [one.name for one in newest_first(directory.names()) if directory.has_manifest(one)]
-
-    def _prune(self, keep: int) -> None:
-        try:
-            self._directory.prune(keep)
-        except (OSError, CheckpointError) as error:
-            # The save has succeeded; what could not be deleted is tried again after the next one.
-            self._note("prune_failed", problem=str(error))
+        storage = self._storage
+        return [one.name for one in newest_first(storage.names()) if storage.has_manifest(one)]
 
     def _note(self, what: str, **fields: Any) -> None:
         if self._ready().peers.rank == 0:
-            self._context.note(f"checkpoint.{what}", path=str(self._directory.path), **fields)
+            self._context.note(f"checkpoint.{what}", path=self._storage.where, **fields)

@@ -126,6 +126,33 @@ class FileRecord:
     crc32c: int
     parts: tuple[Part, ...] = ()
 
+    def encode(self) -> dict[str, Any]:
+        """Plain JSON. Where a part begins follows from the lengths of those before it."""
+        parts = [[part.length, part.crc32c, part.data] for part in self.parts]
+        return {"name": self.name, "bytes": self.bytes, "crc32c": self.crc32c, "parts": parts}
+
+    @classmethod
+    def decode(cls, body: Mapping[str, Any]) -> Self:
+        """Reads what ``encode`` gave.
+
+        Raises:
+            ValueError: it cannot be a file of a checkpoint; or another error for what is no file.
+        """
+        parts = []
+        end = 0
+        for length, crc, data in body["parts"]:
+            part = Part(end, int(length), int(crc), int(data))
+            if part.length < 0 or not -1 <= part.data <= part.length:
+                raise ValueError("a part that cannot be")
+            parts.append(part)
+            end += part.length
+        file = cls(str(body["name"]), int(body["bytes"]), int(body["crc32c"]), tuple(parts))
+        if "/" in file.name or file.name in ("", ".", ".."):
+            raise ValueError("a file outside the checkpoint")
+        if parts and end != file.bytes:
+            raise ValueError("parts that are not the whole file")
+        return file
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -157,7 +184,7 @@ class Manifest:
         """JSON for people to read, sealed with a checksum of its own content."""
         body: dict[str, Any] = {"format": FORMAT}
         body |= {field.name: getattr(self, field.name) for field in fields(self)}
-        body["files"] = [_encode_file(file) for file in self.files]
+        body["files"] = [file.encode() for file in self.files]
         body["crc32c"] = _seal(body)
         # One line for each file: a part is a few numbers, and there may be many thousands.
         lines = {key: json.dumps(value) for key, value in body.items()}
@@ -190,7 +217,7 @@ class Manifest:
 
     @classmethod
     def _build(cls, body: Mapping[str, Any]) -> Self:
-        files = tuple(_decode_file(file) for file in body["files"])
+        files = tuple(FileRecord.decode(file) for file in body["files"])
         return cls(
             step=int(body["step"]),
             term=int(body["term"]),
@@ -200,29 +227,6 @@ class Manifest:
             files=files,
             saved_at=float(body["saved_at"]),
         )
-
-
-def _encode_file(file: FileRecord) -> dict[str, Any]:
-    # Where a part begins follows from the lengths of those before it.
-    parts = [[part.length, part.crc32c, part.data] for part in file.parts]
-    return {"name": file.name, "bytes": file.bytes, "crc32c": file.crc32c, "parts": parts}
-
-
-def _decode_file(body: Mapping[str, Any]) -> FileRecord:
-    parts = []
-    end = 0
-    for length, crc, data in body["parts"]:
-        part = Part(end, int(length), int(crc), int(data))
-        if part.length < 0 or not -1 <= part.data <= part.length:
-            raise ValueError("a part that cannot be")
-        parts.append(part)
-        end += part.length
-    file = FileRecord(str(body["name"]), int(body["bytes"]), int(body["crc32c"]), tuple(parts))
-    if "/" in file.name or file.name in ("", ".", ".."):
-        raise ValueError("a file outside the checkpoint")
-    if parts and end != file.bytes:
-        raise ValueError("parts that are not the whole file")
-    return file
 
 
 def _seal(body: Mapping[str, Any]) -> int:

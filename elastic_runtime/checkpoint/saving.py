@@ -1,112 +1,317 @@
-"""What rank 0 does for all ranks in a save: hold the term, make the directory, commit."""
+"""One save, from what each rank holds to a checkpoint that exists.
+
+::
+
+    collect ─▶ plan ─▶ begin (rank 0) ─▶ write (each rank) ─▶ compare, commit (rank 0)
+    └── in training's thread ──┘      └── there as well, or in the background ──┘
+
+All ranks take each step together and hear of each other's failures, so that all of them end a
+save alike.
+"""
 
 from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest
+from elastic_runtime.checkpoint import staging
+from elastic_runtime.checkpoint.background import Abandoned
+from elastic_runtime.checkpoint.index import METADATA, encode, is_as_planned
+from elastic_runtime.checkpoint.layout import Item, Plan, make_plan
+from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, newest_first
+from elastic_runtime.checkpoint.writing import write_file
+from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
-    from elastic_runtime.checkpoint.storage import CheckpointDirectory
+    import torch
+
+    from elastic_runtime.checkpoint.state import Entries
+    from elastic_runtime.checkpoint.storage import Storage
     from elastic_runtime.worker.context import WorkerContext
+    from elastic_runtime.worker.peers import Peers
+
+T = TypeVar("T")
 
 
 class Tenure:
     """The term that this process holds, taken before its first save."""
 
-    def __init__(self, directory: CheckpointDirectory, context: WorkerContext) -> None:
+    def __init__(self, storage: Storage, context: WorkerContext) -> None:
         """Remembers who would take a term where; none is taken yet."""
-        self._directory = directory
+        self._storage = storage
         self._context = context
         self._term = 0
+        self._used_up = False
+        self._inherits = False
 
-    def hold(self) -> int:
-        """The term, which is the newest one of the directory.
+    def hold(self, entries: Sequence[str]) -> int:
+        """The term, which is the newest one of the storage.
+
+        Args:
+            entries: the names of what is going to be saved.
 
         Raises:
-            CheckpointError: somebody else has taken a newer one, or none can be taken.
+            CheckpointError: somebody else has taken a newer one, none can be taken, or what is
+                there belongs to another job.
         """
         if self._term:
-            self._directory.check_term(self._term)
+            self._storage.check_term(self._term)
+            if not self._used_up:
+                return self._term
         else:
-            holder = {
-                "run": self._context.run,
-                "round": self._context.round,
-                "host": socket.gethostname(),
-            }
-            self._directory.prepare()
-            self._term = self._directory.take_term(holder)
+            self._storage.prepare()
+            if not self._inherits:
+                self._check_owner(entries)
+        holder = {
+            "run": self._context.run,
+            "round": self._context.round,
+            "host": socket.gethostname(),
+        }
+        self._term, self._used_up = self._storage.take_term(holder), False
         return self._term
 
+    def inherit(self) -> None:
+        """What is in the storage is this job's: it has gone on from there."""
+        self._inherits = True
 
-class Saving:
-    """One save."""
+    def use_up(self) -> None:
+        """Has the next save take another term: what this one has left must not be met again."""
+        self._used_up = True
 
-    def __init__(
-        self,
-        directory: CheckpointDirectory,
-        tenure: Tenure,
-        step: int,
-        *,
-        world: int,
-        round: int,
-        entries: tuple[str, ...],
-    ) -> None:
-        """Takes what the manifest will say.
+    def let_go(self) -> None:
+        """Another process of this job saves from now on."""
+        self._term, self._used_up = 0, False
 
-        Args:
-            directory: where to.
-            tenure: gives the term.
-            step: the step whose state it is.
-            world: how many ranks write.
-            round: the round that they belong to.
-            entries: the names of what is saved.
-        """
-        self._directory = directory
-        self._tenure = tenure
-        self._step, self._world, self._round, self._entries = step, world, round, entries
-        self._which: CheckpointId | None = None
-
-    def begin(self) -> Path:
-        """Makes the directory, which is no checkpoint yet.
-
-        Raises:
-            CheckpointError: the term is lost, or the directory cannot be made.
-        """
-        which = CheckpointId(self._tenure.hold(), self._step)
-        path = self._directory.create(which)
-        self._which = which
-        return path
-
-    def commit(self, files: Sequence[FileRecord]) -> None:
-        """Makes it a checkpoint.
-
-        Args:
-            files: everything that is in the directory, durable.
-
-        Raises:
-            CheckpointError: the term is lost, or the manifest cannot be written.
-        """
-        if self._which is None:
-            raise RuntimeError("commit() comes after begin()")
-        self._directory.commit(
-            Manifest(
-                step=self._which.step,
-                term=self._which.term,
-                world=self._world,
-                round=self._round,
-                entries=self._entries,
-                files=tuple(files),
-                saved_at=time.time(),
-            )
+    def _check_owner(self, entries: Sequence[str]) -> None:
+        newest = newest_manifest(self._storage)
+        if newest is None or not newest.entries or set(newest.entries) & set(entries):
+            return
+        raise CheckpointError(
+            f"{self._storage.where} holds checkpoints of another job: the newest one, "
+            f"{newest.id.name}, has the entries {', '.join(newest.entries)}, and this job has "
+            f"{', '.join(entries)}; use another directory"
         )
 
-    def discard(self) -> None:
-        """Removes what a save that failed has left."""
-        if self._which is not None:
-            self._directory.discard(self._which)
+
+def newest_manifest(storage: Storage) -> Manifest | None:
+    """The manifest of the newest checkpoint that has a readable one."""
+    for which in newest_first(storage.names()):
+        try:
+            if manifest := storage.read_manifest(which):
+                return manifest
+        except DamagedCheckpoint:
+            continue
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What this rank is about to write.
+
+    Attributes:
+        plan: of all ranks.
+        items: what the tensors are.
+        tensors: of this rank's file, in order.
+        values: what comes after them.
+    """
+
+    plan: Plan
+    items: Sequence[Item]
+    tensors: Sequence[torch.Tensor]
+    values: Sequence[staging.Source]
+
+    def content(self, image: staging.Image | None) -> Content:
+        """The bytes of this rank's file.
+
+        Args:
+            image: holds a copy of the tensors; None: they are read where they are.
+        """
+
+        def sources() -> Iterator[staging.Source]:
+            yield from image.sources() if image else map(staging.of_tensor, self.tensors)
+            yield from self.values
+
+        size = image.size if image else sum(map(staging.size_of, self.items))
+        return Content(size + sum(value.size for value in self.values), sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The bytes of a file.
+
+    Attributes:
+        size: how many.
+        sources: gives the parts, one after the other.
+    """
+
+    size: int
+    sources: Callable[[], Iterator[staging.Source]]
+
+
+class Collector:
+    """Asks the entries for their state, and agrees with the other ranks who writes what."""
+
+    def __init__(self, entries: Entries) -> None:
+        """Knows of no plan yet."""
+        self._entries = entries
+        self._mine: tuple[Item, ...] = ()
+        self._plan: Plan | None = None
+
+    def forget(self) -> None:
+        """The ranks are others from now on."""
+        self._plan = None
+
+    def collect(self, peers: Peers) -> Collected:
+        """This rank's part of the state as it is now, by reference.
+
+        Args:
+            peers: all ranks, which do the same.
+
+        Raises:
+            CheckpointError: the state of a rank cannot be saved; the same on every rank.
+        """
+        state: dict[str, Any] = {}
+        failed: list[Exception] = []
+
+        def describe() -> bool:
+            try:
+                state.update(self._entries.state(peers.rank))
+                mine = tuple(staging.describe(key, value) for key, value in state.items())
+            except CheckpointError:
+                raise
+            except Exception as error:
+                failed.append(error)
+                raise CheckpointError(
+                    f"rank {peers.rank} has no state to save: {error!r}"
+                ) from error
+            changed = self._plan is None or mine != self._mine
+            self._mine = mine
+            return changed
+
+        try:
+            changes = peers.on_each(describe)
+        except CheckpointError:
+            self._plan = None
+            if failed:
+                raise failed[0] from None  # it is this rank's own, and shows where it comes from
+            raise
+        if self._plan is None or any(changes):
+            held = peers.gather([item.encode() for item in self._mine])
+            self._plan = make_plan([[Item.decode(one) for one in items] for items in held])
+        items = self._plan.files[peers.rank]
+        return Collected(
+            self._plan,
+            [item for item in items if item.dtype],
+            [staging.local(state[item.key]) for item in items if item.dtype],
+            [staging.of_value(state[item.key]) for item in items if not item.dtype],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """One save.
+
+    Attributes:
+        storage: where to.
+        tenure: gives the term; rank 0's counts.
+        draft: what the manifest will say; term and files follow.
+        plan: who writes what.
+    """
+
+    storage: Storage
+    tenure: Tenure
+    draft: Manifest
+    plan: Plan
+
+    def run(
+        self,
+        peers: Peers,
+        content: Content,
+        *,
+        alone: bool,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> CheckpointId:
+        """Saves.
+
+        Args:
+            peers: all ranks, which do the same.
+            content: this rank's file.
+            alone: training waits for it.
+            advance: hears how many bytes more this rank is about to write; raises if the save is
+                not wanted any more.
+
+        Returns:
+            Which checkpoint it has become.
+
+        Raises:
+            CheckpointError: a rank could not write; the same on every rank, and nothing is left.
+            Exception: a peer is gone, or the save is not wanted any more.
+        """
+        which: CheckpointId | None = None
+        committed = False
+
+        def begin() -> list[int]:
+            nonlocal which
+            made = CheckpointId(self.tenure.hold(self.draft.entries), self.draft.step)
+            self.storage.create(made)
+            which = made
+            return [made.term, made.step]
+
+        def write() -> dict[str, Any] | None:
+            if not content.size:
+                return None
+            name = f"rank-{peers.rank}.distcp"
+            make = (self.storage, CheckpointId(term, step), name, content.size, content.sources())
+            return write_file(*make, alone=alone, advance=advance).encode()
+
+        def commit() -> None:
+            nonlocal committed
+            advance(0)
+            self._commit(CheckpointId(term, step), written)
+            committed = True
+
+        try:
+            term, step = peers.on_first(_told(begin))
+            written = [one and FileRecord.decode(one) for one in peers.on_each(_told(write))]
+            peers.on_first(_told(commit))
+            return CheckpointId(term, step)
+        except Exception as error:
+            if peers.rank == 0 and not committed:
+                if not isinstance(error, CheckpointError):
+                    self.tenure.use_up()  # others may still be writing there
+                if which is not None:
+                    self.storage.discard(which)
+            raise
+
+    def _commit(self, which: CheckpointId, files: list[FileRecord | None]) -> None:
+        for rank, (items, file) in enumerate(zip(self.plan.files, files, strict=True)):
+            if not is_as_planned(items, file):
+                raise CheckpointError(
+                    f"cannot save to {self.storage.place(which)}: what rank {rank} has written is "
+                    "not what was planned"
+                )
+        content = encode(self.plan, files)
+        sources = [staging.Source((memoryview(content),))]
+        metadata = write_file(self.storage, which, METADATA, len(content), sources, alone=False)
+        whole = (*(file for file in files if file is not None), metadata)
+        self.storage.commit(replace(self.draft, term=which.term, files=whole, saved_at=time.time()))
+
+
+def _told(action: Callable[[], T]) -> Callable[[], T]:
+    """Has all ranks hear of any failure of an action: they wait for this one."""
+
+    def do() -> T:
+        try:
+            return action()
+        except (CheckpointError, Abandoned):
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"a save failed: {error!r}; older checkpoints are untouched"
+            ) from error
+
+    return do

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -15,7 +19,7 @@ _STEPS = {"", "step", "steps"}
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """How often to save; with both fields 0 only when asked to.
+    """How often to save: whichever comes first; with both fields 0 only when asked to.
 
     Attributes:
         steps: whenever the number of the step is a multiple of this.
@@ -34,28 +38,36 @@ class Every:
         return 0 < self.seconds <= seconds
 
 
-def parse_every(value: int | str | timedelta | None) -> Every:
+Interval = int | str | timedelta
+
+
+def parse_every(value: Interval | Sequence[Interval] | None) -> Every:
     """Reads the ``every`` of a ``Checkpointer``.
 
     Args:
         value: steps (``10``, ``"10 steps"``), a time (``"30s"``, ``"5m"``, ``"1h"``, ``"500ms"``, a
-            ``timedelta``), or None.
+            ``timedelta``), one of each (``"100 steps, 5m"``, ``(100, "5m")``), or None.
 
     Raises:
         CheckpointError: it is none of these, or not above zero.
     """
     if value is None:
         return Every()
-    found = _read(value)
-    if found is None or (found.steps <= 0 and found.seconds <= 0):
+    parts: Sequence[Interval] = value.split(",") if isinstance(value, str) else ()
+    if not parts:
+        parts = value if isinstance(value, tuple | list) else (value,)
+    found = [_read(part) for part in parts]
+    steps = [one.steps for one in found if one is not None and one.steps > 0]
+    seconds = [one.seconds for one in found if one is not None and one.seconds > 0]
+    if not found or len(steps) + len(seconds) < len(found) or len(steps) > 1 or len(seconds) > 1:
         raise CheckpointError(
             f"every={value!r} is not understood; "
-            "give steps (10, '10 steps') or a time ('30s', '5m', '1h')"
+            "give steps (10, '10 steps'), a time ('30s', '5m', '1h') or both ('100 steps, 5m')"
         )
-    return found
+    return Every(sum(steps), sum(seconds))
 
 
-def _read(value: int | str | timedelta) -> Every | None:
+def _read(value: Interval) -> Every | None:
     if isinstance(value, timedelta):
         return Every(seconds=value.total_seconds())
     if isinstance(value, int) and not isinstance(value, bool):

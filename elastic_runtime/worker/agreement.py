@@ -22,7 +22,7 @@ _MAX_PAUSE = 64
 
 
 class Wish(IntFlag):
-    """What a rank can ask all ranks to do; the last two are what it says of itself."""
+    """What a rank can ask all ranks to do; two of them are what it says of itself."""
 
     NOTHING = 0
     SAVE = 1
@@ -30,6 +30,7 @@ class Wish(IntFlag):
     CHANGE = 4  # leave the round, and keep the process
     STAYS = 8  # this rank's node does not go away
     TRAINS = 16  # this rank's ``train`` has not returned
+    FAILED = 32  # hear of a save in the background that was not finished
 
 
 _ALL = tuple(wish for wish in Wish if wish)

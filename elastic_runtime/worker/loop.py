@@ -44,6 +44,7 @@ from elastic_runtime.worker import blame, whereabouts
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.ending import end_quickly
+from elastic_runtime.worker.peers import Connection
 from elastic_runtime.worker.ranks import Place, Ranks, Stores, drop_later, rehearse
 from elastic_runtime.worker.sync import bring_together
 from elastic_runtime.worker.world import World
@@ -61,7 +62,7 @@ class Saver(Protocol):
 
     steps: int
 
-    def attach(self, state: State, group: dist.ProcessGroup) -> None:
+    def attach(self, state: State, connection: Connection) -> None:
         """Works with these ranks from now on, until it is attached to others."""
 
     @property
@@ -71,14 +72,17 @@ class Saver(Protocol):
     def resume(self) -> int:
         """Loads the newest checkpoint on all ranks; 0 if there is none."""
 
-    def wishes_save(self) -> bool:
-        """Whether this rank finds that it is time for a save."""
+    def wishes(self) -> Wish:
+        """What this rank asks all ranks to do: to save, or to hear that a save has failed."""
 
     def due_at(self, step: int) -> bool:
         """Whether all ranks are to save at this step without having to agree on it."""
 
-    def save(self) -> None:
-        """Saves the present state, on all ranks."""
+    def save(self, *, sync: bool = False) -> None:
+        """Saves the present state, on all ranks; with ``sync`` it is durable on return."""
+
+    def wait(self) -> None:
+        """Waits for the save in the background, on all ranks, and raises if it has failed."""
 
 
 @runtime_checkable
@@ -202,9 +206,12 @@ class _Loop:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         try:
             group = dist.new_group(backend="gloo")
-            self._settle(group, world)
+            connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
+            self._settle(connection, world)
             self._state._on_commit = self._committer(group, None)
-            return self._train(world)
+            value = self._train(world)
+            self._finish_saving()
+            return value
         finally:
             self._state._on_commit = None
             groups = torch_private.all_groups()
@@ -311,7 +318,7 @@ class _Loop:
         world.publish()
         self._here.enter(order.round, order.rank)
         began = time.monotonic()
-        self._settle(group, world)
+        self._settle(Connection(group, ranks.another_group, ranks.interrupted.is_set), world)
         settling = time.monotonic() - began
         self._note("round.entered", connect=round(connecting, 4), sync=round(settling, 4))
         self._connect_ahead(order)
@@ -320,6 +327,7 @@ class _Loop:
         value = self._train(world)
         self._state._on_commit = None
         self._await_all(commit, order)
+        self._finish_saving()
         self._here.tell(Returned(order.round))
         return _Done(value)
 
@@ -341,15 +349,20 @@ class _Loop:
             "what is the same everywhere, such as state.step"
         )
 
-    def _settle(self, group: dist.ProcessGroup, world: World) -> None:
+    def _finish_saving(self) -> None:
+        """Waits for the last save: the groups that it needs are about to end."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def _settle(self, connection: Connection, world: World) -> None:
         """Brings all ranks to one state: the furthest in memory, or what was saved."""
         saver, state = self._saver, self._state
-        wire = group._get_backend(torch.device("cpu"))
+        wire = connection.group._get_backend(torch.device("cpu"))
         for part in state.parts.values():
             if isinstance(part, _Entering):
                 part.enter(world)
         if saver is not None:
-            saver.attach(state, group)
+            saver.attach(state, connection)
         saved = saver.held if saver is not None else -1
         choice = bring_together(state, wire, world.rank, world.size, saved)
         if choice.kind == "saved":
@@ -424,12 +437,14 @@ class _Commit:
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
         agreed = self._agreement.step(self._wishes(Wish.TRAINS))
+        if Wish.FAILED in agreed and loop._saver is not None:
+            loop._saver.wait()
         self._save_if(Wish.SAVE in agreed, step)
         if Wish.CHANGE in agreed:
             self._leave()
         if Wish.LEAVE in agreed:
             # Without an agent, SIGTERM asks for this.
-            self._save_if(True, step)
+            self._save_now(step)
             loop._end()
 
     def until_all_return(self) -> None:
@@ -452,8 +467,8 @@ class _Commit:
         change = loop._change
         saver = loop._saver
         wishes = facts
-        if saver is not None and saver.wishes_save():
-            wishes |= Wish.SAVE
+        if saver is not None:
+            wishes |= saver.wishes() & (Wish.SAVE | Wish.FAILED)
         if ranks is None:
             return wishes | (Wish.LEAVE if loop._here.drain.is_set() else Wish.NOTHING)
         if change is not None and change.round == ranks.place.round:
@@ -466,7 +481,8 @@ class _Commit:
         if self._loop._saver is not None:
             # Those who were asked to leave since they last said that they stay count as well.
             agreed = self._agreement.at_once(self._wishes(Wish.TRAINS))
-            self._save_if(Wish.STAYS not in agreed, self._loop._state.step)
+            if Wish.STAYS not in agreed:
+                self._save_now(self._loop._state.step)
         change = self._loop._change
         raise WorldChanged(change.reason if change else "another rank leaves or joins")
 
@@ -477,3 +493,9 @@ class _Commit:
         saver.steps = step
         if agreed or saver.due_at(step):
             saver.save()
+
+    def _save_now(self, step: int) -> None:
+        saver = self._loop._saver
+        if saver is not None:
+            saver.steps = step
+            saver.save(sync=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _RAISED = {cls.__name__: cls for cls in (CheckpointError, DamagedCheckpoint)}
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The groups that somebody else has made, and will end.
+
+    Attributes:
+        group: all ranks, over gloo.
+        another: makes one more of that kind, on all ranks at the same point.
+        interrupted: whether the groups have been ended from another thread.
+    """
+
+    group: dist.ProcessGroup
+    another: Callable[[], dist.ProcessGroup]
+    interrupted: Callable[[], bool]
 
 
 class Peers:

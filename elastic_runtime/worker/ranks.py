@@ -231,6 +231,18 @@ class Ranks:
         torch_private.set_gloo_timeout(_TIMEOUT)
         self._building = False
 
+    def another_group(self) -> dist.ProcessGroup:
+        """One more group of all ranks over gloo, which ends with the others.
+
+        Raises:
+            Interrupted: ``interrupt`` was called.
+            RuntimeError: a peer could not be reached.
+        """
+        with torch_private.gloo_built_by(self._build_gloo):
+            group = dist.new_group(backend="gloo", timeout=_BUILD_TIMEOUT)
+        torch_private.set_gloo_timeout(_TIMEOUT)
+        return group
+
     def interrupt(self) -> None:
         """Releases this rank from whatever it waits for. Safe in any thread, at any time."""
         self.interrupted.set()

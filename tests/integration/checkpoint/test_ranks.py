@@ -81,7 +81,7 @@ def test_any_world_goes_on_where_any_other_stopped(tmp_path: Path) -> None:
 
 def shards(path: Path) -> None:
     model = nn.ParameterList([torch.zeros(1000) for _ in range(8)])
-    Checkpointer(path, {"model": model}).save()
+    Checkpointer(path, {"model": model}).save(sync=True)
 
 
 def test_replicated_tensors_are_spread_over_the_ranks(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_clock_of_one_rank_decides_for_all(tmp_path: Path) -> None:
 
 
 def overtaken(path: Path) -> None:
-    ckpt = Checkpointer(path, {"a": 1}, every=1, keep=1)
+    ckpt = Checkpointer(path, {"a": 1}, every=1, keep=1, sync=True)
     ckpt.resume()
     ckpt.step()
     dist.barrier()
@@ -155,7 +155,7 @@ def test_a_job_that_was_overtaken_stops_on_all_ranks(tmp_path: Path) -> None:
 
 def no_space(path: Path, limit: int) -> None:
     model = nn.Linear(200, 200)
-    ckpt = Checkpointer(path, {"model": model}, every=1)
+    ckpt = Checkpointer(path, {"model": model}, every=1, sync=True)
     ckpt.resume()
     ckpt.step()
     if dist.get_rank() == 1:
@@ -197,7 +197,7 @@ def test_damage_that_one_rank_finds_is_everyones_reason_to_fall_back(tmp_path: P
     for value in (1, 2):
         ckpt = Checkpointer(tmp_path, {"a": value})
         ckpt.steps = value
-        ckpt.save()
+        ckpt.save(sync=True)
     shard = tmp_path / "step-2.term-2" / "rank-0.distcp"
     data = bytearray(shard.read_bytes())
     data[100] ^= 4

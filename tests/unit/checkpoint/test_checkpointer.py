@@ -86,6 +86,7 @@ def test_it_saves_every_so_many_steps_and_keeps_the_last(tmp_path: Path) -> None
     assert saves(tmp_path) == ["step-10.term-1", "step-9.term-1"]
     ckpt.step()
     ckpt.step()
+    ckpt.wait()
     assert saves(tmp_path) == ["step-10.term-1", "step-12.term-2"]
 
 
@@ -102,11 +103,11 @@ def test_it_saves_once_the_time_has_passed(tmp_path: Path) -> None:
 
 def test_the_newest_term_wins_over_a_higher_step(tmp_path: Path) -> None:
     first: dict[str, Any] = {"who": "first"}
-    behind = Checkpointer(tmp_path, first, every=1)
+    behind = Checkpointer(tmp_path, first, every=1, sync=True)
     for _ in range(3):
         behind.step()
     second: dict[str, Any] = {"who": ""}
-    newer = Checkpointer(tmp_path, second, every=1)
+    newer = Checkpointer(tmp_path, second, every=1, sync=True)
     newer.steps, second["who"] = 1, "second"
     newer.step()
     with pytest.raises(CheckpointError, match="term 2"):
@@ -126,7 +127,7 @@ def test_damage_is_named_and_the_next_older_one_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     entries: dict[str, Any] = {"a": 0}
-    ckpt = Checkpointer(tmp_path, entries, every=1)
+    ckpt = Checkpointer(tmp_path, entries, every=1, sync=True)
     for value in (1, 2, 3):
         entries["a"] = value
         ckpt.step()
@@ -148,7 +149,7 @@ def test_damage_is_named_and_the_next_older_one_is_taken(
 
 
 def test_a_job_with_only_damaged_checkpoints_does_not_start_anew(tmp_path: Path) -> None:
-    Checkpointer(tmp_path, {"a": 1}).save()
+    Checkpointer(tmp_path, {"a": 1}).save(sync=True)
     (tmp_path / "step-0.term-1" / "MANIFEST.json").write_text("{}")
     with pytest.raises(DamagedCheckpoint, match=r"no checkpoint .* is whole"):
         Checkpointer(tmp_path, {"a": 1}).resume()

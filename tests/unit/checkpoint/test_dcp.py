@@ -34,7 +34,7 @@ class Trap:
 
 def saved(tmp_path: Path, entries: dict[str, Any]) -> Path:
     ckpt = Checkpointer(tmp_path / "runs", entries)
-    ckpt.save()
+    ckpt.save(sync=True)
     return tmp_path / "runs" / "step-0.term-1"
 
 

@@ -58,7 +58,7 @@ def test_a_fresh_optimizer_goes_on_as_the_saved_one(
     optimizer = build(model.parameters())
     train(model, optimizer)
     optimizer.param_groups[0]["lr"] = 0.125
-    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save()
+    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save(sync=True)
 
     model2 = net(seed=1)
     optimizer2 = build(model2.parameters())
@@ -74,7 +74,7 @@ def test_the_state_goes_by_the_names_of_the_parameters(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
     train(model, optimizer)
-    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save()
+    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save(sync=True)
 
     model2 = net()
     reversed_order = torch.optim.Adam(reversed(list(model2.parameters())))
@@ -89,7 +89,7 @@ def test_a_parameter_that_was_never_used_has_no_state(tmp_path: Path) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model["used"](torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save()
+    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).save(sync=True)
 
     fresh = nn.ModuleDict({"used": nn.Linear(2, 2), "spare": nn.Linear(2, 2)})
     fresh_optimizer = torch.optim.Adam(fresh.parameters())
@@ -105,7 +105,7 @@ def test_plain_values_and_other_owners_of_state(tmp_path: Path) -> None:
         optimizer.step()
         schedule.step()
     entries = {"optim": optimizer, "schedule": schedule, "best": 0.5, "log": [{"a": (1, None)}]}
-    Checkpointer(tmp_path, entries).save()
+    Checkpointer(tmp_path, entries).save(sync=True)
 
     optimizer2 = torch.optim.SGD(net().parameters(), lr=1.0)
     schedule2 = torch.optim.lr_scheduler.StepLR(optimizer2, step_size=2)
@@ -145,10 +145,10 @@ def test_what_could_not_be_loaded_safely_is_refused_before_it_is_saved(
 def test_a_value_that_turns_unsafe_later_fails_the_save_alone(tmp_path: Path) -> None:
     entries: dict[str, Any] = {"best": 1.0}
     ckpt = Checkpointer(tmp_path, entries)
-    ckpt.save()
+    ckpt.save(sync=True)
     ckpt.steps, entries["best"] = 1, np.float64(2.0)
     with pytest.raises(CheckpointError, match=r"numpy\.float64"):
-        ckpt.save()
+        ckpt.save(sync=True)
     again: dict[str, Any] = {"best": 0.0}
     assert Checkpointer(tmp_path, again).resume() == 0
     assert again["best"] == 1.0
@@ -161,7 +161,7 @@ def test_a_name_without_a_dot_is_needed(name: str) -> None:
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    Checkpointer(tmp_path, {"model": nn.Linear(3, 4), "best": 1}).save()
+    Checkpointer(tmp_path, {"model": nn.Linear(3, 4), "best": 1}).save(sync=True)
     wider = {"model": nn.Linear(3, 5), "best": 1}
     with pytest.raises(CheckpointError, match=r"model\.weight with shape \(4, 3\).*\(5, 3\)"):
         Checkpointer(tmp_path, wider).resume()

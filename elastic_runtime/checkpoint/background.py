@@ -1,0 +1,75 @@
+"""A thread beside training that does one thing at a time."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LOOK = 0.05  # seconds between two looks at whether waiting still makes sense
+
+
+class Abandoned(Exception):
+    """Nobody wants the result of this any more."""
+
+
+class Task:
+    """Something that is being done.
+
+    Attributes:
+        error: why it failed, once it has ended.
+    """
+
+    def __init__(self, work: Callable[[Task], None]) -> None:
+        """Begins.
+
+        Args:
+            work: gets this task, and calls its ``check`` now and then.
+        """
+        self.error: Exception | None = None
+        self._abandoned = threading.Event()
+        self._ended = threading.Event()
+        # Not a daemon: a program that comes to its end has its last checkpoint finished.
+        threading.Thread(target=self._run, args=(work,), name="elastic-save").start()
+
+    def _run(self, work: Callable[[Task], None]) -> None:
+        try:
+            work(self)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._ended.set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended, and not well."""
+        return self._ended.is_set() and self.error is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over, one way or the other."""
+        return self._ended.is_set()
+
+    def check(self) -> None:
+        """Called by what is being done.
+
+        Raises:
+            Abandoned: nobody wants the result any more.
+        """
+        if self._abandoned.is_set():
+            raise Abandoned
+
+    def abandon(self) -> None:
+        """Has it end soon. What it uses is in use until it has ended."""
+        self._abandoned.set()
+
+    def wait(self, give_up: Callable[[], None]) -> None:
+        """Waits until it has ended, however it did.
+
+        Args:
+            give_up: called while waiting; raises if that makes no sense any more.
+        """
+        while not self._ended.wait(_LOOK):
+            give_up()

@@ -1,0 +1,308 @@
+"""The saves of one process, one after the other: at once, or in the background.
+
+At most one is under way. Beside training it runs on a group of its own, from an image of the state
+in memory that the next one uses again; what it has come to is heard by ``wait``.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from elastic_runtime.checkpoint.background import Abandoned, Task
+from elastic_runtime.checkpoint.manifest import Manifest
+from elastic_runtime.checkpoint.progress import Progress
+from elastic_runtime.checkpoint.saving import Collected, Collector, Saving, Tenure
+from elastic_runtime.checkpoint.staging import Copies, Image, PlainCopies, copies_for, local
+from elastic_runtime.checkpoint.survey import prune
+from elastic_runtime.errors import CheckpointError
+from elastic_runtime.worker.peers import Connection, Peers
+from elastic_runtime.worker.ranks import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch.utils.hooks import RemovableHandle
+
+    from elastic_runtime.checkpoint.layout import Item
+    from elastic_runtime.checkpoint.retention import Retention
+    from elastic_runtime.checkpoint.state import Entries
+    from elastic_runtime.checkpoint.storage import Storage
+    from elastic_runtime.worker.context import WorkerContext
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A save in the background."""
+
+    step: int
+    task: Task
+
+
+class Saves:
+    """Saves the entries of a job, one save at a time.
+
+    Attributes:
+        tenure: the term that this process holds.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        objects: Mapping[str, Any],
+        entries: Entries,
+        rule: Retention,
+        context: WorkerContext,
+        copies: Callable[[Sequence[torch.Tensor]], Copies] = copies_for,
+    ) -> None:
+        """Takes what is to be saved where; nothing is touched yet.
+
+        Args:
+            storage: where to.
+            objects: the entries as the user gave them.
+            entries: the same.
+            rule: which checkpoints are kept.
+            context: hears of events.
+            copies: how tensors come into the image.
+        """
+        self.tenure = Tenure(storage, context)
+        self._storage = storage
+        self._objects = objects
+        self._names = entries.names
+        self._collector = Collector(entries)
+        self._rule = rule
+        self._context = context
+        self._make_copies = copies
+        self._connection: Connection | None = None
+        self._beside: Peers | None = None
+        self._image: Image | None = None
+        self._image_of: Sequence[Item] = ()
+        self._warming: Task | None = None
+        self._flight: _Flight | None = None
+        self._abandoned: Task | None = None
+        self._hook: RemovableHandle | None = None
+        self._held: int | None = None
+
+    # The world
+
+    def enter(self, connection: Connection | None) -> bool:
+        """The ranks are others from now on.
+
+        Args:
+            connection: to them; None: by torch's default group.
+
+        Returns:
+            Whether a save was under way, which is not finished now.
+        """
+        self._note_held()
+        lost = self._flight is not None and self._flight.step != self._held
+        if self._flight is not None:
+            self._flight.task.abandon()
+            self._abandoned, self._flight = self._flight.task, None
+        self._fence()
+        self._collector.forget()
+        self._connection, self._beside = connection, None
+        return lost
+
+    @property
+    def held(self) -> int | None:
+        """The step whose state is stored for certain, as far as this rank knows."""
+        self._note_held()
+        return self._held
+
+    @held.setter
+    def held(self, step: int) -> None:
+        self._held = step
+
+    def _note_held(self) -> None:
+        flight = self._flight
+        if flight is not None and flight.task.has_ended and flight.task.error is None:
+            self._held = flight.step
+
+    # Saving
+
+    def warm_up(self, peers: Peers) -> None:
+        """Plans, and takes the memory that saves in the background will need."""
+        self._fit(self._collector.collect(peers))
+
+    def save_now(self, peers: Peers, step: int) -> None:
+        """Saves, and returns when all of it is durable.
+
+        Raises:
+            CheckpointError: it could not be saved; the same on every rank.
+        """
+        self.finish_flight()
+        began = time.monotonic()
+        collected = self._collector.collect(peers)
+        self._run(self._saving(collected, peers, step), peers, collected, None, began, None)
+        self._held = step
+
+    def save_beside(self, peers: Peers, step: int) -> None:
+        """Copies the state, and saves the copy in the background.
+
+        Raises:
+            CheckpointError: the state cannot be saved, or the save before could not be finished.
+        """
+        self.wait()
+        began = time.monotonic()
+        collected = self._collector.collect(peers)
+        saving = self._saving(collected, peers, step)
+        image = self._fit(collected)
+        if self._beside is None:
+            self._beside = self._make_peers(peers)
+        beside = self._beside
+        self._await(self._warming)
+        self._await(self._abandoned)
+        self._warming = self._abandoned = None
+        image.stage(collected.tensors, self._late(image))
+        blocked = time.monotonic() - began
+        # The tensors themselves are not looked at any more: their memory may be given away.
+        rest = Collected(collected.plan, collected.items, (), collected.values)
+
+        def work(task: Task) -> None:
+            self._run(saving, beside, rest, image, began, task, blocked=blocked)
+
+        self._flight = _Flight(step, Task(work))
+
+    def _saving(self, collected: Collected, peers: Peers, step: int) -> Saving:
+        draft = Manifest(step, 0, world=peers.world, round=self._context.round, entries=self._names)
+        return Saving(self._storage, self.tenure, draft, collected.plan)
+
+    def _run(
+        self,
+        saving: Saving,
+        peers: Peers,
+        collected: Collected,
+        image: Image | None,
+        began: float,
+        task: Task | None,
+        **fields: Any,
+    ) -> None:
+        """One save, in whichever thread, and the events of it."""
+        step, content = saving.draft.step, collected.content(image)
+        note = self._context.note if peers.rank == 0 and task is None else None
+        with Progress(f"saving step {step}", content.size, note) as progress:
+
+            def advance(count: int) -> None:
+                progress.advance(count)
+                if task is not None:
+                    task.check()
+
+            try:
+                which = saving.run(peers, content, alone=task is None, advance=advance)
+            except CheckpointError as error:
+                self._note(peers, "save_failed", step=step, problem=str(error))
+                raise
+            except Exception as error:
+                why = "the world has changed" if isinstance(error, Abandoned) else str(error)
+                self._note(peers, "save_discarded", step=step, reason=why.strip().split("\n")[0])
+                raise
+        seconds = time.monotonic() - began
+        self._note(peers, "saved", step=step, bytes=content.size, seconds=seconds, **fields)
+        if peers.rank == 0 and self._rule.last is not None:
+            self._prune(peers, which.term)
+
+    def _prune(self, peers: Peers, term: int) -> None:
+        try:
+            prune(self._storage, self._rule, term)
+        except (OSError, CheckpointError) as error:
+            # The save has succeeded; what could not be deleted is tried again after the next one.
+            self._note(peers, "prune_failed", problem=str(error))
+
+    def _note(self, peers: Peers, what: str, **fields: Any) -> None:
+        if peers.rank == 0:
+            self._context.note(f"checkpoint.{what}", path=self._storage.where, **fields)
+
+    # What is under way
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save in the background has ended without success."""
+        return self._flight is not None and self._flight.task.has_failed
+
+    def wait(self) -> None:
+        """Waits for the save in the background, if there is one.
+
+        Raises:
+            CheckpointError: it could not be finished; the same on every rank.
+            RuntimeError: a peer is gone.
+        """
+        flight = self._flight
+        if flight is None:
+            return
+        self._await(flight.task)
+        self._note_held()
+        self._flight = None
+        if flight.task.error is not None:
+            raise flight.task.error
+
+    def finish_flight(self) -> None:
+        """Waits for the save in the background; that it has failed is of no interest any more."""
+        with suppress(CheckpointError):
+            self.wait()
+
+    def close(self) -> None:
+        """Waits for the save in the background, and lets go of all memory.
+
+        Raises:
+            CheckpointError: it could not be finished; the same on every rank.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._hook is not None:
+                self._hook.remove()
+            self._hook = self._image = None
+
+    def _await(self, task: Task | None) -> None:
+        if task is not None:
+            task.wait(self._give_up)
+
+    def _give_up(self) -> None:
+        if self._connection is not None and self._connection.interrupted():
+            raise Interrupted
+
+    # The image
+
+    def _make_peers(self, peers: Peers) -> Peers:
+        if peers.group is None:
+            return peers
+        if self._connection is not None:
+            return Peers(self._connection.another())
+        return Peers(dist.new_group(backend="gloo"))
+
+    def _fit(self, collected: Collected) -> Image:
+        """The image for this plan: the last one, or a new one whose memory is being warmed."""
+        if self._image is not None and tuple(self._image_of) == tuple(collected.items):
+            return self._image
+        self._await(self._warming)
+        self._await(self._abandoned)
+        self._image = None  # before the new one is made
+        image = Image(collected.items, self._make_copies(collected.tensors))
+        self._image, self._image_of = image, collected.items
+        self._warming = Task(lambda task: image.warm())
+        if self._hook is None and not isinstance(image.copies, PlainCopies):
+            self._hook = register_optimizer_step_pre_hook(lambda *_: self._fence())
+        return image
+
+    def _fence(self) -> None:
+        if self._image is not None:
+            self._image.copies.fence()
+
+    def _late(self, image: Image) -> Callable[[torch.Tensor], bool]:
+        """Which tensors only an optimizer changes."""
+        if isinstance(image.copies, PlainCopies):
+            return lambda tensor: False
+        found: set[int] = set()
+        for entry in self._objects.values():
+            if isinstance(entry, torch.optim.Optimizer):
+                owned = [p for group in entry.param_groups for p in group["params"]]
+                owned += [v for p in owned for v in entry.state.get(p, {}).values()]
+                found |= {local(o).data_ptr() for o in owned if isinstance(o, torch.Tensor)}
+        return lambda tensor: tensor.data_ptr() in found

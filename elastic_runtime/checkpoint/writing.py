@@ -1,0 +1,113 @@
+"""Writes a file of a checkpoint and computes its checksums meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import crc32c
+
+from elastic_runtime.checkpoint.checksum import combined
+from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from elastic_runtime.checkpoint.staging import Source
+    from elastic_runtime.checkpoint.storage import Storage
+
+_BATCH = 4 << 20  # bytes
+_MOST_VIEWS = 512  # in a batch
+
+
+class _Sums:
+    """The checksum of each part, as far as it has been seen."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def add(self, batch: list[tuple[int, memoryview]]) -> None:
+        """Goes on with what is about to be written."""
+        for part, view in batch:
+            if part == len(self.found):
+                self.found.append(0)
+            self.found[part] = crc32c.crc32c(view, self.found[part])
+
+
+def write_file(
+    storage: Storage,
+    which: CheckpointId,
+    name: str,
+    size: int,
+    sources: Iterable[Source],
+    *,
+    alone: bool,
+    advance: Callable[[int], None] = lambda count: None,
+) -> FileRecord:
+    """Writes a file.
+
+    Args:
+        storage: where to.
+        which: the checkpoint that it belongs to.
+        name: of the file.
+        size: of all sources together, in bytes.
+        sources: its parts.
+        alone: nothing else has to be done meanwhile: the checksums are computed in a thread
+            beside the writing. Otherwise they take their turn, which costs one core less.
+        advance: called with the bytes that come next, some MiB at a time; raises if the file is
+            not wanted any more.
+
+    Returns:
+        What was written; it is durable.
+
+    Raises:
+        CheckpointError: it could not be written.
+    """
+    sums = _Sums()
+    shapes: list[tuple[int, int]] = []
+    with storage.writer(which, name, size) as out, _helper(alone) as beside:
+        for batch in _batches(sources, shapes):
+            advance(sum(view.nbytes for _, view in batch))
+            wait = beside(lambda batch=batch: sums.add(batch))  # type: ignore[misc]
+            out.write([view for _, view in batch])
+            wait()
+    parts = []
+    offset = 0
+    for (length, data), crc in zip(shapes, sums.found, strict=True):
+        parts.append(Part(offset, length, crc, data))
+        offset += length
+    return FileRecord(name, offset, combined(parts), tuple(parts))
+
+
+@contextmanager
+def _helper(alone: bool) -> Iterator[Callable[[Callable[[], None]], Callable[[], object]]]:
+    """Gives a function that begins something and returns how to wait for it."""
+    if not alone:
+        # While the interpreter ends, no thread can be started, and a save may still be under way.
+        yield lambda work: work
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="elastic-checksum") as pool:
+        yield lambda work: pool.submit(work).result
+
+
+def _batches(
+    sources: Iterable[Source], shapes: list[tuple[int, int]]
+) -> Iterator[list[tuple[int, memoryview]]]:
+    """Pieces with the number of their part, some MiB at a time."""
+    batch: list[tuple[int, memoryview]] = []
+    room = _BATCH
+    for number, source in enumerate(sources):
+        shapes.append((source.size, source.data))
+        for view in source.views:
+            begin = 0
+            while begin < view.nbytes:
+                piece = view[begin : begin + room]
+                batch.append((number, piece))
+                begin += piece.nbytes
+                room -= piece.nbytes
+                if not room or len(batch) == _MOST_VIEWS:
+                    yield batch
+                    batch, room = [], _BATCH
+    if batch:
+        yield batch
