@@ -1,59 +1,225 @@
-"""One attempt of one rank to load one checkpoint: first verify everything, then read."""
+"""One attempt of all ranks to load one checkpoint.
+
+They do it in steps, and agree after each: nobody hands anything to its owner before everybody has
+found everything whole.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.checkpoint import dcp
-from elastic_runtime.checkpoint.manifest import CheckpointId, verification_shares
-from elastic_runtime.checkpoint.storage import CheckpointDirectory, check_file
-from elastic_runtime.errors import CheckpointError
+import crc32c
+import torch
+
+from elastic_runtime.checkpoint import reading
+from elastic_runtime.checkpoint.contents import read_contents
+from elastic_runtime.checkpoint.memory import local_box, local_tensor
+from elastic_runtime.checkpoint.index import METADATA
+from elastic_runtime.checkpoint.progress import Progress
+from elastic_runtime.checkpoint.reading import Fetch, Target
+from elastic_runtime.checkpoint.stored import Stored, StoredTensor, StoredValue
+from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import Metadata
+    from collections.abc import Callable, Iterator
 
-    from elastic_runtime.checkpoint.state import Entries, State
+    from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
+    from elastic_runtime.checkpoint.per_rank import Place
+    from elastic_runtime.checkpoint.state import Entries, Wanted
+    from elastic_runtime.checkpoint.storage import Storage
+    from elastic_runtime.worker.peers import Peers
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load has come to.
+
+    Attributes:
+        missing: keys of the program that the checkpoint lacks; they were left as they are.
+        surplus: keys of the checkpoint that the program has no use for.
+        anew: entries of each rank that began anew, because the world has another size.
+    """
+
+    missing: tuple[str, ...] = ()
+    surplus: tuple[str, ...] = ()
+    anew: tuple[str, ...] = ()
 
 
 class Loading:
-    """A load that all ranks do in two steps; between them they agree that nobody found damage."""
+    """A load of one checkpoint into the entries."""
 
     def __init__(
-        self, directory: CheckpointDirectory, which: CheckpointId, entries: Entries
+        self,
+        storage: Storage,
+        which: CheckpointId,
+        entries: Entries,
+        place: Place,
+        *,
+        strict: bool = True,
+        note: Callable[..., None] | None = None,
     ) -> None:
-        """Remembers what to load into which entries."""
-        self._directory = directory
-        self._which = which
-        self._path = directory.path / which.name
-        self._entries = entries
-        self._ready: tuple[Metadata, State] | None = None
+        """Remembers what to load into which entries.
 
-    def verify(self, rank: int, world: int) -> None:
-        """Reads this rank's share of the files, and sees whether the content fits the entries.
+        Args:
+            storage, which: the checkpoint.
+            entries: whose content is replaced.
+            place: which rank this is.
+            strict: whether checkpoint and program must have the same keys.
+            note: takes the events of this rank; None: there are none.
+        """
+        self._storage = storage
+        self._which = which
+        self._where = storage.place(which)
+        self._entries = entries
+        self._place = place
+        self._strict = strict
+        self._note = note
+        self._stored: dict[str, Stored] = {}
+        self._wanted: Wanted | None = None
+
+    def run(self, peers: Peers) -> Loaded:
+        """Loads on all ranks, or on none.
 
         Raises:
-            DamagedCheckpoint: something is not what was written.
+            DamagedCheckpoint: some rank has found that something is not what was written. The
+                tensors of the entries have any content now; other values are as they were.
             CheckpointError: it is whole, but of another program.
         """
-        manifest = self._directory.read_manifest(self._which)
-        if manifest is None:
-            raise CheckpointError(
-                f"rank {rank} does not see {self._path}; "
-                "the directory must be on storage that all nodes share"
-            )
-        for file in verification_shares(manifest.files, world)[rank]:
-            check_file(self._path / file.name, file)
-        metadata = dcp.read_metadata(self._path, manifest.files)
-        self._ready = metadata, self._entries.wanted(str(self._path), metadata)
+        peers.on_each(self.prepare)
+        peers.on_each(self.read)
+        return self._restored(peers)
 
-    def read(self) -> None:
-        """Loads what was verified into the entries.
+    def prepare(self) -> None:
+        """Reads what the checkpoint contains, and finds where it is to go.
 
         Raises:
-            DamagedCheckpoint: an entry is refused, because loading it would run code.
+            DamagedCheckpoint: the description of the checkpoint is not what was written.
+            CheckpointError: it does not fit the entries.
         """
-        if self._ready is None:
-            raise RuntimeError("read() comes after verify()")
-        metadata, state = self._ready
-        dcp.load(state, self._path, metadata)
-        self._entries.restore(state)
+        with self._deletion_told():
+            manifest = self._manifest()
+            self._check_sizes(manifest)
+            self._stored = read_contents(
+                self._storage.place(self._which, METADATA),
+                self._metadata(manifest),
+                manifest.files,
+            )
+        self._wanted = self._entries.wanted(self._where, self._stored, self._place)
+        if self._strict:
+            self._wanted.require_all(self._where)
+
+    def read(self) -> None:
+        """Reads what this rank wants, tensors to their places.
+
+        Raises:
+            DamagedCheckpoint: a file is not what was written, or a value asks to run code.
+        """
+        targets = self._prepared.targets
+        values = [self._value(key) for key, to in targets.items() if not _is_tensor(to)]
+        fetches = [f for key, to in targets.items() if _is_tensor(to) for f in self._tensor(key)]
+        total = sum(fetch.part.length for fetch in (*values, *fetches))
+        doing = f"loading step {self._which.step}"
+        with self._deletion_told(), Progress(doing, total, self._note) as progress:
+            reading.read(self._storage, self._which, values, progress.advance)
+            reading.read(self._storage, self._which, fetches, progress.advance)
+
+    def restore(self) -> list[str]:
+        """Hands everything to its owner.
+
+        Returns:
+            The entries that began anew.
+
+        Raises:
+            CheckpointError: an owner refuses it.
+        """
+        return self._entries.restore(self._prepared.targets, self._place)
+
+    # The description
+
+    def _manifest(self) -> Manifest:
+        manifest = self._storage.read_manifest(self._which)
+        if manifest is None:
+            raise DamagedCheckpoint(
+                f"rank {self._place.rank} does not see {self._where}: it was deleted meanwhile, "
+                "or it is not on storage that all nodes share"
+            )
+        return manifest
+
+    def _check_sizes(self, manifest: Manifest) -> None:
+        """Before anything is believed that follows from the size of a file."""
+        present = self._storage.sizes(self._which)
+        for file in manifest.files:
+            place = self._storage.place(self._which, file.name)
+            if file.name not in present:
+                raise DamagedCheckpoint(f"{place} is missing")
+            if present[file.name] != file.bytes:
+                raise DamagedCheckpoint(
+                    f"{place} is damaged: {present[file.name]} bytes instead of {file.bytes}"
+                )
+
+    def _metadata(self, manifest: Manifest) -> bytes:
+        place = self._storage.place(self._which, METADATA)
+        crcs = [file.crc32c for file in manifest.files if file.name == METADATA]
+        if not crcs:
+            raise DamagedCheckpoint(f"{place} is missing in the manifest")
+        data = self._storage.read_bytes(self._which, METADATA)
+        if crc32c.crc32c(data) != crcs[0]:
+            raise DamagedCheckpoint(f"{place} is damaged: its checksum does not match")
+        return data
+
+    @contextmanager
+    def _deletion_told(self) -> Iterator[None]:
+        """Says so if a checkpoint is no more, instead of what went wrong because of that."""
+        try:
+            yield
+        except CheckpointError:
+            if self._storage.has_manifest(self._which):
+                raise
+            raise DamagedCheckpoint(f"{self._where} was deleted while it was being read") from None
+
+    # The content
+
+    @property
+    def _prepared(self) -> Wanted:
+        if self._wanted is None:
+            raise RuntimeError("prepare() comes first")
+        return self._wanted
+
+    def _value(self, key: str) -> Fetch:
+        stored = self._stored[key]
+        assert isinstance(stored, StoredValue)  # the entries have compared it
+
+        def take(data: memoryview) -> None:
+            place = self._storage.place(self._which, stored.file)
+            self._prepared.targets[key] = _decoded(place, key, data)
+
+        return reading.fetch_value(stored, take)
+
+    def _tensor(self, key: str) -> list[Fetch]:
+        stored, tensor = self._stored[key], self._prepared.targets[key]
+        assert isinstance(stored, StoredTensor)  # the entries have compared it
+        target = Target(local_box(tensor), local_tensor(tensor).detach())
+        found = (reading.fetch_tensor(piece, stored.dtype, [target]) for piece in stored.pieces)
+        return [fetch for fetch in found if fetch is not None]
+
+    def _restored(self, peers: Peers) -> Loaded:
+        found = peers.on_each(self.restore)
+        wanted = self._prepared
+        anew = sorted({name for names in found for name in names})
+        return Loaded(wanted.missing, wanted.surplus, tuple(anew))
+
+
+def _is_tensor(target: object) -> bool:
+    return isinstance(target, torch.Tensor)
+
+
+def _decoded(place: str, key: str, data: memoryview) -> Any:
+    """A value, made of its bytes without running any code that they bring along."""
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True)
+    except Exception as error:  # what was tampered with can raise anything
+        first = str(error).strip().partition("\n")[0]
+        raise DamagedCheckpoint(f"{key} in {place} is refused: {first}") from None

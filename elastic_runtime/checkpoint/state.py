@@ -4,41 +4,85 @@ Every tensor of a module or an optimizer gets a key of its own, which DCP shards
 everything else becomes one value per key. Wrappers do not show in the keys (``DDP`` adds
 ``module.`` to each name, a compiled module ``_orig_mod.``), and the state of an optimizer is
 kept by the names of the parameters, not by their numbers: so a checkpoint fits any world.
+What each rank has for itself is kept under one key for each rank.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-    TensorStorageMetadata,
-)
 
+from elastic_runtime.checkpoint.memory import local_tensor
+from elastic_runtime.checkpoint.per_rank import OwnedByRank, PerRank, hand_over, owned_by_rank
+from elastic_runtime.checkpoint.stored import Stored, StoredTensor
 from elastic_runtime.errors import CheckpointError
+from elastic_runtime.torch_private import loads_plainly
 from elastic_runtime.worker.parts import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping
 
+    from elastic_runtime.checkpoint.per_rank import Place
+
 State = dict[str, Any]
+
+# In place of a target: it belongs to the entry, but this rank does not need it.
+_NOT_NEEDED: Any = object()
 
 # What ``torch.load(weights_only=True)`` reads back as it was.
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
-class _Entry(Protocol):
-    def state(self) -> State:
-        """What is to be saved, by key; tensors are those in use, not copies."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of a checkpoint goes where.
 
-    def wanted(self, stored: Mapping[str, object]) -> State:
+    Attributes:
+        targets: by key: a tensor to be filled, or None for another value.
+        missing: keys of the program that the checkpoint lacks.
+        surplus: keys of the checkpoint that the program has no use for.
+    """
+
+    targets: State
+    missing: tuple[str, ...] = ()
+    surplus: tuple[str, ...] = ()
+
+    def require_all(self, where: str) -> None:
+        """Refuses a checkpoint that is not exactly that of this program.
+
+        Args:
+            where: path of the checkpoint.
+
+        Raises:
+            CheckpointError: it does not fit the entries; the message names what differs.
+        """
+        if self.missing or self.surplus:
+            raise CheckpointError(
+                f"{where} does not fit this program:"
+                + (f" it lacks {_few(self.missing)};" if self.missing else "")
+                + (f" it also has {_few(self.surplus)};" if self.surplus else "")
+                + " restore the entries, use another directory, "
+                "or load what fits with resume(strict=False)"
+            )
+
+
+class _Entry(Protocol):
+    def state(self, rank: int) -> State:
+        """What this rank has to save, by key; tensors are those in use, not copies."""
+
+    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
         """Where the stored values are to go, by key; other values than tensors are replaced."""
 
-    def restore(self, loaded: State) -> None:
-        """Takes over what was loaded into ``wanted``."""
+    def restore(self, loaded: State, place: Place) -> bool:
+        """Takes over what was loaded into ``wanted``, as far as there was something.
+
+        Returns:
+            False if the entry began anew instead.
+        """
 
 
 class _ModuleEntry:
@@ -46,17 +90,23 @@ class _ModuleEntry:
         self._prefix = f"{name}."
         self._module = unwrapped(module)
 
-    def state(self) -> State:
-        return {self._prefix + key: value for key, value in self._module.state_dict().items()}
+    def state(self, rank: int) -> State:
+        flat = {self._prefix + key: value for key, value in self._module.state_dict().items()}
+        return _shared(flat, rank)
 
-    def wanted(self, stored: Mapping[str, object]) -> State:
-        return self.state()
+    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+        return self.state(0)
 
-    def restore(self, loaded: State) -> None:
-        # The tensors are in place already; this is for hooks and for what is no tensor.
-        self._module.load_state_dict(
-            {key.removeprefix(self._prefix): value for key, value in loaded.items()}
-        )
+    def restore(self, loaded: State, place: Place) -> bool:
+        expected = self._module.state_dict()
+        state = {key.removeprefix(self._prefix): value for key, value in loaded.items()}
+        if state.keys() == expected.keys() and loads_plainly(self._module):
+            own = _memory(self._module)
+            if all(_address(value) == own.get(key) for key, value in state.items()):
+                return True  # everything was read to where it belongs
+        # For hooks, for what is no tensor, and for tensors that the module only makes to be saved.
+        self._module.load_state_dict(state, strict=state.keys() == expected.keys())
+        return True
 
 
 class _OptimizerEntry:
@@ -72,7 +122,7 @@ class _OptimizerEntry:
         found = [p for group in self._optimizer.param_groups for p in group["params"]]
         return {self._names.get(id(p), f"#{index}"): p for index, p in enumerate(found)}
 
-    def state(self) -> State:
+    def state(self, rank: int) -> State:
         flat: State = {}
         for name, parameter in self._parameters().items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
@@ -81,21 +131,22 @@ class _OptimizerEntry:
             {key: value for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
         ]
-        return flat
+        return _shared(flat, rank)
 
-    def wanted(self, stored: Mapping[str, object]) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
         # An optimizer that has made no step has no state yet: the checkpoint says what there is.
         parameters = self._parameters()
         flat: State = {f"{self._name}.param_groups": None}
         for key, description in stored.items():
-            parameter = parameters.get(self._split(key)[0])
+            name, part = self._split(key)
+            parameter = parameters.get(name)
             if parameter is None:
                 continue
-            flat[key] = (
-                _room_for(description, parameter)
-                if isinstance(description, TensorStorageMetadata)
-                else None
-            )
+            if isinstance(description, StoredTensor):
+                present = self._optimizer.state.get(parameter, {}).get(part)
+                flat[key] = _room_for(description, parameter, present)
+            else:
+                flat[key] = None
         return flat
 
     def _split(self, key: str) -> tuple[str, str]:
@@ -103,15 +154,17 @@ class _OptimizerEntry:
         name, _, part = key.removeprefix(prefix).rpartition(".")
         return (name, part) if key.startswith(prefix) else ("", "")
 
-    def restore(self, loaded: State) -> None:
+    def restore(self, loaded: State, place: Place) -> bool:
+        if not loaded:
+            return True
         numbers = {name: number for number, name in enumerate(self._parameters())}
         state: dict[int, State] = {}
         for key, value in loaded.items():
             name, part = self._split(key)
             if name:
                 state.setdefault(numbers[name], {})[part] = value
-        groups = loaded[f"{self._name}.param_groups"]
         present = self._optimizer.state_dict()["param_groups"]
+        groups = loaded.get(f"{self._name}.param_groups", present)
         if len(groups) != len(present):
             raise CheckpointError(
                 f"the optimizer {self._name!r} has {len(present)} parameter groups, "
@@ -121,14 +174,17 @@ class _OptimizerEntry:
             {**group, "params": now["params"]} for group, now in zip(groups, present, strict=True)
         ]
         self._optimizer.load_state_dict({"state": state, "param_groups": merged})
+        return True
 
 
-def _room_for(description: TensorStorageMetadata, parameter: torch.Tensor) -> torch.Tensor:
-    dtype = description.properties.dtype
-    if description.size == parameter.size():
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+def _room_for(stored: StoredTensor, parameter: torch.Tensor, present: object) -> torch.Tensor:
+    if isinstance(present, torch.Tensor):
+        if (tuple(present.shape), present.dtype) == (stored.shape, stored.dtype):
+            return present.detach()
+    if stored.shape == tuple(parameter.shape):
+        return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
     # Counters and the like. Optimizers keep them on the CPU, or move them when they take them over.
-    return torch.empty(description.size, dtype=dtype)
+    return torch.empty(stored.shape, dtype=stored.dtype)
 
 
 class _StatefulEntry:
@@ -136,14 +192,16 @@ class _StatefulEntry:
         self._name = name
         self._owner = owner
 
-    def state(self) -> State:
-        return {self._name: self._owner.state_dict()}
+    def state(self, rank: int) -> State:
+        return {self._name: self._owner.state_dict()} if rank == 0 else {}
 
-    def wanted(self, stored: Mapping[str, object]) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
         return {self._name: None}
 
-    def restore(self, loaded: State) -> None:
-        self._owner.load_state_dict(loaded[self._name])
+    def restore(self, loaded: State, place: Place) -> bool:
+        if self._name in loaded:
+            self._owner.load_state_dict(loaded[self._name])
+        return True
 
 
 class _ValueEntry:
@@ -151,14 +209,76 @@ class _ValueEntry:
         self._name = name
         self._entries = entries
 
-    def state(self) -> State:
-        return {self._name: self._entries[self._name]}
+    def state(self, rank: int) -> State:
+        return _shared({self._name: self._entries[self._name]}, rank)
 
-    def wanted(self, stored: Mapping[str, object]) -> State:
-        return {self._name: None}
+    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+        return {self._name: _fresh(stored.get(self._name))}
 
-    def restore(self, loaded: State) -> None:
-        self._entries[self._name] = loaded[self._name]
+    def restore(self, loaded: State, place: Place) -> bool:
+        if self._name in loaded:
+            self._entries[self._name] = loaded[self._name]
+        return True
+
+
+class _PerRankEntry:
+    def __init__(self, name: str, owner: OwnedByRank) -> None:
+        self._name = name
+        self._owner = owner
+        self._key = re.compile(rf"{re.escape(name)}\.rank-(\d+)")
+
+    def state(self, rank: int) -> State:
+        return {f"{self._name}.rank-{rank}": self._owner.own_state()}
+
+    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+        ranks = {int(found[1]): key for key in stored if (found := self._key.fullmatch(key))}
+        if sorted(ranks) != list(range(len(ranks))) or not ranks:
+            # None at all, or what was once a value of all ranks.
+            return {self._name: _fresh(stored.get(self._name))}
+        same_world = len(ranks) == place.world
+        return {
+            key: _NOT_NEEDED if same_world and rank != place.rank else _fresh(stored[key])
+            for rank, key in ranks.items()
+        }
+
+    def restore(self, loaded: State, place: Place) -> bool:
+        if not loaded:
+            return True
+        states = [loaded[key] for key in sorted(loaded, key=self._rank_of)]
+        return hand_over(self._owner, states, place)
+
+    def _rank_of(self, key: str) -> int:
+        found = self._key.fullmatch(key)
+        return int(found[1]) if found else 0
+
+
+def _shared(flat: State, rank: int) -> State:
+    """What a rank contributes of values that all ranks have: rank 0's count if they are no tensors.
+
+    Tensors may be sharded, and one that all ranks hold is written by one of them.
+    """
+    return {k: v for k, v in flat.items() if rank == 0 or isinstance(v, torch.Tensor)}
+
+
+def _fresh(stored: Stored | None) -> torch.Tensor | None:
+    """A target for a value that is replaced."""
+    if isinstance(stored, StoredTensor):
+        return torch.empty(stored.shape, dtype=stored.dtype)
+    return None
+
+
+def _memory(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    """Where the parameters and buffers of a module are."""
+    own = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    return {key: place for key, value in own.items() if (place := _address(value)) is not None}
+
+
+def _address(value: object) -> tuple[int, int] | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    local = local_tensor(value)
+    return local.data_ptr(), local.nbytes
 
 
 class Entries:
@@ -168,8 +288,9 @@ class Entries:
         """Sorts the entries by what they are.
 
         Args:
-            entries: modules, optimizers, anything with ``state_dict`` and ``load_state_dict``, and
-                plain values by name. Plain values are replaced in the mapping when one is loaded.
+            entries: modules, optimizers, generators, anything with ``state_dict`` and
+                ``load_state_dict``, and plain values by name. Plain values are replaced in the
+                mapping when one is loaded.
 
         Raises:
             CheckpointError: an entry is none of these.
@@ -180,60 +301,77 @@ class Entries:
         for name, value in entries.items():
             self._parts[name] = _part(name, value, entries, names)
 
-    def state(self, *, first: bool) -> State:
-        """What this rank contributes to a checkpoint.
+    def state(self, rank: int) -> State:
+        """What a rank contributes to a checkpoint.
 
         Args:
-            first: this is rank 0, whose values count for what is not a tensor.
+            rank: this one; rank 0's values count for what is not a tensor, unless each rank has
+                its own.
 
         Raises:
             CheckpointError: a value could not be loaded again without running code.
         """
         flat: State = {}
         for part in self._parts.values():
-            for key, value in part.state().items():
-                if isinstance(value, torch.Tensor):
-                    flat[key] = value
-                elif first:
-                    _check_plain(key, value)
-                    flat[key] = value
+            flat.update(part.state(rank))
+        for key, value in flat.items():
+            if not isinstance(value, torch.Tensor):
+                _check_plain(key, value)
         return flat
 
-    def wanted(self, where: str, metadata: Metadata) -> State:
+    def wanted(self, where: str, stored: Mapping[str, Stored], place: Place) -> Wanted:
         """Where the content of a checkpoint is to go.
 
         Args:
             where: path of the checkpoint, for errors.
-            metadata: what it contains.
+            stored: what it contains, by key.
+            place: which rank this is.
 
         Raises:
-            CheckpointError: it does not fit the entries; the message names what differs.
+            CheckpointError: a key has another kind or shape of value here.
         """
-        stored = metadata.state_dict_metadata
         flat: State = {}
         for part in self._parts.values():
-            flat.update(part.wanted(stored))
-        missing, surplus = sorted(flat.keys() - stored.keys()), sorted(stored.keys() - flat.keys())
-        if missing or surplus:
-            raise CheckpointError(
-                f"{where} does not fit this program:"
-                + (f" it lacks {_few(missing)};" if missing else "")
-                + (f" it also has {_few(surplus)};" if surplus else "")
-                + " restore the entries or use another directory"
-            )
-        for key, target in flat.items():
-            _check_shape(where, key, target, stored[key])
-        return flat
+            flat.update(part.wanted(stored, place))
+        targets = {
+            key: target
+            for key, target in flat.items()
+            if key in stored and target is not _NOT_NEEDED
+        }
+        for key, target in targets.items():
+            _check_fit(where, key, target, stored[key])
+        return Wanted(
+            targets,
+            missing=tuple(sorted(flat.keys() - stored.keys())),
+            surplus=tuple(sorted(stored.keys() - flat.keys())),
+        )
 
-    def restore(self, loaded: State) -> None:
+    def restore(self, loaded: State, place: Place) -> list[str]:
         """Gives everything loaded to its owner.
+
+        Args:
+            loaded: the targets, filled.
+            place: which rank this is.
+
+        Returns:
+            The entries that began anew, because what was saved belongs to other ranks.
 
         Raises:
             CheckpointError: an owner refuses it.
         """
+        anew = []
         for name, part in self._parts.items():
             mine = {k: v for k, v in loaded.items() if k == name or k.startswith(f"{name}.")}
-            part.restore(mine)
+            try:
+                if not part.restore(mine, place):
+                    anew.append(name)
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"the entry {name!r} refused what was loaded for it: {error!r}"
+                ) from error
+        return anew
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -250,6 +388,10 @@ def _part(
         return _ModuleEntry(name, value)
     if isinstance(value, torch.optim.Optimizer):
         return _OptimizerEntry(name, value, parameter_names)
+    if (owner := owned_by_rank(value)) is not None:
+        if isinstance(value, PerRank):
+            _check_plain(name, owner.own_state())
+        return _PerRankEntry(name, owner)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return _StatefulEntry(name, value)
     _check_plain(name, value)
@@ -285,14 +427,19 @@ def _check_plain(where: str, value: object) -> None:
         )
 
 
-def _check_shape(where: str, key: str, target: object, stored: object) -> None:
-    if isinstance(target, torch.Tensor) == isinstance(stored, BytesStorageMetadata):
+def _check_fit(where: str, key: str, target: object, stored: Stored) -> None:
+    if isinstance(target, torch.Tensor) != isinstance(stored, StoredTensor):
         raise CheckpointError(f"{where} has another kind of value than this program under {key}")
-    if isinstance(stored, TensorStorageMetadata) and isinstance(target, torch.Tensor):
-        if stored.size != target.size():
+    if isinstance(stored, StoredTensor) and isinstance(target, torch.Tensor):
+        if stored.shape != tuple(target.shape):
             raise CheckpointError(
-                f"{where} has {key} with shape {tuple(stored.size)}, "
-                f"this program with {tuple(target.size())}"
+                f"{where} has {key} with shape {stored.shape}, "
+                f"this program with {tuple(target.shape)}"
+            )
+        if stored.dtype != target.dtype and not torch.can_cast(stored.dtype, target.dtype):
+            raise CheckpointError(
+                f"{where} has {key} as {stored.dtype}, which {target.dtype}, "
+                "as this program has it, cannot hold"
             )
 
 

@@ -1,0 +1,42 @@
+"""The memory of tensors: which part of a whole one this rank holds, and its bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import DTensor
+
+from elastic_runtime.checkpoint.boxes import Box
+from elastic_runtime.torch_private import local_chunk
+
+if TYPE_CHECKING:
+    import torch
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in this rank's memory; not a copy."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_box(tensor: torch.Tensor) -> Box:
+    """Which elements of a tensor are in this rank's memory."""
+    if isinstance(tensor, DTensor):
+        return Box(*local_chunk(tensor))
+    return Box.of(tuple(tensor.shape))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, in place; NumPy is not needed for that.
+
+    Args:
+        tensor: contiguous, on the CPU.
+
+    Returns:
+        A one-dimensional view of its memory, which can be written, and keeps it alive.
+    """
+    if not tensor.nbytes:
+        return memoryview(bytearray())
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return memoryview(memory).cast("B")

@@ -1,0 +1,89 @@
+"""Checkpoints as any number of ranks would write them, made in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elastic_runtime.checkpoint import index, staging
+from elastic_runtime.checkpoint.boxes import Box
+from elastic_runtime.checkpoint.layout import Item, make_plan
+from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
+from elastic_runtime.checkpoint.writing import write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elastic_runtime.checkpoint.storage import Storage
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's part of a tensor.
+
+    Attributes:
+        shape: of the whole tensor.
+        box: which part it is.
+        tensor: the part.
+    """
+
+    shape: tuple[int, ...]
+    box: Box
+    tensor: torch.Tensor
+
+
+def sharded(whole: torch.Tensor, dim: int, world: int) -> list[Shard]:
+    """How FSDP2 spreads a tensor: chunks of the same size, the last ones shorter or empty."""
+    size = -(-whole.shape[dim] // world)
+    shards = []
+    for rank in range(world):
+        begin = min(rank * size, whole.shape[dim])
+        end = min(begin + size, whole.shape[dim])
+        offsets, sizes = [0] * whole.dim(), list(whole.shape)
+        offsets[dim], sizes[dim] = begin, end - begin
+        part = whole.narrow(dim, begin, end - begin)
+        shards.append(Shard(tuple(whole.shape), Box(tuple(offsets), tuple(sizes)), part))
+    return shards
+
+
+def write(storage: Storage, ranks: Sequence[Mapping[str, Any]], step: int = 1) -> CheckpointId:
+    """Writes a checkpoint.
+
+    Args:
+        storage: where to.
+        ranks: what each of them holds, by key: tensors, shards, or other values.
+        step: whose state it is.
+    """
+    which = CheckpointId(term=1, step=step)
+    plan = make_plan([[_item(key, value) for key, value in state.items()] for state in ranks])
+    storage.create(which)
+    files = []
+    for rank, items in enumerate(plan.files):
+        sources = [_source(ranks[rank][item.key]) for item in items]
+        size = sum(source.size for source in sources)
+        name = f"rank-{rank}.distcp"
+        files.append(
+            write_file(storage, which, name, size, sources, alone=False) if sources else None
+        )
+    content = index.encode(plan, files)
+    source = staging.Source((memoryview(content),))
+    described = write_file(storage, which, index.METADATA, len(content), [source], alone=False)
+    present = [file for file in (*files, described) if file is not None]
+    storage.commit(Manifest(step=step, term=1, world=len(ranks), files=tuple(present)))
+    return which
+
+
+def _item(key: str, value: Any) -> Item:
+    if not isinstance(value, Shard):
+        return staging.describe(key, value)
+    dtype = str(value.tensor.dtype).removeprefix("torch.")
+    return Item(key, dtype, value.shape, value.box.offsets, value.box.sizes, value.tensor.nbytes)
+
+
+def _source(value: Any) -> staging.Source:
+    tensor = value.tensor if isinstance(value, Shard) else value
+    if isinstance(tensor, torch.Tensor):
+        return staging.of_tensor(tensor)
+    return staging.of_value(tensor)
