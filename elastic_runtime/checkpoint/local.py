@@ -103,7 +103,8 @@ class LocalStorage(Storage):
     def discard(self, which: CheckpointId) -> None:
         path = self.path / which.name
         with suppress(OSError):
-            for name in os.listdir(path):
+            # The manifest goes first: without it nothing of this counts.
+            for name in sorted(os.listdir(path), key=lambda name: name != layout.MANIFEST):
                 os.unlink(path / name)
             os.rmdir(path)
 

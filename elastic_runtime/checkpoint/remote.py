@@ -165,6 +165,8 @@ class RemoteStorage(Storage):
 
     def discard(self, which: CheckpointId) -> None:
         with suppress(CheckpointError), self._explained(f"delete {self.place(which)}"):
+            # The manifest goes first: without it nothing of this counts.
+            self._delete(self._path(which, layout.MANIFEST))
             for found in self._list(self._path(which)):
                 self._delete(found["name"])
             self._remove_directory(self._path(which))
