@@ -16,8 +16,8 @@ import torch
 
 from elastic_runtime.checkpoint import reading
 from elastic_runtime.checkpoint.contents import read_contents
-from elastic_runtime.checkpoint.memory import local_box, local_tensor
 from elastic_runtime.checkpoint.index import METADATA
+from elastic_runtime.checkpoint.memory import local_box, local_tensor
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.reading import Fetch, Target
 from elastic_runtime.checkpoint.stored import Stored, StoredTensor, StoredValue

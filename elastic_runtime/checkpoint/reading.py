@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.storage import Reader, Storage
     from elastic_runtime.checkpoint.stored import Piece, StoredValue
 
-# What is read before it is checksummed: it stays in the cache in between.
-_CHUNK = 1 << 20
 # What one thread takes at a time, unless a single part is larger.
 _STRETCH = 16 << 20
 _THREADS = 4
@@ -175,7 +173,7 @@ def read(
         try:
             with storage.reader(which, stretch[0].file) as reader:
                 place = storage.place(which, stretch[0].file)
-                _Stretch(reader, place, advance, stop).read(stretch)
+                _Stretch(reader, place, storage.chunk, advance, stop).read(stretch)
         except BaseException:
             stop.set()
             raise
@@ -223,13 +221,19 @@ class _Stretch:
     """Reads adjacent parts, a chunk at a time, however large or small they are."""
 
     def __init__(
-        self, reader: Reader, place: str, advance: Callable[[int], None], stop: threading.Event
+        self,
+        reader: Reader,
+        place: str,
+        chunk: int,
+        advance: Callable[[int], None],
+        stop: threading.Event,
     ) -> None:
         self._reader = reader
         self._place = place
+        self._chunk = chunk
         self._advance = advance
         self._stop = stop
-        self._aside = memoryview(bytearray(_CHUNK))
+        self._aside = memoryview(bytearray(chunk))
 
     def read(self, fetches: Sequence[Fetch]) -> None:
         offset = fetches[0].part.offset
@@ -252,14 +256,14 @@ class _Stretch:
             for memory, length in _runs(work):
                 done = 0
                 while done < length:
-                    count = min(length - done, _CHUNK - size)
+                    count = min(length - done, self._chunk - size)
                     if memory is None:  # the buffer is as long as a chunk, so it is never short
                         chunk.append((work, self._aside[size : size + count]))
                     else:
                         chunk.append((work, memory[done : done + count]))
                     done += count
                     size += count
-                    if size == _CHUNK:
+                    if size == self._chunk:
                         yield chunk
                         chunk, size = [], 0
         if chunk:

@@ -45,6 +45,8 @@ _T = TypeVar("_T")
 class RemoteStorage(Storage):
     """A URL such as ``s3://bucket/run``."""
 
+    chunk = _READERS * _RANGE
+
     def __init__(self, url: str) -> None:
         """Finds the library for the URL; nothing is asked of the store yet.
 

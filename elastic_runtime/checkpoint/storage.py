@@ -90,9 +90,11 @@ class Storage(ABC):
 
     Attributes:
         where: the place as people write it, never with a credential in it.
+        chunk: how many bytes a reader is best asked for at once.
     """
 
     where: str
+    chunk = 1 << 20  # stays in the processor's cache while it is checksummed
 
     def place(self, which: CheckpointId | None = None, name: str = "") -> str:
         """A checkpoint or one of its files, for messages."""

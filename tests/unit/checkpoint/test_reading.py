@@ -15,7 +15,6 @@ from elastic_runtime.checkpoint import reading
 from elastic_runtime.checkpoint.boxes import Box
 from elastic_runtime.checkpoint.contents import read_contents
 from elastic_runtime.checkpoint.local import LocalStorage
-from elastic_runtime.checkpoint.manifest import CheckpointId
 from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.checkpoint.reading import Target
 from elastic_runtime.checkpoint.stored import StoredTensor
@@ -25,6 +24,8 @@ from tests.checkpoints import sharded, write
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from elastic_runtime.checkpoint.manifest import CheckpointId
 
 DTYPES = [
     torch.float32,

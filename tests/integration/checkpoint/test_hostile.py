@@ -1,0 +1,215 @@
+"""Checkpoints made with malice run no code, take no memory, and end no job with a traceback."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import resource
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.index import METADATA
+from elastic_runtime.checkpoint.manifest import FileRecord, Part
+from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from tests.hostile import Trap, change_metadata, manifest_of, put_value, replace_file, seal
+from tests.ranks import run_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HUGE = 1 << 50
+FEW_GIB = 4 << 30  # of address space, more than a rank of these tests needs
+
+
+def saved(path: Path, entries: dict[str, Any]) -> Path:
+    """The directory of a checkpoint of these entries."""
+    ckpt = Checkpointer(path / "runs", entries)
+    ckpt.save(sync=True)
+    ckpt.close()
+    return path / "runs" / "step-0.term-1"
+
+
+def resume(path: Path, entries: dict[str, Any]) -> None:
+    Checkpointer(path / "runs", entries).resume()
+
+
+def refused(path: Path, entries: dict[str, Any], text: str) -> None:
+    """Loads in another process, which has little memory to spare, and expects a refusal."""
+    (outcome,) = run_ranks(1, _with_little_memory, path, entries)
+    assert outcome.error in ("DamagedCheckpoint", "CheckpointError"), outcome
+    assert text in outcome.text
+
+
+def _with_little_memory(path: Path, entries: dict[str, Any]) -> None:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + FEW_GIB, used + FEW_GIB))
+    resume(path, entries)
+
+
+def test_metadata_that_would_run_code(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"best": 1})
+    trap = tmp_path / "sprung"
+    replace_file(path, METADATA, pickle.dumps(Trap(trap)))
+    with pytest.raises(DamagedCheckpoint, match=r"\.metadata is refused: .*posix\.mkdir"):
+        resume(tmp_path, {"best": 0})
+    assert not trap.exists()
+
+
+def test_a_value_that_would_run_code(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"best": 1})
+    trap = tmp_path / "sprung"
+    put_value(path, Trap(trap))
+    entries = {"best": 0}
+    with pytest.raises(DamagedCheckpoint, match=r"best in .*rank-0\.distcp is refused"):
+        resume(tmp_path, entries)
+    assert not trap.exists()
+    assert entries == {"best": 0}
+
+
+def test_the_traps_of_these_tests_would_spring(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Trap(tmp_path / "sprung")))
+    assert (tmp_path / "sprung").exists()
+
+
+def test_a_value_that_is_no_tensor_nor_anything_else(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"best": 1})
+    change = FileRecord("rank-0.distcp", 0, 0)
+    size = len((path / change.name).read_bytes())
+    replace_file(path, change.name, bytes(size))
+    with pytest.raises(DamagedCheckpoint, match=r"best in .*rank-0\.distcp is refused"):
+        resume(tmp_path, {"best": 0})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage",
+        pickle.dumps([1]),
+        pickle.dumps(3)[:-1],
+        b"\x80\x04Nr\xff\xff\xff\x7f.",  # "this is object number 2147483647"
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.",  # a frame of 2^63 bytes
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fN.",  # a string of 2^63 bytes
+        b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",  # lists in lists in lists
+    ],
+)
+def test_what_is_no_metadata(tmp_path: Path, data: bytes) -> None:
+    path = saved(tmp_path, {"best": 1})
+    replace_file(path, METADATA, data)
+    refused(tmp_path, {"best": 0}, ".metadata is refused")
+
+
+def _point_elsewhere(metadata: Any) -> None:
+    for item in metadata.storage_data.values():
+        item.relative_path = "../../secret"
+
+
+def _point_behind(metadata: Any) -> None:
+    for item in metadata.storage_data.values():
+        item.offset = HUGE
+
+
+def _negative(metadata: Any) -> None:
+    for item in metadata.storage_data.values():
+        item.offset = -1
+
+
+def _longer(metadata: Any) -> None:
+    for item in metadata.storage_data.values():
+        item.length = HUGE
+
+
+def _larger(metadata: Any) -> None:
+    for tensor in metadata.state_dict_metadata.values():
+        tensor.size = torch.Size([HUGE])
+        tensor.chunks = [ChunkStorageMetadata(torch.Size([0]), tensor.size)]
+
+
+def _larger_without_content(metadata: Any) -> None:
+    for tensor in metadata.state_dict_metadata.values():
+        tensor.size = torch.Size([HUGE])
+
+
+def _wider(metadata: Any) -> None:
+    for tensor in metadata.state_dict_metadata.values():
+        tensor.properties.dtype = torch.complex128
+
+
+def _outside(metadata: Any) -> None:
+    for tensor in metadata.state_dict_metadata.values():
+        tensor.size = torch.Size([1, tensor.size.numel()])
+
+
+def _no_size(metadata: Any) -> None:
+    for tensor in metadata.state_dict_metadata.values():
+        tensor.size = "large"
+
+
+def _nothing(metadata: Any) -> None:
+    metadata.storage_data = None
+
+
+def _no_place(metadata: Any) -> None:
+    metadata.storage_data = {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _point_elsewhere,
+        _point_behind,
+        _negative,
+        _longer,
+        _larger,
+        _larger_without_content,
+        _wider,
+        _outside,
+        _no_size,
+        _nothing,
+        _no_place,
+    ],
+)
+def test_metadata_that_does_not_describe_the_files(
+    tmp_path: Path, change: Callable[[Any], None]
+) -> None:
+    # A plain tensor takes its size from the checkpoint: nothing of the program limits it.
+    path = saved(tmp_path, {"noise": torch.ones(1000)})
+    change_metadata(path, change)
+    refused(tmp_path, {"noise": torch.ones(1000)}, ".metadata is refused")
+
+
+def test_a_manifest_that_speaks_of_more_than_there_is(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"noise": torch.ones(1000)})
+
+    def grow(metadata: Any) -> None:
+        _larger(metadata)
+        for item in metadata.storage_data.values():
+            item.length = 8 * HUGE
+
+    change_metadata(path, grow)
+    part = Part(0, 8 * HUGE, 0, 0)
+    seal(path, FileRecord("rank-0.distcp", 8 * HUGE, 0, (part,)))
+    refused(tmp_path, {"noise": torch.ones(1000)}, f"bytes instead of {8 * HUGE}")
+
+
+@pytest.mark.parametrize("field", ["step", "term", "world", "saved_at", "entries", "files"])
+def test_a_manifest_with_absurd_fields(tmp_path: Path, field: str) -> None:
+    path = saved(tmp_path, {"best": 1})
+    manifest = manifest_of(path)
+    absurd: dict[str, Any] = {
+        "entries": (math.inf,),
+        "files": (FileRecord("../../secret", 1, 1),),
+        "saved_at": math.inf,
+    }
+    changed = replace(manifest, **{field: absurd.get(field, -HUGE)})
+    (path / "MANIFEST.json").write_bytes(changed.encode())
+    try:
+        resume(tmp_path, {"best": 0})
+    except CheckpointError as error:
+        assert "MANIFEST.json" in str(error)
