@@ -346,8 +346,10 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 part.in_place()
             case SayAvailable(workers_ready):
                 crew.host(0)
+                crew.nearby(part.state.round_record)
                 part.available(workers_ready, crew.reserve())
             case SayJoin(workers_ready):
+                crew.nearby(part.state.round_record)
                 part.join(crew.reserve(), workers_ready)
             case SayLeft(number, fault, stays, workers_ready):
                 fault = self._with_progress(fault)

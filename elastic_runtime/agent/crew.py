@@ -39,6 +39,7 @@ from elastic_runtime.protocol.messages import (
     Interrupt,
     Left,
     Message,
+    Nearby,
     Note,
     ProgressFile,
     Ready,
@@ -249,7 +250,7 @@ class Crew:
         """Has workers take part in a round, in this order."""
         first = last.first_worker(group_rank)
         host = last.members[0]
-        spares = [[m.address, m.store_port] for m in last.members[1:_SPARES] if m.store_port]
+        spares = _stores(last)[1:]
         for index, local_rank in enumerate(local_ranks):
             self._posts[local_rank].rank = first + index
             message = Enter(
@@ -266,6 +267,15 @@ class Crew:
                 spares=spares,
             )
             self._tell([local_rank], message)
+
+    def nearby(self, last: RoundRecord | None) -> None:
+        """Has workers connect to the stores of the round that others are in, and wait for it.
+
+        Args:
+            last: that round, if there is one.
+        """
+        if last is not None:
+            self._tell(self._posts, Nearby(_stores(last)))
 
     def interrupt(self, number: int, local_ranks: Iterable[int], reason: str) -> None:
         """Has workers leave a round now."""
@@ -325,3 +335,8 @@ class Crew:
         self._store = None
         for post in self._posts.values():
             post.progress.close()
+
+
+def _stores(last: RoundRecord) -> list[list[Any]]:
+    """Where the store of a round that follows this one is likely to be: with the first members."""
+    return [[m.address, m.store_port] for m in last.members[:_SPARES] if m.store_port]

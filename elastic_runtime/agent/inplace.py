@@ -306,7 +306,7 @@ def _asked(state: State, signum: int, now: float) -> Step | None:
     last = state.round
     assert last is not None
     alone = len(last.members) == 1
-    text = "stopped on request" if alone else "left on request; the other nodes go on"
+    text = "stopped on request" if alone else "left on request; other nodes may go on"
     why = FaultReport(last.number, ASKED, "the node was asked to leave")
     state = replace(
         state, asked=1, then=Then.LEAVE, why=state.why or why, finish=Finish(EXIT_LEFT, text)

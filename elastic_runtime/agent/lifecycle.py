@@ -284,7 +284,7 @@ def _asked(state: State, signum: int, now: float) -> Step:
         return end(state, [])
     report = Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"})
     alone = state.round is None or len(state.round.members) == 1
-    text = "stopped on request" if alone else "left on request; the other nodes go on"
+    text = "stopped on request" if alone else "left on request; other nodes may go on"
     finish = Finish(EXIT_LEFT, text)
     state = replace(state, then=Then.LEAVE, finish=finish)
     match state.phase:

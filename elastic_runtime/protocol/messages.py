@@ -192,6 +192,19 @@ class Enter(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Nearby(Message):
+    """Agent → worker: connect to these stores, while nobody waits for it.
+
+    Attributes:
+        places: ``[host, port]`` of the stores that the next round is likely to use.
+    """
+
+    kind: ClassVar[str] = "nearby"
+
+    places: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt(Message):
     """Agent → worker: the round is broken; leave it now."""
 
@@ -240,6 +253,7 @@ _KINDS: dict[str, type[Message]] = {
         Enter,
         Interrupt,
         Change,
+        Nearby,
         Dismiss,
     )
 }

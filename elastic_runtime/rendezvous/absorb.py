@@ -20,6 +20,7 @@ from elastic_runtime.rendezvous.state import (
     COMMON,
     EMPTY,
     OTHER,
+    OWN,
     REFUSED,
     Applied,
     Available,
@@ -198,7 +199,7 @@ def _changed(state: State, event: Changed, now: float) -> State:
     own = node_key(state.me) if state.record else ""
     holds = dict(state.holds)
     for key in (*put, *event.deletes):
-        holds.pop("own" if key == own else key, None)
+        holds.pop(OWN if key == own else key, None)
     state = replace(state, holds=holds)
     removed: set[str] = set()
     for key in event.deletes:

@@ -21,7 +21,16 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.rendezvous.entrance import may_register
 from elastic_runtime.rendezvous.lives import restore
 from elastic_runtime.rendezvous.standing import eligible, leader_of
-from elastic_runtime.rendezvous.state import Ended, Excluded, Fenced, Look, Sealed, State, Switch
+from elastic_runtime.rendezvous.state import (
+    OWN,
+    Ended,
+    Excluded,
+    Fenced,
+    Look,
+    Sealed,
+    State,
+    Switch,
+)
 from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
 
 if TYPE_CHECKING:
@@ -137,8 +146,8 @@ def _own_key(state: State, plan: Plan, now: float) -> State:
     if state.stored == record and not state.lease_lost:
         return state
     if state.version == ABSENT and record.status == GONE:
-        if state.held("own", now):
-            plan.wake_at(state.holds["own"])
+        if state.held(OWN, now):
+            plan.wake_at(state.holds[OWN])
         return state  # nobody sees us, nobody needs a goodbye
     if not state.registered and state.current is None:
         ready, state = may_register(state, plan, now)
@@ -150,7 +159,7 @@ def _own_key(state: State, plan: Plan, now: float) -> State:
         # Our lease ran out while nobody could seal: we are still a member if nobody has yet.
         expects.append(Expect(ROUND, state.round.version))
     put = Put(key, record.encode(), leased=record.status != GONE)
-    return plan.apply(state, "own", Transaction(tuple(expects), (put,)), now)
+    return plan.apply(state, OWN, Transaction(tuple(expects), (put,)), now)
 
 
 def _news(state: State, plan: Plan, now: float) -> State:

@@ -38,6 +38,7 @@ from elastic_runtime.rendezvous.standing import (
     eligible,
     record_of,
 )
+from elastic_runtime.rendezvous.state import OWN
 from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
 
 if TYPE_CHECKING:
@@ -212,6 +213,11 @@ def _seal(
     plan: Plan,
     now: float,
 ) -> State:
+    if state.held(OWN, now):
+        # The seal is fenced by the version of our own key, which is about to be another one.
+        plan.wake_at(state.holds[OWN])
+        plan.reason = "our own key is being written"
+        return state
     survivors = [node for node in chosen if last is not None and last.rank_of(node.node) >= 0]
     sealed = RoundRecord(
         number=max(job.first_round, last.number if last else 0) + 1,

@@ -24,6 +24,9 @@ from elastic_runtime.rendezvous.store import ABSENT, StoreEvent, Transaction
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# The tag under which a node writes its own key; other writes go by the key that they write.
+OWN = "own"
+
 # ---------------------------------------------------------------- events
 
 
@@ -473,7 +476,7 @@ class State:
         """Whether this node's goodbye is said: the store has it, or has nothing of this node."""
         if self.record is None or self.record.status != records.GONE:
             return False
-        unseen = self.version == ABSENT and not self.held("own", now)
+        unseen = self.version == ABSENT and not self.held(OWN, now)
         return unseen or self.stored == self.record
 
     def held(self, tag: str, now: float) -> bool:

@@ -37,6 +37,7 @@ from elastic_runtime.protocol.messages import (
     Interrupt,
     Left,
     Message,
+    Nearby,
     Ready,
     Returned,
 )
@@ -224,6 +225,8 @@ class _Loop:
         match message:
             case Enter() | Dismiss():
                 self._orders.put(message)
+            case Nearby(places):
+                self._connect_ahead(places)
             case Interrupt(number, reason):
                 with self._lock:
                     self._broken = max(self._broken, number)
@@ -261,6 +264,7 @@ class _Loop:
         """Takes part in one round after the other."""
         self._here.listen(self._listen)
         rehearse()
+        self._state.make_room()
         self._here.tell(Ready())
         while True:
             order = self._orders.get()
@@ -321,7 +325,8 @@ class _Loop:
         self._settle(Connection(group, ranks.another_group, ranks.interrupted.is_set), world)
         settling = time.monotonic() - began
         self._note("round.entered", connect=round(connecting, 4), sync=round(settling, 4))
-        self._connect_ahead(order)
+        self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
+        self._connect_ahead(order.spares)
         commit = self._committer(group, ranks)
         self._state._on_commit = commit
         value = self._train(world)
@@ -381,19 +386,18 @@ class _Loop:
             )
         if choice.kind == "fresh" and world.round > 1:
             self._note("state.fresh", reason=choice.reason)
+        state.drop_room()
         state._round = world.round  # all ranks are alike here
         if saver is not None:
             saver.steps = state.step
         if choice.kind == "memory" and (choice.adopt or choice.receivers):
             self._note("state.given", step=state.step, to=len(choice.receivers))
 
-    def _connect_ahead(self, order: Enter) -> None:
-        """Connects to the stores that the next rounds are likely to use, and to no others."""
-        spares = [(host, port) for host, port in order.spares]
-        self._stores.keep([(order.host, order.port), *spares])
+    def _connect_ahead(self, places: list[list[Any]]) -> None:
+        """Connects to the stores that the next rounds are likely to use."""
 
         def connect() -> None:
-            for host, port in spares:
+            for host, port in places:
                 try:
                     self._stores.client(host, port)
                 except RuntimeError:

@@ -253,6 +253,11 @@ class OptimizerPart:
             self.optimizer.state.update({p: _apart(s) for p, s in self._state.items()})
             self._copies.give_back()
 
+    def stateless(self) -> list[torch.Tensor]:
+        """The parameters that the optimizer has no state of yet."""
+        groups, state = self.optimizer.param_groups, self.optimizer.state
+        return [p for group in groups for p in group["params"] if not state.get(p)]
+
     def tree(self) -> Tree:
         names = self._names()
         state = self.optimizer.state

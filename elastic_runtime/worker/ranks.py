@@ -70,6 +70,7 @@ class _Socket:
 
     fd: int
     inode: int
+    port: int  # of the peer
 
     def shut(self, how: int) -> None:
         """Ends a side of it, if it is still the same."""
@@ -92,8 +93,8 @@ def _sockets() -> set[_Socket]:
             line = socket.socket(fileno=int(name))
             try:
                 if line.family in (socket.AF_INET, socket.AF_INET6):
-                    line.getpeername()
-                    found.add(_Socket(line.fileno(), os.fstat(line.fileno()).st_ino))
+                    port = line.getpeername()[1]
+                    found.add(_Socket(line.fileno(), os.fstat(line.fileno()).st_ino, port))
             finally:
                 line.detach()
     return found
@@ -112,9 +113,13 @@ class Stores:
 
     A new connection costs two name look-ups (torch asks for the peer's name), which a resolver
     that drops a query makes a matter of seconds; so they are made ahead of the fault.
+
+    Attributes:
+        ports: all ports that a client was ever made for.
     """
 
     def __init__(self) -> None:
+        self.ports: set[int] = set()
         self._clients: dict[tuple[str, int], _Client] = {}
         self._lock = threading.Lock()
 
@@ -125,11 +130,13 @@ class Stores:
         if known is not None:
             return known
         torch_private.await_listener(host, port, _BUILD_TIMEOUT.total_seconds())
+        # A group may be built by another thread meanwhile: whose socket it is shows in its port.
+        self.ports.add(port)
         before = _sockets()
         store = dist.TCPStore(
             host, port, is_master=False, timeout=_BUILD_TIMEOUT, wait_for_workers=False
         )
-        made = _Client(store, frozenset(_sockets() - before))
+        made = _Client(store, frozenset(s for s in _sockets() - before if s.port == port))
         with self._lock:
             return self._clients.setdefault((host, port), made)
 
@@ -274,7 +281,8 @@ class Ranks:
         before = _sockets()
         group = self._apart(make)
         with self._lock:
-            self._sockets |= _sockets() - before
+            new = _sockets() - before
+            self._sockets |= {one for one in new if one.port not in self._stores.ports}
         if self.interrupted.is_set():
             raise Interrupted
         return group

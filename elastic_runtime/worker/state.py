@@ -26,6 +26,7 @@ from elastic_runtime.worker.parts import (
     StatefulPart,
     same_keys,
 )
+from elastic_runtime.worker.room import Room
 from elastic_runtime.worker.standing import Condition, Standing
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class State:
     _running: int  # optimizers inside their step
     _finished: Counter[str]  # steps of each optimizer since the last commit
     _usual: dict[str, int]  # the most that each optimizer has made from one commit to the next
+    _spare: Room  # for what may be received
     _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
 
     def __init__(self, *, shadow: bool = False, generators: bool = True, **named: Any) -> None:
@@ -115,6 +117,7 @@ class State:
         self._running = 0
         self._finished = Counter()
         self._usual = {}
+        self._spare = Room(())
         self._on_commit = None
         self._parts = list(self._sorted(named))
         for part in self._parts:
@@ -246,6 +249,27 @@ class State:
         forms = forms_of(meta)
         for part in self._parts:
             part.check(plain.decode(meta["parts"][part.name], forms))
+
+    def make_room(self) -> None:
+        """Touches memory for optimizer state that this rank may receive, while nobody waits.
+
+        The first touch of fresh memory takes several times as long as writing to it: a newcomer
+        would make all others wait for it. See ``room.Room``.
+        """
+        self._spare = Room(
+            parameter
+            for part in self._parts
+            if isinstance(part, OptimizerPart)
+            for parameter in part.stateless()
+        )
+
+    def drop_room(self) -> None:
+        """Gives back what ``make_room`` has made and nobody needed."""
+        self._spare = Room(())
+
+    def room_for(self, form: Form) -> torch.Tensor:
+        """A tensor of this form, to be received into."""
+        return self._spare.take(form)
 
     def destinations(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
         """Where the tensors of another rank's state may be received without a copy.

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.state import State
 
 # Bytes of a message: enough for full speed, little enough for a chain to overlap.
-MESSAGE_BYTES = 4 << 20
+MESSAGE_BYTES = 8 << 20
 # Messages that are on their way at once, in each direction.
-_AHEAD = 4
+_AHEAD = 8
 
 
 class RanksDiffer(ElasticError):
@@ -235,7 +235,7 @@ def _room(
                     "the optimizer state of this rank has another form than that of the rank "
                     "that gives its state; use the same optimizers and devices on every rank"
                 )
-    return [form.empty() if t is None else t for t, form in zip(have, forms, strict=True)]
+    return [state.room_for(form) if t is None else t for t, form in zip(have, forms, strict=True)]
 
 
 def neighbours(choice: Choice, rank: int) -> tuple[int | None, int | None]:

@@ -135,6 +135,8 @@ def _rank(rank: int, task: Task, answer: multiprocessing.SimpleQueue[list[Times]
     times = []
     for _ in range(task.repeat + 1):
         state = held if rank == 0 else _state(task, step=False)
+        if rank:
+            state.make_room()  # as elastic.run does before it asks in
         dist.barrier()
         began = time.monotonic()
         choice = bring_together(state, wire, rank, task.ranks, saved=-1)

@@ -119,7 +119,7 @@ def first_one_ends_all(patch: pytest.MonkeyPatch) -> None:
 MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (no_islands_rule, ISLANDS),
     (silence_is_death, CHURN),
-    (seal_without_fence, CHURN),
+    (seal_without_fence, ISLANDS),
     (amnesia_unnoticed, OUTAGE),
     (round_not_given_back, FORGETTING),
     (never_fenced, ISLANDS),

@@ -86,6 +86,17 @@ def test_a_seal_is_fenced_and_removes_who_is_known_to_be_gone() -> None:
     assert transaction.deletes == ("nodes/c",)
 
 
+def test_a_seal_waits_for_what_the_leader_says_of_itself() -> None:
+    # The version of its own key fences the seal: together with another write it would fail.
+    seat = Seat()
+    seat.state = replace(seat.state, record=back("a", 3))
+    seat.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), node("a"), back("b", 3))
+    assert seat.transaction("own") is not None
+    assert seat.transaction(ROUND) is None
+    seat.changes(back("a", 3))
+    assert seat.members() == ["a", "b"]
+
+
 def test_too_few_nodes_end_the_job_after_the_join_time_out() -> None:
     seat = Seat().sees(job(3, 4), node("a"), node("b"))
     (waiting,) = seat.told(Waiting)
@@ -295,7 +306,7 @@ def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
     seat = Seat()
     seat.state = replace(seat.state, record=back("a", 3, fault))
     order, before = switch(3, broken=True), Budget(best_step=9)
-    seat.sees(job(1, 2), sealed(3, "a", "b", survivors=1, budget=before), order, back("a", 3))
+    seat.sees(job(1, 2), sealed(3, "a", "b", survivors=1, budget=before), order, seat.state.record)
     seat.changes(back("b", 3, fault), after=0.01)
     assert (seat.members() or seat.feed(Tick(), 1.0).members()) == members
     if members == ["a", "b"]:

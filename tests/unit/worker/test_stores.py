@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from torch.distributed import TCPStore
 
-from elastic_runtime.worker.ranks import Stores
+from elastic_runtime.worker.ranks import Place, Ranks, Stores
 
 
 def _descriptors() -> int:
@@ -35,3 +36,21 @@ def test_clients_of_nodes_that_are_gone_do_not_pile_up() -> None:
         stores.keep([("127.0.0.1", server.port)])
     # The servers, in this process too, have an end of each connection as well.
     assert _descriptors() - before <= 1 + len(servers)
+
+
+def test_a_store_that_is_connected_while_the_ranks_are_is_none_of_their_sockets() -> None:
+    server, other, stores = _serve(), _serve(), Stores()
+    ranks = Ranks(Place(1, 0, 1, "127.0.0.1", server.port, "r1"), stores)
+    with socket.create_server(("127.0.0.1", 0)) as peer, socket.socket() as line:
+
+        def make() -> None:
+            stores.client("127.0.0.1", other.port)
+            line.connect(peer.getsockname())
+
+        ranks._build_gloo(make)
+        ranks.interrupt()
+        assert line.recv(1) == b"", "what belongs to the group is cut"
+    client = stores.client("127.0.0.1", other.port)
+    client.store.set("key", "value")
+    assert other.get("key") == b"value"
+    assert {one.port for one in client.sockets} == {other.port}
