@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_runtime.checkpoint.layout import Item, Plan
-    from elastic_runtime.checkpoint.manifest import FileRecord
+    from elastic_runtime.checkpoint.manifest import FileRecord, Part
 
 METADATA = ".metadata"
 
@@ -33,32 +33,52 @@ def encode(plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
         plan: what each rank was to write.
         files: what each rank has written, one part for each item.
     """
-    described: dict[str, Any] = {}
-    stored: dict[MetadataIndex, Any] = {}
-    where: Any = dcp_stored_item()
+    index = _Index()
     for items, file in zip(plan.files, files, strict=True):
         if file is None:
             continue
         for item, part in zip(items, file.parts, strict=True):
-            stored[_index(item, described)] = where(
-                relative_path=file.name, offset=part.offset, length=part.length
-            )
-    return pickle.dumps(Metadata(described, storage_data=stored))
+            index.add(item, file.name, part)
+    return pickle.dumps(Metadata(index.described, storage_data=index.stored))
 
 
-def _index(item: Item, described: dict[str, Any]) -> MetadataIndex:
-    """Describes an item, and says under which index it is stored."""
-    if not item.dtype:
-        described[item.key] = BytesStorageMetadata()
-        return MetadataIndex(item.key)
-    known = described.get(item.key)
-    if known is None:
-        properties = TensorProperties(dtype=getattr(torch, item.dtype))
-        known = TensorStorageMetadata(properties, torch.Size(item.shape), [])
-        described[item.key] = known
-    offsets = torch.Size(item.offsets)
-    known.chunks.append(ChunkStorageMetadata(offsets, torch.Size(item.sizes)))
-    return MetadataIndex(item.key, offsets, len(known.chunks) - 1)
+class _Index:
+    """Where everything is. What is equal is one object: a pickle holds it once, and is made fast."""
+
+    def __init__(self) -> None:
+        self.described: dict[str, Any] = {}
+        self.stored: dict[MetadataIndex, Any] = {}
+        self._where: Any = dcp_stored_item()
+        self._sizes: dict[tuple[int, ...], torch.Size] = {}
+        self._properties: dict[str, TensorProperties] = {}
+
+    def add(self, item: Item, file: str, part: Part) -> None:
+        """Takes note of one item."""
+        place = self._where(relative_path=file, offset=part.offset, length=part.length)
+        if item.dtype:
+            self.stored[self._chunk(item)] = place
+        else:
+            self.described[item.key] = BytesStorageMetadata()
+            self.stored[MetadataIndex(item.key)] = place
+
+    def _chunk(self, item: Item) -> MetadataIndex:
+        known = self.described.get(item.key)
+        if known is None:
+            properties = self._properties.get(item.dtype)
+            if properties is None:
+                properties = TensorProperties(dtype=getattr(torch, item.dtype))
+                self._properties[item.dtype] = properties
+            known = TensorStorageMetadata(properties, self._size(item.shape), [])
+            self.described[item.key] = known
+        offsets = self._size(item.offsets)
+        known.chunks.append(ChunkStorageMetadata(offsets, self._size(item.sizes)))
+        return MetadataIndex(item.key, offsets, len(known.chunks) - 1)
+
+    def _size(self, lengths: tuple[int, ...]) -> torch.Size:
+        found = self._sizes.get(lengths)
+        if found is None:
+            found = self._sizes[lengths] = torch.Size(lengths)
+        return found
 
 
 def is_as_planned(items: Sequence[Item], file: FileRecord | None) -> bool:

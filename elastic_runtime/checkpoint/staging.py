@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,9 @@ from elastic_runtime.checkpoint.archive import Wrapping, wrapping
 from elastic_runtime.checkpoint.layout import Item
 from elastic_runtime.checkpoint.memory import local_box, local_tensor
 from elastic_runtime.errors import CheckpointError
+
+# From here on starting threads costs little in comparison, in bytes.
+_WORTH_THREADS = 16 << 20
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -120,13 +124,67 @@ class Copies(Protocol):
         """Returns when all has been copied. Any thread may call it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Move:
+    to: int
+    source: int
+    size: int
+
+
+def _move(moves: Sequence[_Move], threads: int) -> None:
+    """Copies memory, with as many threads as PyTorch would use, and without its pools.
+
+    Each ``copy_`` would bring all threads together twice: on a busy machine, where one of them
+    always has to wait for a core, 64 copies took 20 times as long as one of the same size.
+    """
+    shares = _shares(moves, threads if sum(move.size for move in moves) >= _WORTH_THREADS else 1)
+    helpers = [threading.Thread(target=_move_all, args=(share,)) for share in shares[1:]]
+    for helper in helpers:
+        helper.start()
+    _move_all(shares[0])
+    for helper in helpers:
+        helper.join()
+
+
+def _move_all(moves: Sequence[_Move]) -> None:
+    for move in moves:
+        ctypes.memmove(move.to, move.source, move.size)
+
+
+def _shares(moves: Sequence[_Move], count: int) -> list[list[_Move]]:
+    """Cuts all moves into ``count`` equal parts, in order."""
+    total = sum(move.size for move in moves)
+    shares: list[list[_Move]] = [[]]
+    room = -(-total // count)
+    for move in moves:
+        done = 0
+        while done < move.size:
+            if room == 0:
+                shares.append([])
+                room = -(-total // count)
+            piece = min(room, move.size - done)
+            shares[-1].append(_Move(move.to + done, move.source + done, piece))
+            done += piece
+            room -= piece
+    return shares
+
+
 class PlainCopies:
     """Copies at once: for tensors on the CPU."""
 
     def copy(self, places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         """Copies each tensor to its place."""
+        moves = []
         for place, tensor in zip(places, tensors, strict=True):
-            place.copy_(tensor)
+            if (
+                tensor.is_cpu
+                and tensor.is_contiguous()
+                and not (tensor.is_conj() or tensor.is_neg())
+            ):
+                moves.append(_Move(place.data_ptr(), tensor.data_ptr(), place.nbytes))
+            else:
+                place.copy_(tensor)
+        _move(moves, torch.get_num_threads())
 
     copy_late = copy
 

@@ -1,13 +1,13 @@
-"""A save that is killed at any point: the older checkpoint is untouched, the new one whole or not
+"""A save that is hit at any point: the older checkpoints are untouched, the new one whole or not
 there.
 """
 
 from __future__ import annotations
 
-import os
-import resource
-import sys
-from typing import TYPE_CHECKING, Any
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,120 +16,310 @@ from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.errors import CheckpointError
-from tests.ranks import entries_of, kill_self, run_ranks, values
+from tests.faults import Fault, FaultyFiles
+from tests.processes import wait_for
+from tests.ranks import entries_of, run_ranks, values
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-_WATCHED = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}
-
-
-class FileEvents:
-    """Counts what this process does in a directory, and kills the process at one of the events."""
-
-    def __init__(self, directory: Path) -> None:
-        self._prefix = str(directory)
-        self.count = 0
-        self.fatal = -1
-        sys.addaudithook(self._hear)
-
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        if event in _WATCHED and args and str(args[0]).startswith(self._prefix):
-            self.count += 1
-            if self.count == self.fatal:
-                kill_self()
+OLD = 2  # the steps that an earlier life of the job has saved are 1 and 2
+NEW = 3
 
 
-def save_thrice(path: Path, fatal: int) -> int:
-    """The third save deletes the first; the process is killed at its ``fatal``-th file event."""
-    entries = {"model": nn.Linear(3, 3), "a": 1}
+def state() -> dict[str, Any]:
+    """Enough tensors for two ranks to have a file each."""
+    return {"model": nn.ParameterList([torch.zeros(9, 9) for _ in range(9)]), "a": 0}
+
+
+def train(entries: dict[str, Any], step: int) -> None:
+    """Makes the state what it is after a step."""
+    with torch.no_grad():
+        for parameter in entries["model"]:
+            parameter.fill_(step)
+    entries["a"] = step
+
+
+def trained(entries: dict[str, Any]) -> set[float]:
+    """The step of all that is in a state."""
+    return {entries["a"], *(float(x) for p in entries["model"] for x in p.detach().unique())}
+
+
+def save_the_old(path: Path) -> None:
+    entries = state()
     ckpt = Checkpointer(path, entries, every=1, keep=2)
-    ckpt.step()
-    entries["a"] = 2
-    ckpt.step()
-    entries["a"] = 3
-    events = FileEvents(path)
-    events.fatal = fatal
-    ckpt.step()
-    return events.count
+    for step in range(1, OLD + 1):
+        train(entries, step)
+        ckpt.step()
+    ckpt.wait()
 
 
-def resumed(path: Path) -> tuple[int, int]:
+def save_the_new(path: Path, fault: Fault, victim: int = 0) -> list[str]:
+    """Resumes and saves a step more, which deletes the first; one rank has a fault.
+
+    Returns:
+        The points of this rank.
+    """
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1))
+    mine = fault if not dist.is_initialized() or dist.get_rank() == victim else Fault()
+    files = FaultyFiles(path, mine)
+    entries = state()
+    ckpt = Checkpointer(path, entries, every=1, keep=2)
+    assert ckpt.resume() == OLD
+    train(entries, NEW)
+    ckpt.step()
+    ckpt.wait()
+    return files.story
+
+
+def resumed(path: Path) -> int:
     """What a new life finds; it must not stumble over what the crash has left either."""
-    entries = {"model": nn.Linear(3, 3), "a": 0}
+    entries = state()
     ckpt = Checkpointer(path, entries, every=1, keep=2)
     step = ckpt.resume()
+    assert trained(entries) == {step}
+    train(entries, step + 1)
     ckpt.step()
     ckpt.close()
-    return step, entries["a"]
+    return step
 
 
-def test_a_crash_at_any_point_leaves_the_old_or_the_new_state(tmp_path: Path) -> None:
-    (events,) = values(run_ranks(1, save_thrice, tmp_path / "count", -1))
-    assert events > 8
-    states = []
-    for fatal in range(1, events + 1):
-        path = tmp_path / str(fatal)
-        (outcome,) = run_ranks(1, save_thrice, path, fatal)
-        assert outcome.signal == 9
-        step, value = resumed(path)
-        assert step == value
-        states.append(step)
-    assert set(states) == {2, 3}
-    assert states == sorted(states), "once it exists it stays"
+def contents(path: Path, step: int) -> dict[str, bytes]:
+    """The files of one of the old checkpoints, by name."""
+    directory = path / f"step-{step}.term-1"
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-def die_while_saving(path: Path, victim: int, file: str) -> str:
-    ckpt = Checkpointer(path, {"model": nine_matrices()}, every=1)
-    ckpt.resume()
+def check(path: Path, old: Path) -> int:
+    """The older ones are as they were; all that is resumed is the old state, or the new one.
+
+    Returns:
+        Which of them.
+    """
+    assert contents(path, OLD) == contents(old, OLD)
+    exists = (path / f"step-{NEW}.term-2" / "MANIFEST.json").exists()
+    if not exists:
+        assert contents(path, 1) == contents(old, 1)
+    step = resumed(path)
+    assert step == (NEW if exists else OLD)
+    return step
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("old") / "run"
+    values(run_ranks(1, save_the_old, path))
+    assert entries_of(path) == ["step-1.term-1", "step-2.term-1", "term-1"]
+    return path
+
+
+@pytest.fixture
+def copies(old: Path, tmp_path: Path) -> Any:
+    """Makes copies of the old directory."""
+    count = 0
+
+    def copy() -> Path:
+        nonlocal count
+        count += 1
+        return Path(shutil.copytree(old, tmp_path / f"copy-{count}"))
+
+    return copy
+
+
+def points(story: list[str], only: str = "") -> list[int]:
+    """The numbers of all points, or of those of one kind."""
+    return [number for number, point in enumerate(story, 1) if point.startswith(only)]
+
+
+def measure(path: Path) -> tuple[list[str], int, int]:
+    """The points of a save, and how much was written by whose account."""
+    files = FaultyFiles(path, Fault())
+    ckpt = Checkpointer(path, state(), every=1)
+    assert ckpt.resume() == OLD
     ckpt.step()
-    if dist.get_rank() == victim:
-        events = FileEvents(path / f"step-2.term-1/{file}")
-        events.fatal = 1
+    ckpt.wait()
+    directory = path / f"step-{NEW}.term-2"
+    size = sum(file.stat().st_size for file in directory.iterdir())
+    return files.story, files.written, size + (path / "term-2").stat().st_size
+
+
+def test_no_write_of_a_save_goes_unseen(copies: Any) -> None:
+    ((story, written, size),) = values(run_ranks(1, measure, copies()))
+    assert written == size
+    files = ["term-2", "rank-0.distcp", ".metadata", "MANIFEST.json.partial"]
+    for file in files:
+        assert [p.split()[0] for p in story if p.endswith(f" {file}")][:3] == [
+            "open",
+            "pwritev",
+            "fsync",
+        ]
+    assert story.index("fsync MANIFEST.json.partial") < story.index("rename MANIFEST.json.partial")
+    after = story[story.index("rename MANIFEST.json.partial") + 1 :]
+    assert after[:2] == ["fsync step-3.term-2", f"fsync {after[1].split()[1]}"]
+
+
+@pytest.mark.parametrize("kind", ["kill", "torn"])
+def test_killed_at_any_point(copies: Any, old: Path, kind: str) -> None:
+    (story,) = values(run_ranks(1, save_the_new, copies(), Fault()))
+    found = []
+    for at in points(story, "pwritev" if kind == "torn" else ""):
+        path = copies()
+        (outcome,) = run_ranks(1, save_the_new, path, Fault(at, kind))
+        assert outcome.signal == 9, story[at - 1]
+        found.append(check(path, old))
+    assert found == sorted(found), "once it exists it stays"
+    assert set(found) == ({OLD, NEW} if kind == "kill" else {OLD})
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_at_any_point_takes_only_this_save_along(
+    copies: Any, old: Path, victim: int
+) -> None:
+    story = values(run_ranks(2, save_the_new, copies(), Fault()))[victim]
+    assert len(story) >= 3
+    for at in points(story):
+        path = copies()
+        outcomes = run_ranks(2, save_the_new, path, Fault(at, "kill"), victim)
+        assert outcomes[victim].signal == 9, story[at - 1]
+        # The survivor sees what any collective shows when a peer has died, if anything at all.
+        assert outcomes[1 - victim].error in ("RuntimeError", "DistBackendError", "")
+        check(path, old)
+
+
+def fail_everywhere(paths: list[Path], old: Path, kind: str, story: list[str]) -> list[str]:
+    """Tries a fault at each point in one process.
+
+    Returns:
+        What was said, one text for each point; "" for none.
+    """
+    told = []
+    for path, at in zip(paths, points(story), strict=True):
+        entries = state()
+        files = FaultyFiles(path, Fault(at, kind))
+        ckpt = Checkpointer(path, entries, every=1, keep=2)
+        error = ""
+        try:
+            ckpt.resume()
+            train(entries, NEW)
+            ckpt.step()
+            ckpt.wait()
+        except CheckpointError as caught:
+            error = str(caught)
+        files.lift()
+        told.append(error)
+        assert contents(path, OLD) == contents(old, OLD)
+        exists = (path / f"step-{NEW}.term-2" / "MANIFEST.json").exists()
+        # Where nothing works any more, nothing can be cleaned up either: what failed after it had
+        # appeared stays, and is whole.
+        assert exists == (not error) or kind == "broken", story[at - 1]
+        if not exists:
+            assert contents(path, 1) == contents(old, 1)
+        if ckpt.steps == NEW:
+            # The fault is over: the same process saves the next step.
+            train(entries, NEW + 1)
+            ckpt.step()
+            ckpt.wait()
+            assert resumed(path) == NEW + 1
+        else:
+            assert resumed(path) == OLD
+        ckpt.close()
+    return told
+
+
+@pytest.mark.parametrize("kind", ["ENOSPC", "EIO", "full", "broken"])
+def test_a_failure_at_any_point_is_said_and_got_over(copies: Any, old: Path, kind: str) -> None:
+    (story,) = values(run_ranks(1, save_the_new, copies(), Fault()))
+    paths = [copies() for _ in story]
+    (told,) = values(run_ranks(1, fail_everywhere, paths, old, kind, story))
+    committed = story.index("rename MANIFEST.json.partial")
+    text = "No space left" if kind in ("ENOSPC", "full") else "Input/output error"
+    for path, point, error in zip(paths[:committed], story, told, strict=False):
+        if error:
+            assert text in error and str(path) in error, point
+        else:
+            # What is only cleaned up does not matter; space is not needed for every call.
+            assert point.startswith(("unlink", "rmdir")) or kind == "full", point
+
+
+def test_short_writes_are_gone_on_with(copies: Any, old: Path) -> None:
+    (story,) = values(run_ranks(1, save_the_new, copies(), Fault()))
+    for at in points(story, "pwritev"):
+        path = copies()
+        values(run_ranks(1, save_the_new, path, Fault(at, "short")))
+        assert check(path, old) == NEW
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_failure_of_one_rank_is_heard_of_by_all(copies: Any, old: Path, victim: int) -> None:
+    story = values(run_ranks(2, save_the_new, copies(), Fault()))[victim]
+    for at in points(story):
+        if story[at - 1].endswith(f"rank-{victim}.distcp") and "unlink" not in story[at - 1]:
+            path = copies()
+            outcomes = run_ranks(2, save_the_new, path, Fault(at, "ENOSPC"), victim)
+            assert [outcome.error for outcome in outcomes] == ["CheckpointError"] * 2
+            assert all(f"rank-{victim}.distcp" in outcome.text for outcome in outcomes)
+            assert f"step-{NEW}.term-2" not in entries_of(path)
+            assert check(path, old) == OLD
+
+
+# Who was left behind
+
+
+def zombie(path: Path, fault: Fault) -> str:
+    """The error, if there is one, of a save that another life of the job overtook."""
     try:
-        ckpt.step()
-    except RuntimeError as error:
-        return type(error).__name__
+        save_the_new(path, fault)
+    except CheckpointError as error:
+        return str(error)
     return ""
 
 
-@pytest.mark.parametrize(
-    ("victim", "file"), [(1, "rank-1.distcp"), (0, "rank-0.distcp"), (0, "MANIFEST.json")]
-)
-def test_a_rank_that_dies_in_a_save_takes_only_this_save_along(
-    tmp_path: Path, victim: int, file: str
-) -> None:
-    outcomes = run_ranks(2, die_while_saving, tmp_path, victim, file)
-    assert outcomes[victim].signal == 9
-    # The survivor sees what any collective shows when a peer has died, not an error of its user.
-    assert outcomes[1 - victim].value == "RuntimeError"
-    assert not (tmp_path / "step-2.term-1" / "MANIFEST.json").exists()
-    ckpt = Checkpointer(tmp_path, {"model": nine_matrices()})
-    assert ckpt.resume() == 1
-    ckpt.close()
+def test_a_writer_that_was_left_behind_never_wins(copies: Any, old: Path, tmp_path: Path) -> None:
+    (story,) = values(run_ranks(1, save_the_new, copies(), Fault()))
+    # From the moment that it holds its term until it has deleted what it need not keep.
+    first = story.index("mkdir step-3.term-2") + 1
+    for at in range(first, len(story) + 1):
+        path, release = copies(), tmp_path / f"go-{at}"
+        held = Path(f"{release}.held")
+        with ThreadPoolExecutor(1) as pool:
+            behind = pool.submit(run_ranks, 1, zombie, path, Fault(at, "hold", release))
+            wait_for(held.exists, 30, f"the zombie at {story[at - 1]}")
+            before = resumed(path)  # and saves a step more, as another life with a newer term
+            survivors = {name: tree(path / name) for name in entries_of(path) if "term-3" in name}
+            release.touch()
+            (outcome,) = behind.result()
+        committed = story.index("rename MANIFEST.json.partial") + 1
+        if at <= story.index("open MANIFEST.json.partial"):
+            assert "now belongs to term 3" in outcome.value, story[at - 1]
+        assert before == (OLD if at <= committed else NEW)
+        # All that the newer life has written is there, and it is the newest.
+        assert survivors == {name: tree(path / name) for name in survivors}
+        assert resumed(path) == before + 1
 
 
-def nine_matrices() -> nn.Module:
-    return nn.ParameterList([torch.ones(9, 9) for _ in range(9)])
+def tree(path: Path) -> dict[str, bytes] | bytes:
+    """All of a file or a directory."""
+    if path.is_file():
+        return path.read_bytes()
+    return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def fail_to_write(path: Path) -> list[str]:
-    """A save that fails is cleaned away, and a later one at the same step succeeds."""
-    entries: dict[str, Any] = {"model": nn.Linear(100, 100)}
+def deleted_while_read(path: Path) -> tuple[int, list[str]]:
+    """The newest checkpoint disappears between the choice of it and its first file."""
+    entries = state()
     ckpt = Checkpointer(path, entries)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        ckpt.save()
-    except CheckpointError as error:
-        assert "File too large" in str(error)
-    left = entries_of(path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    ckpt.save()
-    return left
+    read_manifest = ckpt._storage.read_manifest
+
+    def read_and_delete(which: Any) -> Any:
+        manifest = read_manifest(which)
+        if which.step == OLD:
+            shutil.rmtree(path / which.name)
+        return manifest
+
+    ckpt._storage.read_manifest = read_and_delete  # type: ignore[method-assign]
+    step = ckpt.resume()
+    assert trained(entries) == {step}
+    return step, entries_of(path)
 
 
-def test_a_save_that_fails_can_be_tried_again(tmp_path: Path) -> None:
-    assert values(run_ranks(1, fail_to_write, tmp_path)) == [["term-1"]]
-    assert entries_of(tmp_path) == ["step-0.term-1", "term-1"]
-    assert os.path.exists(tmp_path / "step-0.term-1" / "MANIFEST.json")
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(copies: Any) -> None:
+    path = copies()
+    assert values(run_ranks(1, deleted_while_read, path)) == [(1, ["step-1.term-1", "term-1"])]
