@@ -1,0 +1,76 @@
+"""The examples of docs/data.md, as they stand there, alone and with two ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.examples.test_docs import DOCS, ROOT, examples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ELASTIC_RUN = ("-m", "elastic_runtime", "--nproc-per-node=2")
+
+# What each prints; with a group in it, that is the same for any number of ranks.
+ALONE = {
+    "orders.py": r"differ by at most (\d\d); 3\d\d of 1000 are rare",
+    "augment.py": r"the same everywhere: True",
+    "stateful.py": r"each sample once: True",
+    "stream.py": r"(?s)4 lines from 'line 0 of epoch 0'.*2 lines from 'line 8 of epoch 1'",
+}
+ANY_WORLD = {
+    "train.py": r"loss (0\.\d+) after 33 steps",
+    "accumulate.py": r"weights add up to (\d\.\d+)",
+}
+
+
+def output(folder: Path, name: str, *launcher: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(examples("data.md")[name])
+    done = subprocess.run(
+        [sys.executable, *launcher, name],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_all_examples_are_run() -> None:
+    assert examples("data.md").keys() == ALONE.keys() | ANY_WORLD.keys()
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_example(name: str, tmp_path: Path) -> None:
+    text = output(tmp_path, name)
+    assert re.search(ALONE[name], text), text
+
+
+@pytest.mark.parametrize("name", ANY_WORLD)
+def test_example_in_any_world(name: str, tmp_path: Path) -> None:
+    found = set()
+    for folder, launcher in (("alone", ()), ("together", ELASTIC_RUN)):
+        text = output(tmp_path / folder, name, *launcher)
+        results = re.findall(ANY_WORLD[name], text)
+        assert results, text
+        found.update(results)
+    assert len(found) == 1, found
+
+
+def test_symptoms_are_messages_of_the_code() -> None:
+    table = (DOCS / "data.md").read_text().partition("## Troubleshooting")[2]
+    symptoms = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    source = "".join(file.read_text() for file in (ROOT / "elastic_runtime/data").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # a message over several lines
+    assert len(symptoms) > 5
+    assert [symptom for symptom in symptoms if symptom not in source] == []
