@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_runtime.agent.launch import launch as launch
     from elastic_runtime.checkpoint.checkpointer import Checkpointer as Checkpointer
+    from elastic_runtime.checkpoint.per_rank import GlobalGenerators as GlobalGenerators
+    from elastic_runtime.checkpoint.per_rank import PerRank as PerRank
     from elastic_runtime.config import Endpoint as Endpoint
     from elastic_runtime.config import JobConfig as JobConfig
     from elastic_runtime.data.loader import loader as loader
@@ -28,7 +30,9 @@ _WHERE = {
     "Checkpointer": "elastic_runtime.checkpoint.checkpointer",
     "ElasticBatchSampler": "elastic_runtime.data.sampler",
     "Endpoint": "elastic_runtime.config",
+    "GlobalGenerators": "elastic_runtime.checkpoint.per_rank",
     "JobConfig": "elastic_runtime.config",
+    "PerRank": "elastic_runtime.checkpoint.per_rank",
     "State": "elastic_runtime.worker.state",
     "World": "elastic_runtime.worker.world",
     "busy": "elastic_runtime.worker.loop",
@@ -42,7 +46,9 @@ __all__ = [
     "Checkpointer",
     "ElasticBatchSampler",
     "Endpoint",
+    "GlobalGenerators",
     "JobConfig",
+    "PerRank",
     "State",
     "World",
     "__version__",

@@ -2,7 +2,7 @@
 
 In a world of the same size each rank gets back what it had. Otherwise a rank has no counterpart:
 
-* what was the same on all ranks stays the same on all ranks;
+* what was the same on all of several ranks stays the same on all ranks;
 * a generator is seeded anew, from the state that rank 0's had, the rank and the size of the world:
   no two ranks draw the same numbers, and the same change from the same checkpoint always draws
   the same ones;
@@ -205,6 +205,8 @@ class GlobalGenerators(_Seeded):
         return {name: generator.own_state() for name, generator in self._all().items()}
 
     def take(self, state: Any) -> None:
+        if not isinstance(state, dict):
+            raise ValueError("what was saved is not the state of the global generators")
         for name, generator in self._all().items():
             if name in state:
                 generator.take(state[name])
@@ -228,18 +230,19 @@ def owned_by_rank(value: Any) -> OwnedByRank | None:
     return None
 
 
-def hand_over(owner: OwnedByRank, states: Sequence[Any], place: Place) -> bool:
-    """Gives this rank its part of what the ranks of some world have saved.
+def take_from_others(owner: OwnedByRank, states: Sequence[Any], place: Place) -> bool:
+    """Goes on from what the ranks of a world of another size have saved.
 
     Args:
         owner: the value of this rank.
-        states: by rank; or only this rank's, if the world has the same size.
+        states: of all of them, by rank.
         place: this rank.
 
     Returns:
-        Whether the value goes on from it; if not, it is as the program has made it.
+        Whether the value goes on from them; if not, it is as the program has made it.
     """
-    if len({digest(state) for state in states}) == 1:
+    # One rank alone does not show whether it would be the same on all.
+    if len(states) > 1 and len({digest(state) for state in states}) == 1:
         owner.take(states[0])
         return True
     return owner.take_foreign(states, place)

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from elastic_runtime.checkpoint.memory import local_tensor
-from elastic_runtime.checkpoint.per_rank import OwnedByRank, PerRank, hand_over, owned_by_rank
+from elastic_runtime.checkpoint.per_rank import (
+    OwnedByRank,
+    PerRank,
+    owned_by_rank,
+    take_from_others,
+)
 from elastic_runtime.checkpoint.stored import Stored, StoredTensor
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.torch_private import loads_plainly
@@ -225,6 +230,7 @@ class _PerRankEntry:
     def __init__(self, name: str, owner: OwnedByRank) -> None:
         self._name = name
         self._owner = owner
+        self._is_own = True  # what is loaded is for this rank, not of the ranks of another world
         self._key = re.compile(rf"{re.escape(name)}\.rank-(\d+)")
 
     def state(self, rank: int) -> State:
@@ -234,18 +240,21 @@ class _PerRankEntry:
         ranks = {int(found[1]): key for key in stored if (found := self._key.fullmatch(key))}
         if sorted(ranks) != list(range(len(ranks))) or not ranks:
             # None at all, or what was once a value of all ranks.
+            self._is_own = True
             return {self._name: _fresh(stored.get(self._name))}
-        same_world = len(ranks) == place.world
+        self._is_own = len(ranks) == place.world
         return {
-            key: _NOT_NEEDED if same_world and rank != place.rank else _fresh(stored[key])
+            key: _NOT_NEEDED if self._is_own and rank != place.rank else _fresh(stored[key])
             for rank, key in ranks.items()
         }
 
     def restore(self, loaded: State, place: Place) -> bool:
-        if not loaded:
+        if self._is_own:
+            for state in loaded.values():
+                self._owner.take(state)
             return True
         states = [loaded[key] for key in sorted(loaded, key=self._rank_of)]
-        return hand_over(self._owner, states, place)
+        return take_from_others(self._owner, states, place)
 
     def _rank_of(self, key: str) -> int:
         found = self._key.fullmatch(key)

@@ -1,0 +1,236 @@
+"""A job goes on in a world of another size and kind, with everything that it had."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.per_rank import PerRank
+from elastic_runtime.errors import CheckpointError
+from tests.ranks import entries_of, run_ranks, values
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DDP, FSDP = False, True
+
+
+class Odd(nn.Module):
+    """Shapes that no world divides, and every kind of tensor beside the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(5, 7)
+        self.narrow = nn.Linear(7, 3, bias=False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("wave", torch.zeros(3, dtype=torch.complex64))
+        self.register_buffer("coarse", torch.zeros(9, dtype=torch.bfloat16)[::2])
+        self.register_buffer("nothing", torch.zeros(0, 4))
+        self.register_buffer("turned", torch.zeros(4, 6).t())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.steps += 1
+            for buffer in (self.wave, self.coarse, self.turned):
+                buffer += torch.arange(buffer.numel()).reshape(buffer.shape).to(buffer.dtype)
+            self.mask.logical_not_()
+        return self.narrow(self.wide(inputs)) * self.scale
+
+
+def whole(tensor: torch.Tensor) -> list[Any]:
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().flatten().tolist()
+
+
+def life(path: Path, sharded: bool, steps: int) -> dict[str, Any]:
+    """Resumes, trains on the same data in any world, saves; returns what was found at the start."""
+    rank, world = 0, 1
+    if sharded and not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    model: nn.Module = Odd()
+    if sharded:
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (world,)))
+    wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 and not sharded else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
+    rng, seen = torch.Generator().manual_seed(rank), PerRank([])
+    entries: dict[str, Any] = {
+        "model": wrapped,
+        "optim": optimizer,
+        "best": 0,
+        "rng": rng,
+        "seen": seen,
+    }
+    ckpt = Checkpointer(path, entries)
+    found: dict[str, Any] = {"step": ckpt.resume(), "best": entries["best"], "seen": seen.value}
+    found["drawn"] = torch.rand(1, generator=rng).item()
+    found["state"] = [
+        whole(tensor)
+        for parameter in model.parameters()
+        for tensor in (parameter, *[v for _, v in sorted(optimizer.state[parameter].items())])
+    ] + [whole(buffer) for buffer in model.buffers()]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        wrapped(torch.ones(4, 5)).square().mean().backward()
+        optimizer.step()
+        seen.value = [*seen.value, rank]
+        ckpt.step()
+    entries["best"] += 1
+    ckpt.save(sync=True)
+    ckpt.close()
+    return found
+
+
+WAYS = [
+    [(DDP, 3), (DDP, 2), (FSDP, 3), (FSDP, 2), (DDP, 1)],
+    [(FSDP, 8), (FSDP, 3), (DDP, 1), (DDP, 8), (FSDP, 1)],
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_from_world_to_world(tmp_path: Path, way: list[tuple[bool, int]]) -> None:
+    reference = tmp_path / "alone"
+    for lifetime, (sharded, world) in enumerate(way):
+        found = values(run_ranks(world, life, tmp_path / "many", sharded, 2))
+        (expected,) = values(run_ranks(1, life, reference, DDP, 2))
+        for each in found:
+            assert (each["step"], each["best"]) == (2 * lifetime, lifetime)
+            assert each["state"] == found[0]["state"], "the ranks differ"
+        if lifetime == 0:
+            continue  # every world begins with parameters of its own
+        assert len(found[0]["state"]) == len(expected["state"]) == 4 * 5 + 6
+        assert found[0]["state"][-6:] == expected["state"][-6:], "buffers count steps, not ranks"
+        assert len({each["drawn"] for each in found}) == world
+        assert all(each["seen"] == [] for each in found), "of ranks that are no more"
+
+
+def test_in_the_same_world_each_rank_has_its_own_again(tmp_path: Path) -> None:
+    first = values(run_ranks(3, life, tmp_path, DDP, 1))
+    again = values(run_ranks(3, life, tmp_path, FSDP, 1))
+    assert [each["seen"] for each in again] == [[0], [1], [2]]
+    assert not {each["drawn"] for each in first} & {each["drawn"] for each in again}
+    assert [each["drawn"] for each in again] == [
+        torch.rand(2, generator=torch.Generator().manual_seed(rank))[1].item() for rank in range(3)
+    ]
+
+
+def other_program(path: Path, strict: bool) -> tuple[int, int, float]:
+    """Has a layer less and a value more than the one that saved."""
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
+    nn.init.constant_(model["body"].weight, 7.0)
+    entries: dict[str, Any] = {"model": model, "fresh": 5}
+    step = Checkpointer(path, entries).resume(strict=strict)
+    return step, entries["fresh"], model["body"].weight.sum().item()
+
+
+def test_what_does_not_fit_is_named_by_all_ranks_or_left_out(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "tail": nn.Linear(2, 1, bias=False)})
+    nn.init.constant_(model["body"].weight, 1.0)
+    ckpt = Checkpointer(tmp_path, {"model": model, "old": 1})
+    ckpt.steps = 4
+    ckpt.save(sync=True)
+    outcomes = run_ranks(2, other_program, tmp_path, True)
+    assert {outcome.error for outcome in outcomes} == {"CheckpointError"}
+    assert outcomes[0].text == outcomes[1].text
+    assert "it lacks fresh, model.head.bias, model.head.weight;" in outcomes[0].text
+    assert "it also has model.tail.weight, old;" in outcomes[0].text
+    assert "resume(strict=False)" in outcomes[0].text
+    assert values(run_ranks(2, other_program, tmp_path, False)) == [(4, 5, 4.0)] * 2
+
+
+def test_what_was_left_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Checkpointer(tmp_path, {"a": 1, "old": 2}).save(sync=True)
+    entries = {"a": 0, "new": 3}
+    with caplog.at_level(logging.INFO):
+        Checkpointer(tmp_path, entries).resume(strict=False)
+    assert entries == {"a": 1, "new": 3}
+    (told,) = [r.getMessage() for r in caplog.records if "checkpoint.partly" in r.getMessage()]
+    assert "['new']" in told
+    assert "['old']" in told
+
+
+def save_steps(path: Path, *steps: int) -> None:
+    model = nn.Linear(50, 50)
+    ckpt = Checkpointer(path, {"model": model, "step": 0, "rng": torch.Generator()})
+    for step in steps:
+        nn.init.constant_(model.weight, float(step))
+        ckpt.steps = step
+        ckpt.save(sync=True)
+    ckpt.close()
+
+
+def resumed(path: Path) -> tuple[int, float]:
+    model = nn.Linear(50, 50)
+    ckpt = Checkpointer(path, {"model": model, "step": 0, "rng": torch.Generator()})
+    return ckpt.resume(), model.weight[0, 0].item()
+
+
+def test_a_flipped_bit_in_any_file_makes_all_ranks_take_the_older_one(tmp_path: Path) -> None:
+    values(run_ranks(2, save_steps, tmp_path, 1, 2))
+    checkpoint = tmp_path / "step-2.term-1"
+    names = entries_of(checkpoint)
+    assert names == [".metadata", "MANIFEST.json", "rank-0.distcp", "rank-1.distcp"]
+    assert resumed(tmp_path) == (2, 2.0)
+    for name in names:
+        path = checkpoint / name
+        content = path.read_bytes()
+        # Heads and tails of the archives as well as what is in them.
+        places = {0, 1, 40, len(content) - 1, *range(0, len(content), len(content) // 13)}
+        for place in sorted(places):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << place % 8
+            path.write_bytes(damaged)
+            assert resumed(tmp_path) == (1, 1.0), f"byte {place} of {name}"
+        path.write_bytes(content[:-2])
+        assert resumed(tmp_path) == (1, 1.0), f"{name} cut off"
+        path.unlink()
+        if name != "MANIFEST.json":  # without it there is no checkpoint
+            assert resumed(tmp_path) == (1, 1.0), f"no {name}"
+        path.write_bytes(content)
+    (path := checkpoint / "rank-1.distcp").write_bytes(b"")
+    assert values(run_ranks(3, resumed, tmp_path)) == [(1, 1.0)] * 3
+    assert path.exists()
+
+
+class Deleting(nn.Module):
+    """Its checkpoint goes away while it is being read."""
+
+    path: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_state_dict_post_hook(lambda *_: self._delete())
+        self.deletes = False
+
+    def _delete(self) -> None:
+        if self.deletes and (manifest := self.path / "MANIFEST.json").exists():
+            manifest.unlink()
+            (self.path / "rank-0.distcp").unlink()
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
+    model = Deleting()
+    ckpt = Checkpointer(tmp_path, {"model": model})
+    for step in (1, 2):
+        ckpt.steps = step
+        ckpt.save(sync=True)
+    model.path, model.deletes = tmp_path / "step-2.term-1", True
+    assert Checkpointer(tmp_path, {"model": model}).resume() == 1
+    model.path = tmp_path / "step-1.term-1"
+    with pytest.raises(
+        CheckpointError, match=r"step-1\.term-1 was deleted while it was being read"
+    ):
+        Checkpointer(tmp_path, {"model": model}).resume()
