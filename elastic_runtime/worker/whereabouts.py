@@ -13,6 +13,8 @@ _COLLECTIVE = (
     os.path.join("torch", "nn", "parallel", "distributed.py"),
     os.path.join("elastic_runtime", "worker", ""),
 )
+# What a person does not look for: installed packages, and Python's own library.
+_LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen ")
 
 
 def of(thread: int) -> tuple[bool, str]:
@@ -30,10 +32,14 @@ def of(thread: int) -> tuple[bool, str]:
         return False, "nowhere"
     collective = any(part in frame.f_code.co_filename for part in _COLLECTIVE)
     shown = frame
-    while shown.f_back is not None and "site-packages" in shown.f_code.co_filename:
+    while shown.f_back is not None and _is_library(shown.f_code.co_filename):
         shown = shown.f_back
     code = shown.f_code
     return collective, f"{os.path.basename(code.co_filename)}:{shown.f_lineno} in {code.co_name}"
+
+
+def _is_library(file: str) -> bool:
+    return any(part in file for part in _LIBRARIES)
 
 
 def throw(thread: int, error: type[BaseException]) -> None:

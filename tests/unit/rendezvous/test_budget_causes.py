@@ -13,7 +13,7 @@ from elastic_runtime.protocol.records import (
     Budget,
     FaultReport,
 )
-from elastic_runtime.rendezvous.budget import MAX_FRUITLESS, Verdict, judge
+from elastic_runtime.rendezvous.budget import MAX_FRUITLESS, USAGE, Verdict, judge, root_cause
 
 ECHO = FaultReport(1, FAILED, "lost a peer", signature="RuntimeError", consequence=True)
 BYSTANDER = FaultReport(1, PLANNED, "called back")
@@ -61,3 +61,12 @@ def test_progress_until_a_planned_change_counts() -> None:
     assert unlucky.fruitless == 3
     asked = FaultReport(1, ASKED, "asked", step=50)
     assert judge(unlucky, (asked, BYSTANDER), members=2, max_restarts=3).budget.fruitless == 0
+
+
+def test_a_mistake_of_the_users_explains_all_that_followed() -> None:
+    usage = FaultReport(4, FAILED, "commit() outside", signature=f"{USAGE}commit()", lifetime=9.0)
+    crash = FaultReport(4, FAILED, "a worker was killed", lifetime=0.5)
+    echo = FaultReport(4, FAILED, "Connection closed by peer", consequence=True, lifetime=0.1)
+    assert root_cause([crash, echo, usage]) is usage
+    assert root_cause([echo, crash]) is crash
+    assert root_cause([]) is None

@@ -1,0 +1,57 @@
+"""Where a thread is, and how it is got out of there."""
+
+from __future__ import annotations
+
+import threading
+
+from elastic_runtime.worker import whereabouts
+
+PATIENCE = 20.0
+
+
+class Out(BaseException):
+    """What is thrown."""
+
+
+def test_a_thread_that_catches_everything_else_is_thrown_out() -> None:
+    runs, ends = threading.Event(), threading.Event()
+    found: list[BaseException] = []
+
+    def script() -> None:
+        try:
+            while True:
+                runs.set()
+        except Exception:
+            return
+        except BaseException as error:
+            found.append(error)
+        finally:
+            ends.set()
+
+    thread = threading.Thread(target=script, daemon=True)
+    thread.start()
+    assert runs.wait(PATIENCE)
+    assert thread.ident is not None
+    whereabouts.throw(thread.ident, Out)
+    assert ends.wait(PATIENCE)
+    assert [type(error) for error in found] == [Out]
+
+
+def test_the_place_is_that_of_the_script_and_no_collective() -> None:
+    runs, stop = threading.Event(), threading.Event()
+
+    def script() -> None:
+        runs.set()
+        while not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=script, daemon=True)
+    thread.start()
+    assert runs.wait(PATIENCE)
+    assert thread.ident is not None
+    seen = [whereabouts.of(thread.ident) for _ in range(50)]
+    stop.set()
+    thread.join(PATIENCE)
+    assert not any(collective for collective, _ in seen)
+    assert any("test_whereabouts.py" in where and "in script" in where for _, where in seen)
+    assert whereabouts.of(0) == (False, "nowhere")
