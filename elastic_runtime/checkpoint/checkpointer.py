@@ -303,7 +303,8 @@ class Checkpointer:
         if self._saves.has_failed:
             wishes |= Wish.FAILED
         waited = time.monotonic() - self._last_save
-        due = self._save_soon or self._every.due_after(waited)
+        again = self._save_soon and not self._saves.is_clearing
+        due = again or self._every.due_after(waited)
         if rank == 0 and due and not self._save_wished:
             self._save_wished = True
             wishes |= Wish.SAVE

@@ -226,6 +226,11 @@ class Saves:
         """Whether the save in the background has ended without success."""
         return self._flight is not None and self._flight.task.has_failed
 
+    @property
+    def is_clearing(self) -> bool:
+        """Whether a save that was given up still holds the memory that the next one needs."""
+        return self._abandoned is not None and not self._abandoned.has_ended
+
     def wait(self) -> None:
         """Waits for the save in the background, if there is one.
 
