@@ -1,4 +1,4 @@
-"""The steps of ``steps``, but no file of a checkpoint is durable while the folder has a ``gate``."""
+"""The steps of ``steps``; no file of a checkpoint is durable while the folder has a ``gate``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,205 @@
+"""Saves in the background, with one rank: what training waits for, and what it hears."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic_runtime.checkpoint import local
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.errors import CheckpointError
+from tests.ranks import entries_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def saves(path: Path) -> list[str]:
+    return [name for name in entries_of(path) if name.startswith("step-")]
+
+
+class Disk:
+    """A disk that can be held up, and can fail."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Semaphore(0)
+        self.open = threading.Event()
+        self.fails = False
+        self.open.set()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    found = Disk()
+    durable = local.LocalWriter.sync
+
+    def sync(writer: local.LocalWriter) -> None:
+        found.reached.release()
+        assert found.open.wait(60)
+        if found.fails:
+            raise CheckpointError("cannot save: the disk is on fire; put it out")
+        durable(writer)
+
+    monkeypatch.setattr(local.LocalWriter, "sync", sync)
+    yield found
+    found.open.set()
+
+
+def test_training_goes_on_meanwhile_and_the_saved_state_is_that_of_its_step(
+    tmp_path: Path, disk: Disk
+) -> None:
+    model = nn.Linear(3, 3)
+    entries: dict[str, Any] = {"model": model, "loss": 1.0}
+    ckpt = Checkpointer(tmp_path, entries)
+    before = model.weight.detach().clone()
+    disk.open.clear()
+    ckpt.steps = 1
+    ckpt.save()
+    with torch.no_grad():
+        model.weight.fill_(9)
+    entries["loss"] = 9.0
+    assert disk.reached.acquire(timeout=60)
+    assert ckpt.held == 0, "it is not on disk yet"
+    ckpt.save()  # it is being done
+    disk.open.set()
+    ckpt.wait()
+    assert ckpt.held == 1
+    again = Checkpointer(tmp_path, entries)
+    assert again.resume() == 1
+    assert torch.equal(model.weight, before)
+    assert entries["loss"] == 1.0
+
+
+def test_a_synchronous_save_of_the_same_step_waits_for_the_one_under_way(
+    tmp_path: Path, disk: Disk
+) -> None:
+    ckpt = Checkpointer(tmp_path, {"a": 1})
+    disk.open.clear()
+    ckpt.save()
+    assert disk.reached.acquire(timeout=60)
+    disk.open.set()
+    ckpt.save(sync=True)
+    assert saves(tmp_path) == ["step-0.term-1"]
+
+
+def test_one_save_at_a_time(tmp_path: Path, disk: Disk) -> None:
+    ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
+    disk.open.clear()
+    ckpt.step()
+    assert disk.reached.acquire(timeout=60)
+    done = threading.Event()
+
+    def second() -> None:
+        ckpt.step()
+        done.set()
+
+    beside = threading.Thread(target=second)
+    beside.start()
+    assert not done.wait(0.2)
+    disk.open.set()
+    beside.join(60)
+    ckpt.close()
+    assert saves(tmp_path) == ["step-1.term-1", "step-2.term-1"]
+
+
+def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries: dict[str, Any] = {"a": 1}
+    ckpt = Checkpointer(tmp_path, entries, every="2 steps", keep=1)
+    ckpt.step()
+    ckpt.step()
+    ckpt.wait()
+    disk.fails = True
+    ckpt.step()
+    ckpt.step()
+    flight = ckpt._saves._flight
+    assert flight is not None
+    assert flight.task._ended.wait(60)
+    with pytest.raises(CheckpointError, match="on fire"):
+        ckpt.step()
+    assert ckpt.held == 2
+    assert saves(tmp_path) == ["step-2.term-1"]
+    assert [r for r in caplog.records if "save_failed" in r.msg % r.args]
+    disk.fails = False
+    ckpt.step()  # goes on, for a program that can live without the one
+    ckpt.close()
+    assert saves(tmp_path) == ["step-6.term-1"]
+
+
+@pytest.mark.parametrize("call", ["wait", "close", "save"])
+def test_a_failure_is_heard_by_whoever_waits(tmp_path: Path, disk: Disk, call: str) -> None:
+    ckpt = Checkpointer(tmp_path, {"a": 1})
+    disk.fails = True
+    ckpt.save()
+    ckpt.steps += 1
+    with pytest.raises(CheckpointError, match="on fire"):
+        getattr(ckpt, call)()
+    disk.fails = False
+    ckpt.save(sync=True)
+    assert saves(tmp_path) == ["step-1.term-1"]
+
+
+def test_a_synchronous_save_makes_up_for_one_that_failed(tmp_path: Path, disk: Disk) -> None:
+    ckpt = Checkpointer(tmp_path, {"a": 1})
+    disk.fails = True
+    ckpt.save()
+    assert disk.reached.acquire(timeout=60)
+    with pytest.raises(CheckpointError, match="on fire"):
+        ckpt.wait()
+    disk.fails = False
+    ckpt.save(sync=True)  # of the same step
+    assert saves(tmp_path) == ["step-0.term-1"]
+
+
+def test_the_image_is_made_once(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, {"model": nn.Linear(3, 3)}, every="2 steps")
+    ckpt.step()
+    image = ckpt._saves._image
+    assert image is not None, "before the first save, beside training"
+    for _ in range(5):
+        ckpt.step()
+    assert ckpt._saves._image is image
+    ckpt.close()
+    assert ckpt._saves._image is None
+
+
+def test_a_state_that_changes_its_shape_is_planned_anew(tmp_path: Path) -> None:
+    entries: dict[str, Any] = {"a": torch.ones(3)}
+    ckpt = Checkpointer(tmp_path, entries, every=1)
+    for size in (3, 4, 4, 2):
+        entries["a"] = torch.full((size,), size)
+        ckpt.step()
+    ckpt.close()
+    assert Checkpointer(tmp_path, entries).resume() == 4
+    assert entries["a"].tolist() == [2, 2]
+
+
+def test_synchronous_saves_take_no_memory(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, {"model": nn.Linear(3, 3)}, every=1, sync=True)
+    ckpt.step()
+    assert saves(tmp_path) == ["step-1.term-1"]
+    assert ckpt._saves._image is None
+
+
+def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
+    Checkpointer(tmp_path, {"model": nn.Linear(3, 3)}).save(sync=True)
+    other = Checkpointer(tmp_path, {"net": nn.Linear(3, 3), "best": 1.0})
+    with pytest.raises(CheckpointError, match=r"another job.*step-0\.term-1.*model.*net, best"):
+        other.save(sync=True)
+    assert entries_of(tmp_path) == ["step-0.term-1", "term-1"]
+
+
+def test_a_directory_that_was_resumed_from_is_ones_own(tmp_path: Path) -> None:
+    Checkpointer(tmp_path, {"model": nn.Linear(3, 3)}).save(sync=True)
+    renamed = Checkpointer(tmp_path, {"net": nn.Linear(3, 3)})
+    renamed.resume(strict=False)
+    renamed.steps = 1
+    renamed.save(sync=True)
+    assert saves(tmp_path) == ["step-0.term-1", "step-1.term-2"]
