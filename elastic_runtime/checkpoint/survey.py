@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.retention import Retention, Verdict
     from elastic_runtime.checkpoint.storage import Reader, Storage
 
-_CHUNK = 16 << 20
 _FILES_AT_A_TIME = 4
 _OURS = re.compile(rf"rank-\d+\.distcp|\.metadata|{re.escape(MANIFEST)}(\.partial)?")
 
@@ -123,7 +122,7 @@ def verify(
     def check(file: FileRecord) -> list[str]:
         try:
             with storage.reader(manifest.id, file.name) as reader:
-                bad = _damage(reader, file, advance)
+                bad = _damage(reader, file, storage.chunk, advance)
         except DamagedCheckpoint as error:
             return [str(error)]
         where = storage.place(manifest.id, file.name)
@@ -133,8 +132,10 @@ def verify(
         return [problem for found in pool.map(check, manifest.files) for problem in found]
 
 
-def _damage(reader: Reader, file: FileRecord, advance: Callable[[int], None]) -> list[str]:
-    buffer = memoryview(bytearray(min(_CHUNK, max(file.bytes, 1))))
+def _damage(
+    reader: Reader, file: FileRecord, chunk: int, advance: Callable[[int], None]
+) -> list[str]:
+    buffer = memoryview(bytearray(max(1, min(chunk, file.bytes))))
     bad, whole = [], 0
     spans = [(part.offset, part.length, part.crc32c) for part in file.parts]
     for offset, length, expected in spans or [(0, file.bytes, file.crc32c)]:

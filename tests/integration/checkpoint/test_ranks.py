@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.storage import CheckpointDirectory
+from elastic_runtime.checkpoint.local import LocalStorage
+from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.peers import Peers
 from tests.ranks import entries_of, run_ranks, values
@@ -140,7 +141,7 @@ def overtaken(path: Path) -> None:
     ckpt.step()
     dist.barrier()
     if dist.get_rank() == 0:
-        CheckpointDirectory(path).take_term({"run": "other", "round": 8, "host": "there"})
+        LocalStorage(path).take_term({"run": "other", "round": 8, "host": "there"})
     ckpt.step()
 
 
@@ -172,6 +173,55 @@ def test_a_full_disk_of_one_rank_is_everyones_error(tmp_path: Path) -> None:
         f"cannot save to {path}: File too large; raise the limit on file sizes (ulimit -f)"
     )
     assert saves(tmp_path) == ["step-1.term-1"]
+
+
+def fail_beside(path: Path) -> tuple[int, str, int]:
+    """A save that fails on one rank while all train on; each rank's steps take another time."""
+    model = nn.Linear(200, 200)
+    ckpt = Checkpointer(path, {"model": model}, every="20 steps")
+    ckpt.resume()
+    chance = random.Random(dist.get_rank())
+    if dist.get_rank() == 1:
+        soft = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, soft[1]))
+    for _ in range(20):
+        ckpt.step()
+    try:
+        while True:
+            time.sleep(chance.uniform(0, 0.002))
+            ckpt.step()
+    except CheckpointError as error:
+        failed = ckpt.steps, str(error)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+    ckpt.save()
+    ckpt.close()
+    return *failed, ckpt.held
+
+
+def test_a_save_that_fails_beside_training_is_heard_at_the_same_step(tmp_path: Path) -> None:
+    first, second = values(run_ranks(2, fail_beside, tmp_path))
+    assert first == second
+    step, text, held = first
+    assert "rank-1.distcp: File too large" in text
+    assert 20 < step <= 40
+    assert held == step
+    assert saves(tmp_path) == [f"step-{step}.term-1"]
+
+
+def save_at_the_end(path: Path) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(300, 300))
+    ckpt = Checkpointer(path, {"model": model}, every=1, keep=2)
+    ckpt.resume()
+    for _ in range(5):
+        model(torch.ones(2, 300)).sum().backward()
+        ckpt.step()
+    # No close(): what is under way is finished all the same.
+
+
+def test_a_program_that_just_ends_has_its_last_save_finished(tmp_path: Path) -> None:
+    values(run_ranks(2, save_at_the_end, tmp_path))
+    assert saves(tmp_path) == ["step-4.term-1", "step-5.term-1"]
 
 
 def use(path: Path) -> None:
