@@ -6,6 +6,9 @@ alternate, so that what else the machine does hits all of them alike. Writes JSO
 
     scripts/bench/recovery.py --repeat 10 --json /tmp/recovery.json
 
+With ``--in-a-row`` the trials of a contender are made on one job, which is started anew only if it
+does not come back: many faults in little time, also those that come after many others.
+
 Figures: *stall* is the longest time after the fault without a step of the newest round that
 advances the job's highest completed step; *full* is the time from the fault to the first step of
 the full world (every worker of every node that lives); *lost* counts the steps that had to be done
@@ -43,6 +46,7 @@ from scripts.bench.measure.faults import (
     measure,
 )
 from scripts.bench.measure.floor import FLOOR
+from scripts.bench.measure.in_a_row import in_a_row
 from scripts.bench.measure.network import Network, why_not
 from scripts.bench.measure.report import line, machine, summary, table
 from tests.etcd_server import EtcdProcess, free_port
@@ -67,9 +71,9 @@ def main() -> int:
             network = stack.enter_context(Network(max(args.nodes))) if CUT in args.faults else None
             etcd = stack.enter_context(_etcd(network))
             ground = Ground(etcd.endpoint, script, args.deadline, network, args.keep)
-            for number, trial in enumerate(trials):
-                results.append(measure(trial, args.directory / f"trial-{number}", ground))
-                print(f"[{number + 1}/{len(trials)}] {line(results[-1])}", flush=True)
+            for result in _results(trials, args, ground):
+                results.append(result)
+                print(f"[{len(results)}] {line(result)}", flush=True)
     except KeyboardInterrupt:
         print("interrupted; the table shows what was measured until then")
     if args.json:
@@ -83,6 +87,14 @@ def main() -> int:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(table(results))
     return int(any(result.outcome.startswith("did not start") for result in results))
+
+
+def _results(trials: Sequence[Trial], args: argparse.Namespace, ground: Ground) -> Iterator[Result]:
+    if args.in_a_row:
+        yield from in_a_row(trials, args.directory, ground)
+        return
+    for number, trial in enumerate(trials):
+        yield measure(trial, args.directory / f"trial-{number}", ground)
 
 
 def plan(
@@ -132,6 +144,9 @@ def _arguments() -> argparse.Namespace:
         help=f"of {', '.join(_NAMES)}; NAME:N for other repetitions than --repeat",
     )
     default = [fault for fault in FAULTS if fault != CUT]
+    parser.add_argument(
+        "--in-a-row", action="store_true", help="many faults to one job, one after the other"
+    )
     text = f"of {', '.join(FAULTS)} (all but {CUT}, which needs root, if none are named)"
     parser.add_argument("--faults", type=_names(FAULTS), default=default, help=text)
     parser.add_argument("--nodes", type=_sizes, default=[2, 3], help="sizes before the fault")
@@ -144,6 +159,8 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if CUT in args.faults and (reason := why_not()):
         parser.error(f"{CUT} cannot be measured here: {reason}")
+    if args.in_a_row and (alone := [f for f in args.faults if f == CUT or FAULTS[f].alone]):
+        parser.error(f"{', '.join(alone)}: these need a job of their own")
     if args.directory is None:
         args.directory = Path(tempfile.mkdtemp(prefix="recovery-"))
     return args

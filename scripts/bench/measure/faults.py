@@ -175,17 +175,17 @@ def measure(trial: Trial, directory: Path, ground: Ground) -> Result:
         ground: what it shares with other trials.
     """
     if trial.contender == floor.FLOOR:
-        return _measure_floor(trial, ground.deadline)
+        return measure_floor(trial, ground.deadline)
     network = ground.network if trial.fault == CUT else None
     etcd = f"{network.host}:{ground.etcd.rpartition(':')[2]}" if network else ground.etcd
     contender = CONTENDERS[trial.contender]
     workers = FAULTS[trial.fault].workers
     with Job(contender, directory, etcd, ground.script, network=network, workers=workers) as job:
         try:
-            _start(job, trial)
+            start(job, trial)
         except processes.Overdue as overdue:
             return Result(trial, f"did not start: {overdue}", None)
-        outcome, cost = _strike(job, trial, ground.deadline)
+        outcome, cost = strike(job, trial, ground.deadline)
     if network:
         network.mend()
     if cost and not ground.keep:
@@ -193,7 +193,13 @@ def measure(trial: Trial, directory: Path, ground: Ground) -> Result:
     return Result(trial, outcome, cost)
 
 
-def _measure_floor(trial: Trial, deadline: float) -> Result:
+def measure_floor(trial: Trial, deadline: float) -> Result:
+    """The same fault on bare gloo ranks.
+
+    Args:
+        trial: what to measure; its contender is ``FLOOR``.
+        deadline: seconds.
+    """
     ranks = trial.nodes * FAULTS[trial.fault].workers
     victim = {FIRST: 0, MIDDLE: ranks // 2, LAST: ranks - 1}[trial.victim]
     try:
@@ -204,7 +210,17 @@ def _measure_floor(trial: Trial, deadline: float) -> Result:
     return Result(trial, "back", cost)
 
 
-def _strike(job: Job, trial: Trial, deadline: float) -> tuple[str, Figures | None]:
+def strike(job: Job, trial: Trial, deadline: float) -> tuple[str, Figures | None]:
+    """Does a trial's fault to a job that has its full world, and waits until it is back.
+
+    Args:
+        job: the job.
+        trial: which fault, to whom.
+        deadline: seconds to wait at most.
+
+    Returns:
+        The outcome, ``back`` or what happened instead, and what it cost if it is back.
+    """
     fault = FAULTS[trial.fault]
     world = (_before(trial) + fault.nodes) * fault.workers
     victim = _victim(job, trial.victim)
@@ -226,7 +242,12 @@ def _before(trial: Trial) -> int:
     return trial.nodes - max(0, FAULTS[trial.fault].nodes)
 
 
-def _start(job: Job, trial: Trial) -> None:
+def start(job: Job, trial: Trial) -> None:
+    """Starts the nodes that a job has before a fault, and waits until they train.
+
+    Raises:
+        Overdue: they do not.
+    """
     nodes = _before(trial)
     ranks = nodes * FAULTS[trial.fault].workers
     for _ in range(nodes):
