@@ -6,7 +6,10 @@ import time
 
 import pytest
 
-from scripts.bench import sync
+from scripts.bench import checkpoint, sync
+from scripts.bench.checkpoints import loading, saving
+from scripts.bench.checkpoints.contest import Size
+from scripts.bench.checkpoints.table import GOALS, Run, table
 from scripts.bench.measure import floor
 from tests.etcd_server import free_port
 
@@ -29,3 +32,14 @@ def test_newcomers_get_the_state_that_was_asked_for() -> None:
     assert all(one.sync > 0 and one.broadcast > 0 for one in times)
     assert times[0].nbytes == pytest.approx(25e6, rel=0.02)
     assert "3 ranks, 25 MB" in sync.table(task, times)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_row_of_the_checkpoint_benchmark_is_measured(ranks: int) -> None:
+    size = Size(nbytes=1 << 20, ranks=ranks)
+    rows = [row for row in checkpoint.ROWS if row != "tiny"]  # the same, and slow
+    samples = checkpoint.measure(size, rows, repeat=1)
+    assert {sample.row for sample in samples} == GOALS.keys() - {saving.TINY, loading.PEER}
+    assert all(value > 0 for sample in samples for value in sample.values)
+    shown = table([Run(size, samples)])
+    assert shown.count("\n") == len(GOALS) - 2

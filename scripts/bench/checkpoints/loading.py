@@ -1,0 +1,92 @@
+"""The rows of the table that are about loading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from elastic_runtime.checkpoint.memory import bytes_of
+from scripts.bench.checkpoints import limits
+from scripts.bench.checkpoints.contest import Sample, Stage, local, timed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from elastic_runtime.checkpoint.checkpointer import Checkpointer
+
+LOAD = "load from the page cache"
+RESTORE = "restore from shared memory"
+PEER = "restore from a peer"
+
+
+def load(stage: Stage) -> list[Sample]:
+    """How long it takes to load what has just been saved."""
+    model = stage.model()
+    tensors = [local(parameter) for parameter in model]
+    whole = stage.disk / f"torch-{stage.rank}"
+    torch.save(tensors, whole)
+    state = {key: value.detach() for key, value in model.state_dict().items()}
+    theirs = stage.disk / "dcp"
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(theirs, sync_files=False))
+
+    def plain() -> None:
+        loaded = torch.load(whole, weights_only=True)
+        for tensor, found in zip(tensors, loaded, strict=True):
+            tensor.copy_(found)
+
+    with stage.checkpointer(stage.disk / "ours", model) as ckpt:
+        _save(ckpt)
+        samples = stage.compete(
+            LOAD,
+            {
+                "limit": _limit(_own_file(stage, stage.disk / "ours")),
+                "ours": lambda: timed(ckpt.resume),
+                "torch.save": lambda: timed(plain),
+                "dcp": lambda: timed(
+                    lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(theirs))
+                ),
+            },
+        )
+    stage.clear(theirs)
+    whole.unlink()
+    return samples
+
+
+def restore(stage: Stage) -> list[Sample]:
+    """The same from shared memory, where a snapshot survives the worker."""
+    model = stage.model()
+    with stage.checkpointer(stage.memory / "ours", model) as ckpt:
+        _save(ckpt)
+        return stage.compete(
+            RESTORE,
+            {
+                "limit": _limit(_own_file(stage, stage.memory / "ours")),
+                "ours": lambda: timed(ckpt.resume),
+            },
+        )
+
+
+def from_peer(stage: Stage) -> list[Sample]:
+    """From another node's agent, beside a bare gloo send of the same bytes.
+
+    The copies that agents keep for each other are not measured yet: this is their place.
+    """
+    return []
+
+
+def _save(ckpt: Checkpointer) -> None:
+    ckpt.steps = 1
+    ckpt.save(sync=True)
+
+
+def _own_file(stage: Stage, where: Path) -> Path:
+    (checkpoint,) = where.glob("step-*")
+    return checkpoint / f"rank-{stage.rank}.distcp"
+
+
+def _limit(path: Path) -> Callable[[], float]:
+    memory = bytes_of(torch.zeros(path.stat().st_size, dtype=torch.uint8))
+    return lambda: timed(lambda: limits.read(path, memory))
