@@ -288,9 +288,8 @@ class Image:
         self._targets = [self._target(i, p) for i, p in zip(items, self._places, strict=True)]
 
     def _allocate(self, size: int) -> torch.Tensor:
-        return torch.empty(
-            size, dtype=torch.uint8, pin_memory=not isinstance(self.copies, PlainCopies)
-        )
+        pinned = torch.cuda.is_available() and not isinstance(self.copies, PlainCopies)
+        return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
 
     def _target(self, item: Item, place: _Place) -> torch.Tensor:
         begin = place.offset + len(place.around.head)

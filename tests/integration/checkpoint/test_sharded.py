@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -45,6 +46,37 @@ def life(path: Path, sharded: bool, steps: int) -> tuple[int, list[list[float]]]
     ckpt.save()
     ckpt.close()
     return resumed, found
+
+
+def reference(path: Path) -> list[list[float]]:
+    """What plain DCP finds, without any code of ours."""
+    import torch.distributed.checkpoint as dcp
+
+    state = {
+        f"{prefix}.{index}.{name}{part}": torch.zeros(shape)
+        for index, rows, columns in ((0, 7, 5), (2, 3, 7))
+        for name, shape in (("weight", (rows, columns)), ("bias", (rows,)))
+        for prefix, part in (
+            ("model", ""),
+            ("optim.state.model", ".exp_avg"),
+            ("optim.state.model", ".exp_avg_sq"),
+        )
+    }
+    dcp.load(
+        state,
+        storage_reader=dcp.FileSystemReader(path),
+        planner=dcp.DefaultLoadPlanner(flatten_state_dict=False),
+    )
+    return [tensor.flatten().tolist() for tensor in state.values()]
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_plain_dcp_reads_what_four_ranks_have_written(tmp_path: Path, sharded: bool) -> None:
+    values(run_ranks(4, life, tmp_path, sharded, 2))
+    (ours,) = values(run_ranks(1, life, tmp_path, False, 0))
+    (found,) = values(run_ranks(1, reference, tmp_path / "step-2.term-1"))
+    # Ours has the counter of steps as well.
+    assert found == [values for values in ours[1] if len(values) > 1]
 
 
 def test_shards_go_to_any_world_and_to_a_replicated_model(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -203,3 +205,29 @@ def test_a_directory_that_was_resumed_from_is_ones_own(tmp_path: Path) -> None:
     renamed.steps = 1
     renamed.save(sync=True)
     assert saves(tmp_path) == ["step-0.term-1", "step-1.term-2"]
+
+
+_FORGETFUL = """
+import sys, time, torch
+from elastic_runtime import Checkpointer
+from elastic_runtime.checkpoint import local
+
+durable = local.LocalWriter.sync
+def slowly(writer):
+    time.sleep(0.2)  # until the program is over
+    durable(writer)
+local.LocalWriter.sync = slowly
+
+ckpt = Checkpointer(sys.argv[1], {"model": torch.nn.Linear(300, 300)})
+ckpt.save()
+"""
+
+
+def test_a_program_that_just_ends_has_its_last_save_finished(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _FORGETFUL, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        check=True,
+    )
+    assert Checkpointer(tmp_path, {"model": nn.Linear(300, 300)}).resume() == 0
+    assert (tmp_path / "step-0.term-1" / "MANIFEST.json").exists()
