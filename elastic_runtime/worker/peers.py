@@ -6,6 +6,7 @@ a peer sends is ever executed. With one rank, or without ``torch.distributed``, 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Peers:
         parts = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(parts, mine, group=self.group)
         return [
-            json.loads(bytes(part[:size].tolist()))
+            json.loads(ctypes.string_at(part.data_ptr(), size))
             for part, size in zip(parts, sizes.tolist(), strict=True)
         ]
 
