@@ -146,6 +146,7 @@ class Checkpointer:
                 self._load(which, group.peers, strict)
             except DamagedCheckpoint as error:
                 problems.append(str(error))
+                self._saves.damaged.add(which)
                 self._note("damaged", problem=str(error), step=which.step)
                 continue
             self.steps = self._begun = self._saves.held = which.step

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elastic_runtime.checkpoint.background import Abandoned, Task
+from elastic_runtime.checkpoint.index import Description
 from elastic_runtime.checkpoint.manifest import Manifest
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.saving import Collected, Collector, Saving, Tenure
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from elastic_runtime.checkpoint.layout import Item
+    from elastic_runtime.checkpoint.manifest import CheckpointId
     from elastic_runtime.checkpoint.retention import Retention
     from elastic_runtime.checkpoint.state import Entries
     from elastic_runtime.checkpoint.storage import Storage
@@ -72,10 +74,12 @@ class Saves:
             copies: how tensors come into the image.
         """
         self.tenure = Tenure(storage, context)
+        self.damaged: set[CheckpointId] = set()  # found so while loading: not to be counted on
         self._storage = storage
         self._objects = objects
         self._names = entries.names
         self._collector = Collector(entries)
+        self._description = Description()
         self._rule = rule
         self._context = context
         self._make_copies = copies
@@ -172,7 +176,7 @@ class Saves:
 
     def _saving(self, collected: Collected, peers: Peers, step: int) -> Saving:
         draft = Manifest(step, 0, world=peers.world, round=self._context.round, entries=self._names)
-        return Saving(self._storage, self.tenure, draft, collected.plan)
+        return Saving(self._storage, self.tenure, draft, collected.plan, self._description)
 
     def _run(
         self,
@@ -210,7 +214,7 @@ class Saves:
 
     def _prune(self, peers: Peers, term: int) -> None:
         try:
-            prune(self._storage, self._rule, term)
+            prune(self._storage, self._rule, term, self.damaged)
         except (OSError, CheckpointError) as error:
             # The save has succeeded; what could not be deleted is tried again after the next one.
             self._note(peers, "prune_failed", problem=str(error))

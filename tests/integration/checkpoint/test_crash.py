@@ -382,6 +382,17 @@ def tree(path: Path) -> dict[str, bytes] | bytes:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
+def test_what_was_damaged_does_not_count_among_those_to_keep(copies: Any) -> None:
+    path = copies()
+    file = path / f"step-{OLD}.term-1" / "rank-0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert resumed(path) == 1
+    # Two are kept, and the damaged one is left for people to look at.
+    assert entries_of(path) == ["step-1.term-1", "step-2.term-1", "step-2.term-2", "term-2"]
+
+
 def deleted_while_read(path: Path) -> tuple[int, list[str]]:
     """The newest checkpoint disappears between the choice of it and its first file."""
     entries = state()
