@@ -24,9 +24,15 @@ class PrivateDirectory:
         path: where it is.
     """
 
-    def __init__(self) -> None:
-        _sweep()
-        self.path = tempfile.mkdtemp(prefix=_PREFIX)
+    def __init__(self, parent: str = "", prefix: str = _PREFIX) -> None:
+        """Makes it, and removes those of dead agents.
+
+        Args:
+            parent: where; "": where temporary files are kept.
+            prefix: how its name begins.
+        """
+        _sweep(parent, prefix)
+        self.path = tempfile.mkdtemp(prefix=prefix, dir=parent or None)
         # Locked before it gets its name: an agent that starts at the same time and sweeps must
         # never find a lock that nobody holds yet.
         draft, lock = (os.path.join(self.path, name) for name in (f"{_LOCK}.new", _LOCK))
@@ -57,10 +63,10 @@ def _remove(entry: os.DirEntry[str]) -> None:
             os.unlink(entry.path)
 
 
-def _sweep() -> None:
+def _sweep(parent: str = "", prefix: str = _PREFIX) -> None:
     """Removes the directories of agents that have died; one without a lock was kept on purpose."""
-    for entry in os.scandir(tempfile.gettempdir()):
-        if not entry.name.startswith(_PREFIX):
+    for entry in os.scandir(parent or tempfile.gettempdir()):
+        if not entry.name.startswith(prefix):
             continue
         with suppress(OSError):
             descriptor = os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_CLOEXEC)

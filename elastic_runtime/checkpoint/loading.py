@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
     from elastic_runtime.checkpoint.per_rank import Place
     from elastic_runtime.checkpoint.state import Entries, Wanted
-    from elastic_runtime.checkpoint.storage import Storage
+    from elastic_runtime.checkpoint.storage import Source
     from elastic_runtime.worker.peers import Peers
 
 
@@ -53,7 +53,7 @@ class Loading:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Source,
         which: CheckpointId,
         entries: Entries,
         place: Place,

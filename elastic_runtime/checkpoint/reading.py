@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.checkpoint.boxes import Box
     from elastic_runtime.checkpoint.manifest import CheckpointId, Part
-    from elastic_runtime.checkpoint.storage import Reader, Storage
+    from elastic_runtime.checkpoint.storage import Reader, Source
     from elastic_runtime.checkpoint.stored import Piece, StoredValue
 
 # What one thread takes at a time, unless a single part is larger.
@@ -146,7 +146,7 @@ def _direct(piece: Piece, dtype: torch.dtype, overlap: Box, target: Target) -> R
 
 
 def read(
-    storage: Storage,
+    storage: Source,
     which: CheckpointId,
     fetches: Sequence[Fetch],
     advance: Callable[[int], None] = lambda _: None,

@@ -79,8 +79,8 @@ class Reader(Protocol):
         """
 
 
-class Storage(ABC):
-    """A place that holds all checkpoints of a job.
+class Source(ABC):
+    """A place that checkpoints can be read from.
 
     Attributes:
         where: the place as people write it, never with a credential in it.
@@ -93,6 +93,57 @@ class Storage(ABC):
     def place(self, which: CheckpointId | None = None, name: str = "") -> str:
         """A checkpoint or one of its files, for messages."""
         return "/".join(part for part in (self.where, which.name if which else "", name) if part)
+
+    @abstractmethod
+    def has_manifest(self, which: CheckpointId) -> bool:
+        """Whether a checkpoint claims to be whole."""
+
+    def read_manifest(self, which: CheckpointId) -> Manifest | None:
+        """The manifest of a checkpoint; None if it has none, so that it is no checkpoint.
+
+        Raises:
+            DamagedCheckpoint: there is one that cannot be used.
+        """
+        data = self._manifest_bytes(which)
+        if data is None:
+            return None
+        where = self.place(which, layout.MANIFEST)
+        manifest = Manifest.decode(where, data)
+        if manifest.id != which:
+            raise DamagedCheckpoint(f"{where} is damaged: it is the manifest of {manifest.id.name}")
+        return manifest
+
+    @abstractmethod
+    def _manifest_bytes(self, which: CheckpointId) -> bytes | None:
+        """What the manifest's file holds; None if there is none."""
+
+    @abstractmethod
+    def read_bytes(self, which: CheckpointId, name: str) -> bytes:
+        """A whole file, for small ones.
+
+        Raises:
+            DamagedCheckpoint: it is missing or cannot be read.
+        """
+
+    @abstractmethod
+    def reader(self, which: CheckpointId, name: str) -> AbstractContextManager[Reader]:
+        """A file for reading.
+
+        Raises:
+            DamagedCheckpoint: it is missing or cannot be read.
+        """
+
+    @abstractmethod
+    def sizes(self, which: CheckpointId) -> Mapping[str, int]:
+        """All that is in a checkpoint except the manifest: bytes by name; none if it is gone.
+
+        Raises:
+            CheckpointError: it cannot be listed.
+        """
+
+
+class Storage(Source):
+    """A place that holds all checkpoints of a job."""
 
     # Of the whole place
 
@@ -209,56 +260,7 @@ class Storage(ABC):
     def discard(self, which: CheckpointId) -> None:
         """Removes what a failed save of this process has left, as far as that is possible."""
 
-    # A load
-
-    @abstractmethod
-    def has_manifest(self, which: CheckpointId) -> bool:
-        """Whether a checkpoint claims to be whole."""
-
-    def read_manifest(self, which: CheckpointId) -> Manifest | None:
-        """The manifest of a checkpoint; None if it has none, so that it is no checkpoint.
-
-        Raises:
-            DamagedCheckpoint: there is one that cannot be used.
-        """
-        data = self._manifest_bytes(which)
-        if data is None:
-            return None
-        where = self.place(which, layout.MANIFEST)
-        manifest = Manifest.decode(where, data)
-        if manifest.id != which:
-            raise DamagedCheckpoint(f"{where} is damaged: it is the manifest of {manifest.id.name}")
-        return manifest
-
-    @abstractmethod
-    def _manifest_bytes(self, which: CheckpointId) -> bytes | None:
-        """What the manifest's file holds; None if there is none."""
-
-    @abstractmethod
-    def read_bytes(self, which: CheckpointId, name: str) -> bytes:
-        """A whole file, for small ones.
-
-        Raises:
-            DamagedCheckpoint: it is missing or cannot be read.
-        """
-
-    @abstractmethod
-    def reader(self, which: CheckpointId, name: str) -> AbstractContextManager[Reader]:
-        """A file for reading.
-
-        Raises:
-            DamagedCheckpoint: it is missing or cannot be read.
-        """
-
     # Retention
-
-    @abstractmethod
-    def sizes(self, which: CheckpointId) -> Mapping[str, int]:
-        """All that is in a checkpoint except the manifest: bytes by name; none if it is gone.
-
-        Raises:
-            CheckpointError: it cannot be listed.
-        """
 
     @abstractmethod
     def remove(self, manifest: Manifest) -> None:
