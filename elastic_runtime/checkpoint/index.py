@@ -26,13 +26,33 @@ if TYPE_CHECKING:
 METADATA = ".metadata"
 
 
-def encode(plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
-    """The content of the file ``.metadata``.
+class Description:
+    """Encodes the metadata of one save after the other.
 
-    Args:
-        plan: what each rank was to write.
-        files: what each rank has written, one part for each item.
+    It stays the same while plan and lengths do, and for thousands of small tensors making it would
+    be the longest part of a save.
     """
+
+    def __init__(self) -> None:
+        """Knows of no save yet."""
+        self._of: tuple[Plan, list[int]] | None = None
+        self._content = b""
+
+    def encode(self, plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
+        """The content of the file ``.metadata``.
+
+        Args:
+            plan: what each rank was to write.
+            files: what each rank has written, one part for each item.
+        """
+        lengths = [part.length for file in files if file is not None for part in file.parts]
+        if self._of is None or self._of[0] is not plan or self._of[1] != lengths:
+            self._content = _encode(plan, files)
+            self._of = plan, lengths
+        return self._content
+
+
+def _encode(plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
     index = _Index()
     for items, file in zip(plan.files, files, strict=True):
         if file is None:
@@ -43,7 +63,7 @@ def encode(plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
 
 
 class _Index:
-    """Where everything is. What is equal is one object: a pickle holds it once, and is made fast."""
+    """Where everything is. What is equal is one object: that makes a small pickle, and fast."""
 
     def __init__(self) -> None:
         self.described: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_runtime.checkpoint import staging
 from elastic_runtime.checkpoint.background import Abandoned
-from elastic_runtime.checkpoint.index import METADATA, encode, is_as_planned
+from elastic_runtime.checkpoint.index import METADATA, Description, is_as_planned
 from elastic_runtime.checkpoint.layout import Item, Plan, make_plan
 from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, newest_first
 from elastic_runtime.checkpoint.writing import write_file
@@ -180,7 +180,9 @@ class Collector:
         def describe() -> bool:
             try:
                 state.update(self._entries.state(peers.rank))
-                mine = tuple(staging.describe(key, value) for key, value in state.items())
+                changed = self._plan is None or not self._is_as_before(state)
+                if changed:
+                    self._mine = tuple(staging.describe(key, value) for key, value in state.items())
             except CheckpointError:
                 raise
             except Exception as error:
@@ -188,8 +190,6 @@ class Collector:
                 raise CheckpointError(
                     f"rank {peers.rank} has no state to save: {error!r}"
                 ) from error
-            changed = self._plan is None or mine != self._mine
-            self._mine = mine
             return changed
 
         try:
@@ -210,6 +210,12 @@ class Collector:
             [staging.of_value(state[item.key]) for item in items if not item.dtype],
         )
 
+    def _is_as_before(self, state: dict[str, Any]) -> bool:
+        return len(state) == len(self._mine) and all(
+            staging.matches(item, key, value)
+            for item, (key, value) in zip(self._mine, state.items(), strict=True)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Saving:
@@ -220,12 +226,14 @@ class Saving:
         tenure: gives the term; rank 0's counts.
         draft: what the manifest will say; term and files follow.
         plan: who writes what.
+        description: makes the metadata.
     """
 
     storage: Storage
     tenure: Tenure
     draft: Manifest
     plan: Plan
+    description: Description
 
     def run(
         self,
@@ -294,7 +302,7 @@ class Saving:
                     f"cannot save to {self.storage.place(which)}: what rank {rank} has written is "
                     "not what was planned"
                 )
-        content = encode(self.plan, files)
+        content = self.description.encode(self.plan, files)
         sources = [staging.Source((memoryview(content),))]
         metadata = write_file(self.storage, which, METADATA, len(content), sources, alone=False)
         whole = (*(file for file in files if file is not None), metadata)

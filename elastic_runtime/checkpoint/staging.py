@@ -16,9 +16,11 @@ import ctypes
 import io
 import threading
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from elastic_runtime.checkpoint.archive import Wrapping, wrapping
 from elastic_runtime.checkpoint.layout import Item
@@ -65,8 +67,30 @@ def describe(key: str, value: object) -> Item:
             f"{', quantized' if mine.is_quantized else ''}, which cannot be saved; give a dense "
             "one, or keep it out of the state (register_buffer(persistent=False))"
         )
-    dtype = str(mine.dtype).removeprefix("torch.")
+    dtype = _name(mine.dtype)
     return Item(key, dtype, tuple(value.shape), box.offsets, box.sizes, mine.nbytes)
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def matches(item: Item, key: str, value: object) -> bool:
+    """Whether this is what a rank would say of a part of the state.
+
+    It makes no objects: thousands of them would have Python look for garbage in every save.
+    """
+    if not isinstance(value, torch.Tensor):
+        return item.key == key and not item.dtype
+    if isinstance(value, DTensor) or value.layout is not torch.strided:
+        return describe(key, value) == item
+    return (
+        item.key == key
+        and item.dtype == _name(value.dtype)
+        and item.shape == value.shape
+        and item.sizes == item.shape
+    )
 
 
 def local(value: torch.Tensor) -> torch.Tensor:
