@@ -149,6 +149,23 @@ class Output:
 
 
 @dataclass(frozen=True)
+class MemoryLimit:
+    """How much memory something may take.
+
+    Attributes:
+        bytes: so many.
+        share: or so much of the machine's memory, if this is above 0.
+    """
+
+    bytes: int = 0
+    share: float = 0.0
+
+    def within(self, total: int) -> int:
+        """The limit in bytes, on a machine that has ``total`` bytes."""
+        return int(total * self.share) if self.share else self.bytes
+
+
+@dataclass(frozen=True)
 class JobConfig:
     """All settings of one agent.
 
@@ -172,6 +189,7 @@ class JobConfig:
         virtual_local_rank: torchrun's option of that name.
         numa_binding: torchrun's option of that name; "" means none.
         event_log_handler: torchrun's option of that name.
+        snapshot_memory: how much of it snapshots of the training state may take on this node.
         health_port: torchrun's health check; 0 means none.
         log_format: ``console``, ``json`` or ``auto``.
     """
@@ -196,6 +214,7 @@ class JobConfig:
     virtual_local_rank: bool = False
     numa_binding: str = ""
     event_log_handler: str = "null"
+    snapshot_memory: MemoryLimit = MemoryLimit(share=0.25)
     health_port: int = 0
     log_format: str = "auto"
 

@@ -55,6 +55,7 @@ from elastic_runtime.agent.life import (
     WorkerLeft,
 )
 from elastic_runtime.agent.private import PrivateDirectory
+from elastic_runtime.agent.snapshots import SnapshotStore
 from elastic_runtime.agent.watchdogs import Watchdogs
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.log import remembered
@@ -129,12 +130,14 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._alarm = float("inf")
         self._directory = PrivateDirectory()
         self._private = self._directory.path
+        self._snapshots = SnapshotStore(config, address)
         self._crew = Crew(
             config,
             self._private,
             lambda: self._watchdogs.environment(),
             self._inbox.put,
             ahead,
+            self._snapshots.memory.encode() if self._snapshots.memory else "",
         )
         self._probes = ProbeServer("", self._introduce)
         self._address = address
@@ -443,6 +446,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._participant.outlast(_OUTLAST)
         self._participant.close()
         self._probes.close()
+        self._snapshots.close()
         self._crew.hang_up()
         failures = self._crew.failures.values()
         named = any(os.path.isfile(failure.error_file) for failure in failures)

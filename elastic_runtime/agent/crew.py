@@ -88,6 +88,7 @@ class Crew:
         extra: what workers need in their environment beyond the usual.
         put: takes what workers and their server have to say, from other threads.
         ahead: the first fork server, if it has been started already.
+        snapshots: this node's memory for snapshots, as workers are told of it.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class Crew:
         extra: Callable[[], Mapping[str, str]],
         put: Callable[[Any], None],
         ahead: Ahead | None = None,
+        snapshots: str = "",
     ) -> None:
+        self._snapshots = snapshots
         self._config = config
         self._private = private
         self._extra = extra
@@ -158,6 +161,7 @@ class Crew:
                 progress_file=path,
                 channel=self._channel.path,
                 life=life,
+                snapshots=self._snapshots,
             )
             environment.update(self._extra())
             specs.append(

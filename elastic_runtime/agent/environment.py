@@ -14,6 +14,7 @@ from elastic_runtime.protocol.messages import (
     ENV_PROGRESS,
     ENV_ROUND,
 )
+from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
@@ -65,6 +66,7 @@ def worker_environment(
     progress_file: str,
     channel: str,
     life: int = 0,
+    snapshots: str = "",
 ) -> dict[str, str]:
     """The environment of one worker: torchrun's names, and ours for the library.
 
@@ -81,6 +83,7 @@ def worker_environment(
         progress_file: the worker's ``ProgressFile``.
         channel: path of the agent's socket.
         life: how many workers this agent had started with it.
+        snapshots: the agent's memory for them, "" if there is none.
     """
     rank = last.first_worker(group_rank) + local_rank
     world = last.world_size
@@ -109,6 +112,7 @@ def worker_environment(
         ENV_ROUND: str(last.number),
         ENV_NODE: config.node_name,
         ENV_LIFE: str(life),
+        ENV_SNAPSHOTS: snapshots,
     }
     if config.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"

@@ -11,11 +11,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.config import MemoryLimit
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h)?")
+_MEMORY = re.compile(r"(?P<number>\d{1,18}(\.\d*)?|\.\d+)\s*(?P<unit>%|[kmgt]?i?b?)", re.IGNORECASE)
+_BYTES = {"": 1, "b": 1} | {
+    f"{letter}{rest}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for rest, base in (("", 1024), ("i", 1024), ("ib", 1024), ("b", 1000))
+}
 _STREAMS = range(4)  # torch's Std: 0 none, 1 stdout, 2 stderr, 3 both
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -64,6 +72,23 @@ def seconds(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(text)
     return value
+
+
+def memory(text: str) -> MemoryLimit:
+    """Reads an amount of memory: ``8GiB``, ``500MB``, ``25%``, ``0``, or a number of bytes.
+
+    Raises:
+        ValueError: it is none, or more than all.
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    if not match:
+        raise ValueError(text)
+    number, unit = float(match["number"]), (match["unit"] or "").lower()
+    if unit != "%":
+        return MemoryLimit(bytes=int(number * _BYTES[unit]))
+    if number > 100:
+        raise ValueError(text)
+    return MemoryLimit(share=number / 100)
 
 
 def _positive_seconds(text: str) -> float:
@@ -163,6 +188,7 @@ POSITIVE_SECONDS = Kind(
     _positive_seconds,
     (str, int, float),
 )
+MEMORY = Kind("an amount of memory (such as 8GiB, 25% or 0)", memory, (str, int))
 SWITCH = Kind("a switch (1 or 0, true or false)", _switch, (bool,))
 STREAMS = Kind(
     "a choice of streams (0, 1, 2, 3, or RANK:STREAMS pairs such as 0:1,1:3)", _streams, (str, int)

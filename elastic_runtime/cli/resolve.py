@@ -112,6 +112,7 @@ def job_config(
         virtual_local_rank=settings["virtual_local_rank"],
         numa_binding=settings["numa_binding"] or "",
         event_log_handler=settings["event_log_handler"],
+        snapshot_memory=settings["snapshot_memory"],
         health_port=_health_port(around),
         log_format=settings["log_format"],
     )

@@ -34,6 +34,7 @@ from elastic_runtime.protocol.messages import (
     ProgressFile,
     decode,
 )
+from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,6 +43,8 @@ _LOG = logging.getLogger("elastic_runtime")
 
 # An agent reads at once. One that does not is stopped or dead, and no step waits for it.
 _SEND_TIMEOUT = 5.0
+# What makes a process a worker, and none of its children.
+_OF_AGENT = (ENV_CHANNEL, ENV_PROGRESS, ENV_SNAPSHOTS)
 
 
 class WorkerContext:
@@ -71,6 +74,7 @@ class WorkerContext:
         self.drain = threading.Event()
         self._life = int(environ.get(ENV_LIFE) or 0)
         self._listener: Callable[[Message], None] | None = None
+        self._snapshots = environ.get(ENV_SNAPSHOTS, "")
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._catches_sigterm = False
@@ -79,6 +83,11 @@ class WorkerContext:
     def has_agent(self) -> bool:
         """An elastic agent has started this worker."""
         return bool(self._channel_path)
+
+    @property
+    def snapshots(self) -> SnapshotMemory | None:
+        """The agent's memory for snapshots, if there is an agent, and it has any."""
+        return SnapshotMemory.decode(self._snapshots) if self._snapshots else None
 
     def offer_drain(self) -> None:
         """Says that this worker can save and leave at a step boundary.
@@ -258,7 +267,7 @@ def context() -> WorkerContext:
 
 
 def _without_agent(environ: Mapping[str, str]) -> dict[str, str]:
-    return {k: v for k, v in environ.items() if k not in (ENV_CHANNEL, ENV_PROGRESS)}
+    return {k: v for k, v in environ.items() if k not in _OF_AGENT}
 
 
 def _forget_parent() -> None:

@@ -1,0 +1,231 @@
+"""The agent's memory for snapshots of the training state: it outlives workers.
+
+Workers write their snapshots into a directory in tmpfs that belongs to the agent. A server reads
+them to the workers of other nodes, and to nobody else: see ``protocol.snapshots``. With the agent
+its snapshots go; those of an agent that was killed are swept by the next one on the machine.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import socket
+import stat
+import struct
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.private import PrivateDirectory
+from elastic_runtime.machine import boot_id, total_memory
+from elastic_runtime.protocol.snapshots import (
+    CHALLENGE,
+    HEADER,
+    MAX_REQUEST,
+    REFUSED,
+    WELCOME,
+    Request,
+    SnapshotMemory,
+    proof,
+)
+
+if TYPE_CHECKING:
+    from elastic_runtime.config import JobConfig
+
+_TMPFS = "/dev/shm"
+_PREFIX = "elastic-snapshots-"
+# Seconds: to show that one knows the secret; between two requests; for what is sent to be taken.
+_PATIENCE = 5.0
+_IDLE = 120.0
+_STALL = 30.0
+_MOST_CLIENTS = 256
+
+
+class SnapshotStore:
+    """The memory of one agent.
+
+    Attributes:
+        memory: what workers are told of it; None if there is none.
+    """
+
+    def __init__(self, config: JobConfig, address: str) -> None:
+        """Makes the directory and begins to serve it.
+
+        Args:
+            config: the settings.
+            address: where other nodes reach this one.
+        """
+        self.memory: SnapshotMemory | None = None
+        self._directory: PrivateDirectory | None = None
+        self._server: SnapshotServer | None = None
+        limit = config.snapshot_memory.within(total_memory())
+        if not limit or not _is_tmpfs(_TMPFS):
+            return
+        secret = secrets.token_hex(32)
+        self._directory = PrivateDirectory(_TMPFS, _PREFIX)
+        self._server = SnapshotServer(self._directory.path, secret)
+        self.memory = SnapshotMemory(
+            directory=self._directory.path,
+            limit=limit,
+            host=address,
+            port=self._server.port,
+            secret=secret,
+            node=config.node_name,
+            machine=boot_id(),
+        )
+
+    def close(self) -> None:
+        """Stops serving, and gives the memory back."""
+        if self._server is not None:
+            self._server.close()
+        if self._directory is not None:
+            self._directory.remove()
+
+
+def _is_tmpfs(path: str) -> bool:
+    """Whether what is written there stays in memory."""
+    try:
+        with open("/proc/self/mounts") as mounts:
+            kinds = [line.split()[2] for line in mounts if line.split()[1] == path]
+    except (OSError, IndexError):
+        return False
+    return kinds[-1:] == ["tmpfs"] and os.access(path, os.W_OK | os.X_OK)
+
+
+class SnapshotServer:
+    """Serves the files of a directory, read-only, to those who know the secret.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(
+        self, directory: str, secret: str, address: str = "", *, patience: float = _PATIENCE
+    ) -> None:
+        """Begins to listen.
+
+        Args:
+            directory: of which nothing else is served.
+            secret: of the agent.
+            address: where to listen, ``""`` for all interfaces.
+            patience: seconds that a client may take to show that it knows the secret.
+        """
+        self._directory = directory
+        self._secret = secret
+        self._patience = patience
+        self._clients: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=128)
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._serve, name="snapshot-server", daemon=True).start()
+
+    def close(self) -> None:
+        """Stops listening and hangs up."""
+        self._closed = True
+        for line in (self._socket, *self._clients_now()):
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _clients_now(self) -> list[socket.socket]:
+        with self._lock:
+            return list(self._clients)
+
+    def _serve(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                if not self._closed:
+                    time.sleep(0.1)  # out of descriptors, perhaps: others may give some back
+                continue
+            with self._lock:
+                full = len(self._clients) >= _MOST_CLIENTS
+                if not full:
+                    self._clients.add(client)
+            if full:
+                client.close()
+            else:
+                talk = threading.Thread(
+                    target=self._talk, args=(client,), name="snapshot-client", daemon=True
+                )
+                talk.start()
+
+    def _talk(self, client: socket.socket) -> None:
+        try:
+            with client, suppress(OSError, ValueError):
+                if self._welcome(client):
+                    self._answer_all(client)
+        finally:
+            with self._lock:
+                self._clients.discard(client)
+
+    def _welcome(self, client: socket.socket) -> bool:
+        challenge = secrets.token_bytes(CHALLENGE)
+        client.settimeout(self._patience)
+        client.sendall(challenge)
+        expected = proof(self._secret, challenge)
+        if not hmac.compare_digest(_read(client, len(expected), self._patience), expected):
+            return False
+        client.sendall(WELCOME)
+        return True
+
+    def _answer_all(self, client: socket.socket) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # The kernel keeps the time, so that one call sends all that was asked for.
+        client.settimeout(None)
+        for option, seconds in ((socket.SO_RCVTIMEO, _IDLE), (socket.SO_SNDTIMEO, _STALL)):
+            client.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), 0))
+        pending = b""
+        while True:
+            while b"\n" not in pending:
+                if len(pending) > MAX_REQUEST:
+                    return
+                data = client.recv(MAX_REQUEST)
+                if not data:
+                    return
+                pending += data
+            line, _, pending = pending.partition(b"\n")
+            self._answer(client, Request.decode(line))
+
+    def _answer(self, client: socket.socket, request: Request) -> None:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            file = os.open(os.path.join(self._directory, request.file), flags)
+        except OSError:
+            client.sendall(HEADER.pack(REFUSED, 0))
+            return
+        try:
+            found = os.fstat(file)
+            end = request.offset + request.length
+            if not stat.S_ISREG(found.st_mode) or end > found.st_size:
+                client.sendall(HEADER.pack(REFUSED, found.st_size))
+                return
+            more = socket.MSG_MORE if request.length else 0
+            client.sendall(HEADER.pack(request.length, found.st_size), more)
+            position = request.offset
+            while position < end:
+                count = os.sendfile(client.fileno(), file, position, end - position)
+                if not count:
+                    raise OSError("the file has become shorter")
+                position += count
+        finally:
+            os.close(file)
+
+
+def _read(client: socket.socket, count: int, patience: float) -> bytes:
+    """So many bytes, or fewer if the client hangs up; not more slowly than ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    data = b""
+    while len(data) < count:
+        client.settimeout(max(0.001, deadline - time.monotonic()))
+        part = client.recv(count - len(data))
+        if not part:
+            break
+        data += part
+    return data
