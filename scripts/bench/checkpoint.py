@@ -14,12 +14,13 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -51,6 +52,7 @@ ROWS: dict[str, Callable[[Stage], list[Sample]]] = {
 def main() -> int:
     """Runs the benchmark."""
     args = _arguments()
+    signal.signal(signal.SIGTERM, _interrupted)
     runs: list[Run] = []
     try:
         for megabytes in args.megabytes:
@@ -82,10 +84,13 @@ def measure(
     """
     os.environ.update(ENVIRONMENT)
     spawn = multiprocessing.get_context("spawn")
-    disk = Path(tempfile.mkdtemp(prefix="checkpoint-bench-", dir=directory))
+    places = tuple(
+        Path(tempfile.mkdtemp(prefix="checkpoint-bench-", dir=parent))
+        for parent in (directory, "/dev/shm")
+    )
     answer, answered = spawn.Pipe(duplex=False)
     started = [
-        spawn.Process(target=_rank, args=(rank, size, list(rows), repeat, disk, answered))
+        spawn.Process(target=_rank, args=(rank, size, list(rows), repeat, places, answered))
         for rank in range(size.ranks)
     ]
     try:
@@ -101,7 +106,9 @@ def measure(
     finally:
         for process in started:
             process.kill()
-        shutil.rmtree(disk, ignore_errors=True)
+            process.join()
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
     return samples
 
 
@@ -110,17 +117,19 @@ def _rank(
     size: Size,
     rows: list[str],
     repeat: int,
-    disk: Path,
+    places: tuple[Path, ...],
     answer: multiprocessing.connection.Connection,
 ) -> None:
     samples: list[Sample] = []
     try:
-        with stages(size, repeat, rank, disk / "meeting", disk) as stage:
+        with stages(size, repeat, rank, *places) as stage:
             for row in rows:
                 found = ROWS[row](stage)
                 if rank == 0:
                     samples += found
-                    print(f"{row}: {', '.join(s.contender for s in found)} done", file=sys.stderr)
+                    for one in found:
+                        told = ", ".join(f"{value:.3f}" for value in one.values)
+                        print(f"{one.row}, {one.contender}: {told}", file=sys.stderr, flush=True)
     except BaseException:
         traceback.print_exc()
         os._exit(1)  # nobody waits for the other ranks
@@ -139,6 +148,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, help="on the disk to measure")
     parser.add_argument("--json", type=Path, help="file for the whole result")
     return parser.parse_args()
+
+
+def _interrupted(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +17,7 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -147,27 +146,19 @@ def _tensor(rows: int, fill: float, mesh: DeviceMesh | None) -> nn.Parameter:
 
 
 @contextmanager
-def stages(size: Size, repeat: int, rank: int, meeting: Path, disk: Path) -> Iterator[Stage]:
+def stages(size: Size, repeat: int, rank: int, disk: Path, memory: Path) -> Iterator[Stage]:
     """Connects the ranks.
 
     Args:
         size: of the state.
         repeat: how often each contender has its turn.
         rank: this one.
-        meeting: a file through which they find each other.
-        disk: where files go.
+        disk: a directory for files, common to the ranks.
+        memory: the same on tmpfs.
     """
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size.ranks
-    )
-    shared = [None]
-    if rank == 0:
-        shared = [tempfile.mkdtemp(prefix="checkpoint-bench-", dir="/dev/shm")]  # type: ignore[list-item]
-    dist.broadcast_object_list(shared)
-    memory = Path(str(shared[0]))
+    meeting = f"file://{memory / 'meeting'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size.ranks)
     try:
         yield Stage(size, repeat, disk, memory, dist.new_group(backend="gloo"))
     finally:
-        if rank == 0:
-            shutil.rmtree(memory, ignore_errors=True)
         dist.destroy_process_group()

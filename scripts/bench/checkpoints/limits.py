@@ -6,13 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 import crc32c
-import torch
 
 from elastic_runtime.checkpoint.memory import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import torch
 
 _WRITE = 4 << 20
 _READ = 1 << 20
