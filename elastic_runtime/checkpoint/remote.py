@@ -83,16 +83,15 @@ class RemoteStorage(Storage):
             self._delete(probe)
 
     def _make_directory(self, path: str) -> None:
-        """For stores with real directories; the others do nothing here, and make no bucket."""
+        """For stores with real directories; the others do nothing here."""
+        if "/" not in path:
+            return  # a bucket: to make one is not for us
         try:
             self._try(lambda: self._fs.mkdir(path, create_parents=False))
         except FileExistsError:
             return
         except FileNotFoundError:
-            parent = path.rpartition("/")[0]
-            if "/" not in parent:
-                raise
-            self._make_directory(parent)
+            self._make_directory(path.rpartition("/")[0])
             self._try(lambda: self._fs.mkdir(path, create_parents=False))
 
     def names(self) -> list[str]:

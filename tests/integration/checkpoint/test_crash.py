@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.local import LocalStorage
+from elastic_runtime.checkpoint.survey import Condition, survey
 from elastic_runtime.errors import CheckpointError
 from tests.faults import Fault, FaultyFiles
 from tests.processes import MARKER, end, marked, wait_for
@@ -103,6 +105,8 @@ def check(path: Path, old: Path) -> int:
     exists = (path / f"step-{NEW}.term-2" / "MANIFEST.json").exists()
     if not exists:
         assert contents(path, 1) == contents(old, 1)
+    conditions = {one.which: one.condition for one in survey(LocalStorage(path))}
+    assert Condition.DAMAGED not in conditions.values(), "one exists in part"
     step = resumed(path)
     assert step == (NEW if exists else OLD)
     return step

@@ -53,10 +53,11 @@ def url(s3: s3fs.S3FileSystem, request: pytest.FixtureRequest) -> str:
     return f"s3://{bucket}/runs/digits"
 
 
-def test_a_missing_bucket_is_named_and_not_made(s3: s3fs.S3FileSystem) -> None:
-    storage = open_storage("s3://nobody-made-this/run")
+@pytest.mark.parametrize("path", ["", "/run", "/runs/digits"])
+def test_a_missing_bucket_is_named_and_not_made(s3: s3fs.S3FileSystem, path: str) -> None:
+    storage = open_storage(f"s3://nobody-made-this{path}")
     assert storage.names() == []
-    with pytest.raises(CheckpointError, match=r"s3://nobody-made-this/run: .*make the bucket"):
+    with pytest.raises(CheckpointError, match=f"s3://nobody-made-this{path}: .*make the bucket"):
         storage.prepare()
     assert "nobody-made-this" not in s3.ls("")
 
