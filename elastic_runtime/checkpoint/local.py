@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint import manifest as layout
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
-from elastic_runtime.checkpoint.storage import Storage, explained
+from elastic_runtime.checkpoint.storage import PROBE, Storage, explained
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
@@ -36,9 +36,13 @@ class LocalStorage(Storage):
     def prepare(self) -> None:
         with explained(f"save checkpoints in {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".elastic-probe"
-            probe.touch()
+            probe = self.path / PROBE
             probe.unlink(missing_ok=True)
+            try:
+                with suppress(FileExistsError):  # another process looks, too
+                    _write_durably(probe, b"\n")  # an empty file would fit on a full disk
+            finally:
+                probe.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
         with explained(f"read the checkpoint directory {self.path}"):

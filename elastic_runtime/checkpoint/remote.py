@@ -21,7 +21,7 @@ import tenacity
 
 from elastic_runtime.checkpoint import manifest as layout
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
-from elastic_runtime.checkpoint.storage import Storage
+from elastic_runtime.checkpoint.storage import PROBE, Storage
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, ElasticError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class RemoteStorage(Storage):
         return fs, root.rstrip("/")
 
     def prepare(self) -> None:
-        probe = f"{self._root}/.elastic-probe"
+        probe = f"{self._root}/{PROBE}"
         with self._explained(f"save checkpoints in {self.where}"):
             self._make_directory(self._root)
             self._try(lambda: self._fs.pipe_file(probe, b""))

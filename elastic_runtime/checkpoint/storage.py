@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+PROBE = ".elastic-probe"  # is made and deleted to see whether a place can be written
+
 _REMEDY = {
     errno.ENOSPC: "free some space or lower keep=",
     errno.EDQUOT: "free some of the quota or lower keep=",

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.checkpoint.manifest import CheckpointId, half_pruned, highest_term
+from elastic_runtime.checkpoint.storage import PROBE
 from elastic_runtime.checkpoint.survey import Condition, Found
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def take(
     """
     whole = next((one for one in found if one.condition is Condition.WHOLE), None)
     takes = whole.which if whole else None
-    ours = {one.which.name for one in found} | set(half_pruned(names))
+    ours = {one.which.name for one in found} | set(half_pruned(names)) | {PROBE}
     foreign = sorted(n for n in names if n not in ours and highest_term([n]) == 0)
     return Inventory(
         where=where,

@@ -12,6 +12,7 @@ import pytest
 
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId
+from elastic_runtime.checkpoint.storage import PROBE
 from elastic_runtime.cli.ctl import main
 from tests.ranks import entries_of
 from tests.small_checkpoints import FILE, HOLDER, put
@@ -57,9 +58,11 @@ def damage(storage: LocalStorage, which: str) -> Path:
 def test_list_says_what_there_is_and_what_resume_would_take(
     storage: LocalStorage, capsys: Capture
 ) -> None:
+    (storage.path / "mine").mkdir()
+    (storage.path / PROBE).touch()  # a process was killed while it looked
     found = report(capsys, "list", storage.path)
     assert found["resume"] == {"step": 15, "term": 2} and "newest whole one" in found["why"]
-    assert found["term"] == 2
+    assert found["term"] == 2 and found["foreign"] == ["mine"]
     assert [(one["name"], one["condition"]) for one in found["checkpoints"]] == [
         ("step-15.term-2", "whole"),
         ("step-30.term-1", "unfinished"),
