@@ -7,6 +7,7 @@
     │   ├── JobConflict         2   another live job holds this run id with other settings
     │   └── CheckpointError     2   a checkpoint directory cannot be used as asked
     │       └── DamagedCheckpoint   a checkpoint exists, but its bytes are not what was written
+    │           └── UnknownFormat   … or a newer version of this package has written them
     ├── TrainingFailed          1   the user's code failed, and the failure budget is spent
     ├── NotEnoughNodes          3   fewer than --min nodes came together in time
     ├── StoreUnreachable        4   the rendezvous store cannot be reached
@@ -54,6 +55,13 @@ class CheckpointError(UsageError):
 
 class DamagedCheckpoint(CheckpointError):
     """A checkpoint is there, but its bytes are not the ones that were written."""
+
+
+class UnknownFormat(DamagedCheckpoint):
+    """A checkpoint is whole, but of a format that this version cannot read.
+
+    It is as little use as a damaged one, but nobody goes on from an older one because of it.
+    """
 
 
 class TrainingFailed(ElasticError):

@@ -148,6 +148,13 @@ def _damaged(fields: Fields) -> str:
     return f"{what} in {shown['path']} is damaged and not used: {shown['problem']}"
 
 
+def _partly(fields: Fields) -> str:
+    shown = _Shown(fields)
+    parts = [f"it lacked {shown['missing']}"] if fields.get("missing") else []
+    parts += [f"{shown['surplus']} of it was left out"] if fields.get("surplus") else []
+    return f"not all of the checkpoint fits this program: {'; '.join(parts)}"
+
+
 def _retry(fields: Fields) -> str:
     shown = _Shown(fields)
     used = f"failure {shown['failures']} of {shown['budget']} allowed"
@@ -197,6 +204,11 @@ _LINES: dict[str, Line] = {
     "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),
     "checkpoint.resumed": Line("resumed at step {step}"),
     "checkpoint.damaged": Line(_damaged, "warning"),
+    "checkpoint.partly": Line(_partly, "warning"),
+    "checkpoint.anew": Line(
+        "{entries} of each rank begin anew: the checkpoint is of another world", "warning"
+    ),
+    "checkpoint.progress": Line("{doing}: {percent} %"),
 }
 # Not an event of the program's: the console has waited long enough for a recovery.
 _OVERDUE = "console.overdue"

@@ -21,7 +21,7 @@ from elastic_runtime.checkpoint.memory import local_box, local_tensor
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.reading import Fetch, Target
 from elastic_runtime.checkpoint.stored import Stored, StoredTensor, StoredValue
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UnknownFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,7 +140,10 @@ class Loading:
     # The description
 
     def _manifest(self) -> Manifest:
-        manifest = self._storage.read_manifest(self._which)
+        try:
+            manifest = self._storage.read_manifest(self._which)
+        except UnknownFormat as error:
+            raise CheckpointError(str(error)) from None  # an older one would lose what it holds
         if manifest is None:
             raise DamagedCheckpoint(
                 f"rank {self._place.rank} does not see {self._where}: it was deleted meanwhile, "

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import crc32c
 
-from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -201,16 +201,19 @@ class Manifest:
             data: its bytes.
 
         Raises:
-            DamagedCheckpoint: it is not what was written, or of a format of the future.
+            UnknownFormat: it is whole, but of a format of the future.
+            DamagedCheckpoint: it is not what was written.
         """
         try:
             body = json.loads(data)
-            if body["format"] != FORMAT:
-                raise DamagedCheckpoint(
-                    f"{where} has format {body['format']!r}; this version reads {FORMAT}"
-                )
             if body.pop("crc32c") != _seal(body):
                 raise DamagedCheckpoint(f"{where} is damaged: its checksum does not match")
+            if body["format"] != FORMAT:
+                raise UnknownFormat(
+                    f"{where} has format {body['format']!r}, and this version of elastic-runtime "
+                    f"reads {FORMAT}: upgrade it, or move that checkpoint away to go on from an "
+                    "older one"
+                )
             return cls._build(body)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise DamagedCheckpoint(f"{where} is damaged: it is not a manifest") from None

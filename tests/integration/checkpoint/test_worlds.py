@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.per_rank import PerRank
 from elastic_runtime.errors import CheckpointError
+from tests.hostile import make_newer
 from tests.ranks import entries_of, run_ranks, values
 
 if TYPE_CHECKING:
@@ -202,6 +203,16 @@ def test_a_flipped_bit_in_any_file_makes_all_ranks_take_the_older_one(tmp_path: 
     (path := checkpoint / "rank-1.distcp").write_bytes(b"")
     assert values(run_ranks(3, resumed, tmp_path)) == [(1, 1.0)] * 3
     assert path.exists()
+
+
+def test_a_checkpoint_of_a_newer_version_stops_the_job(tmp_path: Path) -> None:
+    """To go on from an older one would be to lose, without a word, what it holds."""
+    values(run_ranks(1, save_steps, tmp_path, 1, 2))
+    make_newer(tmp_path / "step-2.term-1")
+    for outcome in run_ranks(2, resumed, tmp_path):
+        assert outcome.error == "CheckpointError"
+        assert "step-2.term-1/MANIFEST.json has format 2" in outcome.text
+        assert "upgrade it" in outcome.text
 
 
 class Deleting(nn.Module):

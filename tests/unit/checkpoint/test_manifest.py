@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,11 @@ from elastic_runtime.checkpoint.manifest import (
     older_terms,
     verification_shares,
 )
-from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
+from tests.hostile import make_newer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MANIFEST = Manifest(
     step=120,
@@ -54,9 +60,14 @@ def test_what_is_no_manifest_is_damage(data: bytes) -> None:
         Manifest.decode("here", data)
 
 
-def test_a_format_of_the_future_is_named() -> None:
+def test_a_format_of_the_future_is_told_from_damage(tmp_path: Path) -> None:
+    path = tmp_path / "MANIFEST.json"
+    path.write_bytes(MANIFEST.encode())
+    make_newer(tmp_path)
+    with pytest.raises(UnknownFormat, match="here has format 2.*upgrade"):
+        Manifest.decode("here", path.read_bytes())
     data = MANIFEST.encode().replace(b'"format": 1', b'"format": 9')
-    with pytest.raises(DamagedCheckpoint, match="format 9"):
+    with pytest.raises(DamagedCheckpoint, match="here is damaged"):
         Manifest.decode("here", data)
 
 
