@@ -283,9 +283,9 @@ class Saving:
             committed = True
 
         try:
-            term, step = peers.on_first(_told(begin))
-            written = [one and FileRecord.decode(one) for one in peers.on_each(_told(write))]
-            peers.on_first(_told(commit))
+            term, step = peers.on_first(told(begin))
+            written = [one and FileRecord.decode(one) for one in peers.on_each(told(write))]
+            peers.on_first(told(commit))
             return CheckpointId(term, step)
         except Exception as error:
             if peers.rank == 0 and not committed:
@@ -309,8 +309,12 @@ class Saving:
         self.storage.commit(replace(self.draft, term=which.term, files=whole, saved_at=time.time()))
 
 
-def _told(action: Callable[[], T]) -> Callable[[], T]:
-    """Has all ranks hear of any failure of an action: they wait for this one."""
+def told(action: Callable[[], T]) -> Callable[[], T]:
+    """Has all ranks hear of any failure of an action: they wait for this one.
+
+    Returns:
+        The same action, which raises nothing but ``CheckpointError`` and ``Abandoned``.
+    """
 
     def do() -> T:
         try:

@@ -33,6 +33,10 @@ class Every:
         """A save is due at this step. All ranks know it without a word."""
         return self.steps > 0 and step % self.steps == 0
 
+    def due_between(self, last: int, step: int) -> bool:
+        """Whether anything was due at a step after ``last``, up to ``step``."""
+        return self.steps > 0 and step // self.steps > last // self.steps
+
     def due_after(self, seconds: float) -> bool:
         """A save is due this long after the last one. One rank's clock decides for all."""
         return 0 < self.seconds <= seconds

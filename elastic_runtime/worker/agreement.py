@@ -22,7 +22,7 @@ _MAX_PAUSE = 64
 
 
 class Wish(IntFlag):
-    """What a rank can ask all ranks to do; two of them are what it says of itself."""
+    """What a rank can ask all ranks to do; three of them are what it says of itself."""
 
     NOTHING = 0
     SAVE = 1
@@ -31,10 +31,12 @@ class Wish(IntFlag):
     STAYS = 8  # this rank's node does not go away
     TRAINS = 16  # this rank's ``train`` has not returned
     FAILED = 32  # hear of a save in the background that was not finished
+    SNAPSHOT = 64  # take a snapshot in memory
+    BUSY = 128  # something is under way in this rank's background
 
 
 _ALL = tuple(wish for wish in Wish if wish)
-_FACTS = Wish.STAYS | Wish.TRAINS
+_FACTS = Wish.STAYS | Wish.TRAINS | Wish.BUSY
 
 
 def pause_after(longest_step_us: int) -> int:

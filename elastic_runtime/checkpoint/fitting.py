@@ -1,0 +1,104 @@
+"""Whether the memory of all nodes has room for one more snapshot. All pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Part of a machine's memory that nobody takes for snapshots.
+_RESERVE = 0.05
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one node needs and has, in bytes.
+
+    Attributes:
+        node: its name.
+        machine: nodes with the same one share its memory.
+        needed: for its own files and the copies of its buddy's.
+        beside: for what else it takes meanwhile, outside of the directory.
+        kept: what is in its directory, and stays until the snapshot is complete.
+        limit: what may be there.
+        free: in the file system of the directory.
+        available: memory that can be taken without swapping.
+        total: memory of the machine.
+    """
+
+    node: str
+    machine: str
+    needed: int
+    beside: int
+    kept: int
+    limit: int
+    free: int
+    available: int
+    total: int
+
+    def encode(self) -> list[Any]:
+        """Plain JSON; what makes one from it is ``Room(*…)``."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why no snapshot is taken.
+
+    Attributes:
+        kind: the same for the same reason with other numbers.
+        text: for people.
+    """
+
+    kind: str
+    text: str
+
+
+def refusal(rooms: Sequence[Room]) -> Refusal | None:
+    """Why a snapshot does not fit; None if it does.
+
+    Args:
+        rooms: of all nodes.
+    """
+    for room in rooms:
+        if room.kept + room.needed > room.limit:
+            return Refusal(
+                "limit",
+                f"on {room.node} it takes {size(room.needed)} beside the {size(room.kept)} that "
+                f"are kept until it is complete, and --snapshot-memory is {size(room.limit)}; "
+                f"give it {size(room.kept + room.needed)} or more",
+            )
+    for room in rooms:
+        here = [other for other in rooms if other.machine == room.machine]
+        needed = sum(other.needed for other in here)
+        if needed > room.free:
+            return Refusal(
+                "tmpfs",
+                f"on the machine of {room.node} it takes {size(needed)}, and /dev/shm has "
+                f"{size(room.free)} left; enlarge it (in a container: --shm-size, or a volume in "
+                "memory there)",
+            )
+        taken = needed + sum(other.beside for other in here)
+        if taken + room.total * _RESERVE > room.available:
+            return Refusal(
+                "memory",
+                f"on the machine of {room.node} it takes {size(taken)} of memory, and "
+                f"{size(room.available)} of {size(room.total)} are left, of which a twentieth is "
+                "left to others",
+            )
+    return None
+
+
+def size(count: int) -> str:
+    """A number of bytes for people: ``512 bytes``, ``1.5 GiB``."""
+    if count < 1024:
+        return f"{count} bytes"
+    value = float(count)
+    for unit in _UNITS:
+        value /= 1024
+        if value < 1000 or unit == _UNITS[-1]:
+            break
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,305 @@
+"""Snapshots read from where they are: this node's memory, or that of another node's agent.
+
+``protocol.snapshots`` says how an agent is asked. Bytes arrive straight in the memory that they
+are wanted in, and are verified there like those of any checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_runtime.checkpoint.manifest import MANIFEST
+from elastic_runtime.checkpoint.storage import Source
+from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.protocol.snapshots import (
+    CHALLENGE,
+    HEADER,
+    MAX_LENGTH,
+    WELCOME,
+    Request,
+    SnapshotMemory,
+    proof,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from elastic_runtime.checkpoint.local import LocalStorage
+    from elastic_runtime.checkpoint.manifest import CheckpointId
+    from elastic_runtime.checkpoint.storage import Reader
+
+_CONNECT = 5.0  # seconds
+_SILENCE = 20.0
+_MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
+
+
+class Line:
+    """A connection to the server of an agent, which knows that we know its secret."""
+
+    def __init__(self, memory: SnapshotMemory) -> None:
+        """Connects.
+
+        Raises:
+            OSError: nobody answers, or we are not let in.
+        """
+        place = (memory.host, memory.port)
+        self._socket = socket.create_connection(place, timeout=_CONNECT)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            challenge = bytearray(CHALLENGE)
+            self._fill([memoryview(challenge)])
+            self._socket.sendall(proof(memory.secret, bytes(challenge)))
+            welcome = bytearray(len(WELCOME))
+            self._fill([memoryview(welcome)])
+            if welcome != WELCOME:
+                raise ConnectionError("it is no server of snapshots")
+            # From here on the kernel keeps the time, so that one call reads all that is wanted.
+            self._socket.settimeout(None)
+            limit = struct.pack("@ll", int(_SILENCE), 0)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def size(self, file: str) -> int:
+        """How many bytes a file has; -1 if there is no such file.
+
+        Raises:
+            OSError: the server does not answer.
+        """
+        count, size = self._ask(Request(file))
+        return size if count == 0 else -1
+
+    def readinto(self, file: str, offset: int, buffers: Sequence[memoryview]) -> bool:
+        """Fills all buffers with what is at ``offset`` (bytes) of a file.
+
+        Returns:
+            False if the file is not there or ends before.
+
+        Raises:
+            OSError: the server does not answer.
+        """
+        wanted = sum(buffer.nbytes for buffer in buffers)
+        count, _ = self._ask(Request(file, offset, wanted))
+        if count != wanted:
+            return False
+        self._fill(buffers)
+        return True
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._socket.close()
+
+    def _ask(self, request: Request) -> tuple[int, int]:
+        self._socket.sendall(request.encode())
+        header = bytearray(HEADER.size)
+        self._fill([memoryview(header)])
+        count, size = HEADER.unpack(header)
+        return count, size
+
+    def _fill(self, buffers: Sequence[memoryview]) -> None:
+        left = [buffer for buffer in buffers if buffer.nbytes]
+        first = 0
+        while first < len(left):
+            # Waits for all of it: so the interpreter is hardly needed.
+            span = left[first : first + _MOST_BUFFERS]
+            count = self._socket.recvmsg_into(span, 0, socket.MSG_WAITALL)[0]
+            if not count:
+                raise ConnectionError("it hangs up")
+            while first < len(left) and count >= left[first].nbytes:
+                count -= left[first].nbytes
+                first += 1
+            if count:
+                left[first] = left[first][count:]
+
+
+class Lines:
+    """The connections of this process to one server: one for each thread that reads at a time."""
+
+    def __init__(self, memory: SnapshotMemory) -> None:
+        """Remembers the server; nothing is connected yet."""
+        self.memory = memory
+        self._free: list[Line] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def line(self) -> Iterator[Line]:
+        """A connection; one that has failed is not used again.
+
+        Raises:
+            DamagedCheckpoint: the server cannot be reached, or falls silent.
+        """
+        line: Line | None = None
+        try:
+            with self._lock:
+                line = self._free.pop() if self._free else None
+            line = line or Line(self.memory)
+            yield line
+        except OSError as error:
+            if line is not None:
+                line.close()
+            why = error.strerror or str(error)
+            raise DamagedCheckpoint(
+                f"the snapshots of {self.memory.node} cannot be reached at {self.memory.host}, "
+                f"port {self.memory.port}: {why}"
+            ) from error
+        except BaseException:
+            if line is not None:
+                line.close()
+            raise
+        with self._lock:
+            self._free.append(line)
+
+    def close(self) -> None:
+        """Hangs up."""
+        with self._lock:
+            for line in self._free:
+                line.close()
+            self._free.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of another node, open for reading.
+
+    Attributes:
+        lines: to the node.
+        file: as its server knows it.
+        where: for messages.
+        count: hears of the bytes that have come.
+    """
+
+    lines: Lines
+    file: str
+    where: str
+    count: Callable[[int], None] = lambda size: None
+
+    def readinto(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fills all buffers from ``offset`` on."""
+        with self.lines.line() as line:
+            for piece in _pieces(buffers):
+                if not line.readinto(self.file, offset, piece):
+                    raise DamagedCheckpoint(f"{self.where} is damaged: it is missing or too short")
+                size = sum(buffer.nbytes for buffer in piece)
+                offset += size
+                self.count(size)
+
+    def size(self) -> int:
+        """In bytes; -1 if there is no such file."""
+        with self.lines.line() as line:
+            return line.size(self.file)
+
+
+def _pieces(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Cuts what is wanted into as much as may be asked for at once."""
+    piece: list[memoryview] = []
+    room = MAX_LENGTH
+    for buffer in buffers:
+        begin = 0
+        while begin < buffer.nbytes:
+            part = buffer[begin : begin + room]
+            piece.append(part)
+            begin += part.nbytes
+            room -= part.nbytes
+            if not room:
+                yield piece
+                piece, room = [], MAX_LENGTH
+    if piece:
+        yield piece
+
+
+class Snapshot(Source):
+    """One snapshot, whose files are spread over the memory of several nodes.
+
+    Attributes:
+        fetched: bytes that have come from other nodes so far.
+    """
+
+    chunk = 4 << 20  # a question and its answer take some time of their own
+
+    def __init__(
+        self, own: LocalStorage, key: str, others: Mapping[str, SnapshotMemory], nodes: str
+    ) -> None:
+        """Remembers where everything is.
+
+        Args:
+            own: the snapshots of this node.
+            key: the directory of these snapshots in the memory of any node.
+            others: by the names of those files that this node lacks, a node that has it.
+            nodes: that take part, for messages.
+        """
+        self.where = f"memory of {nodes}"
+        self.fetched = 0
+        self._own = own
+        self._key = key
+        self._lines: dict[SnapshotMemory, Lines] = {}
+        for memory in others.values():
+            self._lines.setdefault(memory, Lines(memory))
+        self._others = others
+        self._lock = threading.Lock()
+        if not others:
+            self.chunk = own.chunk
+
+    def close(self) -> None:
+        """Hangs up."""
+        for lines in self._lines.values():
+            lines.close()
+
+    def has_manifest(self, which: CheckpointId) -> bool:
+        remote = self._remote(which, MANIFEST)
+        if remote is None:
+            return self._own.has_manifest(which)
+        with suppress(DamagedCheckpoint):
+            return remote.size() >= 0
+        return True  # nobody knows
+
+    def _manifest_bytes(self, which: CheckpointId) -> bytes | None:
+        if self._remote(which, MANIFEST) is None:
+            return self._own._manifest_bytes(which)
+        return self.read_bytes(which, MANIFEST)
+
+    def read_bytes(self, which: CheckpointId, name: str) -> bytes:
+        remote = self._remote(which, name)
+        if remote is None:
+            return self._own.read_bytes(which, name)
+        size = remote.size()
+        if not 0 <= size <= MAX_LENGTH:
+            raise DamagedCheckpoint(f"{remote.where} is missing")
+        data = bytearray(size)
+        remote.readinto(0, [memoryview(data)])
+        return bytes(data)
+
+    @contextmanager
+    def reader(self, which: CheckpointId, name: str) -> Iterator[Reader]:
+        remote = self._remote(which, name)
+        if remote is None:
+            with self._own.reader(which, name) as reader:
+                yield reader
+        else:
+            yield remote
+
+    def sizes(self, which: CheckpointId) -> dict[str, int]:
+        sizes = self._own.sizes(which)
+        for name in self._others:
+            remote = self._remote(which, name)
+            if name != MANIFEST and remote is not None and (size := remote.size()) >= 0:
+                sizes[name] = size
+        return sizes
+
+    def _remote(self, which: CheckpointId, name: str) -> RemoteFile | None:
+        memory = self._others.get(name)
+        if memory is None:
+            return None
+        file, where = f"{self._key}/{which.name}/{name}", f"{which.name}/{name} of {memory.node}"
+        return RemoteFile(self._lines[memory], file, where, self._count)
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.fetched += size

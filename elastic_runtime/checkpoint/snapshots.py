@@ -1,0 +1,269 @@
+"""Snapshots: checkpoints in the memory of the agents, which outlive the workers.
+
+A snapshot has the form of a checkpoint, and a place in the same order of (term, step). Each node
+holds the files of its own ranks and a copy of those of one other node, its *buddy*. Taking one
+(``taking``) happens beside training; one that fails costs nothing but an event, as the one before
+is kept until the next one is complete on all nodes. ``choosing`` says from where a job goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.checkpoint.background import Abandoned
+from elastic_runtime.checkpoint.choosing import Offer, Way, other_holders, ways
+from elastic_runtime.checkpoint.fitting import Refusal, Room, refusal
+from elastic_runtime.checkpoint.index import Description
+from elastic_runtime.checkpoint.nodes import Nodes
+from elastic_runtime.checkpoint.peer import Snapshot
+from elastic_runtime.checkpoint.shelf import Shelf
+from elastic_runtime.checkpoint.staging import size_of
+from elastic_runtime.checkpoint.taking import Taking
+from elastic_runtime.errors import CheckpointError
+from elastic_runtime.machine import available_memory, total_memory
+from elastic_runtime.protocol.snapshots import SnapshotMemory
+from elastic_runtime.worker.agreement import Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_runtime.checkpoint.layout import Plan
+    from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
+    from elastic_runtime.checkpoint.saving import Content, Tenure
+    from elastic_runtime.checkpoint.schedule import Every
+    from elastic_runtime.checkpoint.storage import Storage
+    from elastic_runtime.worker.context import WorkerContext
+    from elastic_runtime.worker.peers import Peers
+
+# What a snapshot takes beside its tensors, for each rank: values, metadata, the manifest.
+_EXTRA = 1 << 20
+
+
+class Snapshots:
+    """The snapshots of one process.
+
+    Attributes:
+        wanted: whether any are to be taken.
+    """
+
+    def __init__(
+        self, storage: Storage, tenure: Tenure, every: Every, context: WorkerContext
+    ) -> None:
+        """Takes the settings; nothing is touched yet.
+
+        Args:
+            storage: where the checkpoints are that snapshots are taken beside.
+            tenure: gives the term.
+            every: how often to take one.
+            context: hears of events, and knows the agent.
+        """
+        self.wanted = bool(every.steps or every.seconds)
+        self._every = every
+        self._tenure = tenure
+        self._context = context
+        self._place = storage.where
+        memory = context.snapshots if self.wanted else None
+        self._shelf = Shelf(memory, self._place) if memory else None
+        self._nodes: Nodes | None = None
+        self._description = Description()
+        self._told: set[str] = set()
+        self._wished = False
+        self._last = time.monotonic()
+        self._last_step = 0
+
+    # When
+
+    def wish(self, step: int) -> Wish:
+        """What rank 0 asks all ranks to do.
+
+        Args:
+            step: that was just made.
+        """
+        waited = time.monotonic() - self._last
+        due = self._every.due_between(self._last_step, step) or self._every.due_after(waited)
+        if self._wished or not due:
+            return Wish.NOTHING
+        self._wished = True
+        return Wish.SNAPSHOT
+
+    def rest(self, step: int) -> None:
+        """Starts the clock anew.
+
+        Args:
+            step: the present one.
+        """
+        self._wished = False
+        self._last, self._last_step = time.monotonic(), step
+
+    # Where
+
+    def enter(self) -> None:
+        """The ranks are others from now on."""
+        self._nodes = None
+        self._wished = False
+
+    def _ready(self, peers: Peers) -> bool:
+        """Whether all ranks have memory for snapshots; finds out which of them share it."""
+        if not self.wanted:
+            return False
+        if self._nodes is None:
+            found = peers.gather(self._shelf.memory.encode() if self._shelf else "")
+            missing = [rank for rank, text in enumerate(found) if not text]
+            if missing:
+                self.wanted = False
+                ranks = ", ".join(map(str, missing[:8]))
+                why = f"the agent of rank {ranks} has no memory for them (--snapshot-memory)"
+                if not self._context.has_agent:
+                    why = "they need elastic-run"
+                self._note(peers, "off", reason=why)
+                return False
+            memories = [SnapshotMemory.decode(text) for text in found]
+            self._nodes = Nodes.seen_by(peers.rank, memories)
+        return True
+
+    # Taking one
+
+    def refuses(self, peers: Peers, plan: Plan, *, has_image: bool) -> bool:
+        """Whether no snapshot can be taken now, the same on all ranks; says why.
+
+        Args:
+            peers: all ranks, which do the same.
+            plan: what each of them would write.
+            has_image: this rank has the memory already that the state is copied to first.
+        """
+        if not self._ready(peers):
+            return True
+        nodes = self._nodes
+        assert nodes is not None
+        rooms = peers.gather(self._room(plan, has_image) if nodes.leads else None)
+        found = refusal([Room(*room) for room in rooms if room is not None])
+        if found is not None:
+            self._note_once(peers, found)
+        return found is not None
+
+    def _room(self, plan: Plan, has_image: bool) -> list[Any]:
+        nodes, shelf = self._nodes, self._shelf
+        assert nodes is not None
+        assert shelf is not None
+        memory, own = shelf.memory, nodes.all[nodes.mine].ranks
+
+        def need(ranks: Sequence[int]) -> int:
+            return sum(_EXTRA + sum(map(size_of, _tensors(plan, rank))) for rank in ranks)
+
+        shelf.tidy()
+        free = os.statvfs(memory.directory)
+        room = Room(
+            node=memory.node,
+            machine=memory.machine,
+            needed=need(own) + (need(nodes.buddy.ranks) if nodes.buddy else 0),
+            beside=0 if has_image else need(own),
+            kept=shelf.used(),
+            limit=memory.limit,
+            free=free.f_bavail * free.f_frsize,
+            available=available_memory(),
+            total=total_memory(),
+        )
+        return room.encode()
+
+    def take(
+        self,
+        peers: Peers,
+        draft: Manifest,
+        plan: Plan,
+        content: Content,
+        advance: Callable[[int], None],
+        **fields: Any,
+    ) -> None:
+        """Takes one, in the background. A failure is an event, and nothing else.
+
+        Args:
+            peers: all ranks, which do the same.
+            draft: what its manifest will say.
+            plan: who writes what.
+            content: this rank's file.
+            advance: hears how many bytes more are about to be written; raises if the snapshot is
+                not wanted any more.
+            fields: what else the event says.
+        """
+        began = time.monotonic()
+        assert self._nodes is not None
+        assert self._shelf is not None
+        parts = (self._shelf, self._nodes, self._tenure, draft, plan, self._description, advance)
+        try:
+            _, problems = Taking(*parts).run(peers, content)
+        except CheckpointError as error:
+            self._note(peers, "failed", step=draft.step, problem=str(error))
+            return
+        except Exception as error:
+            why = "the world has changed" if isinstance(error, Abandoned) else str(error)
+            reason = why.strip().split("\n")[0]
+            self._note(peers, "discarded", step=draft.step, reason=reason)
+            return
+        self._told -= {"limit", "tmpfs", "memory"}
+        if problems:
+            self._note_once(peers, Refusal(problems[0], problems[0]), "uncopied")
+        seconds = time.monotonic() - began
+        fields |= {"bytes": content.size, "seconds": seconds, "copied": not problems}
+        self._note(peers, "taken", step=draft.step, **fields)
+
+    # Going on from one
+
+    def ways(self, peers: Peers, stored: Sequence[CheckpointId]) -> list[Way]:
+        """All states that there are in memory and in storage, as they are to be tried.
+
+        Args:
+            peers: all ranks, which do the same.
+            stored: what claims to be whole in storage.
+        """
+        if not self._ready(peers):
+            return ways([], stored)
+        nodes, shelf = self._nodes, self._shelf
+        assert nodes is not None
+        assert shelf is not None
+        own = [offer.encode() for offer in shelf.offers()] if nodes.leads else []
+        found = peers.gather(own)
+        return ways(
+            [[Offer.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all], stored
+        )
+
+    def open(self, way: Way) -> Snapshot:
+        """A snapshot, to be read.
+
+        Args:
+            way: one that is whole.
+        """
+        nodes, shelf = self._nodes, self._shelf
+        assert nodes is not None
+        assert shelf is not None
+        others = {
+            name: nodes.all[node].memory for name, node in other_holders(way, nodes.mine).items()
+        }
+        names = ", ".join(node.memory.node for node in nodes.all[:3])
+        more = f" and {len(nodes.all) - 3} more" if len(nodes.all) > 3 else ""
+        return Snapshot(shelf.storage, shelf.key, others, names + more)
+
+    def keep_only(self, which: CheckpointId | None) -> None:
+        """Removes all others: the job has gone on from this one.
+
+        Args:
+            which: a snapshot; None: no snapshot.
+        """
+        if self._nodes is not None and self._nodes.leads and self._shelf is not None:
+            self._shelf.keep_only(which)
+
+    # Events
+
+    def _note_once(self, peers: Peers, why: Refusal, what: str = "refused") -> None:
+        if why.kind not in self._told:
+            self._told.add(why.kind)
+            self._note(peers, what, problem=why.text)
+
+    def _note(self, peers: Peers, what: str, **fields: Any) -> None:
+        if peers.rank == 0:
+            self._context.note(f"snapshot.{what}", path=self._place, **fields)
+
+
+def _tensors(plan: Plan, rank: int) -> list[Any]:
+    return [item for item in plan.files[rank] if item.dtype]
