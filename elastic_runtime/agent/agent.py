@@ -172,6 +172,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 self._alarm = float("inf")
                 item = Alarm()
             event = self._translate(item)
+            if isinstance(event, Asked):
+                event = replace(event, alone=self._participant.alone)
             if event is not None:
                 self._take(event)
         return self._result()
@@ -333,8 +335,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 crew.ask(local_ranks)
             case KillWorkers(local_ranks):
                 crew.kill(local_ranks)
-            case DismissWorkers():
-                crew.dismiss()
+            case DismissWorkers(saves):
+                crew.dismiss(saves)
             case _:
                 return False
         return True

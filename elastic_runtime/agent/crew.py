@@ -293,9 +293,10 @@ class Crew:
         """Asks workers where they are."""
         self._tell(local_ranks, Ask())
 
-    def dismiss(self) -> None:
-        """Lets all workers end."""
-        self._tell(self._posts, Dismiss())
+    def dismiss(self, saves: int | None) -> None:
+        """Lets all workers end, one of them once it has saved what it remembers."""
+        for local_rank in self._posts:
+            self._tell([local_rank], Dismiss(saves=local_rank == saves))
 
     def _tell(self, local_ranks: Iterable[int], message: Message) -> None:
         self._channel.tell([self._posts[r].life for r in local_ranks if r in self._posts], message)

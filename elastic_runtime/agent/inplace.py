@@ -108,8 +108,8 @@ def step(state: State, event: Event, now: float) -> Step | None:
             return _excluded(state, reason, now)
         case NoProgress():
             return _no_progress(state, event, now)
-        case Asked(signum):
-            return _asked(state, signum, now)
+        case Asked():
+            return _asked(state, event, now)
         case Alarm():
             return _alarm(state, now)
     return None
@@ -259,10 +259,16 @@ def _unless_in(state: State, actions: list[Action], now: float) -> Step:
     actions.append(SayLeft(last.number, fault, stays=stays, workers=state.available))
     if stays:
         return boot(state, actions)
-    # From here on it is a matter of processes that end, or are ended.
-    actions += [DismissWorkers(), SetAlarm(now + state.settings.grace)]
+    return _dismiss(state, actions, None, fault.reason, now)
+
+
+def _dismiss(
+    state: State, actions: list[Action], saves: int | None, reason: str, now: float
+) -> Step:
+    """From here on it is a matter of processes that end, or are ended."""
+    actions += [DismissWorkers(saves), SetAlarm(now + state.settings.grace)]
     state = replace(state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, draining=True)
-    return Step(state, tuple(actions), fault.reason)
+    return Step(state, tuple(actions), reason)
 
 
 def _new_life(state: State, actions: list[Action]) -> Step:
@@ -300,7 +306,9 @@ def _excluded(state: State, reason: str, now: float) -> Step:
     return Step(state, (report,), reason)
 
 
-def _asked(state: State, signum: int, now: float) -> Step | None:
+def _asked(state: State, event: Asked, now: float) -> Step | None:
+    if state.phase is Phase.WAITING and not state.asked and event.alone:
+        return _asked_alone(state, event, now)
     if state.asked or state.phase is not Phase.RUNNING or not state.seated(Seat.IN):
         return None
     last = state.round
@@ -312,13 +320,27 @@ def _asked(state: State, signum: int, now: float) -> Step | None:
         state, asked=1, then=Then.LEAVE, why=state.why or why, finish=Finish(EXIT_LEFT, text)
     )
     actions: tuple[Action, ...] = (
-        Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"}),
+        Report("node.leaving", {"reason": f"asked to by {signal_name(event.signum)}"}),
         SayDrain(),
     )
     if state.interrupted_at is None:
         change = ChangeWorkers(last.number, "this node was asked to leave", goes=True)
         actions = (*actions, change, SetAlarm(now + state.settings.grace))
     return Step(state, actions, "asked to leave")
+
+
+def _asked_alone(state: State, event: Asked, now: float) -> Step | None:
+    """Between two rounds nobody else holds what these workers remember."""
+    last, ready = state.round, state.seated(Seat.READY)
+    remembering = [rank for rank in ready if last and state.seats[rank].since <= last.number]
+    if not remembering:
+        return None
+    state = replace(state, asked=1, finish=Finish(EXIT_LEFT, "stopped on request"))
+    actions: list[Action] = [
+        Report("node.leaving", {"reason": f"asked to by {signal_name(event.signum)}"}),
+        SayDrain(),
+    ]
+    return _dismiss(state, actions, remembering[0], "asked to leave", now)
 
 
 # ---------------------------------------------------------------- ends

@@ -63,9 +63,15 @@ class WorkerDrains:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A signal asked this agent to leave."""
+    """A signal asked this agent to leave.
+
+    Attributes:
+        signum: which one.
+        alone: it is certain that no other node takes part in the job.
+    """
 
     signum: int
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +274,13 @@ class KillWorkers:
 
 @dataclass(frozen=True, slots=True)
 class DismissWorkers:
-    """There is no further round for these workers: they may end."""
+    """There is no further round for these workers: they may end.
+
+    Attributes:
+        saves: the local rank of the one that saves what it remembers before; None: nobody does.
+    """
+
+    saves: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

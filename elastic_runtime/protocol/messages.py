@@ -233,9 +233,15 @@ class Change(Message):
 
 @dataclass(frozen=True, slots=True)
 class Dismiss(Message):
-    """Agent → worker: there will be no further round for you; end."""
+    """Agent → worker: there will be no further round for you; end.
+
+    Attributes:
+        saves: save what you remember before, if there is a checkpointer: nobody else has it.
+    """
 
     kind: ClassVar[str] = "dismiss"
+
+    saves: bool = False
 
 
 _KINDS: dict[str, type[Message]] = {

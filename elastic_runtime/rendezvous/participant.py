@@ -19,6 +19,7 @@ from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, no
 from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb
 from elastic_runtime.rendezvous.probe import probe
+from elastic_runtime.rendezvous.standing import alone
 from elastic_runtime.rendezvous.state import (
     Action,
     Applied,
@@ -122,6 +123,11 @@ class Participant:
     def state(self) -> State:
         """The present knowledge, an immutable value."""
         return self._state
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is certain that no other node takes part in the job."""
+        return alone(self._state)
 
     @property
     def granted_ttl(self) -> float:

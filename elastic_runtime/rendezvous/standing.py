@@ -46,6 +46,12 @@ def leader_of(state: State) -> Peer | None:
     return oldest
 
 
+def alone(state: State) -> bool:
+    """Whether it is certain that no other node takes part in the job."""
+    sees_all = state.connected and state.snapshot and state.wide and state.stored is not None
+    return sees_all and not any(eligible(state, peer) for peer in state.peers.values())
+
+
 def record_of(state: State, node: str) -> NodeRecord | None:
     """What this node says of itself, as far as it is seen."""
     if state.record is not None and node == state.me:

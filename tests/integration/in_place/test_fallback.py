@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import EXIT_LEFT
+from tests import processes
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
@@ -38,5 +40,34 @@ def test_all_workers_are_killed_then_the_whole_job_leaves_and_is_started_again(
             lambda: any(n.at > last and n.step > left + 2 for n in job.steps()), "further steps"
         )
         assert job.said("began")[lives]["step"] == left, job.story()
+        job.enough()
+        assert job.end() == 0, job.story()
+
+
+def test_the_last_node_saves_what_only_it_remembers_before_it_leaves(tmp_path: Path) -> None:
+    with Job(tmp_path, "steps.py", "--local-nodes", "2", "--min", "2", kind="saved") as job:
+        ranks = job.ranks(2, more=15)
+        processes.send([job.nodes()["node1"]], signal.SIGKILL)
+        broke = job.event("round.left", node="node0")["timestamp"]
+        job.wait(
+            lambda: any(
+                event["timestamp"] > broke and event["have"] == 1
+                for event in job.events("job.waiting")
+            ),
+            "the other node to wait for a second one",
+        )
+        held = max(note.step for note in job.steps() if note.node == "node0")
+        assert held > 10
+        job.process.terminate()
+        assert job.end() == EXIT_LEFT, job.story()
+        saved = job.events("checkpoint.saved")[-1]["step"]
+        # A step that the lost node had finished as well may be adopted.
+        assert held <= saved <= held + 1, job.story()
+        assert f"step {saved} is saved" in job.log, job.story()
+        lives = len(job.said("began"))
+        assert ranks[0].round == 1
+    with Job(tmp_path, "steps.py", *_OPTIONS, kind="saved") as job:
+        job.wait(lambda: len(job.said("began")) > lives, "the next life")
+        assert job.said("began")[lives]["step"] == saved, job.story()
         job.enough()
         assert job.end() == 0, job.story()

@@ -219,6 +219,43 @@ def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step() -> None:
     assert life.asked(Finish)[0].exit_code == EXIT_LEFT
 
 
+def _between_rounds() -> Life:
+    life = Life().in_round()
+    life.take(Switch(1, broken=True, reason="node b lost"))
+    life.take(left(1, 0))
+    life.take(left(1, 1))
+    return life
+
+
+def test_the_last_node_saves_what_only_it_remembers_before_it_leaves() -> None:
+    life = _between_rounds()
+    life.take(Asked(15, alone=True))
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=0)]
+    assert not life.asked(Finish)
+    life.take(WorkerExited(1, 1, 0))
+    life.take(WorkerExited(1, 0, 79, drained=True))
+    (finish,) = life.asked(Finish)
+    assert (finish.exit_code, finish.message) == (EXIT_LEFT, "stopped on request")
+
+
+def test_a_node_between_two_rounds_leaves_the_saving_to_the_others() -> None:
+    life = _between_rounds()
+    life.take(Asked(15, alone=False))
+    assert not life.asked(DismissWorkers)
+    assert life.asked(Finish)
+
+
+def test_a_node_that_was_in_no_round_has_nothing_to_save() -> None:
+    life = Life()
+    life.take(ServerReady())
+    life.take(Prepare())
+    life.take(WorkerReady(0))
+    life.take(WorkerReady(1))
+    life.take(Asked(15, alone=True))
+    assert not life.asked(DismissWorkers)
+    assert life.asked(Finish)
+
+
 def test_a_node_leaves_although_its_workers_were_started_for_an_earlier_round() -> None:
     life = Life().in_round()
     for local_rank in (0, 1):
