@@ -74,13 +74,14 @@ def test_shares_are_disjoint_complete_and_even(count: int, world: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(job=JOBS, lives=LIVES, epochs=st.integers(1, 3))
 def test_resizes_do_not_change_the_sequence(job: Job, lives: list[Life], epochs: int) -> None:
     """Lives of any world and read-ahead, saved and resumed in between, are one undisturbed run."""
     assert job.play(lives, epochs) == job.alone(epochs)
 
 
+@settings(deadline=None)
 @given(job=JOBS, lives=LIVES)
 def test_an_epoch_is_exactly_the_data_set(job: Job, lives: list[Life]) -> None:
     steps = job.play(lives, 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
@@ -66,6 +66,7 @@ def play(size: int, batch: int, lives: list[Life], epochs: int) -> list[Step]:
     return done
 
 
+@settings(deadline=None)
 @given(
     size=st.integers(1, 40),
     batch=st.integers(1, 12),
