@@ -80,7 +80,7 @@ def verify(directory: str, step: int | None, term: int | None, form: str) -> int
     storage = open_storage(directory)
     seen = _look(storage)
     chosen = {one.which for one in _chosen(seen, step, term)}
-    total = sum(one.bytes for one in seen.found if one.which in chosen)
+    total = sum(_to_read(one) for one in seen.found if one.which in chosen)
     with _progress(total) as advance:
         found = [
             _verified(storage, one, advance) if one.which in chosen else one for one in seen.found
@@ -144,7 +144,7 @@ def _read_what_stays(
         stays = {verdict.which for verdict in verdicts if verdict.keep} - read
         if all(verdict.keep for verdict in verdicts) or not stays:
             return tuple(known.values())
-        with _progress(sum(known[which].bytes for which in stays)) as advance:
+        with _progress(sum(_to_read(known[which]) for which in stays)) as advance:
             known |= {which: _verified(storage, known[which], advance) for which in stays}
         read |= stays
 
@@ -192,6 +192,13 @@ def _chosen(seen: Inventory, step: int | None, term: int | None) -> Sequence[Fou
             "those that there are"
         )
     return fitting
+
+
+def _to_read(found: Found) -> int:
+    """How many bytes ``_verified`` reads."""
+    if found.condition is not Condition.WHOLE or found.manifest is None:
+        return 0
+    return sum(file.bytes for file in found.manifest.files)
 
 
 def _verified(storage: Storage, found: Found, advance: Callable[[int], None]) -> Found:
