@@ -99,7 +99,7 @@ class Loading:
             DamagedCheckpoint: the description of the checkpoint is not what was written.
             CheckpointError: it does not fit the entries.
         """
-        with self._deletion_told():
+        with self._explained():
             manifest = self._manifest()
             self._check_sizes(manifest)
             self._stored = read_contents(
@@ -107,7 +107,7 @@ class Loading:
                 self._metadata(manifest),
                 manifest.files,
             )
-        self._wanted = self._entries.wanted(self._where, self._stored, self._place)
+            self._wanted = self._entries.wanted(self._where, self._stored, self._place)
         if self._strict:
             self._wanted.require_all(self._where)
 
@@ -117,14 +117,14 @@ class Loading:
         Raises:
             DamagedCheckpoint: a file is not what was written, or a value asks to run code.
         """
-        targets = self._prepared.targets
-        values = [self._value(key) for key, to in targets.items() if not _is_tensor(to)]
-        fetches = [f for key, to in targets.items() if _is_tensor(to) for f in self._tensor(key)]
-        total = sum(fetch.part.length for fetch in (*values, *fetches))
-        doing = f"loading step {self._which.step}"
-        with self._deletion_told(), Progress(doing, total, self._note) as progress:
-            reading.read(self._storage, self._which, values, progress.advance)
-            reading.read(self._storage, self._which, fetches, progress.advance)
+        with self._explained():
+            values, tensors = self._fetches()
+            total = sum(fetch.part.length for fetch in (*values, *tensors))
+            doing = f"loading step {self._which.step}"
+            with Progress(doing, total, self._note) as progress:
+                # No tensor is touched before all values are known to be good.
+                for fetches in (values, tensors):
+                    reading.read(self._storage, self._which, fetches, progress.advance)
 
     def restore(self) -> list[str]:
         """Hands everything to its owner.
@@ -174,14 +174,22 @@ class Loading:
         return data
 
     @contextmanager
-    def _deletion_told(self) -> Iterator[None]:
-        """Says so if a checkpoint is no more, instead of what went wrong because of that."""
+    def _explained(self) -> Iterator[None]:
+        """Makes whatever goes wrong an error for all ranks: the others wait for what comes of it.
+
+        If the checkpoint is no more, it says so, instead of what went wrong because of that.
+        """
         try:
             yield
-        except CheckpointError:
-            if self._storage.has_manifest(self._which):
+        except Exception as error:
+            if isinstance(error, CheckpointError) and self._storage.has_manifest(self._which):
                 raise
-            raise DamagedCheckpoint(f"{self._where} was deleted while it was being read") from None
+            if not self._storage.has_manifest(self._which):
+                gone = f"{self._where} was deleted while it was being read"
+                raise DamagedCheckpoint(gone) from error
+            raise CheckpointError(
+                f"rank {self._place.rank} cannot load {self._where}: {error!r}"
+            ) from error
 
     # The content
 
@@ -190,6 +198,16 @@ class Loading:
         if self._wanted is None:
             raise RuntimeError("prepare() comes first")
         return self._wanted
+
+    def _fetches(self) -> tuple[list[Fetch], list[Fetch]]:
+        """What is to be read, of values and of tensors."""
+        values, tensors = [], []
+        for key, target in self._prepared.targets.items():
+            if isinstance(target, torch.Tensor):
+                tensors += self._tensor(key)
+            else:
+                values.append(self._value(key))
+        return values, tensors
 
     def _value(self, key: str) -> Fetch:
         stored = self._stored[key]
@@ -213,10 +231,6 @@ class Loading:
         wanted = self._prepared
         anew = sorted({name for names in found for name in names})
         return Loaded(wanted.missing, wanted.surplus, tuple(anew))
-
-
-def _is_tensor(target: object) -> bool:
-    return isinstance(target, torch.Tensor)
 
 
 def _decoded(place: str, key: str, data: memoryview) -> Any:

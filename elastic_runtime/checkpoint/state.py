@@ -107,7 +107,7 @@ class _ModuleEntry:
         state = {key.removeprefix(self._prefix): value for key, value in loaded.items()}
         if state.keys() == expected.keys() and loads_plainly(self._module):
             own = _memory(self._module)
-            if all(_address(value) == own.get(key) for key, value in state.items()):
+            if all(own.get(key, ()) == _address(value) for key, value in state.items()):
                 return True  # everything was read to where it belongs
         # For hooks, for what is no tensor, and for tensors that the module only makes to be saved.
         self._module.load_state_dict(state, strict=state.keys() == expected.keys())

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 
 from elastic_runtime import torch_private
 
@@ -72,3 +73,18 @@ def test_the_host_of_the_store_does_not_wait(
     monkeypatch.setattr(rendezvous, "_create_c10d_store", lambda *args, **options: "made")
     torch_private.connect_when_listening()
     assert rendezvous._create_c10d_store("nowhere", 1, 0, 2, timedelta(seconds=1)) == "made"
+
+
+class _Rebuilding(torch.nn.Linear):
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+
+
+def test_a_module_that_has_a_say_in_loading_is_seen() -> None:
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    assert torch_private.loads_plainly(plain)
+    assert not torch_private.loads_plainly(torch.nn.Sequential(_Rebuilding(2, 2)))
+    for register in ("register_load_state_dict_pre_hook", "register_load_state_dict_post_hook"):
+        hooked = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        getattr(hooked[0], register)(lambda *_: None)
+        assert not torch_private.loads_plainly(hooked)

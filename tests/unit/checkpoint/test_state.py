@@ -171,3 +171,128 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     tensor_now = {"model": nn.Linear(3, 4), "best": nn.Linear(1, 1)}
     with pytest.raises(CheckpointError, match="lacks best"):
         Checkpointer(tmp_path, tensor_now).resume()
+
+
+class Extra(nn.Module):
+    """Has a state that is no tensor."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.words = words
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"words": self.words}
+
+    def set_extra_state(self, state: dict[str, str]) -> None:
+        self.words = state["words"]
+
+
+def test_a_module_has_its_extra_state_back(tmp_path: Path) -> None:
+    Checkpointer(tmp_path, {"model": Extra("saved")}).save(sync=True)
+    model = Extra("fresh")
+    Checkpointer(tmp_path, {"model": model}).resume()
+    assert model.words == "saved"
+
+
+class Halved(nn.Module):
+    """Is saved as something else than it has in memory."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), value))
+        self.register_state_dict_post_hook(_halve)
+        self.register_load_state_dict_pre_hook(_double)
+
+
+def _halve(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    state[f"{prefix}weight"] = state[f"{prefix}weight"] / 2
+
+
+def _double(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    state[f"{prefix}weight"] = state[f"{prefix}weight"] * 2
+
+
+def test_the_hooks_of_a_module_are_heard(tmp_path: Path) -> None:
+    Checkpointer(tmp_path, {"model": Halved(6.0)}).save(sync=True)
+    model = Halved(1.0)
+    Checkpointer(tmp_path, {"model": model}).resume()
+    assert model.weight.tolist() == [6.0] * 3
+
+
+def test_a_module_that_only_makes_a_tensor_to_save_it_has_it_back(tmp_path: Path) -> None:
+    class Made(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.kept = nn.Parameter(torch.full((2,), value))
+
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            destination[f"{prefix}kept"] = self.kept.detach().clone()
+
+    Checkpointer(tmp_path, {"model": Made(4.0)}).save(sync=True)
+    model = Made(0.0)
+    Checkpointer(tmp_path, {"model": model}).resume()
+    assert model.kept.tolist() == [4.0, 4.0]
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    def tied(value: float) -> nn.Sequential:
+        first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+        nn.init.constant_(first.weight, value)
+        second.weight = first.weight
+        return nn.Sequential(first, second)
+
+    Checkpointer(tmp_path, {"model": tied(5.0)}).save(sync=True)
+    model = tied(0.0)
+    Checkpointer(tmp_path, {"model": model}).resume()
+    assert model[0].weight is model[1].weight
+    assert model[1].weight.eq(5.0).all()
+
+
+def test_weights_may_become_finer_or_coarser_but_not_another_kind(tmp_path: Path) -> None:
+    Checkpointer(tmp_path, {"model": nn.Linear(2, 2)}).save(sync=True)
+    coarse = nn.Linear(2, 2, dtype=torch.bfloat16)
+    Checkpointer(tmp_path, {"model": coarse}).resume()
+    counted = nn.Module()
+    counted.register_buffer("weight", torch.zeros(2, 2, dtype=torch.int64))
+    counted.register_buffer("bias", torch.zeros(2))
+    with pytest.raises(CheckpointError, match=r"model\.weight as torch\.float32, which torch\.int"):
+        Checkpointer(tmp_path, {"model": counted}).resume()
+
+
+def test_an_optimizer_in_use_keeps_its_memory(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer)
+    ckpt = Checkpointer(tmp_path, {"model": model, "optim": optimizer})
+    ckpt.save(sync=True)
+    saved = {id(p): optimizer.state[p]["exp_avg"].clone() for p in model.parameters()}
+    places = {id(p): optimizer.state[p]["exp_avg"].data_ptr() for p in model.parameters()}
+    train(model, optimizer)
+    ckpt.resume()
+    for parameter in model.parameters():
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], saved[id(parameter)])
+        assert optimizer.state[parameter]["exp_avg"].data_ptr() == places[id(parameter)]
+
+
+def test_an_optimizer_that_was_not_saved_keeps_its_state(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    train(model, optimizer)
+    Checkpointer(tmp_path, {"model": model}).save(sync=True)
+    before = optimizer.state_dict()["state"]
+    Checkpointer(tmp_path, {"model": model, "optim": optimizer}).resume(strict=False)
+    assert same(optimizer.state_dict()["state"], before)
+
+
+def test_what_an_owner_refuses_is_an_error_that_names_it(tmp_path: Path) -> None:
+    class Picky:
+        def state_dict(self) -> dict[str, int]:
+            return {"at": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise ValueError("not again")
+
+    Checkpointer(tmp_path, {"picky": Picky()}).save(sync=True)
+    with pytest.raises(CheckpointError, match=r"the entry 'picky' refused .*not again"):
+        Checkpointer(tmp_path, {"picky": Picky()}).resume()
