@@ -18,6 +18,7 @@ from elastic_runtime.checkpoint.per_rank import Place
 from elastic_runtime.checkpoint.retention import parse_retention
 from elastic_runtime.checkpoint.saves import Saves
 from elastic_runtime.checkpoint.schedule import Every, Interval, parse_every
+from elastic_runtime.checkpoint.snapshots import Snapshots
 from elastic_runtime.checkpoint.state import Entries
 from elastic_runtime.checkpoint.storages import open_storage
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
     from datetime import timedelta
 
+    from elastic_runtime.checkpoint.choosing import Way
+    from elastic_runtime.checkpoint.storage import Source
     from elastic_runtime.worker.state import State
 
 
@@ -80,6 +83,7 @@ class Checkpointer:
         keep: int | None = None,
         keep_every: int | str | timedelta | None = None,
         sync: bool = False,
+        snapshot_every: Interval | Sequence[Interval] | None = None,
     ) -> None:
         """Takes the settings; the directory is first touched by ``resume``, ``step`` or ``save``.
 
@@ -95,6 +99,9 @@ class Checkpointer:
             keep_every: which others to keep for good: steps, a time, or both.
             sync: no save is done in the background: each one stops training until it is durable,
                 and takes no memory.
+            snapshot_every: how often to take a snapshot in the memory of the agents, as ``every``.
+                It is taken at the next step that all ranks agree on, and left out while a save is
+                under way.
 
         Raises:
             CheckpointError: a setting or an entry cannot be used.
@@ -108,11 +115,17 @@ class Checkpointer:
         self._context: WorkerContext = context()
         self._context.offer_drain()
         self._saves = Saves(self._storage, entries, self._entries, rule, self._context)
+        self._snapshots = Snapshots(
+            self._storage,
+            self._saves.tenure,
+            parse_every(snapshot_every, "snapshot_every"),
+            self._context,
+        )
         self._sync = sync
         self._connection: Connection | None = None
         self._group: _Group | None = None
         self._begun: int | None = None  # the step of the last save that was not in vain
-        self._warm = sync or self._every == Every()  # there is nothing to be warmed
+        self._prepared = False
         self._save_wished = False
         self._save_soon = False  # one was given up
         self._last_save = time.monotonic()
@@ -121,7 +134,7 @@ class Checkpointer:
     # What users call
 
     def resume(self, *, strict: bool = True) -> int:
-        """Loads the newest whole checkpoint, if there is any.
+        """Loads the newest whole checkpoint, if there is any: from memory, or from storage.
 
         One whose files are not what was written is named in an event, and the next older one is
         taken.
@@ -141,17 +154,21 @@ class Checkpointer:
         group = self._ready()
         self._saves.finish_flight()
         problems: list[str] = []
-        for which in newest_first(group.peers.on_first(self._candidates)):
+        stored = newest_first(group.peers.on_first(self._candidates))
+        for way in self._snapshots.ways(group.peers, stored):
             try:
-                self._load(which, group.peers, strict)
+                origin = self._follow(way, group.peers, strict)
             except DamagedCheckpoint as error:
                 problems.append(str(error))
-                self._saves.damaged.add(which)
-                self._note("damaged", problem=str(error), step=which.step)
+                if way.places is None:
+                    self._saves.damaged.add(way.which)
+                self._note("damaged", problem=str(error), step=way.which.step)
                 continue
-            self.steps = self._begun = self._saves.held = which.step
-            self._saves.tenure.inherit()
-            self._note("resumed", step=which.step, seconds=time.monotonic() - started)
+            if not origin:
+                continue
+            self._go_on_from(way)
+            seconds = time.monotonic() - started
+            self._note("resumed", step=way.which.step, seconds=seconds, source=origin)
             break
         else:
             if problems:
@@ -160,6 +177,7 @@ class Checkpointer:
                     "repair or remove them to start anew"
                 )
         self._rest()
+        self._snapshots.rest(self.steps)
         return self.steps
 
     def step(self) -> None:
@@ -183,10 +201,9 @@ class Checkpointer:
             self.wait()
         if Wish.SAVE in agreed or self._every.due_at(self.steps):
             self.save()
-        elif not self._warm:
-            # After the first step, as an optimizer has no state before.
-            self._saves.warm_up(group.peers)
-        self._warm = True
+        else:
+            self.prepare()
+        self.snapshot(agreed)
 
     def save(self, *, sync: bool = False) -> None:
         """Saves the state of the present step, if that is not done already.
@@ -214,6 +231,7 @@ class Checkpointer:
             self._saves.save_now(peers, self.steps)
         else:
             self._saves.save_beside(peers, self.steps)
+            self._prepared = True
         self._begun = self.steps
         self._rest()
 
@@ -264,11 +282,13 @@ class Checkpointer:
                 "its entries, or a checkpoint would not be the whole state"
             )
         lost = self._saves.enter(connection)
+        self._snapshots.enter()
         self._connection = connection
         self._group = None
         self._begun = self._saves.held
         self._save_wished = False
         self._save_soon = lost
+        self._prepared = False
 
     @property
     def held(self) -> int:
@@ -282,9 +302,29 @@ class Checkpointer:
         """What this rank asks all ranks to do."""
         return self._wishes(self._ready().peers.rank)
 
+    def prepare(self) -> None:
+        """Takes the memory that a save will need, beside training, after the first step."""
+        # An optimizer has no state before.
+        if not self._prepared and self._every != Every() and not self._sync:
+            self._saves.warm_up(self._ready().peers)
+        self._prepared = True
+
     def due_at(self, step: int) -> bool:
         """Whether all ranks are to save at this step, which needs no agreement."""
         return self._every.due_at(step)
+
+    def snapshot(self, agreed: Wish) -> None:
+        """Takes a snapshot, if that is agreed on and no rank has anything else under way.
+
+        Args:
+            agreed: by all ranks, at this step.
+        """
+        if Wish.SNAPSHOT not in agreed:
+            return
+        self._snapshots.rest(self.steps)
+        # They have asked each other at the step before: what has begun since, all know.
+        if Wish.BUSY not in agreed and not self._saves.began_since(self.steps - 1):
+            self._saves.snapshot_beside(self._ready().peers, self.steps, self._snapshots)
 
     # What all ranks do
 
@@ -303,6 +343,9 @@ class Checkpointer:
         wishes = Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING
         if self._saves.has_failed:
             wishes |= Wish.FAILED
+        if self._snapshots.wanted:
+            wishes |= Wish.BUSY if self._saves.is_busy else Wish.NOTHING
+            wishes |= self._snapshots.wish(self.steps) if rank == 0 else Wish.NOTHING
         waited = time.monotonic() - self._last_save
         again = self._save_soon and not self._saves.is_clearing
         due = again or self._every.due_after(waited)
@@ -317,10 +360,36 @@ class Checkpointer:
         self._last_save = time.monotonic()
         self._ready().agreement.restart_clock()
 
-    def _load(self, which: CheckpointId, peers: Peers, strict: bool) -> None:
+    def _follow(self, way: Way, peers: Peers, strict: bool) -> str:
+        """Loads one state, and says where from; "" if it cannot be reached.
+
+        Raises:
+            DamagedCheckpoint: it is not what was written. The entries may have any content now.
+        """
+        if way.places is None:
+            self._load(self._storage, way.which, peers, strict)
+            return "storage"
+        snapshot = self._snapshots.open(peers, way)
+        if snapshot is None:
+            return ""
+        try:
+            self._load(snapshot, way.which, peers, strict)
+            return "peer" if any(peers.gather(snapshot.fetched)) else "memory"
+        finally:
+            snapshot.close()
+
+    def _go_on_from(self, way: Way) -> None:
+        self.steps = way.which.step
+        self._begun = None
+        if way.places is None:
+            self._begun = self._saves.held = self.steps
+        self._saves.tenure.inherit(way.which.term)
+        self._snapshots.keep_only(way.which if way.places is not None else None)
+
+    def _load(self, source: Source, which: CheckpointId, peers: Peers, strict: bool) -> None:
         note = self._context.note if peers.rank == 0 else None
         place = Place(peers.rank, peers.world)
-        loading = Loading(self._storage, which, self._entries, place, strict=strict, note=note)
+        loading = Loading(source, which, self._entries, place, strict=strict, note=note)
         loaded = loading.run(peers)
         if loaded.missing or loaded.surplus:
             self._note("partly", missing=list(loaded.missing), surplus=list(loaded.surplus))

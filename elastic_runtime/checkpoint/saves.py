@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.layout import Item
     from elastic_runtime.checkpoint.manifest import CheckpointId
     from elastic_runtime.checkpoint.retention import Retention
+    from elastic_runtime.checkpoint.snapshots import Snapshots
     from elastic_runtime.checkpoint.state import Entries
     from elastic_runtime.checkpoint.storage import Storage
     from elastic_runtime.worker.context import WorkerContext
@@ -41,10 +42,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A save in the background."""
+    """A save in the background, or a snapshot."""
 
     step: int
     task: Task
+    durable: bool
 
 
 class Saves:
@@ -105,7 +107,8 @@ class Saves:
             Whether a save was under way, which is not finished now.
         """
         self._note_held()
-        lost = self._flight is not None and self._flight.step != self._held
+        flight = self._flight
+        lost = flight is not None and flight.durable and flight.step != self._held
         if self._flight is not None:
             self._flight.task.abandon()
             self._abandoned, self._flight = self._flight.task, None
@@ -126,7 +129,9 @@ class Saves:
 
     def _note_held(self) -> None:
         flight = self._flight
-        if flight is not None and flight.task.has_ended and flight.task.error is None:
+        if flight is None or not flight.durable:
+            return
+        if flight.task.has_ended and flight.task.error is None:
             self._held = flight.step
 
     # Saving
@@ -157,6 +162,45 @@ class Saves:
         began = time.monotonic()
         collected = self._collector.collect(peers)
         saving = self._saving(collected, peers, step)
+
+        def work(beside: Peers, rest: Collected, image: Image, task: Task, blocked: float) -> None:
+            self._run(saving, beside, rest, image, began, task, blocked=blocked)
+
+        self._launch(peers, step, collected, began, work, durable=True)
+
+    def snapshot_beside(self, peers: Peers, step: int, snapshots: Snapshots) -> None:
+        """Copies the state, and has the copy made a snapshot in the background, if there is room.
+
+        Raises:
+            CheckpointError: the state cannot be saved, or the save before could not be finished.
+        """
+        self.wait()
+        began = time.monotonic()
+        collected = self._collector.collect(peers)
+        if snapshots.refuses(peers, collected.plan, has_image=self._image is not None):
+            return
+        draft = self._draft(peers, step)
+
+        def work(beside: Peers, rest: Collected, image: Image, task: Task, blocked: float) -> None:
+            def advance(count: int) -> None:
+                task.check()
+
+            content = rest.content(image)
+            snapshots.take(beside, draft, rest.plan, content, advance, blocked=blocked)
+
+        self._launch(peers, step, collected, began, work, durable=False)
+
+    def _launch(
+        self,
+        peers: Peers,
+        step: int,
+        collected: Collected,
+        began: float,
+        work: Callable[[Peers, Collected, Image, Task, float], None],
+        *,
+        durable: bool,
+    ) -> None:
+        """Copies the state, and does something with the copy in the background."""
         image = self._fit(collected)
         if self._beside is None:
             self._beside = self._make_peers(peers)
@@ -168,14 +212,14 @@ class Saves:
         blocked = time.monotonic() - began
         # The tensors themselves are not looked at any more: their memory may be given away.
         rest = Collected(collected.plan, collected.items, (), collected.values)
+        task = Task(lambda task: work(beside, rest, image, task, blocked))
+        self._flight = _Flight(step, task, durable)
 
-        def work(task: Task) -> None:
-            self._run(saving, beside, rest, image, began, task, blocked=blocked)
-
-        self._flight = _Flight(step, Task(work))
+    def _draft(self, peers: Peers, step: int) -> Manifest:
+        return Manifest(step, 0, world=peers.world, round=self._context.round, entries=self._names)
 
     def _saving(self, collected: Collected, peers: Peers, step: int) -> Saving:
-        draft = Manifest(step, 0, world=peers.world, round=self._context.round, entries=self._names)
+        draft = self._draft(peers, step)
         return Saving(self._storage, self.tenure, draft, collected.plan, self._description)
 
     def _run(
@@ -229,6 +273,15 @@ class Saves:
     def has_failed(self) -> bool:
         """Whether the save in the background has ended without success."""
         return self._flight is not None and self._flight.task.has_failed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return self.is_clearing or not (self._flight is None or self._flight.task.has_ended)
+
+    def began_since(self, step: int) -> bool:
+        """Whether a save has begun at this step or later."""
+        return self._flight is not None and self._flight.step >= step
 
     @property
     def is_clearing(self) -> bool:
@@ -290,12 +343,17 @@ class Saves:
         """The image for this plan: the last one, or a new one whose memory is being warmed."""
         if self._image is not None and tuple(self._image_of) == tuple(collected.items):
             return self._image
-        self._await(self._warming)
-        self._await(self._abandoned)
-        self._image = None  # before the new one is made
+        before = [task for task in (self._warming, self._abandoned) if task is not None]
+        self._image = None
         image = Image(collected.items, self._make_copies(collected.tensors))
         self._image, self._image_of = image, collected.items
-        self._warming = Task(lambda task: image.warm())
+
+        def warm(_: Task) -> None:
+            for task in before:
+                task.wait(lambda: None)  # it holds the last image: there are never two in use
+            image.warm()
+
+        self._warming = Task(warm)
         if self._hook is None and not isinstance(image.copies, PlainCopies):
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._fence())
         return image

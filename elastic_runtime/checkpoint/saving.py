@@ -47,6 +47,7 @@ class Tenure:
         self._term = 0
         self._used_up = False
         self._inherits = False
+        self._above = 0
 
     def hold(self, entries: Sequence[str]) -> int:
         """The term, which is the newest one of the storage.
@@ -72,11 +73,18 @@ class Tenure:
             "host": socket.gethostname(),
         }
         self._term, self._used_up = self._storage.take_term(holder), False
+        while self._term <= self._above:
+            self._term = self._storage.take_term(holder)
         return self._term
 
-    def inherit(self) -> None:
-        """What is in the storage is this job's: it has gone on from there."""
+    def inherit(self, term: int) -> None:
+        """What is in the storage is this job's: it has gone on from there.
+
+        Args:
+            term: of what it has gone on from; what is saved from now on is newer.
+        """
         self._inherits = True
+        self._above = max(self._above, term)
 
     def use_up(self) -> None:
         """Has the next save take another term: what this one has left must not be met again."""

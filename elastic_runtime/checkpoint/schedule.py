@@ -45,12 +45,13 @@ class Every:
 Interval = int | str | timedelta
 
 
-def parse_every(value: Interval | Sequence[Interval] | None) -> Every:
+def parse_every(value: Interval | Sequence[Interval] | None, name: str = "every") -> Every:
     """Reads the ``every`` of a ``Checkpointer``.
 
     Args:
         value: steps (``10``, ``"10 steps"``), a time (``"30s"``, ``"5m"``, ``"1h"``, ``"500ms"``, a
             ``timedelta``), one of each (``"100 steps, 5m"``, ``(100, "5m")``), or None.
+        name: of the argument, for the error.
 
     Raises:
         CheckpointError: it is none of these, or not above zero.
@@ -65,7 +66,7 @@ def parse_every(value: Interval | Sequence[Interval] | None) -> Every:
     seconds = [one.seconds for one in found if one is not None and one.seconds > 0]
     if not found or len(steps) + len(seconds) < len(found) or len(steps) > 1 or len(seconds) > 1:
         raise CheckpointError(
-            f"every={value!r} is not understood; "
+            f"{name}={value!r} is not understood; "
             "give steps (10, '10 steps'), a time ('30s', '5m', '1h') or both ('100 steps, 5m')"
         )
     return Every(sum(steps), sum(seconds))

@@ -228,12 +228,26 @@ class Snapshots:
             [[Offer.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all], stored
         )
 
-    def open(self, way: Way) -> Snapshot:
-        """A snapshot, to be read.
+    def open(self, peers: Peers, way: Way) -> Snapshot | None:
+        """A snapshot, to be read; None if some of it cannot be reached, which is an event.
 
         Args:
-            way: one that is whole.
+            peers: all ranks, which do the same.
+            way: which one.
         """
+        problem = way.problem
+        if not problem:
+            snapshot = self._snapshot(way)
+            try:
+                peers.on_each(lambda: len(snapshot.sizes(way.which)))
+                return snapshot
+            except CheckpointError as error:
+                snapshot.close()
+                problem = str(error)
+        self._note(peers, "incomplete", step=way.which.step, problem=problem)
+        return None
+
+    def _snapshot(self, way: Way) -> Snapshot:
         nodes, shelf = self._nodes, self._shelf
         assert nodes is not None
         assert shelf is not None

@@ -79,8 +79,14 @@ class Saver(Protocol):
     def due_at(self, step: int) -> bool:
         """Whether all ranks are to save at this step without having to agree on it."""
 
+    def prepare(self) -> None:
+        """Called after each commit without a save, on all ranks."""
+
     def save(self, *, sync: bool = False) -> None:
         """Saves the present state, on all ranks; with ``sync`` it is durable on return."""
+
+    def snapshot(self, agreed: Wish) -> None:
+        """Takes a snapshot in memory, on all ranks, if they have agreed on that."""
 
     def wait(self) -> None:
         """Waits for the save in the background, on all ranks, and raises if it has failed."""
@@ -454,7 +460,7 @@ class _Commit:
         agreed = self._agreement.step(self._wishes(Wish.TRAINS))
         if Wish.FAILED in agreed and loop._saver is not None:
             loop._saver.wait()
-        self._save_if(Wish.SAVE in agreed, step)
+        self._save_if(agreed, step)
         if Wish.CHANGE in agreed:
             self._leave()
         if Wish.LEAVE in agreed:
@@ -483,7 +489,7 @@ class _Commit:
         saver = loop._saver
         wishes = facts
         if saver is not None:
-            wishes |= saver.wishes() & (Wish.SAVE | Wish.FAILED)
+            wishes |= saver.wishes() & ~Wish.LEAVE
         if ranks is None:
             return wishes | (Wish.LEAVE if loop._here.drain.is_set() else Wish.NOTHING)
         if change is not None and change.round == ranks.place.round:
@@ -501,13 +507,14 @@ class _Commit:
         change = self._loop._change
         raise WorldChanged(change.reason if change else "another rank leaves or joins")
 
-    def _save_if(self, agreed: bool, step: int) -> None:
+    def _save_if(self, agreed: Wish, step: int) -> None:
         saver = self._loop._saver
         if saver is None:
             return
         saver.steps = step
-        if agreed or saver.due_at(step):
+        if Wish.SAVE in agreed or saver.due_at(step):
             saver.save()
+        saver.snapshot(agreed)
 
     def _save_now(self, step: int) -> None:
         saver = self._loop._saver
