@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import elastic_runtime as elastic
@@ -35,9 +36,7 @@ class Noise(Dataset[tuple[int, int, int]]):
         return self._size
 
     def __getitem__(self, index: int) -> tuple[int, int, int]:
-        worker = get_worker_info()
-        assert worker is not None
-        return index, elastic.sample_rng(index).initial_seed(), worker.id
+        return index, elastic.sample_rng(index).initial_seed(), os.getpid()
 
 
 class Numbers(IterableDataset[int]):
@@ -119,7 +118,7 @@ def test_processes_that_outlive_epochs_and_worlds_know_both(
                 seeds.setdefault((epoch, index), set()).add(seed)
                 processes.add(process)
     assert seen == Job(20, 4, 3).alone(2)
-    assert processes == {0, 1}
+    assert len(processes - {os.getpid()}) == 2 * most, "the processes of a loader stay"
     assert seeds == {
         (epoch, index): {elastic.sample_rng(index, seed=3, epoch=epoch).initial_seed()}
         for epoch in range(2)
