@@ -1,0 +1,44 @@
+"""What ``elastic.run`` wants of a checkpointer, which it knows nothing else about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from elastic_runtime.worker.agreement import Wish
+    from elastic_runtime.worker.peers import Connection
+    from elastic_runtime.worker.state import State
+
+
+class Saver(Protocol):
+    """What the loop wants of a checkpointer."""
+
+    steps: int
+
+    def attach(self, state: State, connection: Connection) -> None:
+        """Works with these ranks from now on, until it is attached to others."""
+
+    @property
+    def held(self) -> int:
+        """The step that is saved for certain, as far as this rank knows; 0: it knows of none."""
+
+    def resume(self) -> int:
+        """Loads the newest checkpoint on all ranks; 0 if there is none."""
+
+    def wishes(self) -> Wish:
+        """What this rank asks all ranks to do: to save, or to hear that a save has failed."""
+
+    def due_at(self, step: int) -> bool:
+        """Whether all ranks are to save at this step without having to agree on it."""
+
+    def prepare(self) -> None:
+        """Called after each commit without a save, on all ranks."""
+
+    def save(self, *, sync: bool = False) -> None:
+        """Saves the present state, on all ranks; with ``sync`` it is durable on return."""
+
+    def snapshot(self, agreed: Wish) -> None:
+        """Takes a snapshot in memory, on all ranks, if they have agreed on that."""
+
+    def wait(self) -> None:
+        """Waits for the save in the background, on all ranks, and raises if it has failed."""
