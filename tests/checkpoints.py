@@ -67,7 +67,7 @@ def write(storage: Storage, ranks: Sequence[Mapping[str, Any]], step: int = 1) -
         files.append(
             write_file(storage, which, name, size, sources, alone=False) if sources else None
         )
-    content = index.encode(plan, files)
+    content = index.Description().encode(plan, files)
     source = staging.Source((memoryview(content),))
     described = write_file(storage, which, index.METADATA, len(content), [source], alone=False)
     present = [file for file in (*files, described) if file is not None]
