@@ -93,7 +93,6 @@ def test_a_value_that_is_no_tensor_nor_anything_else(tmp_path: Path) -> None:
         b"garbage",
         pickle.dumps([1]),
         pickle.dumps(3)[:-1],
-        b"\x80\x04Nr\xff\xff\xff\x7f.",  # "this is object number 2147483647"
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.",  # a frame of 2^63 bytes
         b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fN.",  # a string of 2^63 bytes
         b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",  # lists in lists in lists
@@ -103,6 +102,14 @@ def test_what_is_no_metadata(tmp_path: Path, data: bytes) -> None:
     path = saved(tmp_path, {"best": 1})
     replace_file(path, METADATA, data)
     refused(tmp_path, {"best": 0}, ".metadata is refused")
+
+
+@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x7f", b"p2147483647\n"])
+def test_metadata_with_an_object_of_an_absurd_number(tmp_path: Path, put: bytes) -> None:
+    """The unpickler makes room for as many objects as the number says: 34 GB here."""
+    path = saved(tmp_path, {"best": 1})
+    replace_file(path, METADATA, b"\x80\x04N" + put + b".")
+    refused(tmp_path, {"best": 0}, "it speaks of more objects than it can have")
 
 
 def _point_elsewhere(metadata: Any) -> None:
