@@ -96,7 +96,12 @@ def test_no_sample_of_a_committed_step_is_missing_or_repeated(tmp_path: Path, ma
                 *("--min", "1", "--log-format", "json", "--preload", "sklearn.datasets"),
                 *(str(_JOB), str(tmp_path / "task")),
             ],
-            env={**os.environ, "OMP_NUM_THREADS": "1", processes.MARKER: mark},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(_JOB.parents[2]),
+                processes.MARKER: mark,
+            },
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
