@@ -89,9 +89,10 @@ class Checkpointer:
 
         Args:
             directory: holds all checkpoints of the job; all nodes must see the same one.
-            entries: by name: modules, optimizers, anything with ``state_dict`` and
-                ``load_state_dict``, and plain values. Plain values are read from this mapping at
-                each save, and replaced in it by ``resume``.
+            entries: by name: modules, optimizers, generators, anything with ``state_dict`` and
+                ``load_state_dict``, and plain values; ``PerRank`` for what each rank has for
+                itself. Plain values are read from this mapping at each save, and replaced in it
+                by ``resume``.
             every: how often to save: steps (``10``, ``"10 steps"``), a time (``"30s"``), or both
                 (``"100 steps, 5m"``, ``(100, "5m")``), whichever comes first. None: only when
                 ``save`` is called or the job is asked to leave.

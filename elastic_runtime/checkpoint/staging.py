@@ -17,14 +17,14 @@ import io
 import threading
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from elastic_runtime.checkpoint.archive import Wrapping, wrapping
 from elastic_runtime.checkpoint.layout import Item
-from elastic_runtime.checkpoint.memory import local_box, local_tensor
+from elastic_runtime.checkpoint.memory import bytes_of, local_box, local_tensor
 from elastic_runtime.errors import CheckpointError
 
 # From here on starting threads costs little in comparison, in bytes.
@@ -98,20 +98,11 @@ def local(value: torch.Tensor) -> torch.Tensor:
     return local_tensor(value).detach()
 
 
-def view(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU; it keeps the tensor alive."""
-    if not tensor.nbytes:
-        return memoryview(b"")
-    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    memory.owner = tensor
-    return memoryview(memory).cast("B")
-
-
 def of_tensor(tensor: torch.Tensor) -> Source:
     """A tensor straight from where it is; one that is elsewhere or scattered is copied first."""
     plain = tensor.cpu().contiguous().resolve_conj().resolve_neg()
     around = wrapping(plain.dtype, tuple(plain.shape), plain.nbytes)
-    views = (memoryview(around.head), view(plain), memoryview(around.tail))
+    views = (memoryview(around.head), bytes_of(plain), memoryview(around.tail))
     return Source(views, len(around.head))
 
 
@@ -323,7 +314,7 @@ class Image:
     def warm(self) -> None:
         """Touches the memory and writes all that stays: the first copy would be a slow one."""
         self._memory.zero_()
-        memory = view(self._memory)
+        memory = bytes_of(self._memory)
         for place in self._places:
             head, tail = place.around.head, place.around.tail
             memory[place.offset : place.offset + len(head)] = head
@@ -347,7 +338,7 @@ class Image:
     def sources(self) -> Iterator[Source]:
         """The parts of the file, once all copies are there."""
         self.copies.wait()
-        memory = view(self._memory)
+        memory = bytes_of(self._memory)
         for place in self._places:
             span = memory[place.offset : place.offset + place.length]
             yield Source((span,), len(place.around.head))

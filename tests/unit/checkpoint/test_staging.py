@@ -11,6 +11,7 @@ from torch import nn
 
 from elastic_runtime.checkpoint import staging
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.checkpoint.staging import Image, PlainCopies, describe, of_tensor
 from elastic_runtime.errors import CheckpointError
 
@@ -52,7 +53,7 @@ def test_an_image_holds_what_would_be_written_without_one(
 
 
 def test_a_view_keeps_its_tensor_alive() -> None:
-    view = staging.view(torch.full((1000,), 7, dtype=torch.uint8))
+    view = bytes_of(torch.full((1000,), 7, dtype=torch.uint8))
     torch.zeros(1000, dtype=torch.uint8)
     assert bytes(view) == b"\x07" * 1000
 
