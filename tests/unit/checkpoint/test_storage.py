@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -130,7 +131,37 @@ def test_verify_finds_every_damage(tmp_path: Path, bad: bytes) -> None:
             assert "bytes 6 to 11" in problem
 
 
+def test_verify_does_not_rely_on_the_parts_alone(storage: Storage) -> None:
+    manifest = put(storage, 10)
+    (file,) = manifest.files
+    other = replace(manifest, files=(replace(file, crc32c=file.crc32c ^ 1),))
+    (problem,) = verify(storage, other)
+    assert "its checksum does not match" in problem
+
+
 # Only of a directory
+
+
+def test_a_term_that_looks_free_in_a_stale_listing_is_not_enough(tmp_path: Path) -> None:
+    class Stale(LocalStorage):
+        listings = 0
+
+        def names(self) -> list[str]:
+            self.listings += 1
+            return [] if self.listings == 1 else super().names()
+
+    (tmp_path / "term-5").touch()
+    assert Stale(tmp_path).take_term(HOLDER) == 6
+
+
+def test_a_file_system_that_takes_nothing_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, which = LocalStorage(tmp_path), CheckpointId(1, 1)
+    storage.create(which)
+    monkeypatch.setattr(os, "pwritev", lambda *args: 0)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        write(storage, which, FILE, b"some bytes")
 
 
 def test_a_half_done_deletion_is_finished(tmp_path: Path) -> None:
