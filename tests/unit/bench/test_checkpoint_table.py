@@ -25,9 +25,9 @@ def test_speeds_are_bounded_from_below() -> None:
 
 
 def test_shares_stand_for_themselves() -> None:
-    assert line(saving.EXTRA, ours=1.0, dcp=2.5).endswith("1.00  ≤ 1")
+    assert line(saving.EXTRA, ours=1.0, dcp=2.5).endswith("1.00  ≤ 1.05")
     assert "2.50x" in line(saving.EXTRA, ours=1.01, dcp=2.5)
-    assert line(saving.EXTRA, ours=1.01, dcp=2.5).endswith("MISSED")
+    assert line(saving.EXTRA, ours=1.1, dcp=2.5).endswith("MISSED")
     assert line(saving.SLOWDOWN, ours=9.0).endswith("9.00  reported")
 
 
