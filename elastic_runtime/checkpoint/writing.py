@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _BATCH = 4 << 20  # bytes
 _MOST_VIEWS = 512  # in a batch
+# So many batches the checksums may be behind: on a busy machine each wait for the other thread
+# would cost a turn.
+_LAG = 16
 
 
 class _Sums:
@@ -66,11 +70,16 @@ def write_file(
     """
     sums = _Sums()
     shapes: list[tuple[int, int]] = []
-    with storage.writer(which, name, size) as out, _helper(alone) as beside:
-        for batch in _batches(sources, shapes):
-            advance(sum(view.nbytes for _, view in batch))
-            wait = beside(lambda batch=batch: sums.add(batch))  # type: ignore[misc]
-            out.write([view for _, view in batch])
+    due: deque[Callable[[], object]] = deque()
+    with _helper(alone) as beside:
+        with storage.writer(which, name, size) as out:
+            for batch in _batches(sources, shapes):
+                advance(sum(view.nbytes for _, view in batch))
+                due.append(beside(lambda batch=batch: sums.add(batch)))  # type: ignore[misc]
+                out.write([view for _, view in batch])
+                while len(due) > (_LAG if alone else 0):
+                    due.popleft()()
+        for wait in due:
             wait()
     parts = []
     offset = 0
