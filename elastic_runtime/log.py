@@ -142,6 +142,11 @@ def _found(fields: Fields) -> str:
     return f"the store answers again{after}"
 
 
+def _resumed(fields: Fields) -> str:
+    where = "" if fields.get("source", "storage") == "storage" else " from memory"
+    return f"resumed at step {_Shown(fields)['step']}{where}"
+
+
 def _damaged(fields: Fields) -> str:
     shown = _Shown(fields)
     what = f"the checkpoint of step {shown['step']}" if "step" in fields else "a checkpoint"
@@ -202,8 +207,14 @@ _LINES: dict[str, Line] = {
     "state.loaded": Line("went back to the checkpoint of step {step}: {reason}", "warning"),
     "state.fresh": Line("training begins anew: {reason}", "warning"),
     "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),
-    "checkpoint.resumed": Line("resumed at step {step}"),
+    "checkpoint.resumed": Line(_resumed),
     "checkpoint.damaged": Line(_damaged, "warning"),
+    "snapshot.taken": Line("step {step} is in memory after {seconds}", shown=False),
+    "snapshot.off": Line("no snapshots are taken: {reason}", "warning"),
+    "snapshot.refused": Line("no snapshot is taken: {problem}", "warning"),
+    "snapshot.failed": Line("the snapshot of step {step} failed: {problem}", "warning"),
+    "snapshot.uncopied": Line("snapshots have no copy on another node: {problem}", "warning"),
+    "snapshot.incomplete": Line("the snapshot of step {step} is not used: {problem}", "warning"),
     "checkpoint.partly": Line(_partly, "warning"),
     "checkpoint.anew": Line(
         "{entries} of each rank begin anew: the checkpoint is of another world", "warning"

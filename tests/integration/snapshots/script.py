@@ -1,0 +1,115 @@
+"""A job whose state after each step is known, that takes snapshots and can be held still.
+
+Usage: ``script.py KIND FOLDER EVERY``; KIND is ``ddp``, ``fsdp`` or ``in_place``. It saves all EVERY
+steps, trains until there is a file FOLDER/enough, and waits before a step for as long as there is
+a file FOLDER/hold.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import elastic_runtime as elastic
+from elastic_runtime import Checkpointer
+
+KIND, FOLDER = sys.argv[1], Path(sys.argv[2])
+SAVE_EVERY, SNAPSHOT_EVERY = int(sys.argv[3]), 4
+
+
+def make() -> tuple[Any, Any]:
+    """A model and its optimizer, as they are before the first step."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Linear(13, 5))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def advance(model: Any, optim: Any) -> None:
+    """One step, which is the same on every rank of any world."""
+    optim.zero_grad()
+    model(torch.ones(2, 7)).square().sum().backward()
+    optim.step()
+
+
+def check(model: Any, optim: Any, steps: int) -> None:
+    """Fails unless the state is exactly that after so many steps, but for rounding."""
+    expected, its = make()
+    for _ in range(steps):
+        advance(expected, its)
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        value = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        torch.testing.assert_close(value, theirs)
+        if steps:
+            kept = optim.state[mine]["momentum_buffer"]
+            kept = kept.full_tensor() if isinstance(kept, DTensor) else kept
+            torch.testing.assert_close(kept, its.state[theirs]["momentum_buffer"])
+
+
+def note(word: str, step: int) -> None:
+    """Says how far this process is: word, round, rank, pid, step."""
+    round_, rank = os.environ["ELASTIC_ROUND"], dist.get_rank()
+    with (FOLDER / "notes").open("a") as file:
+        file.write(f"{word} {round_} {rank} {os.getpid()} {step}\n")
+
+
+def pause(step: int) -> bool:
+    """A step's time; False if there shall be no further step."""
+    time.sleep(0.03)
+    if (FOLDER / "hold").exists():
+        note("held", step)
+        while (FOLDER / "hold").exists():
+            time.sleep(0.02)
+    votes = torch.tensor(int((FOLDER / "enough").exists()))
+    dist.all_reduce(votes)
+    return int(votes) == 0
+
+
+def plain() -> None:
+    """Dies with its world."""
+    dist.init_process_group("gloo")
+    model, optim = make()
+    if KIND == "fsdp":
+        fully_shard(model)
+        optim = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    wrapped = model if KIND == "fsdp" else torch.nn.parallel.DistributedDataParallel(model)
+    entries = {"model": model, "optim": optim}
+    ckpt = Checkpointer(FOLDER / "runs", entries, every=SAVE_EVERY, snapshot_every=SNAPSHOT_EVERY)
+    check(model, optim, ckpt.resume())
+    note("began", ckpt.steps)
+    while pause(ckpt.steps):
+        advance(wrapped, optim)
+        ckpt.step()
+    check(model, optim, ckpt.steps)
+    ckpt.save()
+    ckpt.close()
+    dist.destroy_process_group()
+
+
+def in_place() -> None:
+    """Outlives changes of the world."""
+    model, optim = make()
+    state = elastic.State(model=model, optim=optim)
+    entries = {"model": model, "optim": optim}
+    ckpt = Checkpointer(FOLDER / "runs", entries, every=SAVE_EVERY, snapshot_every=SNAPSHOT_EVERY)
+
+    def train(world: Any) -> None:
+        check(model, optim, state.step)
+        note("began", state.step)
+        while pause(state.step):
+            advance(model, optim)
+            state.commit()
+
+    elastic.run(state, ckpt)(train)
+    ckpt.close()
+
+
+if __name__ == "__main__":
+    in_place() if KIND == "in_place" else plain()

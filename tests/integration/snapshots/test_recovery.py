@@ -1,0 +1,129 @@
+"""Jobs that go on from the memory of their agents, whoever dies."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.snapshots import SnapshotStore
+from elastic_runtime.config import Endpoint, Entry, JobConfig
+from tests import processes
+from tests.integration.snapshots.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def resumed(job: Job, number: int) -> str:
+    """Where the job went on from; fails if that is not the newest snapshot or newer."""
+    event = job.event("checkpoint.resumed", number)
+    before = [taken for taken in job.events("snapshot.taken") if taken["round"] < event["round"]]
+    if event["source"] != "storage":
+        assert event["step"] >= before[-1]["step"]
+    return str(event["source"])
+
+
+def test_workers_die_then_all_of_them_then_a_node(tmp_path: Path) -> None:
+    with Job(tmp_path, "ddp", 2) as job:
+        job.go()
+        held = job.hold(2)
+        job.kill(held[1:])
+        job.notes("began", 2)
+        assert resumed(job, 1) == "memory"
+        job.go()
+        held = job.hold(2)
+        job.kill(held)
+        job.notes("began", 2)
+        assert resumed(job, 2) == "memory"
+        job.go()
+        held = job.hold(2)
+        assert job.event("snapshot.taken")["copied"]
+        job.kill_node(1)
+        job.notes("began", 1)
+        assert resumed(job, 3) == "memory"
+        job.finish()
+        # From memory it goes on to storage as if it had never been anywhere else.
+        assert job.event("checkpoint.saved")["step"] >= held[0].step - 4
+        # That of the killed agent is left, until the next one comes.
+        assert len(job.memories()) == 1
+        store = SnapshotStore(_config(), "127.0.0.1")
+        assert len(job.memories()) == 1
+        store.close()
+        assert not job.memories()
+
+
+def _config() -> JobConfig:
+    return JobConfig(Entry("script", "x.py"), Endpoint("c10d", ("127.0.0.1:1",)), "run")
+
+
+def test_three_nodes_become_two_and_three_again(tmp_path: Path) -> None:
+    with Job(tmp_path, "ddp", 3) as job:
+        job.go()
+        held = job.hold(3)
+        job.kill(held[:1])
+        job.notes("began", 3)
+        # No node holds the files of all three.
+        assert resumed(job, 1) == "peer"
+        job.go()
+        held = job.hold(3)
+        job.kill_node(1)
+        job.notes("began", 2)
+        assert resumed(job, 2) in ("memory", "peer")
+        job.add_node()
+        job.go()
+        job.event("checkpoint.resumed", 3)
+        job.notes("began", 3)
+        held = job.hold(3)
+        job.kill(held[2:])
+        job.notes("began", 3)
+        assert resumed(job, 4) == "peer"
+        job.finish()
+
+
+def test_sharded_over_two_nodes_of_which_one_dies(tmp_path: Path) -> None:
+    with Job(tmp_path, "fsdp", 2, "--nproc-per-node", "2") as job:
+        job.go()
+        held = job.hold(4)
+        job.kill_node(0 if held[0].rank else 1)
+        job.notes("began", 2)
+        assert resumed(job, 1) == "memory"
+        job.go()
+        job.hold(2)
+        job.finish()
+        assert len(job.memories()) == 1
+
+
+def test_a_damaged_snapshot_gives_way_to_a_checkpoint(tmp_path: Path) -> None:
+    with Job(tmp_path, "ddp", 1, "--nproc-per-node", "2", every=6) as job:
+        job.go()
+        job.event("checkpoint.saved")
+        held = job.hold(2)
+        for file in job.snapshots():
+            if file.name == "rank-1.distcp":
+                content = bytearray(file.read_bytes())
+                content[len(content) // 2] ^= 1
+                file.write_bytes(content)
+        job.kill(held[1:])
+        job.notes("began", 2)
+        event = job.event("checkpoint.damaged")
+        assert "rank-1.distcp" in event["problem"]
+        assert resumed(job, 1) == "storage"
+        assert not job.snapshots()
+        job.go()
+        job.hold(2)
+        job.finish()
+        assert not job.memories()
+
+
+def test_all_workers_in_place_die_at_once(tmp_path: Path) -> None:
+    with Job(tmp_path, "in_place", 2) as job:
+        job.go()
+        held = job.hold(2)
+        processes.send([note.pid for note in held], signal.SIGSTOP)
+        job.kill(held)
+        job.notes("began", 2)
+        assert resumed(job, 1) == "memory"
+        job.go()
+        job.hold(2)
+        job.finish()
+        assert not job.memories()

@@ -1,0 +1,247 @@
+"""The server of snapshots gives its files to those who know the secret, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.agent import snapshots
+from elastic_runtime.agent.snapshots import SnapshotServer, SnapshotStore
+from elastic_runtime.checkpoint.peer import Line
+from elastic_runtime.config import Endpoint, Entry, JobConfig, MemoryLimit
+from elastic_runtime.protocol.snapshots import (
+    CHALLENGE,
+    HEADER,
+    MAX_LENGTH,
+    MAX_REQUEST,
+    REFUSED,
+    WELCOME,
+    Request,
+    SnapshotMemory,
+    proof,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECRET = "5ec4e7"
+FILE = "0123456789abcdef/step-3.term-1/rank-0.distcp"
+CONTENT = bytes(range(256)) * 4096
+DEADLINE = 20.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SnapshotServer]:
+    path = tmp_path / "mine" / FILE
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    (tmp_path / "secrets").write_text("not for you")
+    made = SnapshotServer(str(tmp_path / "mine"), SECRET, "127.0.0.1", patience=0.2)
+    yield made
+    made.close()
+
+
+def memory(server: SnapshotServer, secret: str = SECRET) -> SnapshotMemory:
+    return SnapshotMemory("", 0, "127.0.0.1", server.port, secret, "n0", "m0")
+
+
+def size(server: SnapshotServer, file: str = FILE) -> int:
+    """What a client like any other is told."""
+    line = Line(memory(server))
+    try:
+        return line.size(file)
+    finally:
+        line.close()
+
+
+def connect(server: SnapshotServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE)
+
+
+def admitted(server: SnapshotServer) -> socket.socket:
+    line = connect(server)
+    line.sendall(proof(SECRET, read(line, CHALLENGE)))
+    assert read(line, 1) == WELCOME
+    return line
+
+
+def read(line: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (part := line.recv(count - len(data))):
+        data += part
+    return data
+
+
+def ended(line: socket.socket) -> bool:
+    """Whether the server has hung up, once it has."""
+    with suppress(ConnectionError):
+        while line.recv(4096):
+            pass
+    return True
+
+
+def test_pieces_of_files(server: SnapshotServer) -> None:
+    line = Line(memory(server))
+    assert line.size(FILE) == len(CONTENT)
+    parts = [bytearray(1), bytearray(0), bytearray(300_000), bytearray(7)]
+    assert line.readinto(FILE, 100, [memoryview(part) for part in parts])
+    assert b"".join(parts) == CONTENT[100 : 100 + 300_008]
+    end = bytearray(10)
+    assert line.readinto(FILE, len(CONTENT) - 10, [memoryview(end)])
+    assert end == CONTENT[-10:]
+    line.close()
+
+
+def test_many_small_buffers_in_one_question(server: SnapshotServer) -> None:
+    line = Line(memory(server))
+    parts = [bytearray(3) for _ in range(3000)]
+    assert line.readinto(FILE, 1, [memoryview(part) for part in parts])
+    assert b"".join(parts) == CONTENT[1:9001]
+    line.close()
+
+
+def test_what_is_not_there(server: SnapshotServer) -> None:
+    line = Line(memory(server))
+    buffer = memoryview(bytearray(10))
+    assert line.size(FILE.replace("step-3", "step-4")) == -1
+    assert not line.readinto(FILE, len(CONTENT) - 9, [buffer])
+    assert not line.readinto(FILE.replace("rank-0", "rank-1"), 0, [buffer])
+    # A refusal costs nobody the connection.
+    assert line.readinto(FILE, 0, [buffer])
+    line.close()
+
+
+def test_the_secret_is_needed_and_never_sent(server: SnapshotServer) -> None:
+    with pytest.raises(OSError, match="hangs up|reset"):
+        Line(memory(server, "guessed"))
+    with connect(server) as line:
+        challenge = read(line, CHALLENGE)
+        with connect(server) as other:  # an answer to another challenge is none
+            line.sendall(proof(SECRET, read(other, CHALLENGE)))
+        assert ended(line)
+        assert proof(SECRET, challenge) != SECRET.encode()
+
+
+def test_a_request_before_the_proof(server: SnapshotServer) -> None:
+    with connect(server) as line:
+        read(line, CHALLENGE)
+        line.sendall(Request(FILE, 0, 10).encode())
+        assert ended(line)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b'{"file": "../secrets", "offset": 0, "length": 1}\n',
+        b'{"file": "/etc/passwd", "offset": 0, "length": 1}\n',
+        b'{"file": "0123456789abcdef/step-3.term-1/../../../secrets", "offset": 0, "length": 1}\n',
+        b'{"file": "lock", "offset": 0, "length": 1}\n',
+        b'{"file": "0123456789abcdef/step-3.term-1/rank-0.distcp\\n", "offset": 0, "length": 1}\n',
+        b'{"file": ["0123456789abcdef"], "offset": 0, "length": 1}\n',
+        b'{"offset": 0, "length": 1}\n',
+        b"[]\n",
+        b"null\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xfe\n",
+        b"\n",
+        b"[" * 1000 + b"\n",
+        b"x" * 100_000,
+    ],
+)
+def test_garbage_ends_the_conversation(server: SnapshotServer, request_: bytes) -> None:
+    with admitted(server) as line:
+        with suppress(ConnectionError):
+            line.sendall(request_)
+        assert ended(line)
+    assert size(server) == len(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(-1, 1), (0, -1), (0, MAX_LENGTH + 1), (1 << 62, 1), (0, True), (0.5, 1), ("0", 1), (None, 1)],
+)
+def test_absurd_numbers(offset: object, length: object) -> None:
+    with pytest.raises(ValueError, match="bytes"):
+        Request.decode(Request(FILE, offset, length).encode())  # type: ignore[arg-type]
+
+
+def test_more_than_there_is(server: SnapshotServer) -> None:
+    with admitted(server) as line:
+        line.sendall(Request(FILE, 1 << 61, MAX_LENGTH).encode())
+        assert HEADER.unpack(read(line, HEADER.size)) == (REFUSED, len(CONTENT))
+
+
+def test_a_link_out_of_the_directory_is_not_followed(
+    server: SnapshotServer, tmp_path: Path
+) -> None:
+    link = tmp_path / "mine" / FILE.replace("rank-0", "rank-1")
+    link.symlink_to(tmp_path / "secrets")
+    assert size(server, FILE.replace("rank-0", "rank-1")) == -1
+
+
+def test_one_who_says_nothing_keeps_nobody(server: SnapshotServer) -> None:
+    with connect(server) as silent, connect(server) as slow:
+        slow.sendall(b"x")
+        assert size(server) == len(CONTENT)
+        assert ended(silent)
+        assert ended(slow)
+
+
+def test_one_who_hangs_up_in_the_middle(server: SnapshotServer) -> None:
+    line = admitted(server)
+    line.sendall(Request(FILE, 0, len(CONTENT)).encode())
+    line.close()
+    assert size(server) == len(CONTENT)
+
+
+def test_no_more_than_so_many(server: SnapshotServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "_MOST_CLIENTS", 2)
+    with admitted(server), admitted(server), connect(server) as third:
+        assert ended(third)
+
+
+def test_closing_ends_all_conversations(server: SnapshotServer) -> None:
+    with admitted(server) as line:
+        server.close()
+        assert ended(line)
+    with pytest.raises(OSError, match="refused"):
+        connect(server)
+
+
+def test_what_a_request_may_be() -> None:
+    assert len(Request("x" * 900, 1 << 61, MAX_LENGTH).encode()) <= MAX_REQUEST
+    assert Request.decode(Request(FILE, 1, 2).encode()) == Request(FILE, 1, 2)
+
+
+# The directory
+
+
+def config(limit: MemoryLimit) -> JobConfig:
+    entry, endpoint = Entry("script", "x.py"), Endpoint("c10d", ("127.0.0.1:1",))
+    return JobConfig(entry, endpoint, "run", node_name="n7", snapshot_memory=limit)
+
+
+def test_workers_are_told_where_it_is() -> None:
+    store = SnapshotStore(config(MemoryLimit(bytes=1000)), "127.0.0.1")
+    told = store.memory
+    assert told is not None
+    assert SnapshotMemory.decode(told.encode()) == told
+    assert (told.limit, told.host, told.node) == (1000, "127.0.0.1", "n7")
+    assert told.secret not in repr(told)
+    assert Path(told.directory).stat().st_mode & 0o777 == 0o700
+    store.close()
+    assert not Path(told.directory).exists()
+
+
+def test_no_memory_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = SnapshotStore(config(MemoryLimit()), "127.0.0.1")
+    assert store.memory is None
+    store.close()
+    monkeypatch.setattr(snapshots, "_TMPFS", str(tmp_path))  # a disk
+    store = SnapshotStore(config(MemoryLimit(bytes=1000)), "127.0.0.1")
+    assert store.memory is None
+    store.close()
