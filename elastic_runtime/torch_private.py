@@ -274,17 +274,20 @@ def loads_plainly(module: torch.nn.Module) -> bool:
 
     Then it need not be called for tensors that have been read to their places. There is no public
     way to see what hooks a module has. torch's own layers that have a say in loading only care
-    for checkpoints of their older versions.
+    for checkpoints of their older versions, and the hooks of FSDP2 for parameters that have been
+    replaced by others.
     """
     import torch
 
-    plain = torch.nn.Module._load_from_state_dict
-    return type(module).load_state_dict is torch.nn.Module.load_state_dict and not any(
-        each._load_state_dict_pre_hooks
-        or each._load_state_dict_post_hooks
-        or (
-            type(each)._load_from_state_dict is not plain
-            and not type(each)._load_from_state_dict.__module__.startswith("torch.nn.modules.")
+    def is_plain(each: torch.nn.Module) -> bool:
+        load = type(each)._load_from_state_dict
+        hooks = (
+            *each._load_state_dict_pre_hooks.values(),
+            *each._load_state_dict_post_hooks.values(),
         )
-        for each in module.modules()
-    )
+        return load.__module__.startswith("torch.nn.modules.") and all(
+            hook.__module__.startswith("torch.distributed.fsdp._fully_shard.") for hook in hooks
+        )
+
+    load = torch.nn.Module.load_state_dict
+    return type(module).load_state_dict is load and all(map(is_plain, module.modules()))

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from elastic_runtime import torch_private
+from tests.ranks import run_ranks, values
 
 
 @pytest.fixture
@@ -88,3 +91,20 @@ def test_a_module_that_has_a_say_in_loading_is_seen() -> None:
         hooked = torch.nn.Sequential(torch.nn.Linear(2, 2))
         getattr(hooked[0], register)(lambda *_: None)
         assert not torch_private.loads_plainly(hooked)
+
+
+def sharded() -> bool:
+    """Whether a module that FSDP2 has sharded is read to its place."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 3))
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+    assert model[0]._load_state_dict_post_hooks
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.to_local().fill_(7.0)
+    assert model(torch.ones(1, 3)).tolist() == [[7 * 5 * 28.0 + 7] * 3]
+    return torch_private.loads_plainly(model)
+
+
+def test_what_is_read_into_shards_of_fsdp_needs_no_more() -> None:
+    assert values(run_ranks(1, sharded)) == [True]
