@@ -110,6 +110,11 @@ class Loading:
             self._wanted = self._entries.wanted(self._where, self._stored, self._place)
         if self._strict:
             self._wanted.require_all(self._where)
+        elif self._wanted.missing and not self._wanted.targets:
+            raise CheckpointError(
+                f"{self._where} has nothing of what this program has: it is another program's; "
+                "use another directory"
+            )
 
     def read(self) -> None:
         """Reads what this rank wants, tensors to their places.

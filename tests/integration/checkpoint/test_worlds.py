@@ -162,6 +162,12 @@ def test_what_was_left_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "['old']" in told
 
 
+def test_nothing_that_fits_is_another_jobs_checkpoint(tmp_path: Path) -> None:
+    Checkpointer(tmp_path, {"theirs": 1}).save(sync=True)
+    with pytest.raises(CheckpointError, match=r"step-0\.term-1 has nothing of what this program"):
+        Checkpointer(tmp_path, {"ours": 1}).resume(strict=False)
+
+
 def save_steps(path: Path, *steps: int) -> None:
     model = nn.Linear(50, 50)
     ckpt = Checkpointer(path, {"model": model, "step": 0, "rng": torch.Generator()})
