@@ -282,6 +282,7 @@ class Checkpointer:
                 f"the checkpointer does not save {', '.join(missing)} of the State; add them to "
                 "its entries, or a checkpoint would not be the whole state"
             )
+        self._entries.add_counters(state.counters_entry())
         lost = self._saves.enter(connection)
         self._snapshots.enter()
         self._connection = connection

@@ -226,6 +226,26 @@ class _ValueEntry:
         return True
 
 
+class _CountersEntry:
+    """The counters of a State, if it has any; a checkpoint without them is as good."""
+
+    KEY = "elastic_runtime.counters"
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def state(self, rank: int) -> State:
+        return _shared({self.KEY: counters} if (counters := self._owner.state_dict()) else {}, rank)
+
+    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+        return {self.KEY: None} if self.KEY in stored else {}
+
+    def restore(self, loaded: State, place: Place) -> bool:
+        if self.KEY in loaded:
+            self._owner.load_state_dict(loaded[self.KEY])
+        return True
+
+
 class _PerRankEntry:
     def __init__(self, name: str, owner: OwnedByRank) -> None:
         self._name = name
@@ -309,6 +329,15 @@ class Entries:
         names = _parameter_names(entries)
         for name, value in entries.items():
             self._parts[name] = _part(name, value, entries, names)
+        self._counters: dict[str, _Entry] = {}
+
+    def add_counters(self, owner: Any) -> None:
+        """Also keeps the counters of a State, which are no entry of the user's.
+
+        Args:
+            owner: gives them with ``state_dict`` and takes them with ``load_state_dict``.
+        """
+        self._counters = {_CountersEntry.KEY: _CountersEntry(owner)}
 
     def state(self, rank: int) -> State:
         """What a rank contributes to a checkpoint.
@@ -321,7 +350,7 @@ class Entries:
             CheckpointError: a value could not be loaded again without running code.
         """
         flat: State = {}
-        for part in self._parts.values():
+        for part in (*self._parts.values(), *self._counters.values()):
             flat.update(part.state(rank))
         for key, value in flat.items():
             if not isinstance(value, torch.Tensor):
@@ -340,7 +369,7 @@ class Entries:
             CheckpointError: a key has another kind or shape of value here.
         """
         flat: State = {}
-        for part in self._parts.values():
+        for part in (*self._parts.values(), *self._counters.values()):
             flat.update(part.wanted(stored, place))
         targets = {
             key: target
@@ -369,7 +398,7 @@ class Entries:
             CheckpointError: an owner refuses it.
         """
         anew = []
-        for name, part in self._parts.items():
+        for name, part in {**self._parts, **self._counters}.items():
             mine = {k: v for k, v in loaded.items() if k == name or k.startswith(f"{name}.")}
             try:
                 if not part.restore(mine, place):

@@ -350,7 +350,7 @@ class _Loop:
             if step := saver.resume():
                 state.hold(step)
                 self._note("state.loaded", step=step, reason=choice.reason)
-            # Counters are not in the checkpoint, and may differ between ranks by now.
+            # A checkpoint without counters leaves them as they are, and they may differ by now.
             choice = bring_together(state, wire, world.rank, world.size, -1)
         if choice.kind == "lost":
             # Starting anew in silence would be worse.

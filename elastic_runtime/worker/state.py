@@ -42,6 +42,23 @@ class StateLost(ElasticError):
     """This rank cannot go back to its last commit: a step is half done."""
 
 
+class CountersEntry:
+    """The counters of a State, as a checkpoint takes and gives them."""
+
+    def __init__(self, counters: dict[str, Any]) -> None:
+        """Refers to these counters: which ones there are may change."""
+        self._counters = counters
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of them, as they are now."""
+        return dict(self._counters)
+
+    def load_state_dict(self, counters: dict[str, Any]) -> None:
+        """Replaces all of them."""
+        self._counters.clear()
+        self._counters.update(counters)
+
+
 class Picture(NamedTuple):
     """The whole state of a commit.
 
@@ -152,6 +169,10 @@ class State:
     def parts(self) -> dict[str, Any]:
         """The objects that were given, by name."""
         return dict(self._named)
+
+    def counters_entry(self) -> CountersEntry:
+        """The counters, for a checkpoint."""
+        return CountersEntry(self._counters)
 
     def standing(self) -> Standing:
         """How far this rank is and what its memory is worth; may be called from any thread."""

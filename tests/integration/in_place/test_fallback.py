@@ -26,8 +26,9 @@ def test_all_workers_are_killed_then_the_whole_job_leaves_and_is_started_again(
         assert loaded["step"] >= 10
         assert "no rank has a state in memory" in loaded["reason"]
         job.ranks(2, after=before[0].round)
-        began = [n["step"] for n in job.said("began") if n["round"] > before[0].round]
-        assert began[0] == loaded["step"]
+        began = [note for note in job.said("began") if note["round"] > before[0].round]
+        assert began[0]["step"] == loaded["step"]
+        assert all(note["made"] == note["step"] for note in began), "a counter is saved as well"
         job.process.terminate()
         assert job.end() == EXIT_LEFT, job.story()
         # The one at which they left is committed, but not noted; the life before had come further.
@@ -39,7 +40,8 @@ def test_all_workers_are_killed_then_the_whole_job_leaves_and_is_started_again(
         job.wait(
             lambda: any(n.at > last and n.step > left + 2 for n in job.steps()), "further steps"
         )
-        assert job.said("began")[lives]["step"] == left, job.story()
+        began = job.said("began")[lives:]
+        assert (began[0]["step"], began[0]["made"]) == (left, left), job.story()
         job.enough()
         assert job.end() == 0, job.story()
 

@@ -13,6 +13,7 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.per_rank import PerRank
 from elastic_runtime.checkpoint.state import Entries, unwrapped
 from elastic_runtime.errors import CheckpointError
+from elastic_runtime.worker.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -296,3 +297,30 @@ def test_what_an_owner_refuses_is_an_error_that_names_it(tmp_path: Path) -> None
     Checkpointer(tmp_path, {"picky": Picky()}).save(sync=True)
     with pytest.raises(CheckpointError, match=r"the entry 'picky' refused .*not again"):
         Checkpointer(tmp_path, {"picky": Picky()}).resume()
+
+
+def test_the_counters_of_a_state_are_saved_if_there_are_any(tmp_path: Path) -> None:
+    def saved(**counters: int) -> State:
+        state = State(model=nn.Linear(2, 2))
+        for name, value in counters.items():
+            setattr(state, name, value)
+        return state
+
+    def checkpointer(state: State) -> Checkpointer:
+        made = Checkpointer(tmp_path, dict(state.parts))
+        made._entries.add_counters(state.counters_entry())
+        return made
+
+    with_none = checkpointer(saved())
+    with_none.steps = 1
+    with_none.save(sync=True)
+    kept = saved(seen=7)
+    checkpointer(kept).resume()
+    assert kept.seen == 7, "a checkpoint without counters leaves them alone"
+    again = checkpointer(kept)
+    again.steps = 2
+    again.save(sync=True)
+    other = saved(seen=1, gone=2)
+    assert checkpointer(other).resume() == 2
+    assert other.seen == 7
+    assert not hasattr(other, "gone")

@@ -25,6 +25,7 @@ def main() -> None:
     data = torch.randn(20 * BATCH, FEATURES)
     sampler = elastic.ElasticBatchSampler(len(data), BATCH, seed=2)
     state = elastic.State(model=model, optim=optim, sampler=sampler)
+    state.made = 0
     saver = None
     if args.kind == "saved":
         saver = elastic.Checkpointer(
@@ -33,7 +34,7 @@ def main() -> None:
     loader = elastic.loader(data, sampler)
 
     def train(world: elastic.World) -> float:
-        notes.say("began", world, step=state.step)
+        notes.say("began", world, step=state.step, made=state.made)
         ddp = DistributedDataParallel(model)
         while True:
             for batch in loader:
@@ -46,6 +47,7 @@ def main() -> None:
                 (loss * sampler.loss_scale).backward()
                 time.sleep(args.seconds)
                 optim.step()
+                state.made += 1
                 state.commit()
                 notes.say("step", world, step=state.step)
 
