@@ -34,6 +34,7 @@ ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torch.utils.data")
 _OURS = (
     "elastic_runtime.worker.context",
     "elastic_runtime.checkpoint.checkpointer",
+    "elastic_runtime.data.loader",
     "elastic_runtime.data.sampler",
     "elastic_runtime.worker.loop",
     "elastic_runtime.worker.state",
