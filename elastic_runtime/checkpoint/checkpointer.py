@@ -27,6 +27,7 @@ from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.ending import end_quickly
 from elastic_runtime.worker.peers import Connection, Peers
+from elastic_runtime.worker.standing import Condition
 
 if TYPE_CHECKING:
     import os
@@ -124,6 +125,7 @@ class Checkpointer:
         )
         self._sync = sync
         self._connection: Connection | None = None
+        self._state: State | None = None
         self._group: _Group | None = None
         self._begun: int | None = None  # the step of the last save that was not in vain
         self._prepared = False
@@ -283,6 +285,7 @@ class Checkpointer:
                 "its entries, or a checkpoint would not be the whole state"
             )
         self._entries.add_counters(state.counters_entry())
+        self._state = state
         lost = self._saves.enter(connection)
         self._snapshots.enter()
         self._connection = connection
@@ -392,11 +395,17 @@ class Checkpointer:
         note = self._context.note if peers.rank == 0 else None
         place = Place(peers.rank, peers.world)
         loading = Loading(source, which, self._entries, place, strict=strict, note=note)
-        loaded = loading.run(peers)
+        loaded = loading.run(peers, lambda: self._give_up_memory(which.step))
         if loaded.missing or loaded.surplus:
             self._note("partly", missing=list(loaded.missing), surplus=list(loaded.surplus))
         if loaded.anew:
             self._note("anew", entries=list(loaded.anew))
+
+    def _give_up_memory(self, step: int) -> None:
+        """If a peer dies while all load, nobody goes on from tensors that are half overwritten."""
+        state = self._state
+        if state is not None and state.standing().condition is not Condition.NEW:
+            state.give_up(step)
 
     def _leave(self) -> NoReturn:
         self._context.drained(self.steps)

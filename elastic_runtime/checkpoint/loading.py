@@ -80,8 +80,12 @@ class Loading:
         self._stored: dict[str, Stored] = {}
         self._wanted: Wanted | None = None
 
-    def run(self, peers: Peers) -> Loaded:
+    def run(self, peers: Peers, overwriting: Callable[[], None] = lambda: None) -> Loaded:
         """Loads on all ranks, or on none.
+
+        Args:
+            peers: all ranks, which do the same.
+            overwriting: called before the first tensor is touched.
 
         Raises:
             DamagedCheckpoint: some rank has found that something is not what was written. The
@@ -89,6 +93,7 @@ class Loading:
             CheckpointError: it is whole, but of another program.
         """
         peers.on_each(self.prepare)
+        overwriting()
         peers.on_each(self.read)
         return self._restored(peers)
 

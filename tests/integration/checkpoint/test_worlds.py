@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +14,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+import elastic_runtime
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.loading import Loading
 from elastic_runtime.checkpoint.per_rank import PerRank
 from elastic_runtime.errors import CheckpointError
+from elastic_runtime.worker.peers import Connection
 from tests.hostile import make_newer
-from tests.ranks import entries_of, run_ranks, values
+from tests.ranks import entries_of, kill_self, run_ranks, values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -251,3 +256,32 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
         CheckpointError, match=r"step-1\.term-1 was deleted while it was being read"
     ):
         Checkpointer(tmp_path, {"model": model}).resume()
+
+
+def worth(path: Path, fatal: str) -> list[str]:
+    """Rank 1 dies in one step of a load; says what memory is worth before and after."""
+    if dist.get_rank() == 1:
+        setattr(Loading, fatal, lambda _: kill_self())
+    model = nn.Linear(50, 50)
+    state = elastic_runtime.State(model=model)
+    state.hold(1)
+    ckpt = Checkpointer(path, {"model": model})
+    ckpt.attach(state, Connection(dist.new_group(), dist.new_group, lambda: False))
+    before = state.standing().condition.name
+    with contextlib.suppress(RuntimeError):
+        ckpt.resume()
+    return [before, state.standing().condition.name]
+
+
+@pytest.mark.parametrize(
+    ("fatal", "after"), [("prepare", "CLEAN"), ("read", "DIRTY"), ("restore", "DIRTY")]
+)
+def test_memory_that_may_be_overwritten_is_no_commit(
+    tmp_path: Path, fatal: str, after: str
+) -> None:
+    ckpt = Checkpointer(tmp_path, {"model": nn.Linear(50, 50)})
+    ckpt.steps = 2
+    ckpt.save(sync=True)
+    survivor, victim = run_ranks(2, worth, tmp_path, fatal)
+    assert victim.signal == signal.SIGKILL
+    assert survivor.value == ["CLEAN", after]
