@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
 _LOOK = 0.05  # seconds between two looks at whether waiting still makes sense
 
@@ -22,17 +23,19 @@ class Task:
         error: why it failed, once it has ended.
     """
 
-    def __init__(self, work: Callable[[Task], None]) -> None:
-        """Begins.
+    def __init__(self, thread: Executor, work: Callable[[Task], None]) -> None:
+        """Begins, once what the thread was given before has ended.
 
         Args:
+            thread: does it. An executor's thread is there already, so that this call does not wait
+                for one to start, and a program that comes to its end waits for it: its last
+                checkpoint is finished.
             work: gets this task, and calls its ``check`` now and then.
         """
         self.error: Exception | None = None
         self._abandoned = threading.Event()
         self._ended = threading.Event()
-        # Not a daemon: a program that comes to its end has its last checkpoint finished.
-        threading.Thread(target=self._run, args=(work,), name="elastic-save").start()
+        thread.submit(self._run, work)
 
     def _run(self, work: Callable[[Task], None]) -> None:
         try:

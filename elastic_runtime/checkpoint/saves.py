@@ -7,6 +7,7 @@ in memory that the next one uses again; what it has come to is heard by ``wait``
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,7 @@ class Saves:
         self._rule = rule
         self._context = context
         self._make_copies = copies
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="elastic-save")
         self._connection: Connection | None = None
         self._beside: Peers | None = None
         self._image: Image | None = None
@@ -212,7 +214,7 @@ class Saves:
         blocked = time.monotonic() - began
         # The tensors themselves are not looked at any more: their memory may be given away.
         rest = Collected(collected.plan, collected.items, (), collected.values)
-        task = Task(lambda task: work(beside, rest, image, task, blocked))
+        task = Task(self._thread, lambda task: work(beside, rest, image, task, blocked))
         self._flight = _Flight(step, task, durable)
 
     def _draft(self, peers: Peers, step: int) -> Manifest:
@@ -343,17 +345,11 @@ class Saves:
         """The image for this plan: the last one, or a new one whose memory is being warmed."""
         if self._image is not None and tuple(self._image_of) == tuple(collected.items):
             return self._image
-        before = [task for task in (self._warming, self._abandoned) if task is not None]
         self._image = None
         image = Image(collected.items, self._make_copies(collected.tensors))
         self._image, self._image_of = image, collected.items
-
-        def warm(_: Task) -> None:
-            for task in before:
-                task.wait(lambda: None)  # it holds the last image: there are never two in use
-            image.warm()
-
-        self._warming = Task(warm)
+        # In the same thread as all else: the last image is in use no more when this begins.
+        self._warming = Task(self._thread, lambda task: image.warm())
         if self._hook is None and not isinstance(image.copies, PlainCopies):
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._fence())
         return image

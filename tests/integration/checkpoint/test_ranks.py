@@ -222,6 +222,23 @@ def test_a_bad_directory_is_everyones_error(tmp_path: Path) -> None:
     }
 
 
+def begin_without_space(path: Path) -> None:
+    ckpt = Checkpointer(path, {"a": 1}, every=100)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        ckpt.resume()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_without_space_is_found_before_the_first_step(tmp_path: Path) -> None:
+    (outcome,) = run_ranks(1, begin_without_space, tmp_path)
+    assert outcome.error == "CheckpointError"
+    assert outcome.text.startswith(f"cannot save checkpoints in {tmp_path}: File too large")
+    assert entries_of(tmp_path) == []
+
+
 def resume_value(path: Path) -> tuple[int, int]:
     entries = {"a": 0}
     ckpt = Checkpointer(path, entries)

@@ -198,15 +198,6 @@ def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
     assert entries_of(tmp_path) == ["step-0.term-1", "term-1"]
 
 
-def test_a_directory_that_was_resumed_from_is_ones_own(tmp_path: Path) -> None:
-    Checkpointer(tmp_path, {"model": nn.Linear(3, 3)}).save(sync=True)
-    renamed = Checkpointer(tmp_path, {"net": nn.Linear(3, 3)})
-    renamed.resume(strict=False)
-    renamed.steps = 1
-    renamed.save(sync=True)
-    assert saves(tmp_path) == ["step-0.term-1", "step-1.term-2"]
-
-
 _FORGETFUL = """
 import sys, time, torch
 from elastic_runtime import Checkpointer

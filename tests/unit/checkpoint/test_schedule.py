@@ -24,6 +24,10 @@ from elastic_runtime.errors import CheckpointError
         ("2h", Every(seconds=7200)),
         ("500ms", Every(seconds=0.5)),
         (timedelta(minutes=2), Every(seconds=120)),
+        ("100 steps, 5m", Every(steps=100, seconds=300)),
+        ("30s,10", Every(steps=10, seconds=30)),
+        ((100, "5m"), Every(steps=100, seconds=300)),
+        ([timedelta(seconds=1), "7 steps"], Every(steps=7, seconds=1)),
     ],
 )
 def test_every_is_understood(value: Any, every: Every) -> None:
@@ -31,7 +35,29 @@ def test_every_is_understood(value: Any, every: Every) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [0, -1, "0s", "", "soon", "10 bananas", "-5s", "1.5 steps", 2.5, True, timedelta(0)]
+    "value",
+    [
+        0,
+        -1,
+        "0s",
+        "",
+        "soon",
+        "10 bananas",
+        "-5s",
+        "1.5 steps",
+        2.5,
+        True,
+        timedelta(0),
+        "10, 20",
+        "5m, 1h",
+        "10,",
+        ",",
+        (),
+        (10, 0),
+        (10, "soon"),
+        (10, None),
+        "10, 5m, 3",
+    ],
 )
 def test_what_is_not_understood_is_said(value: Any) -> None:
     with pytest.raises(CheckpointError, match="every="):
@@ -41,6 +67,12 @@ def test_what_is_not_understood_is_said(value: Any) -> None:
 def test_steps_are_due_at_their_multiples() -> None:
     assert [step for step in range(1, 31) if Every(steps=10).due_at(step)] == [10, 20, 30]
     assert not any(Every(seconds=3).due_at(step) for step in range(1, 31))
+
+
+def test_with_both_whichever_comes_first() -> None:
+    both = Every(steps=10, seconds=3)
+    assert both.due_at(10)
+    assert both.due_after(3.0)
 
 
 def test_time_is_due_once_it_has_passed() -> None:
