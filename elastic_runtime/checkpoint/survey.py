@@ -15,7 +15,7 @@ import crc32c
 
 from elastic_runtime.checkpoint.manifest import MANIFEST, highest_term, newest_first
 from elastic_runtime.checkpoint.retention import decide
-from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,6 +34,7 @@ class Condition(StrEnum):
 
     WHOLE = "whole"
     DAMAGED = "damaged"
+    NEWER = "of a newer version"
     UNFINISHED = "unfinished"
 
 
@@ -82,6 +83,8 @@ def look(storage: Storage, which: CheckpointId) -> Found:
     total = sum(sizes.values())
     try:
         manifest = storage.read_manifest(which)
+    except UnknownFormat as error:
+        return Found(which, Condition.NEWER, None, str(error), total)
     except DamagedCheckpoint as error:
         return Found(which, Condition.DAMAGED, None, str(error), total)
     if manifest is None:

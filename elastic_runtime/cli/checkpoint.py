@@ -32,6 +32,8 @@ _PLACE = click.argument("directory", metavar="DIR")
 _STEP = click.option("--step", type=click.IntRange(0), help="only this step")
 _TERM = click.option("--term", type=click.IntRange(1), help="of this term; the newest otherwise")
 
+_UNFIT = (Condition.DAMAGED, Condition.NEWER)
+
 
 @click.group()
 def checkpoint() -> None:
@@ -87,7 +89,7 @@ def verify(directory: str, step: int | None, term: int | None, form: str) -> int
         ]
     read = checkpoint_report.take(seen.where, seen.names, found, verified=frozenset(chosen))
     show(form, read.as_dict(), checkpoint_screen.listing(read))
-    bad = any(one.which in chosen and one.condition is Condition.DAMAGED for one in read.found)
+    bad = any(one.which in chosen and one.condition in _UNFIT for one in read.found)
     return EXIT_FAILED if bad else 0
 
 

@@ -69,8 +69,11 @@ def take(
         found: the checkpoints, the newest first.
         verified: those whose bytes were read.
     """
-    whole = next((one for one in found if one.condition is Condition.WHOLE), None)
-    takes = whole.which if whole else None
+    # An older one is taken instead of a damaged one, but never instead of a newer version's.
+    first = next(
+        (one for one in found if one.condition in (Condition.WHOLE, Condition.NEWER)), None
+    )
+    takes = first.which if first and first.condition is Condition.WHOLE else None
     ours = {one.which.name for one in found} | set(half_pruned(names)) | {PROBE}
     foreign = sorted(n for n in names if n not in ours and highest_term([n]) == 0)
     return Inventory(
@@ -92,6 +95,8 @@ def _why(
         one.condition is Condition.DAMAGED and (takes is None or one.which > takes) for one in found
     )
     if takes is None:
+        if newer := [one.which.name for one in found if one.condition is Condition.NEWER]:
+            return f"resume() would stop with an error: {newer[0]} is of a newer version"
         if damaged:
             return "resume() would stop with an error: there are checkpoints, but none is whole"
         return "resume() would start anew: there is no checkpoint"

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.survey import Found
     from elastic_runtime.cli.checkpoint_report import Inventory
 
-_STYLES = {Condition.WHOLE: "green", Condition.DAMAGED: "red", Condition.UNFINISHED: "yellow"}
+_STYLES = {
+    Condition.WHOLE: "green",
+    Condition.DAMAGED: "red",
+    Condition.NEWER: "red",
+    Condition.UNFINISHED: "yellow",
+}
 
 
 def listing(seen: Inventory) -> RenderableType:
@@ -42,7 +47,7 @@ def listing(seen: Inventory) -> RenderableType:
         parts.append(Text(f"{taken}: {seen.why}"))
     else:
         parts.append(Text(f"{seen.where}: {seen.why}"))
-    parts += [Text(one.problem, style="red") for one in seen.found if _is_damaged(one)]
+    parts += [Text(one.problem, style="red") for one in seen.found if _is_unfit(one)]
     parts += [
         Text(f"{one.which.name} also holds {names_of(one.foreign)}, which is left alone")
         for one in seen.found
@@ -55,8 +60,8 @@ def listing(seen: Inventory) -> RenderableType:
     return Group(*parts)
 
 
-def _is_damaged(found: Found) -> bool:
-    return found.condition is Condition.DAMAGED
+def _is_unfit(found: Found) -> bool:
+    return found.condition in (Condition.DAMAGED, Condition.NEWER)
 
 
 def _cells(found: Found) -> list[str]:

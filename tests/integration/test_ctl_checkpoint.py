@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_runtime.checkpoint import manifest
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.storage import PROBE
@@ -102,6 +103,22 @@ def test_a_lost_file_and_a_broken_manifest_are_seen_without_reading(
     assert "is missing" in problems[0] and "not a manifest" in problems[2]
     assert "has 5 bytes instead of 11" in problems[3]
     assert found["resume"] is None and "would stop with an error" in found["why"]
+
+
+def test_one_of_a_newer_version_is_not_passed_over(
+    storage: LocalStorage, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as future:
+        future.setattr(manifest, "FORMAT", 2)
+        put(storage, 25, term=2)
+    path = storage.path / "step-25.term-2" / MANIFEST
+    found = report(capsys, "list", storage.path)
+    assert found["checkpoints"][0]["condition"] == "of a newer version"
+    assert found["resume"] is None and "step-25.term-2 is of a newer version" in found["why"]
+    assert ctl("verify", storage.path) == 1
+    assert f"{path} has format 2" in capsys.readouterr().out
+    assert ctl("prune", storage.path, "--keep", 1) == 0
+    assert {"step-25.term-2", "step-15.term-2"} <= set(entries_of(storage.path))
 
 
 def test_nothing_to_resume_is_no_error(tmp_path: Path, capsys: Capture) -> None:
