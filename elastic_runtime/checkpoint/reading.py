@@ -233,10 +233,12 @@ class _Stretch:
         self._chunk = chunk
         self._advance = advance
         self._stop = stop
-        self._aside = memoryview(bytearray(chunk))
+        self._aside = memoryview(b"")
 
     def read(self, fetches: Sequence[Fetch]) -> None:
         offset = fetches[0].part.offset
+        length = sum(fetch.part.length for fetch in fetches)
+        self._aside = memoryview(bytearray(min(self._chunk, length)))
         for chunk in self._chunks(fetches):
             if self._stop.is_set():
                 return
