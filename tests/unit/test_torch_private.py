@@ -6,16 +6,21 @@ import importlib
 import inspect
 import socket
 import threading
+import zipfile
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from elastic_runtime import torch_private
 from tests.ranks import run_ranks, values
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -108,3 +113,22 @@ def sharded() -> bool:
 
 def test_what_is_read_into_shards_of_fsdp_needs_no_more() -> None:
     assert values(run_ranks(1, sharded)) == [True]
+
+
+def test_torch_makes_a_tensor_of_its_pickle_and_its_bytes(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "tensor", "w") as archive:
+        pickled = torch_private.tensor_pickle(torch.bfloat16, (2, 3), 12)
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", b"3\n")
+        archive.writestr("archive/data/0", b"\x80\x3f" * 6)
+    loaded = torch.load(tmp_path / "tensor", weights_only=True)
+    assert torch.equal(loaded, torch.ones(2, 3, dtype=torch.bfloat16))
+
+
+def where_a_shard_is() -> Any:
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    return torch_private.local_chunk(distribute_tensor(torch.ones(5, 2), mesh, [Shard(0)]))
+
+
+def test_a_shard_says_where_it_is() -> None:
+    assert values(run_ranks(2, where_a_shard_is)) == [((0, 0), (3, 2)), ((3, 0), (2, 2))]
