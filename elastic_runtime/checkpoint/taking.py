@@ -120,11 +120,15 @@ class Taking:
         if buddy is None or not self.nodes.leads:
             return ""
         lines = Lines(buddy.memory)
+        name = ""
         try:
             for rank in buddy.ranks:
                 if file := written[rank]:
+                    name = file.name
                     self._fetch(lines, which, file)
         except CheckpointError as error:
+            # What is there of it is no copy.
+            (self.shelf.storage.path / which.name / name).unlink(missing_ok=True)
             return str(error)
         finally:
             lines.close()
@@ -136,19 +140,15 @@ class Taking:
         source = RemoteFile(lines, f"{self.shelf.key}/{which.name}/{file.name}", where)
         buffer = memoryview(bytearray(min(_CHUNK, file.bytes)))
         crc = 0
-        try:
-            with storage.writer(which, file.name, file.bytes) as out:
-                for begin in range(0, file.bytes, _CHUNK):
-                    self.advance(0)
-                    piece = buffer[: min(_CHUNK, file.bytes - begin)]
-                    source.readinto(begin, [piece])
-                    crc = crc32c.crc32c(piece, crc)
-                    out.write([piece])
-            if crc != file.crc32c:
-                raise DamagedCheckpoint(f"{where} is damaged: its checksum does not match")
-        except BaseException:
-            (storage.path / which.name / file.name).unlink(missing_ok=True)
-            raise
+        with storage.writer(which, file.name, file.bytes) as out:
+            for begin in range(0, file.bytes, _CHUNK):
+                self.advance(0)
+                piece = buffer[: min(_CHUNK, file.bytes - begin)]
+                source.readinto(begin, [piece])
+                crc = crc32c.crc32c(piece, crc)
+                out.write([piece])
+        if crc != file.crc32c:
+            raise DamagedCheckpoint(f"{where} is damaged: its checksum does not match")
 
     def _describe(
         self, which: CheckpointId, written: Sequence[FileRecord | None]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 _SCRIPT = Path(__file__).with_name("script.py")
-_MEMORY = Path("/dev/shm")
 _PATIENCE = 60.0
 
 
@@ -30,6 +29,7 @@ class Note(NamedTuple):
     rank: int
     pid: int
     step: int
+    memory: str
 
 
 class Job:
@@ -52,7 +52,6 @@ class Job:
         self._mark = f"snapshots-{uuid.uuid4().hex}"
         self._log = folder / "log"
         self._others: list[subprocess.Popen[bytes]] = []
-        self._before = memories()
         (folder / "notes").touch()
         (folder / "hold").touch()
         bounds = ("--local-nodes", str(nodes), "--min", "1", "--max", str(nodes), *options)
@@ -137,18 +136,21 @@ class Job:
 
         def said() -> bool:
             found.clear()
-            lines = [line.split() for line in (self.folder / "notes").read_text().splitlines()]
-            notes = [Note(line[0], *map(int, line[1:])) for line in lines]
+            notes = self._notes()
             newest = max((note.round for note in notes), default=0)
             found.update({n.rank: n for n in notes if n.round == newest and n.word == word})
-            return set(found) == set(range(world))
+            return sorted(found) == list(range(world))
 
         self.wait(said, f"{word} by {world} ranks")
         return [found[rank] for rank in range(world)]
 
+    def _notes(self) -> list[Note]:
+        lines = [line.split() for line in (self.folder / "notes").read_text().splitlines()]
+        return [Note(line[0], *map(int, line[1:5]), line[5]) for line in lines]
+
     def memories(self) -> list[Path]:
-        """The directories in memory that were made since it began."""
-        return [path for path in memories() if path not in self._before]
+        """The directories of its agents that are there."""
+        return [path for name in {n.memory for n in self._notes()} if (path := Path(name)).exists()]
 
     def snapshots(self) -> list[Path]:
         """All files of all snapshots that are there."""
@@ -161,8 +163,3 @@ class Job:
     def story(self) -> str:
         """The end of the log, for messages."""
         return self._log.read_text(errors="replace")[-6000:]
-
-
-def memories() -> list[Path]:
-    """The directories of all agents in memory."""
-    return sorted(_MEMORY.glob("elastic-snapshots-*"))

@@ -1,12 +1,13 @@
 """A job whose state after each step is known, that takes snapshots and can be held still.
 
-Usage: ``script.py KIND FOLDER EVERY``; KIND is ``ddp``, ``fsdp`` or ``in_place``. It saves all EVERY
-steps, trains until there is a file FOLDER/enough, and waits before a step for as long as there is
-a file FOLDER/hold.
+Usage: ``script.py KIND FOLDER EVERY``; KIND is ``ddp``, ``fsdp`` or ``in_place``. It saves all
+EVERY steps, trains until there is a file FOLDER/enough, and waits before a step for as long as
+there is a file FOLDER/hold.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -54,22 +55,28 @@ def check(model: Any, optim: Any, steps: int) -> None:
 
 
 def note(word: str, step: int) -> None:
-    """Says how far this process is: word, round, rank, pid, step."""
+    """Says how far this process is: word, round, rank, pid, step, its agent's memory."""
     round_, rank = os.environ["ELASTIC_ROUND"], dist.get_rank()
+    memory = json.loads(os.environ["ELASTIC_SNAPSHOTS"] or '{"directory": "-"}')["directory"]
     with (FOLDER / "notes").open("a") as file:
-        file.write(f"{word} {round_} {rank} {os.getpid()} {step}\n")
+        file.write(f"{word} {round_} {rank} {os.getpid()} {step} {memory}\n")
 
 
 def pause(step: int) -> bool:
     """A step's time; False if there shall be no further step."""
     time.sleep(0.03)
-    if (FOLDER / "hold").exists():
-        note("held", step)
-        while (FOLDER / "hold").exists():
-            time.sleep(0.02)
-    votes = torch.tensor(int((FOLDER / "enough").exists()))
-    dist.all_reduce(votes)
-    return int(votes) == 0
+    held = False
+    while True:
+        # One rank must not wait for the file while the others wait for that rank.
+        files = [FOLDER / "hold", FOLDER / "enough"]
+        votes = torch.tensor([int(file.exists()) for file in files])
+        dist.all_reduce(votes)
+        if not votes[0]:
+            return not votes[1]
+        if not held:
+            note("held", step)
+        held = True
+        time.sleep(0.02)
 
 
 def plain() -> None:

@@ -47,7 +47,6 @@ def test_workers_die_then_all_of_them_then_a_node(tmp_path: Path) -> None:
         # That of the killed agent is left, until the next one comes.
         assert len(job.memories()) == 1
         store = SnapshotStore(_config(), "127.0.0.1")
-        assert len(job.memories()) == 1
         store.close()
         assert not job.memories()
 
@@ -59,24 +58,19 @@ def _config() -> JobConfig:
 def test_three_nodes_become_two_and_three_again(tmp_path: Path) -> None:
     with Job(tmp_path, "ddp", 3) as job:
         job.go()
-        held = job.hold(3)
-        job.kill(held[:1])
-        job.notes("began", 3)
-        # No node holds the files of all three.
-        assert resumed(job, 1) == "peer"
-        job.go()
-        held = job.hold(3)
+        job.hold(3)
         job.kill_node(1)
         job.notes("began", 2)
-        assert resumed(job, 2) in ("memory", "peer")
+        assert resumed(job, 1) in ("memory", "peer")
         job.add_node()
         job.go()
-        job.event("checkpoint.resumed", 3)
+        job.event("checkpoint.resumed", 2)
         job.notes("began", 3)
         held = job.hold(3)
         job.kill(held[2:])
         job.notes("began", 3)
-        assert resumed(job, 4) == "peer"
+        # No node holds the files of all three.
+        assert resumed(job, 3) == "peer"
         job.finish()
 
 
@@ -125,5 +119,25 @@ def test_all_workers_in_place_die_at_once(tmp_path: Path) -> None:
         assert resumed(job, 1) == "memory"
         job.go()
         job.hold(2)
+        job.finish()
+        assert not job.memories()
+
+
+def test_what_does_not_fit_is_refused_once_and_training_goes_on(tmp_path: Path) -> None:
+    with Job(tmp_path, "ddp", 1, "--snapshot-memory", "100KiB", every=20) as job:
+        job.go()
+        job.event("checkpoint.saved", 2)
+        assert not job.count("snapshot.taken")
+        (event,) = job.events("snapshot.refused")
+        assert "--snapshot-memory is 100 KiB" in event["problem"]
+        job.finish()
+
+
+def test_without_memory_there_are_none(tmp_path: Path) -> None:
+    with Job(tmp_path, "ddp", 1, "--snapshot-memory", "0", every=20) as job:
+        job.go()
+        job.event("checkpoint.saved", 2)
+        assert not job.count("snapshot.taken")
+        assert len(job.events("snapshot.off")) == 1
         job.finish()
         assert not job.memories()

@@ -116,7 +116,7 @@ def test_what_is_not_there(server: SnapshotServer) -> None:
 
 
 def test_the_secret_is_needed_and_never_sent(server: SnapshotServer) -> None:
-    with pytest.raises(OSError, match="hangs up|reset"):
+    with pytest.raises(OSError, match=r"hangs up|reset"):
         Line(memory(server, "guessed"))
     with connect(server) as line:
         challenge = read(line, CHALLENGE)

@@ -1,0 +1,80 @@
+"""What the nodes copy of each other: ranks with an agent's memory each, and no agent."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from elastic_runtime.agent.snapshots import SnapshotServer
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
+from elastic_runtime.worker import context as contexts
+from tests.ranks import run_ranks, values
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SECRET = "5ec4e7"
+
+
+def _train(folder: Path, silent: list[int]) -> dict[str, Any]:
+    """Takes snapshots; what this node has then, and what it has complained about."""
+    rank = dist.get_rank()
+    path = folder / f"node-{rank}"
+    path.mkdir()
+    server = SnapshotServer(str(path), _SECRET, "127.0.0.1")
+    if rank in silent:
+        server.close()
+    memory = SnapshotMemory(
+        str(path), 1 << 30, "127.0.0.1", server.port, _SECRET, f"n{rank}", f"machine {rank}"
+    )
+    contexts._context = contexts.WorkerContext({ENV_SNAPSHOTS: memory.encode(), "RANK": str(rank)})
+    heard = _Heard()
+    logger = logging.getLogger("elastic_runtime")
+    logger.addHandler(heard)
+    logger.setLevel(logging.INFO)
+    model = torch.nn.Sequential(*[torch.nn.Linear(5, 5) for _ in range(6)])
+    ckpt = Checkpointer(folder / "runs", {"model": model}, snapshot_every=1)
+    for _ in range(10):
+        time.sleep(0.03)  # on shorter steps the ranks agree more rarely
+        ckpt.step()
+        ckpt.wait()
+    dist.barrier()
+    files = sorted(file.name for file in path.glob("*/step-*/*"))
+    ckpt.resume()
+    ckpt.close()
+    dist.barrier()
+    return {"files": files, "heard": heard.text}
+
+
+class _Heard(logging.Handler):
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += self.format(record)
+
+
+def test_each_node_has_the_files_of_two(tmp_path: Path) -> None:
+    told = values(run_ranks(3, _train, tmp_path, []))
+    assert "'copied': True" in told[0]["heard"]
+    for rank, node in enumerate(told):
+        own = {f"rank-{one}.distcp" for one in (rank, (rank - 1) % 3)}
+        assert set(node["files"]) == {".metadata", "MANIFEST.json", *own}
+    assert "'source': 'peer'" in told[0]["heard"]
+
+
+def test_a_buddy_that_cannot_be_reached_costs_its_copy(tmp_path: Path) -> None:
+    told = values(run_ranks(2, _train, tmp_path, [1]))
+    assert "rank-1.distcp" not in told[0]["files"]
+    assert {"rank-0.distcp", "rank-1.distcp"} < set(told[1]["files"])
+    heard = told[0]["heard"]
+    assert "'copied': False" in heard
+    assert heard.count("snapshot.uncopied") == 1
+    assert "the snapshots of n1 cannot be reached" in heard
+    # What no rank could read is no damage; there is nothing older, and so the job begins anew.
+    assert "snapshot.incomplete" in heard
+    assert "checkpoint.resumed" not in heard
