@@ -235,22 +235,3 @@ class Manifest:
 def _seal(body: Mapping[str, Any]) -> int:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     return int(crc32c.crc32c(canonical))
-
-
-def verification_shares(files: Iterable[FileRecord], world: int) -> list[list[FileRecord]]:
-    """Spreads the reading of all files evenly over the ranks, the same on every rank.
-
-    Args:
-        files: of one checkpoint.
-        world: how many ranks take part.
-
-    Returns:
-        What each rank verifies.
-    """
-    loads = [0] * world
-    shares: list[list[FileRecord]] = [[] for _ in range(world)]
-    for file in sorted(files, key=lambda f: (-f.bytes, f.name)):
-        rank = loads.index(min(loads))
-        loads[rank] += file.bytes
-        shares[rank].append(file)
-    return shares

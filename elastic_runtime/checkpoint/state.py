@@ -381,7 +381,8 @@ class Entries:
         return Wanted(
             targets,
             missing=tuple(sorted(flat.keys() - stored.keys())),
-            surplus=tuple(sorted(stored.keys() - flat.keys())),
+            # A program without a State, such as an evaluation, has no use for counters.
+            surplus=tuple(sorted(stored.keys() - flat.keys() - {_CountersEntry.KEY})),
         )
 
     def restore(self, loaded: State, place: Place) -> list[str]:

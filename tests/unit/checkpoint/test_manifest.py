@@ -17,7 +17,6 @@ from elastic_runtime.checkpoint.manifest import (
     highest_term,
     newest_first,
     older_terms,
-    verification_shares,
 )
 from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 from tests.hostile import make_newer
@@ -121,14 +120,3 @@ def test_a_name_says_which_checkpoint_it_is(term: int, step: int) -> None:
     which = CheckpointId(term=term, step=step)
     assert CheckpointId.parse(which.name) == which
     assert CheckpointId.parse(which.pruned_name) is None
-
-
-@given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 9))
-def test_every_file_is_verified_by_exactly_one_rank(sizes: list[int], world: int) -> None:
-    files = [FileRecord(f"f{index}", size, 0) for index, size in enumerate(sizes)]
-    shares = verification_shares(files, world)
-    assert len(shares) == world
-    spread = [file for share in shares for file in share]
-    assert sorted(f.name for f in spread) == sorted(f.name for f in files)
-    loads = [sum(file.bytes for file in share) for share in shares]
-    assert max(loads) - min(loads) <= max([*sizes, 0])

@@ -324,3 +324,4 @@ def test_the_counters_of_a_state_are_saved_if_there_are_any(tmp_path: Path) -> N
     assert checkpointer(other).resume() == 2
     assert other.seen == 7
     assert not hasattr(other, "gone")
+    assert Checkpointer(tmp_path, dict(other.parts)).resume() == 2, "nobody needs a State to load"
