@@ -222,8 +222,6 @@ class Snapshot(Source):
         fetched: bytes that have come from other nodes so far.
     """
 
-    chunk = 4 << 20  # a question and its answer take some time of their own
-
     def __init__(
         self, own: LocalStorage, key: str, others: Mapping[str, SnapshotMemory], nodes: str
     ) -> None:
@@ -244,8 +242,6 @@ class Snapshot(Source):
             self._lines.setdefault(memory, Lines(memory))
         self._others = others
         self._lock = threading.Lock()
-        if not others:
-            self.chunk = own.chunk
 
     def close(self) -> None:
         """Hangs up."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.bench.checkpoints import loading, saving
+from scripts.bench.checkpoints import loading, peers, saving
 from scripts.bench.checkpoints.contest import Sample, Size, stages
 from scripts.bench.checkpoints.table import Run, table
 from scripts.bench.measure.contenders import ENVIRONMENT
@@ -42,7 +42,7 @@ ROWS: dict[str, Callable[[Stage], list[Sample]]] = {
     "durable": saving.durable,
     "load": loading.load,
     "restore": loading.restore,
-    "peer": loading.from_peer,
+    "peer": peers.from_peer,
     "tiny": saving.tiny,
     "memory": saving.extra_memory,
     "slowdown": saving.slowdown,

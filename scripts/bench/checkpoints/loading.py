@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 LOAD = "load from the page cache"
 RESTORE = "restore from shared memory"
-PEER = "restore from a peer"
 
 
 def load(stage: Stage) -> list[Sample]:
@@ -67,14 +66,6 @@ def restore(stage: Stage) -> list[Sample]:
                 "ours": lambda: timed(ckpt.resume),
             },
         )
-
-
-def from_peer(stage: Stage) -> list[Sample]:
-    """From another node's agent, beside a bare gloo send of the same bytes.
-
-    The copies that agents keep for each other are not measured yet: this is their place.
-    """
-    return []
 
 
 def _save(ckpt: Checkpointer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scripts.bench.checkpoints import loading, saving
+from scripts.bench.checkpoints import loading, peers, saving
 from scripts.bench.measure.figures import quantile
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ GOALS = {
     saving.DURABLE: Goal("limit", at_least=0.9),
     loading.LOAD: Goal("dcp", at_least=2.0),
     loading.RESTORE: Goal("limit", at_least=0.85),
-    loading.PEER: Goal("limit", at_least=0.7),
+    peers.PEER: Goal("limit", at_least=0.7),
     saving.TINY: Goal("dcp", at_most=0.25),
     saving.EXTRA: Goal(at_most=1.05),  # one copy, and a few MiB of anything
     saving.SLOWDOWN: Goal(),
