@@ -85,6 +85,7 @@ class Tenure:
         """
         self._inherits = True
         self._above = max(self._above, term)
+        self._used_up = True  # later steps of the own term may be there, and have been left behind
 
     def use_up(self) -> None:
         """Has the next save take another term: what this one has left must not be met again."""
@@ -190,6 +191,7 @@ class Collector:
                 state.update(self._entries.state(peers.rank))
                 changed = self._plan is None or not self._is_as_before(state)
                 if changed:
+                    self._plan = None  # no plan of before fits, even if none can be made now
                     self._mine = tuple(staging.describe(key, value) for key, value in state.items())
             except CheckpointError:
                 raise
@@ -295,7 +297,7 @@ class Saving:
             written = [one and FileRecord.decode(one) for one in peers.on_each(told(write))]
             peers.on_first(told(commit))
             return CheckpointId(term, step)
-        except Exception as error:
+        except BaseException as error:  # an interrupt of the program, too
             if peers.rank == 0 and not committed:
                 if not isinstance(error, CheckpointError):
                     self.tenure.use_up()  # others may still be writing there

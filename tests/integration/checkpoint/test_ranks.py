@@ -255,3 +255,25 @@ def test_damage_that_one_rank_finds_is_everyones_reason_to_fall_back(tmp_path: P
     data[100] ^= 4
     shard.write_bytes(data)
     assert values(run_ranks(3, resume_value, tmp_path)) == [(1, 1)] * 3
+
+
+def disagree_again(path: Path) -> list[str]:
+    entries = {"model": nn.Linear(2, 2)}
+    ckpt = Checkpointer(path, entries)
+    ckpt.save(sync=True)
+    entries["model"].register_buffer("odd", torch.zeros(dist.get_rank() + 1))
+    heard = []
+    for _ in range(2):
+        ckpt.steps += 1
+        try:
+            ckpt.save()
+            ckpt.close()
+        except CheckpointError as error:
+            heard.append(str(error))
+    return heard
+
+
+def test_ranks_that_disagree_are_told_so_each_time(tmp_path: Path) -> None:
+    for heard in values(run_ranks(2, disagree_again, tmp_path)):
+        assert ["disagree about model.odd" in text for text in heard] == [True, True]
+    assert saves(tmp_path) == ["step-0.term-1"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.local import LocalWriter
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from tests.ranks import entries_of
 
@@ -175,3 +176,33 @@ def test_a_plain_process_saves_when_it_is_terminated(tmp_path: Path) -> None:
     )
     assert done.returncode == 128 + signal.SIGTERM
     assert saves(tmp_path) == ["step-5.term-1"]
+
+
+def test_going_back_in_the_middle_of_a_run_begins_a_new_term(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, {"a": 1}, every=1, sync=True)
+    for _ in range(3):
+        ckpt.step()
+    (tmp_path / "step-3.term-1" / "rank-0.distcp").write_bytes(b"damaged")
+    assert ckpt.resume() == 2
+    ckpt.step()
+    ckpt.close()
+    assert saves(tmp_path)[-1] == "step-3.term-2"
+    assert Checkpointer(tmp_path, {"a": 1}).resume() == 3
+
+
+def test_an_interrupted_save_leaves_nothing_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(writer: LocalWriter) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    ckpt = Checkpointer(tmp_path, {"a": 1})
+    ckpt.step()
+    monkeypatch.setattr(LocalWriter, "sync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.save(sync=True)
+    assert saves(tmp_path) == []
+    ckpt.save(sync=True)
+    ckpt.close()
+    assert Checkpointer(tmp_path, {"a": 1}).resume() == 1
