@@ -27,6 +27,7 @@ class Item:
         offsets: where in it the piece begins, by dimension.
         sizes: of the piece, by dimension.
         bytes: of the piece; 0 for another value, whose size shows when it is saved.
+        may_differ: the ranks may have different ones; that of the lowest one counts.
     """
 
     key: str
@@ -35,16 +36,18 @@ class Item:
     offsets: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
     bytes: int = 0
+    may_differ: bool = False
 
     def encode(self) -> list[Any]:
         """Plain JSON."""
-        return [self.key, self.dtype, self.shape, self.offsets, self.sizes, self.bytes]
+        place = (self.shape, self.offsets, self.sizes)
+        return [self.key, self.dtype, *place, self.bytes, self.may_differ]
 
     @classmethod
     def decode(cls, data: Sequence[Any]) -> Self:
         """Reads what ``encode`` gave, after it has been JSON."""
-        key, dtype, shape, offsets, sizes, size = data
-        return cls(key, dtype, tuple(shape), tuple(offsets), tuple(sizes), size)
+        key, dtype, shape, offsets, sizes, size, may_differ = data
+        return cls(key, dtype, tuple(shape), tuple(offsets), tuple(sizes), size, may_differ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,8 @@ def _assign(
     for where, piece in sorted(
         pieces.items(), key=lambda one: (len(one[1].holders) > 1, -one[1].item.bytes, one[0])
     ):
-        holders = piece.holders if piece.item.dtype else piece.holders[:1]
+        any_will_do = piece.item.dtype and not piece.item.may_differ
+        holders = piece.holders if any_will_do else piece.holders[:1]
         rank = min(holders, key=lambda one: (loads[one], one))
         loads[rank] += piece.item.bytes
         writers[where] = rank

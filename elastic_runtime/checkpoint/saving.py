@@ -192,7 +192,11 @@ class Collector:
                 changed = self._plan is None or not self._is_as_before(state)
                 if changed:
                     self._plan = None  # no plan of before fits, even if none can be made now
-                    self._mine = tuple(staging.describe(key, value) for key, value in state.items())
+                    differing = self._entries.may_differ()
+                    self._mine = tuple(
+                        staging.describe(key, value, may_differ=key in differing)
+                        for key, value in state.items()
+                    )
             except CheckpointError:
                 raise
             except Exception as error:

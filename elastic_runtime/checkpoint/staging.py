@@ -52,8 +52,13 @@ class Source:
         return sum(view.nbytes for view in self.views)
 
 
-def describe(key: str, value: object) -> Item:
+def describe(key: str, value: object, *, may_differ: bool = False) -> Item:
     """What a rank says of a part of the state.
+
+    Args:
+        key: of the part.
+        value: a tensor, or a piece of one; or anything else.
+        may_differ: other ranks may have another tensor there, unless it is sharded.
 
     Raises:
         CheckpointError: a tensor of a kind that has no plain bytes.
@@ -67,8 +72,9 @@ def describe(key: str, value: object) -> Item:
             f"{', quantized' if mine.is_quantized else ''}, which cannot be saved; give a dense "
             "one, or keep it out of the state (register_buffer(persistent=False))"
         )
+    own = may_differ and not isinstance(value, DTensor)
     dtype = _name(mine.dtype)
-    return Item(key, dtype, tuple(value.shape), box.offsets, box.sizes, mine.nbytes)
+    return Item(key, dtype, tuple(value.shape), box.offsets, box.sizes, mine.nbytes, own)
 
 
 @cache

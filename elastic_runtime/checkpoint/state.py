@@ -10,13 +10,14 @@ What each rank has for itself is kept under one key for each rank.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from elastic_runtime.checkpoint.memory import local_tensor
+from elastic_runtime.checkpoint.names import ParameterNames
 from elastic_runtime.checkpoint.per_rank import (
     OwnedByRank,
     PerRank,
@@ -99,6 +100,11 @@ class _ModuleEntry:
         flat = {self._prefix + key: value for key, value in self._module.state_dict().items()}
         return _shared(flat, rank)
 
+    def buffers(self) -> set[str]:
+        """The keys of what is no parameter."""
+        named = self._module.named_buffers(remove_duplicate=False)
+        return {self._prefix + name for name, _ in named}
+
     def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
         return self.state(0)
 
@@ -115,9 +121,7 @@ class _ModuleEntry:
 
 
 class _OptimizerEntry:
-    def __init__(
-        self, name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
-    ) -> None:
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, names: ParameterNames) -> None:
         self._name = name
         self._optimizer = optimizer
         self._names = names
@@ -125,7 +129,8 @@ class _OptimizerEntry:
     def _parameters(self) -> dict[str, torch.Tensor]:
         """All parameters by name, in the order in which the optimizer numbers them."""
         found = [p for group in self._optimizer.param_groups for p in group["params"]]
-        return {self._names.get(id(p), f"#{index}"): p for index, p in enumerate(found)}
+        names = self._names.of(found)
+        return {name or f"#{i}": p for i, (name, p) in enumerate(zip(names, found, strict=True))}
 
     def state(self, rank: int) -> State:
         flat: State = {}
@@ -326,7 +331,7 @@ class Entries:
         """
         self._entries = entries
         self._parts: dict[str, _Entry] = {}
-        names = _parameter_names(entries)
+        names = ParameterNames(entries)
         for name, value in entries.items():
             self._parts[name] = _part(name, value, entries, names)
         self._counters: dict[str, _Entry] = {}
@@ -356,6 +361,20 @@ class Entries:
             if not isinstance(value, torch.Tensor):
                 _check_plain(key, value)
         return flat
+
+    def may_differ(self) -> set[str]:
+        """The keys of tensors that training does not keep the same on all ranks.
+
+        The statistics of a normalization are those of what each rank has seen; ``DDP`` gives rank
+        0's to all before the next step.
+        """
+        found: set[str] = set()
+        for name, part in self._parts.items():
+            if isinstance(part, _ModuleEntry):
+                found |= part.buffers()
+            elif isinstance(part, _ValueEntry):
+                found.add(name)
+        return found
 
     def wanted(self, where: str, stored: Mapping[str, Stored], place: Place) -> Wanted:
         """Where the content of a checkpoint is to go.
@@ -419,7 +438,7 @@ class Entries:
 
 
 def _part(
-    name: str, value: Any, entries: MutableMapping[str, Any], parameter_names: Mapping[int, str]
+    name: str, value: Any, entries: MutableMapping[str, Any], parameter_names: ParameterNames
 ) -> _Entry:
     if not name or "." in name:
         raise CheckpointError(f"the entry {name!r} needs a name without a dot")
@@ -437,21 +456,12 @@ def _part(
     return _ValueEntry(name, entries)
 
 
-def _parameter_names(entries: Mapping[str, Any]) -> dict[int, str]:
-    return {
-        id(parameter): f"{entry}.{name}"
-        for entry, module in entries.items()
-        if isinstance(module, torch.nn.Module)
-        for name, parameter in unwrapped(module).named_parameters()
-    }
-
-
 def _check_plain(where: str, value: object) -> None:
     """Refuses what a load without running code could not bring back, while it can be mended."""
     kind = type(value)
     if kind in _ATOMS or kind in (torch.Tensor, torch.nn.Parameter):
         return
-    if kind in (dict, OrderedDict):
+    if kind in (dict, OrderedDict, Counter):
         for key, item in value.items():  # type: ignore[attr-defined]
             _check_plain(where, key)
             _check_plain(f"{where}[{key!r}]", item)

@@ -277,3 +277,20 @@ def test_ranks_that_disagree_are_told_so_each_time(tmp_path: Path) -> None:
     for heard in values(run_ranks(2, disagree_again, tmp_path)):
         assert ["disagree about model.odd" in text for text in heard] == [True, True]
     assert saves(tmp_path) == ["step-0.term-1"]
+
+
+def differ(path: Path) -> list[float]:
+    rank = float(dist.get_rank())
+    model = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
+    model[1].running_mean.fill_(rank)
+    model[1].running_var.fill_(rank)
+    entries = {"model": model, "value": torch.full((5,), rank)}
+    ckpt = Checkpointer(path, entries)
+    ckpt.save(sync=True)
+    ckpt.resume()
+    held = (model[1].running_mean, model[1].running_var, entries["value"])
+    return [float(tensor[0]) for tensor in held]
+
+
+def test_what_may_differ_between_ranks_is_that_of_rank_0(tmp_path: Path) -> None:
+    assert values(run_ranks(2, differ, tmp_path)) == [[0.0] * 3] * 2

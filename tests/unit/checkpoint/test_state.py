@@ -325,3 +325,35 @@ def test_the_counters_of_a_state_are_saved_if_there_are_any(tmp_path: Path) -> N
     assert other.seen == 7
     assert not hasattr(other, "gone")
     assert Checkpointer(tmp_path, dict(other.parts)).resume() == 2, "nobody needs a State to load"
+
+
+def test_parameters_that_come_later_have_their_names_too(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    ckpt = Checkpointer(tmp_path, {"model": model, "optim": optimizer})
+    ckpt.save(sync=True)
+    model.append(nn.Linear(2, 2))
+    optimizer.add_param_group({"params": list(model[-1].parameters())})
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    ckpt.steps = 1
+    ckpt.save(sync=True)
+    grown = net().append(nn.Linear(2, 2))
+    fresh = torch.optim.Adam(grown[:-1].parameters())
+    fresh.add_param_group({"params": list(grown[-1].parameters())})
+    assert Checkpointer(tmp_path, {"model": grown, "optim": fresh}).resume() == 1
+    assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_a_scheduler_with_milestones_goes_on(tmp_path: Path) -> None:
+    def scheduler() -> torch.optim.lr_scheduler.LRScheduler:
+        optimizer = torch.optim.SGD(net().parameters(), lr=1.0)
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 3])
+
+    Checkpointer(tmp_path, {"scheduler": (saved := scheduler())}).save(sync=True)
+    loaded = scheduler()
+    loaded.milestones.clear()
+    Checkpointer(tmp_path, {"scheduler": loaded}).resume()
+    assert loaded.state_dict() == saved.state_dict()
+    assert type(loaded.milestones) is type(saved.milestones)
