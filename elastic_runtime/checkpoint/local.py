@@ -196,6 +196,9 @@ class LocalReader:
         self._path = path
         self._descriptor = descriptor
 
+    def expect(self, offset: int, length: int) -> None:
+        """The kernel reads ahead by itself."""
+
     def readinto(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fills all buffers from ``offset`` on."""
         with _damage(self._path):

@@ -11,7 +11,6 @@ import socket
 import struct
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.manifest import MANIFEST
@@ -20,7 +19,6 @@ from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.protocol.snapshots import (
     CHALLENGE,
     HEADER,
-    MAX_LENGTH,
     WELCOME,
     Request,
     SnapshotMemory,
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
 _CONNECT = 5.0  # seconds
 _SILENCE = 20.0
+_MOST_AT_ONCE = 1 << 30  # bytes of a file that is read as a whole
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
 
 
@@ -53,10 +52,10 @@ class Line:
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             challenge = bytearray(CHALLENGE)
-            self._fill([memoryview(challenge)])
+            self.fill([memoryview(challenge)])
             self._socket.sendall(proof(memory.secret, bytes(challenge)))
             welcome = bytearray(len(WELCOME))
-            self._fill([memoryview(welcome)])
+            self.fill([memoryview(welcome)])
             if welcome != WELCOME:
                 raise ConnectionError("it is no server of snapshots")
             # From here on the kernel keeps the time, so that one call reads all that is wanted.
@@ -68,43 +67,28 @@ class Line:
             self._socket.close()
             raise
 
-    def size(self, file: str) -> int:
-        """How many bytes a file has; -1 if there is no such file.
-
-        Raises:
-            OSError: the server does not answer.
-        """
-        count, size = self._ask(Request(file))
-        return size if count == 0 else -1
-
-    def readinto(self, file: str, offset: int, buffers: Sequence[memoryview]) -> bool:
-        """Fills all buffers with what is at ``offset`` (bytes) of a file.
+    def ask(self, request: Request) -> tuple[int, int]:
+        """Asks for a piece of a file.
 
         Returns:
-            False if the file is not there or ends before.
+            How many bytes follow, which ``fill`` reads, -1 if there is no such piece; and the size
+            of the whole file.
 
         Raises:
             OSError: the server does not answer.
         """
-        wanted = sum(buffer.nbytes for buffer in buffers)
-        count, _ = self._ask(Request(file, offset, wanted))
-        if count != wanted:
-            return False
-        self._fill(buffers)
-        return True
-
-    def close(self) -> None:
-        """Hangs up."""
-        self._socket.close()
-
-    def _ask(self, request: Request) -> tuple[int, int]:
         self._socket.sendall(request.encode())
         header = bytearray(HEADER.size)
-        self._fill([memoryview(header)])
+        self.fill([memoryview(header)])
         count, size = HEADER.unpack(header)
         return count, size
 
-    def _fill(self, buffers: Sequence[memoryview]) -> None:
+    def fill(self, buffers: Sequence[memoryview]) -> None:
+        """Fills all buffers with what comes next.
+
+        Raises:
+            OSError: the server falls silent.
+        """
         left = [buffer for buffer in buffers if buffer.nbytes]
         first = 0
         while first < len(left):
@@ -119,6 +103,10 @@ class Line:
             if count:
                 left[first] = left[first][count:]
 
+    def close(self) -> None:
+        """Hangs up."""
+        self._socket.close()
+
 
 class Lines:
     """The connections of this process to one server: one for each thread that reads at a time."""
@@ -129,33 +117,37 @@ class Lines:
         self._free: list[Line] = []
         self._lock = threading.Lock()
 
-    @contextmanager
-    def line(self) -> Iterator[Line]:
-        """A connection; one that has failed is not used again.
+    def take(self) -> Line:
+        """A connection that nobody uses: one that was given back, or a new one.
 
         Raises:
-            DamagedCheckpoint: the server cannot be reached, or falls silent.
+            OSError: the server cannot be reached.
         """
-        line: Line | None = None
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return Line(self.memory)
+
+    def give(self, line: Line) -> None:
+        """Takes a connection back, of which nothing is expected any more."""
+        with self._lock:
+            self._free.append(line)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns a failure of the network into an error for people.
+
+        Raises:
+            DamagedCheckpoint: for any ``OSError`` in the body.
+        """
         try:
-            with self._lock:
-                line = self._free.pop() if self._free else None
-            line = line or Line(self.memory)
-            yield line
+            yield
         except OSError as error:
-            if line is not None:
-                line.close()
             why = error.strerror or str(error)
             raise DamagedCheckpoint(
                 f"the snapshots of {self.memory.node} cannot be reached at {self.memory.host}, "
                 f"port {self.memory.port}: {why}"
             ) from error
-        except BaseException:
-            if line is not None:
-                line.close()
-            raise
-        with self._lock:
-            self._free.append(line)
 
     def close(self) -> None:
         """Hangs up."""
@@ -165,54 +157,88 @@ class Lines:
             self._free.clear()
 
 
-@dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of another node, open for reading.
+    """A file of another node, which is best read from front to back."""
 
-    Attributes:
-        lines: to the node.
-        file: as its server knows it.
-        where: for messages.
-        count: hears of the bytes that have come.
-    """
+    def __init__(
+        self, lines: Lines, file: str, where: str, count: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """Asks for nothing yet.
 
-    lines: Lines
-    file: str
-    where: str
-    count: Callable[[int], None] = lambda size: None
+        Args:
+            lines: to the node.
+            file: as its server knows it.
+            where: for messages.
+            count: hears of the bytes that have come.
+        """
+        self.where = where
+        self._lines = lines
+        self._file = file
+        self._count = count
+        self._line: Line | None = None  # on which what is expected comes
+        self._at = self._left = 0
+        self._lock = threading.Lock()
+
+    def expect(self, offset: int, length: int) -> None:
+        """Asks for all of it at once, so that nobody waits for a question meanwhile."""
+        with self._lock:
+            self._expect(offset, length)
 
     def readinto(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fills all buffers from ``offset`` on."""
-        with self.lines.line() as line:
-            for piece in _pieces(buffers):
-                if not line.readinto(self.file, offset, piece):
-                    raise DamagedCheckpoint(f"{self.where} is damaged: it is missing or too short")
-                size = sum(buffer.nbytes for buffer in piece)
-                offset += size
-                self.count(size)
+        wanted = sum(buffer.nbytes for buffer in buffers)
+        if not wanted:
+            return
+        with self._lock:
+            if self._line is None or offset != self._at or wanted > self._left:
+                self._expect(offset, wanted)
+            assert self._line is not None
+            with self._lines.explained():
+                try:
+                    self._line.fill(buffers)
+                except OSError:
+                    self._drop()
+                    raise
+            self._at += wanted
+            self._left -= wanted
+            if not self._left:
+                self._lines.give(self._line)
+                self._line = None
+        self._count(wanted)
 
     def size(self) -> int:
         """In bytes; -1 if there is no such file."""
-        with self.lines.line() as line:
-            return line.size(self.file)
+        count, size, line = self._ask(Request(self._file))
+        self._lines.give(line)
+        return size if count == 0 else -1
 
+    def close(self) -> None:
+        """Gives up what is expected."""
+        with self._lock:
+            self._drop()
 
-def _pieces(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Cuts what is wanted into as much as may be asked for at once."""
-    piece: list[memoryview] = []
-    room = MAX_LENGTH
-    for buffer in buffers:
-        begin = 0
-        while begin < buffer.nbytes:
-            part = buffer[begin : begin + room]
-            piece.append(part)
-            begin += part.nbytes
-            room -= part.nbytes
-            if not room:
-                yield piece
-                piece, room = [], MAX_LENGTH
-    if piece:
-        yield piece
+    def _expect(self, offset: int, length: int) -> None:
+        self._drop()
+        count, _, line = self._ask(Request(self._file, offset, length))
+        if count != length:
+            self._lines.give(line)
+            raise DamagedCheckpoint(f"{self.where} is damaged: it is missing or too short")
+        self._line, self._at, self._left = line, offset, length
+
+    def _ask(self, request: Request) -> tuple[int, int, Line]:
+        with self._lines.explained():
+            line = self._lines.take()
+            try:
+                return *line.ask(request), line
+            except OSError:
+                line.close()
+                raise
+
+    def _drop(self) -> None:
+        # What is still on its way cannot be called back.
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
 
 class Snapshot(Source):
@@ -266,7 +292,7 @@ class Snapshot(Source):
         if remote is None:
             return self._own.read_bytes(which, name)
         size = remote.size()
-        if not 0 <= size <= MAX_LENGTH:
+        if not 0 <= size <= _MOST_AT_ONCE:
             raise DamagedCheckpoint(f"{remote.where} is missing")
         data = bytearray(size)
         remote.readinto(0, [memoryview(data)])
@@ -279,7 +305,10 @@ class Snapshot(Source):
             with self._own.reader(which, name) as reader:
                 yield reader
         else:
-            yield remote
+            try:
+                yield remote
+            finally:
+                remote.close()
 
     def sizes(self, which: CheckpointId) -> dict[str, int]:
         sizes = self._own.sizes(which)

@@ -239,6 +239,7 @@ class _Stretch:
         offset = fetches[0].part.offset
         length = sum(fetch.part.length for fetch in fetches)
         self._aside = memoryview(bytearray(min(self._chunk, length)))
+        self._reader.expect(offset, length)
         for chunk in self._chunks(fetches):
             if self._stop.is_set():
                 return

@@ -359,6 +359,9 @@ class RemoteReader:
         self._fetch = fetch
         self._pool = pool
 
+    def expect(self, offset: int, length: int) -> None:
+        """Parts are fetched when they are wanted, several at a time."""
+
     def readinto(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fills all buffers from ``offset`` on."""
         end = offset + sum(buffer.nbytes for buffer in buffers)

@@ -73,6 +73,13 @@ class Writer(Protocol):
 class Reader(Protocol):
     """A file of a checkpoint, read anywhere; several threads may do so at the same time."""
 
+    def expect(self, offset: int, length: int) -> None:
+        """Says what is going to be read next, from front to back (bytes); a hint.
+
+        Raises:
+            DamagedCheckpoint: the file ends before, or cannot be read.
+        """
+
     def readinto(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fills all buffers, one after the other, with what is at ``offset`` (bytes).
 

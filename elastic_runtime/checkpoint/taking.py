@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.shelf import Shelf
     from elastic_runtime.worker.peers import Peers
 
-_CHUNK = 4 << 20
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,8 @@ class Taking:
         source = RemoteFile(lines, f"{self.shelf.key}/{which.name}/{file.name}", where)
         buffer = memoryview(bytearray(min(_CHUNK, file.bytes)))
         crc = 0
-        with storage.writer(which, file.name, file.bytes) as out:
+        with closing(source), storage.writer(which, file.name, file.bytes) as out:
+            source.expect(0, file.bytes)
             for begin in range(0, file.bytes, _CHUNK):
                 self.advance(0)
                 piece = buffer[: min(_CHUNK, file.bytes - begin)]

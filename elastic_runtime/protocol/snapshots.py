@@ -32,7 +32,7 @@ WELCOME = b"+"
 HEADER = struct.Struct("!qQ")
 REFUSED = -1
 MAX_REQUEST = 1024
-MAX_LENGTH = 1 << 30
+MAX_LENGTH = 1 << 60
 
 # The directory of one place of checkpoints, a snapshot, one of its files.
 FILE = re.compile(

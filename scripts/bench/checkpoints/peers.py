@@ -68,7 +68,7 @@ def _loading(where: Path, port: int) -> Snapshot:
     memory = SnapshotMemory(str(where), 0, "127.0.0.1", port, _SECRET, "peer", "")
     theirs = [path.name for path in (where / _KEY / _WHICH.name).iterdir()]
     own = LocalStorage(where / "none")
-    return Snapshot(own, _KEY, {name: memory for name in (*theirs, MANIFEST)}, "peer")
+    return Snapshot(own, _KEY, dict.fromkeys((*theirs, MANIFEST), memory), "peer")
 
 
 @contextmanager

@@ -11,8 +11,9 @@ import pytest
 
 from elastic_runtime.agent import snapshots
 from elastic_runtime.agent.snapshots import SnapshotServer, SnapshotStore
-from elastic_runtime.checkpoint.peer import Line
+from elastic_runtime.checkpoint.peer import Line, Lines, RemoteFile
 from elastic_runtime.config import Endpoint, Entry, JobConfig, MemoryLimit
+from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.protocol.snapshots import (
     CHALLENGE,
     HEADER,
@@ -53,7 +54,8 @@ def size(server: SnapshotServer, file: str = FILE) -> int:
     """What a client like any other is told."""
     line = Line(memory(server))
     try:
-        return line.size(file)
+        count, size = line.ask(Request(file))
+        return size if count == 0 else -1
     finally:
         line.close()
 
@@ -85,34 +87,51 @@ def ended(line: socket.socket) -> bool:
 
 
 def test_pieces_of_files(server: SnapshotServer) -> None:
-    line = Line(memory(server))
-    assert line.size(FILE) == len(CONTENT)
+    lines = Lines(memory(server))
+    file = RemoteFile(lines, FILE, "it")
+    assert file.size() == len(CONTENT)
     parts = [bytearray(1), bytearray(0), bytearray(300_000), bytearray(7)]
-    assert line.readinto(FILE, 100, [memoryview(part) for part in parts])
+    file.readinto(100, [memoryview(part) for part in parts])
     assert b"".join(parts) == CONTENT[100 : 100 + 300_008]
     end = bytearray(10)
-    assert line.readinto(FILE, len(CONTENT) - 10, [memoryview(end)])
+    file.readinto(len(CONTENT) - 10, [memoryview(end)])
     assert end == CONTENT[-10:]
-    line.close()
+    lines.close()
+
+
+def test_what_is_expected_and_what_is_read_after_all(server: SnapshotServer) -> None:
+    lines = Lines(memory(server))
+    file = RemoteFile(lines, FILE, "it")
+    file.expect(1000, 5000)
+    for offset, length in [(1000, 2000), (3000, 3000), (1000, 10), (7, 100), (107, 20)]:
+        part = bytearray(length)
+        file.readinto(offset, [memoryview(part)])
+        assert part == CONTENT[offset : offset + length]
+    file.expect(0, len(CONTENT))
+    file.close()
+    lines.close()
 
 
 def test_many_small_buffers_in_one_question(server: SnapshotServer) -> None:
-    line = Line(memory(server))
+    lines = Lines(memory(server))
     parts = [bytearray(3) for _ in range(3000)]
-    assert line.readinto(FILE, 1, [memoryview(part) for part in parts])
+    RemoteFile(lines, FILE, "it").readinto(1, [memoryview(part) for part in parts])
     assert b"".join(parts) == CONTENT[1:9001]
-    line.close()
+    lines.close()
 
 
 def test_what_is_not_there(server: SnapshotServer) -> None:
-    line = Line(memory(server))
+    lines = Lines(memory(server))
     buffer = memoryview(bytearray(10))
-    assert line.size(FILE.replace("step-3", "step-4")) == -1
-    assert not line.readinto(FILE, len(CONTENT) - 9, [buffer])
-    assert not line.readinto(FILE.replace("rank-0", "rank-1"), 0, [buffer])
+    file = RemoteFile(lines, FILE, "it")
+    assert size(server, FILE.replace("step-3", "step-4")) == -1
+    with pytest.raises(DamagedCheckpoint, match="it is missing or too short"):
+        file.readinto(len(CONTENT) - 9, [buffer])
+    with pytest.raises(DamagedCheckpoint, match="it is missing or too short"):
+        RemoteFile(lines, FILE.replace("rank-0", "rank-1"), "it").readinto(0, [buffer])
     # A refusal costs nobody the connection.
-    assert line.readinto(FILE, 0, [buffer])
-    line.close()
+    file.readinto(0, [buffer])
+    lines.close()
 
 
 def test_the_secret_is_needed_and_never_sent(server: SnapshotServer) -> None:
