@@ -93,6 +93,8 @@ class Loading:
             CheckpointError: it is whole, but of another program.
         """
         peers.on_each(self.prepare)
+        if not self._strict:
+            peers.on_each(self.verify)
         overwriting()
         peers.on_each(self.read)
         return self._restored(peers)
@@ -120,6 +122,22 @@ class Loading:
                 f"{self._where} has nothing of what this program has: it is another program's; "
                 "use another directory"
             )
+
+    def verify(self) -> None:
+        """Reads what this rank wants, and keeps nothing of it.
+
+        For a load that may leave tensors as they are: what this checkpoint has and an older one
+        lacks must not be touched before all is known to be good.
+
+        Raises:
+            DamagedCheckpoint: a file is not what was written.
+        """
+        with self._explained():
+            values, tensors = self._fetches()
+            fetches = [Fetch(each.file, each.part, lambda: None) for each in (*values, *tensors)]
+            total = sum(fetch.part.length for fetch in fetches)
+            with Progress(f"verifying step {self._which.step}", total, self._note) as progress:
+                reading.read(self._storage, self._which, fetches, progress.advance)
 
     def read(self) -> None:
         """Reads what this rank wants, tensors to their places.

@@ -115,7 +115,13 @@ class LocalStorage(Storage):
     # A load
 
     def has_manifest(self, which: CheckpointId) -> bool:
-        return (self.path / which.name / layout.MANIFEST).exists()
+        path = self.path / which.name / layout.MANIFEST
+        with explained(f"read {path}"):
+            try:
+                os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
 
     def _manifest_bytes(self, which: CheckpointId) -> bytes | None:
         return _optional_bytes(self.path / which.name / layout.MANIFEST)
@@ -143,7 +149,7 @@ class LocalStorage(Storage):
             try:
                 with os.scandir(path) as entries:
                     return {e.name: e.stat().st_size for e in entries if e.name != layout.MANIFEST}
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return {}
 
     def remove(self, manifest: Manifest) -> None:

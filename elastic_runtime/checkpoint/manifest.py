@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 
+_LAST_SECOND = 253402214400  # the 9999th year ends, and with it what calendars can show
 _CHECKPOINT = re.compile(r"step-(\d+)\.term-(\d+)")
 _TERM = re.compile(r"term-(\d+)")
 _PRUNED = re.compile(r"pruned\.(step-\d+\.term-\d+)")
@@ -53,8 +54,11 @@ class CheckpointId:
     @classmethod
     def parse(cls, name: str) -> Self | None:
         """Reads the name of a directory; None if it is no checkpoint's."""
-        match = _CHECKPOINT.fullmatch(name)
-        return cls(term=int(match[2]), step=int(match[1])) if match else None
+        if not (match := _CHECKPOINT.fullmatch(name)):
+            return None
+        found = cls(term=int(match[2]), step=int(match[1]))
+        # Each has one name: "step-007" beside "step-7" would be counted as the same one again.
+        return found if found.name == name else None
 
 
 def term_name(term: int) -> str:
@@ -215,12 +219,21 @@ class Manifest:
                     "older one"
                 )
             return cls._build(body)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ):
             raise DamagedCheckpoint(f"{where} is damaged: it is not a manifest") from None
 
     @classmethod
     def _build(cls, body: Mapping[str, Any]) -> Self:
         files = tuple(FileRecord.decode(file) for file in body["files"])
+        if not 0 <= body["saved_at"] < _LAST_SECOND:
+            raise ValueError("a time that no clock shows")
         return cls(
             step=int(body["step"]),
             term=int(body["term"]),

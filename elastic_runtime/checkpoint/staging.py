@@ -66,15 +66,23 @@ def describe(key: str, value: object, *, may_differ: bool = False) -> Item:
     if not isinstance(value, torch.Tensor):
         return Item(key)
     box, mine = local_box(value), local(value)
-    if mine.layout != torch.strided or mine.is_quantized or mine.device.type == "meta":
+    if not _has_plain_bytes(mine):
         raise CheckpointError(
-            f"{key} is a {mine.layout} tensor on {mine.device}"
-            f"{', quantized' if mine.is_quantized else ''}, which cannot be saved; give a dense "
-            "one, or keep it out of the state (register_buffer(persistent=False))"
+            f"{key} is a {mine.layout} {type(mine).__name__} on {mine.device}"
+            f"{', quantized' if mine.is_quantized else ''}, which has no plain bytes and cannot be "
+            "saved; give a dense tensor, or keep it out of the state "
+            "(register_buffer(persistent=False))"
         )
     own = may_differ and not isinstance(value, DTensor)
     dtype = _name(mine.dtype)
     return Item(key, dtype, tuple(value.shape), box.offsets, box.sizes, mine.nbytes, own)
+
+
+def _has_plain_bytes(tensor: torch.Tensor) -> bool:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return False
+    # Subclasses may keep their content in other tensors; and memory may have been given back.
+    return not tensor.nbytes or tensor.data_ptr() != 0
 
 
 @cache
@@ -96,6 +104,7 @@ def matches(item: Item, key: str, value: object) -> bool:
         and item.dtype == _name(value.dtype)
         and item.shape == value.shape
         and item.sizes == item.shape
+        and (value.data_ptr() != 0 or not item.bytes)
     )
 
 

@@ -246,8 +246,8 @@ class WorkerContext:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _release_sigterm(self) -> bool:
-        if not self._catches_sigterm:
-            return False
+        if not self._catches_sigterm or threading.current_thread() is not threading.main_thread():
+            return False  # only the main thread can
         self._catches_sigterm = False
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+import crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,3 +122,21 @@ def test_a_name_says_which_checkpoint_it_is(term: int, step: int) -> None:
     which = CheckpointId(term=term, step=step)
     assert CheckpointId.parse(which.name) == which
     assert CheckpointId.parse(which.pruned_name) is None
+
+
+@pytest.mark.parametrize("name", ["step-007.term-1", "step-7.term-01", "step-٧.term-1"])
+def test_a_checkpoint_has_one_name(name: str) -> None:
+    assert CheckpointId.parse(name) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step", "Infinity"), ("saved_at", "Infinity"), ("saved_at", "NaN"), ("saved_at", "1e300")],
+)
+def test_absurd_numbers_are_damage(field: str, value: str) -> None:
+    body = json.loads(Manifest(step=1, term=1, world=1).encode())
+    del body["crc32c"]
+    body[field] = json.loads(value)
+    body["crc32c"] = crc32c.crc32c(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    with pytest.raises(DamagedCheckpoint, match="not a manifest"):
+        Manifest.decode("here", json.dumps(body).encode())

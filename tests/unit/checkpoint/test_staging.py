@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from elastic_runtime.checkpoint import staging
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.memory import bytes_of
-from elastic_runtime.checkpoint.staging import Image, PlainCopies, describe, of_tensor
+from elastic_runtime.checkpoint.staging import Image, PlainCopies, describe, matches, of_tensor
 from elastic_runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -60,10 +61,24 @@ def test_a_view_keeps_its_tensor_alive() -> None:
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.eye(3).to_sparse(), torch.empty(3, device="meta")],
+    [
+        torch.eye(3).to_sparse(),
+        torch.empty(3, device="meta"),
+        TwoTensor(torch.eye(3), torch.eye(3)),
+    ],
 )
 def test_tensors_without_plain_bytes_are_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(CheckpointError, match=r"model\.w is a torch\.\w+ tensor on"):
+    with pytest.raises(CheckpointError, match=r"model\.w is a torch\.\w+ \w+ on"):
+        describe("model.w", tensor)
+
+
+def test_memory_that_was_given_back_is_not_read() -> None:
+    tensor = torch.ones(3)
+    item = describe("model.w", tensor)
+    assert matches(item, "model.w", tensor)
+    tensor.untyped_storage().resize_(0)
+    assert not matches(item, "model.w", tensor)
+    with pytest.raises(CheckpointError, match="no plain bytes"):
         describe("model.w", tensor)
 
 

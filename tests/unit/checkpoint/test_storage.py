@@ -13,7 +13,8 @@ import pytest
 
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
-from elastic_runtime.checkpoint.survey import Condition, look, verify
+from elastic_runtime.checkpoint.retention import Retention
+from elastic_runtime.checkpoint.survey import Condition, look, prune, verify
 from elastic_runtime.errors import EXIT_USAGE, CheckpointError, DamagedCheckpoint
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
@@ -255,3 +256,20 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
         f"cannot save to {tmp_path}/step-1.term-1/file: File too large; "
         "raise the limit on file sizes (ulimit -f)\n"
     )
+
+
+def test_what_only_has_the_name_of_a_checkpoint_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "step-9.term-1").write_text("precious")
+    (tmp_path / "step-8.term-1").symlink_to("/nowhere")
+    storage = LocalStorage(tmp_path)
+    for step in (1, 2):
+        put(storage, step=step, term=2)
+    prune(storage, Retention(1), 2)
+    assert [p.name for p in tmp_path.glob("step-*.term-2")] == ["step-2.term-2"]
+    assert (tmp_path / "step-9.term-1").read_text() == "precious"
+
+
+def test_a_checkpoint_that_may_not_be_seen_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "step-9.term-1").symlink_to("step-9.term-1")
+    with pytest.raises(CheckpointError, match=r"cannot read .*step-9\.term-1"):
+        LocalStorage(tmp_path).has_manifest(CheckpointId(term=1, step=9))
