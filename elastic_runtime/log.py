@@ -214,6 +214,7 @@ _LINES: dict[str, Line] = {
     "snapshot.refused": Line("no snapshot is taken: {problem}", "warning"),
     "snapshot.failed": Line("the snapshot of step {step} failed: {problem}", "warning"),
     "snapshot.uncopied": Line("snapshots have no copy on another node: {problem}", "warning"),
+    "snapshot.unreadable": Line("no snapshot is looked at: {problem}", "warning"),
     "snapshot.incomplete": Line("the snapshot of step {step} is not used: {problem}", "warning"),
     "checkpoint.partly": Line(_partly, "warning"),
     "checkpoint.anew": Line(

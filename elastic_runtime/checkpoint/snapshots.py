@@ -20,6 +20,7 @@ from elastic_runtime.checkpoint.nodes import Nodes
 from elastic_runtime.checkpoint.peer import Snapshot
 from elastic_runtime.checkpoint.shelf import Shelf
 from elastic_runtime.checkpoint.staging import size_of
+from elastic_runtime.checkpoint.storage import explained
 from elastic_runtime.checkpoint.taking import Taking
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.machine import available_memory, total_memory
@@ -137,8 +138,12 @@ class Snapshots:
             return True
         nodes = self._nodes
         assert nodes is not None
-        rooms = peers.gather(self._room(plan, has_image) if nodes.leads else None)
-        found = refusal([Room(*room) for room in rooms if room is not None])
+        try:
+            rooms = peers.on_each(lambda: self._room(plan, has_image) if nodes.leads else None)
+        except CheckpointError as error:
+            found: Refusal | None = Refusal("unusable", str(error))
+        else:
+            found = refusal([Room(*room) for room in rooms if room is not None])
         if found is not None:
             self._note_once(peers, found)
         return found is not None
@@ -152,8 +157,9 @@ class Snapshots:
         def need(ranks: Sequence[int]) -> int:
             return sum(_EXTRA + sum(map(size_of, _tensors(plan, rank))) for rank in ranks)
 
+        with explained(f"take snapshots in {memory.directory}"):
+            free = os.statvfs(memory.directory)  # whoever cleans up /dev/shm may have taken it
         shelf.tidy()
-        free = os.statvfs(memory.directory)
         room = Room(
             node=memory.node,
             machine=memory.machine,
@@ -222,8 +228,13 @@ class Snapshots:
         nodes, shelf = self._nodes, self._shelf
         assert nodes is not None
         assert shelf is not None
-        own = [offer.encode() for offer in shelf.offers()] if nodes.leads else []
-        found = peers.gather(own)
+        try:
+            found = peers.on_each(
+                lambda: [offer.encode() for offer in shelf.offers()] if nodes.leads else []
+            )
+        except CheckpointError as error:
+            self._note(peers, "unreadable", problem=str(error))
+            return ways([], stored)
         return ways(
             [[Offer.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all], stored
         )

@@ -78,3 +78,29 @@ def test_a_buddy_that_cannot_be_reached_costs_its_copy(tmp_path: Path) -> None:
     # What no rank could read is no damage; there is nothing older, and so the job begins anew.
     assert "snapshot.incomplete" in heard
     assert "checkpoint.resumed" not in heard
+
+
+def _train_without(folder: Path) -> dict[str, Any]:
+    """Goes on after the memory of one node has been taken away, as cleaners of /dev/shm do."""
+    rank = dist.get_rank()
+    path = folder / f"node-{rank}"
+    path.mkdir()
+    memory = SnapshotMemory(str(path), 1 << 30, "127.0.0.1", 9, _SECRET, f"n{rank}", "one machine")
+    contexts._context = contexts.WorkerContext({ENV_SNAPSHOTS: memory.encode(), "RANK": str(rank)})
+    heard = _Heard()
+    logging.getLogger("elastic_runtime").addHandler(heard)
+    ckpt = Checkpointer(folder / "runs", {"a": 1}, snapshot_every=1)
+    if rank == 1:
+        path.rmdir()
+    for _ in range(10):
+        time.sleep(0.03)  # on shorter steps the ranks agree more rarely
+        ckpt.step()
+    ckpt.close()
+    return {"there": path.exists(), "heard": heard.text}
+
+
+def test_memory_that_is_gone_costs_snapshots_and_nothing_else(tmp_path: Path) -> None:
+    first, second = values(run_ranks(2, _train_without, tmp_path))
+    assert first["heard"].count("snapshot.refused") == 1
+    assert f"cannot take snapshots in {tmp_path / 'node-1'}" in first["heard"]
+    assert not second["there"], "it would be readable by all, and nobody would remove it"
