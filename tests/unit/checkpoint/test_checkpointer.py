@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.local import LocalWriter
+from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from tests.ranks import entries_of
 
@@ -207,3 +211,32 @@ def test_an_interrupted_save_leaves_nothing_in_the_way(
     ckpt.save(sync=True)
     ckpt.close()
     assert Checkpointer(tmp_path, {"a": 1}).resume() == 1
+
+
+def test_nothing_of_a_damaged_checkpoint_stays_in_what_an_older_one_lacks(tmp_path: Path) -> None:
+    def model(*sizes: int) -> nn.Module:
+        return nn.Sequential(*(nn.Linear(size, size) for size in sizes))
+
+    ckpt = Checkpointer(tmp_path, {"model": model(2)})
+    ckpt.save(sync=True)
+    grown = model(2, 50)
+    ckpt = Checkpointer(tmp_path, {"model": grown})
+    ckpt.steps = 1
+    ckpt.save(sync=True)
+    shard = tmp_path / "step-1.term-2" / "rank-0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[content.index(bytes(bytes_of(grown[1].weight.detach()))) + 100] ^= 1
+    shard.write_bytes(content)
+    fresh = model(2, 50)
+    before = fresh[1].weight.detach().clone()
+    assert Checkpointer(tmp_path, {"model": fresh}).resume(strict=False) == 0
+    assert torch.equal(fresh[1].weight, before)
+
+
+def test_another_thread_may_close_it(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, {"a": 1})
+    ckpt.step()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ckpt.close).result()
+    ckpt.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
