@@ -41,6 +41,7 @@ _PATIENCE = 5.0
 _IDLE = 120.0
 _STALL = 30.0
 _MOST_CLIENTS = 256
+_PIECE = 512 << 10  # stays in the processor's cache
 
 
 class SnapshotStore:
@@ -208,14 +209,25 @@ class SnapshotServer:
                 return
             more = socket.MSG_MORE if request.length else 0
             client.sendall(HEADER.pack(request.length, found.st_size), more)
-            position = request.offset
-            while position < end:
-                count = os.sendfile(client.fileno(), file, position, end - position)
-                if not count:
-                    raise OSError("the file has become shorter")
-                position += count
+            _send(client, file, request.offset, end)
         finally:
             os.close(file)
+
+
+def _send(client: socket.socket, file: int, position: int, end: int) -> None:
+    """Sends a part of a file.
+
+    ``sendfile`` takes twice as long: what it sends is received page by page. A mapped file would
+    be a little faster, and would end this process if somebody made the file shorter.
+    """
+    buffer = memoryview(bytearray(min(_PIECE, end - position)))
+    while position < end:
+        piece = buffer[: end - position]
+        count = os.preadv(file, [piece], position)
+        if not count:
+            raise OSError("the file has become shorter")
+        client.sendall(piece[:count])
+        position += count
 
 
 def _read(client: socket.socket, count: int, patience: float) -> bytes:
