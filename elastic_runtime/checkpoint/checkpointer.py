@@ -165,7 +165,8 @@ class Checkpointer:
                 problems.append(str(error))
                 if way.places is None:
                     self._saves.damaged.add(way.which)
-                self._note("damaged", problem=str(error), step=way.which.step)
+                where = {} if way.places is None else {"path": "memory"}
+                self._note("damaged", problem=str(error), step=way.which.step, **where)
                 continue
             if not origin:
                 continue
@@ -423,4 +424,4 @@ class Checkpointer:
 
     def _note(self, what: str, **fields: Any) -> None:
         if self._ready().peers.rank == 0:
-            self._context.note(f"checkpoint.{what}", path=self._storage.where, **fields)
+            self._context.note(f"checkpoint.{what}", **{"path": self._storage.where, **fields})

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h)?")
-_MEMORY = re.compile(r"(?P<number>\d{1,18}(\.\d*)?|\.\d+)\s*(?P<unit>%|[kmgt]?i?b?)", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"(?P<number>\d{1,18}(\.\d*)?|\.\d+)\s*(?P<unit>%|[kmgt](ib?|b)?|b)?", re.IGNORECASE
+)
 _BYTES = {"": 1, "b": 1} | {
     f"{letter}{rest}": base**power
     for power, letter in enumerate("kmgt", 1)

@@ -188,8 +188,8 @@ OURS: tuple[Option, ...] = (
         kinds.MEMORY,
         WORKERS,
         "SIZE",
-        "how much memory snapshots of a Checkpointer may take on this node: 8GiB, 25%; 0: none "
-        "are taken (25%)",
+        "how much memory snapshots of a Checkpointer may take on this node: 8GiB, 25%%; 0: none "
+        "are taken (25%%)",
         MemoryLimit(share=0.25),
     ),
     _ours(

@@ -34,6 +34,14 @@ def test_every_is_understood(value: Any, every: Every) -> None:
     assert parse_every(value) == every
 
 
+@pytest.mark.parametrize(
+    ("last", "step", "due"), [(0, 9, False), (0, 10, True), (10, 19, False), (9, 31, True)]
+)
+def test_what_was_due_on_the_way(last: int, step: int, due: bool) -> None:
+    assert Every(steps=10).due_between(last, step) is due
+    assert not Every(seconds=1).due_between(last, step)
+
+
 _NO_INTERVALS: list[Any] = [
     *[0, -1, "0s", "", "soon", "10 bananas", "-5s", "1.5 steps", 2.5, True, timedelta(0)],
     *["10, 20", "5m, 1h", "10,", ",", (), (10, 0), (10, "soon"), (10, None), "10, 5m, 3"],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from elastic_runtime.cli import kinds
 from elastic_runtime.cli.kinds import Kind, seconds
 from elastic_runtime.cli.settings import Level, read_settings
+from elastic_runtime.config import MemoryLimit
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _SAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     kinds.NUMBER.what: (("0.5", "0.5"), ("2", "2")),
     kinds.WORKERS.what: (("auto", '"auto"'), ("2", "2")),
     kinds.NODES.what: (("1:2", '"1:2"'), ("3", "3")),
+    kinds.MEMORY.what: (("8GiB", '"8GiB"'), ("0", "0")),
     kinds.SECONDS.what: (("10m", '"10m"'), ("1.5", "1.5")),
     kinds.POSITIVE_SECONDS.what: (("10m", '"10m"'), ("1.5", "1.5")),
     kinds.SWITCH.what: (("1", "true"), ("0", "false")),
@@ -121,6 +123,29 @@ def test_a_bad_value_is_named_by_its_source(
 
 def test_an_empty_variable_says_nothing(settings_of: SettingsOf) -> None:
     assert settings_of(PET_MAX="", ELASTIC_MAX="3")["max"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("8GiB", MemoryLimit(bytes=8 << 30)),
+        ("1.5 g", MemoryLimit(bytes=3 << 29)),
+        ("500MB", MemoryLimit(bytes=500_000_000)),
+        ("500 Mi", MemoryLimit(bytes=500 << 20)),
+        ("4096", MemoryLimit(bytes=4096)),
+        ("0", MemoryLimit()),
+        ("25%", MemoryLimit(share=0.25)),
+        ("0%", MemoryLimit()),
+    ],
+)
+def test_amounts_of_memory(text: str, limit: MemoryLimit) -> None:
+    assert kinds.memory(text) == limit
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "101%", "1e9", "8 GiBit", "8i", "%", "1" * 30])
+def test_what_is_no_amount_of_memory(text: str) -> None:
+    with pytest.raises(ValueError):
+        kinds.memory(text)
 
 
 def test_the_default_of_max_restarts_is_ours(settings_of: SettingsOf) -> None:
