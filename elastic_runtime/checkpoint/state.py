@@ -30,7 +30,7 @@ from elastic_runtime.torch_private import loads_plainly
 from elastic_runtime.worker.parts import unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping
+    from collections.abc import Container, Mapping, MutableMapping, Sequence
 
     from elastic_runtime.checkpoint.per_rank import Place
 
@@ -148,21 +148,23 @@ class _OptimizerEntry:
         parameters = self._parameters()
         flat: State = {f"{self._name}.param_groups": None}
         for key, description in stored.items():
-            name, part = self._split(key)
-            parameter = parameters.get(name)
-            if parameter is None:
+            name, part = self._split(key, parameters)
+            if not name:
                 continue
+            parameter = parameters[name]
+            flat[key] = None
             if isinstance(description, StoredTensor):
                 present = self._optimizer.state.get(parameter, {}).get(part)
                 flat[key] = _room_for(description, parameter, present)
-            else:
-                flat[key] = None
         return flat
 
-    def _split(self, key: str) -> tuple[str, str]:
+    def _split(self, key: str, names: Container[str]) -> tuple[str, str]:
         prefix = f"{self._name}.state."
-        name, _, part = key.removeprefix(prefix).rpartition(".")
-        return (name, part) if key.startswith(prefix) else ("", "")
+        end = len(key) if key.startswith(prefix) else 0
+        while (end := key.rfind(".", len(prefix), end)) > 0:  # there may be dots on both sides
+            if (name := key[len(prefix) : end]) in names:
+                return name, key[end + 1 :]
+        return "", ""
 
     def restore(self, loaded: State, place: Place) -> bool:
         if not loaded:
@@ -170,7 +172,7 @@ class _OptimizerEntry:
         numbers = {name: number for number, name in enumerate(self._parameters())}
         state: dict[int, State] = {}
         for key, value in loaded.items():
-            name, part = self._split(key)
+            name, part = self._split(key, numbers)
             if name:
                 state.setdefault(numbers[name], {})[part] = value
         present = self._optimizer.state_dict()["param_groups"]
@@ -492,7 +494,6 @@ def _check_fit(where: str, key: str, target: object, stored: Stored) -> None:
             )
 
 
-def _few(keys: Iterable[str], limit: int = 3) -> str:
-    keys = list(keys)
+def _few(keys: Sequence[str], limit: int = 3) -> str:
     shown = ", ".join(keys[:limit])
     return shown if len(keys) <= limit else f"{shown} and {len(keys) - limit} more"

@@ -357,3 +357,15 @@ def test_a_scheduler_with_milestones_goes_on(tmp_path: Path) -> None:
     Checkpointer(tmp_path, {"scheduler": loaded}).resume()
     assert loaded.state_dict() == saved.state_dict()
     assert type(loaded.milestones) is type(saved.milestones)
+
+
+def test_an_optimizer_may_have_dots_in_its_keys(tmp_path: Path) -> None:
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD(net().parameters())
+
+    saved, loaded = optimizer(), optimizer()
+    for parameter in saved.param_groups[0]["params"]:
+        saved.state[parameter] = {"buffer.fast": torch.randn_like(parameter), "n.a": 3}
+    Checkpointer(tmp_path, {"optim": saved}).save(sync=True)
+    Checkpointer(tmp_path, {"optim": loaded}).resume()
+    assert same(loaded.state_dict(), saved.state_dict())
