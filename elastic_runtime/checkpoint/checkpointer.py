@@ -21,7 +21,7 @@ from elastic_runtime.checkpoint.schedule import Every, Interval, parse_every
 from elastic_runtime.checkpoint.snapshots import Snapshots
 from elastic_runtime.checkpoint.state import Entries
 from elastic_runtime.checkpoint.storages import open_storage
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from elastic_runtime.protocol.messages import EXIT_DRAINED
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
@@ -45,6 +45,10 @@ class Committing(Protocol):
 
     def commit(self) -> None:
         """Takes note that a step is done."""
+
+
+# Whose steps each entry was last committed by.
+_committers: dict[int, object] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,9 @@ class Checkpointer:
         self._objects = entries
         self._storage = open_storage(directory)
         self._entries = Entries(entries)
-        self._committing = [e for e in entries.values() if isinstance(e, Committing)]
+        self._committing = {k: e for k, e in entries.items() if isinstance(e, Committing)}
+        self._commits = False
+        self._token = object()
         self._context: WorkerContext = context()
         self._context.offer_drain()
         self._saves = Saves(self._storage, entries, self._entries, rule, self._context)
@@ -191,11 +197,11 @@ class Checkpointer:
             SystemExit: the job was asked to leave; the state of this step is saved.
             CheckpointError: a state could not be saved, this one or the one that was being saved
                 in the background; older checkpoints are untouched.
+            UsageError: an entry is committed by another checkpointer as well.
         """
         group = self._ready()
         self.steps += 1
-        for entry in self._committing:
-            entry.commit()
+        self._commit()
         self._context.report_step(self.steps)
         agreed = group.agreement.step(self._wishes(group.peers.rank))
         if Wish.LEAVE in agreed:
@@ -331,6 +337,22 @@ class Checkpointer:
         # They have asked each other at the step before: what has begun since, all know.
         if Wish.BUSY not in agreed and not self._saves.began_since(self.steps - 1):
             self._saves.snapshot_beside(self._ready().peers, self.steps, self._snapshots)
+
+    def _commit(self) -> None:
+        """Has each entry that moves on with the steps take note of one.
+
+        Raises:
+            UsageError: another checkpointer does so as well, in turn with this one.
+        """
+        for name, entry in self._committing.items():
+            if self._commits and _committers[id(entry)] is not self._token:
+                raise UsageError(
+                    f"the entry {name!r} is one of two checkpointers, and each step of either "
+                    "moves it on, so that half of the data would be left out; give it to one only"
+                )
+            _committers[id(entry)] = self._token
+            entry.commit()
+        self._commits = True
 
     # What all ranks do
 

@@ -240,3 +240,14 @@ def test_another_thread_may_close_it(tmp_path: Path) -> None:
         pool.submit(ckpt.close).result()
     ckpt.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_entry_of_two_checkpointers_does_not_move_twice(tmp_path: Path) -> None:
+    counter = Counter()
+    often = Checkpointer(tmp_path / "often", {"counter": counter})
+    rarely = Checkpointer(tmp_path / "rarely", {"counter": counter})
+    often.step()
+    rarely.step()
+    with pytest.raises(UsageError, match="'counter' is one of two checkpointers"):
+        often.step()
+    rarely.step()  # one that follows another is right
