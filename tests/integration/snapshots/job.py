@@ -160,6 +160,14 @@ class Job:
         """Waits until something is true; else fails with the log."""
         processes.wait_for(happened, _PATIENCE, what, self.story)
 
+    def secrets(self) -> set[str]:
+        """What the agents have told their workers, and nobody else shall hear."""
+        return set((self.folder / "secrets").read_text().split())
+
+    def everything(self) -> str:
+        """All that it has said."""
+        return self._log.read_text(errors="replace")
+
     def story(self) -> str:
         """The end of the log, for messages."""
         return self._log.read_text(errors="replace")[-6000:]

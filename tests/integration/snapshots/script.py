@@ -57,9 +57,11 @@ def check(model: Any, optim: Any, steps: int) -> None:
 def note(word: str, step: int) -> None:
     """Says how far this process is: word, round, rank, pid, step, its agent's memory."""
     round_, rank = os.environ["ELASTIC_ROUND"], dist.get_rank()
-    memory = json.loads(os.environ["ELASTIC_SNAPSHOTS"] or '{"directory": "-"}')["directory"]
+    memory = json.loads(os.environ["ELASTIC_SNAPSHOTS"] or '{"directory": "-", "secret": "-"}')
+    with (FOLDER / "secrets").open("a") as file:
+        file.write(f"{memory['secret']}\n")
     with (FOLDER / "notes").open("a") as file:
-        file.write(f"{word} {round_} {rank} {os.getpid()} {step} {memory}\n")
+        file.write(f"{word} {round_} {rank} {os.getpid()} {step} {memory['directory']}\n")
 
 
 def pause(step: int) -> bool:

@@ -100,6 +100,7 @@ def test_a_damaged_snapshot_gives_way_to_a_checkpoint(tmp_path: Path) -> None:
         job.kill(held[1:])
         job.notes("began", 2)
         event = job.event("checkpoint.damaged")
+        assert event["path"] == "memory"
         assert "rank-1.distcp" in event["problem"]
         assert resumed(job, 1) == "storage"
         assert not job.snapshots()
@@ -107,6 +108,9 @@ def test_a_damaged_snapshot_gives_way_to_a_checkpoint(tmp_path: Path) -> None:
         job.hold(2)
         job.finish()
         assert not job.memories()
+        (secret,) = job.secrets()
+        assert len(secret) == 64
+        assert secret not in job.everything()
 
 
 def test_all_workers_in_place_die_at_once(tmp_path: Path) -> None:
