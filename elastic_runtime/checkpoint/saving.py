@@ -72,10 +72,13 @@ class Tenure:
             "round": self._context.round,
             "host": socket.gethostname(),
         }
-        self._term, self._used_up = self._storage.take_term(holder), False
-        while self._term <= self._above:
-            self._term = self._storage.take_term(holder)
-        return self._term
+        # If taking one fails half-way, nobody knows whose it is: it must not stop this process.
+        self._term = 0
+        term = self._storage.take_term(holder)
+        while term <= self._above:
+            term = self._storage.take_term(holder)
+        self._term, self._used_up = term, False
+        return term
 
     def inherit(self, term: int) -> None:
         """What is in the storage is this job's: it has gone on from there.

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.local import LocalWriter
+from elastic_runtime.checkpoint.local import LocalStorage, LocalWriter
 from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from tests.ranks import entries_of
@@ -251,3 +251,22 @@ def test_an_entry_of_two_checkpointers_does_not_move_twice(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="'counter' is one of two checkpointers"):
         often.step()
     rarely.step()  # one that follows another is right
+
+
+def test_a_term_that_was_taken_in_vain_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(storage: LocalStorage, name: str) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    ckpt = Checkpointer(tmp_path, {"a": 1})
+    ckpt.save(sync=True)
+    ckpt.resume()
+    ckpt.step()
+    monkeypatch.setattr(LocalStorage, "_forget", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.save(sync=True)
+    ckpt.save(sync=True)
+    ckpt.close()
+    assert saves(tmp_path) == ["step-0.term-1", "step-1.term-3"]
