@@ -11,14 +11,20 @@ import torch
 
 from elastic_runtime.agent.snapshots import SnapshotServer
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.index import Description
+from elastic_runtime.checkpoint.layout import Plan
 from elastic_runtime.checkpoint.local import LocalStorage
-from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId
+from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
+from elastic_runtime.checkpoint.nodes import Nodes
 from elastic_runtime.checkpoint.peer import Lines, RemoteFile, Snapshot
+from elastic_runtime.checkpoint.saving import Content, Tenure
 from elastic_runtime.checkpoint.shelf import Shelf
+from elastic_runtime.checkpoint.taking import Taking
 from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
 from elastic_runtime.worker import context as contexts
 from elastic_runtime.worker.agreement import Wish
+from elastic_runtime.worker.peers import Peers
 from tests import small_checkpoints
 
 if TYPE_CHECKING:
@@ -250,3 +256,41 @@ def test_without_an_agent_they_are_off(tmp_path: Path, caplog: pytest.LogCapture
     take(ckpt, 3)
     assert caplog.text.count("snapshot.off") == 1
     ckpt.close()
+
+
+class _Dying(Peers):
+    """Another rank dies at one of the exchanges, after all have done their part."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._left = at
+
+    def gather(self, value: Any) -> list[Any]:
+        self._left -= 1
+        if self._left == 0:
+            raise RuntimeError("Connection closed by peer")
+        return super().gather(value)
+
+
+@pytest.mark.parametrize(("exchange", "stays"), [(5, False), (6, True)])
+def test_what_others_may_have_by_now_is_kept(tmp_path: Path, exchange: int, stays: bool) -> None:
+    memory = memory_of(tmp_path / "memory")
+    Path(memory.directory).mkdir()
+    shelf = Shelf(memory, "runs")
+    shelf.storage.prepare()
+    small_checkpoints.put(shelf.storage, 1)
+    here = contexts.WorkerContext({})
+    taking = Taking(
+        shelf=shelf,
+        nodes=Nodes.seen_by(0, [memory]),
+        tenure=Tenure(LocalStorage(tmp_path / "runs"), here),
+        draft=Manifest(step=5, term=0, world=1),
+        plan=Plan(((),)),
+        description=Description(),
+        advance=lambda count: None,
+    )
+    # term, create, write, copy, describe, commit
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        taking.run(_Dying(exchange), Content(0, lambda: iter(())))
+    names = {path.name for path in shelf.storage.path.iterdir()}
+    assert names == ({"step-1.term-1", "step-5.term-1"} if stays else {"step-1.term-1"})
