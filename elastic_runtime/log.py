@@ -174,6 +174,7 @@ _LINES: dict[str, Line] = {
     "job.waiting": Line(_waiting),
     "job.done": Line("done in {seconds}"),
     "job.failed": Line("failed: {reason}", "error", shown=False),  # said last, by the command
+    "local.ended": Line("all nodes have ended: {reason}", "error"),
     "local.started": Line("started {nodes} (pids {pids})"),
     "round.sealed": Line(_sealed),
     "round.recovered": Line("round {round}: recovered in {seconds}"),
@@ -204,7 +205,7 @@ _LINES: dict[str, Line] = {
     ),
     "worker.hangs": Line("{why}", "warning", whole_job=False),
     "state.given": Line("step {step} was given to {to} ranks from memory", shown=False),
-    "state.loaded": Line("went back to the checkpoint of step {step}: {reason}", "warning"),
+    "state.loaded": Line("went back to step {step}: {reason}", "warning"),
     "state.fresh": Line("training begins anew: {reason}", "warning"),
     "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),
     "checkpoint.resumed": Line(_resumed),

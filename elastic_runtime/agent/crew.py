@@ -257,6 +257,7 @@ class Crew:
         spares = _stores(last)[1:]
         for index, local_rank in enumerate(local_ranks):
             self._posts[local_rank].rank = first + index
+            self._workers.relabel(local_rank, first + index)
             message = Enter(
                 round=last.number,
                 rank=first + index,

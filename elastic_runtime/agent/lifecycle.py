@@ -118,6 +118,8 @@ def _step(state: State, event: Event, now: float) -> Step:
             return leave_with(state, Finish(EXIT_USAGE, message))
         case StoreState():
             return _store(state, event, now)
+        case Waiting() if state.asked:
+            return Step(state)  # it waits for nothing any more
         case Waiting(reason, have, minimum, maximum):
             fields = {"reason": reason, "have": have, "minimum": minimum, "maximum": maximum}
             return Step(state, (Report("job.waiting", fields),), reason)

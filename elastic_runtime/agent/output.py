@@ -265,7 +265,7 @@ class Stream:
         os.set_blocking(source, False)
         self.source = source
         self.open = True
-        self._prefix = prefix
+        self.prefix = prefix
         self._console = console
         self._file = file
         self._selected = selected
@@ -348,11 +348,11 @@ class Stream:
 
     def _show(self, text: bytes) -> None:
         if self._console is not None:
-            self._console.write(self, self._prefix, text)
+            self._console.write(self, self.prefix, text)
         if self._selected is not None:
             lines = text.splitlines(keepends=True)
             taken = [
-                self._prefix + line
+                self.prefix + line
                 for line in lines
                 if any(needle in line for needle in self._selected.needles)
             ]

@@ -102,11 +102,19 @@ class Starts:
             descriptor = _append(spec.place.filtered(name))
             chosen = Filter(tuple(needle.encode() for needle in needles), descriptor)
         reading, writing = os.pipe()
-        prefix = Template(output.prefix or DEFAULT_PREFIX).safe_substitute(
-            role_name=self._config.role, rank=spec.global_rank, local_rank=spec.local_rank
-        )
-        streams.append(Stream(reading, prefix.encode(), self._consoles[name], file, chosen))
+        prefix = self.prefix(spec.local_rank, spec.global_rank)
+        streams.append(Stream(reading, prefix, self._consoles[name], file, chosen))
         return writing
+
+    def prefix(self, local_rank: int, rank: int) -> bytes:
+        """What is put before each line of a worker's.
+
+        Args:
+            local_rank, rank: the worker.
+        """
+        template = Template(self._config.output.prefix or DEFAULT_PREFIX)
+        names = {"role_name": self._config.role, "rank": rank, "local_rank": local_rank}
+        return template.safe_substitute(names).encode()
 
     def _function(self) -> int:
         """Memory that holds the pickled function; made once, for all workers and all rounds."""

@@ -194,6 +194,15 @@ class Workers:
             request["id"] = worker.id
             self._call(partial(self._begin, worker, request, descriptors))
 
+    def relabel(self, local_rank: int, rank: int) -> None:
+        """Shows the output of a worker under another rank from now on."""
+        prefix = self._starts.prefix(local_rank, rank)
+        with self._lock:
+            for worker in self._workers.values():
+                if worker.spec.local_rank == local_rank:
+                    for stream in worker.streams:
+                        stream.prefix = prefix
+
     def stop(self, grace: float) -> None:
         """Asks all workers to end, and ends those that have not after ``grace`` seconds."""
         deadline = time.monotonic() + grace

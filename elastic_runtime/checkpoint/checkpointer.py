@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
@@ -31,7 +32,7 @@ from elastic_runtime.worker.standing import Condition
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.choosing import Way
@@ -112,6 +113,11 @@ class Checkpointer:
         Raises:
             CheckpointError: a setting or an entry cannot be used.
         """
+        if not isinstance(entries, MutableMapping):
+            raise CheckpointError(
+                f"the entries of a Checkpointer go by name, and this is a {type(entries).__name__};"
+                ' give a dict such as {"model": model, "optim": optim}'
+            )
         self._every: Every = parse_every(every)
         rule = parse_retention(keep, keep_every)
         self._objects = entries
@@ -360,6 +366,11 @@ class Checkpointer:
         """Connects the ranks at the first use, when the job has certainly been initialized."""
         if self._group is None:
             peers = Peers(self._connection.group if self._connection else None)
+            if not self._storage.shared and (peers.world > 1 or self._context.has_agent):
+                raise CheckpointError(
+                    f"{self._storage.where} is in the memory of one process: no other rank sees "
+                    "it, and it ends with the process; choose a place that all nodes share"
+                )
             if self._every != Every():
                 peers.on_first(self._storage.prepare)
             if peers.rank > 0:

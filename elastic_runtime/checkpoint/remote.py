@@ -59,6 +59,7 @@ class RemoteStorage(Storage):
         self.where = without_credentials(url)
         self._secrets = _secrets_of(url)
         self._fs, self._root = self._opened(url)
+        self.shared = not url.startswith("memory:")
         self._claims: dict[str, bytes] = {}  # what this process has written into files of terms
         self._pool: ThreadPoolExecutor | None = None
 

@@ -93,10 +93,12 @@ class Source(ABC):
 
     Attributes:
         where: the place as people write it, never with a credential in it.
+        shared: whether other processes see it.
         chunk: how many bytes a reader is best asked for at once.
     """
 
     where: str
+    shared = True
     chunk = 1 << 20  # stays in the processor's cache while it is checksummed
 
     def place(self, which: CheckpointId | None = None, name: str = "") -> str:

@@ -86,6 +86,8 @@ def memory(text: str) -> MemoryLimit:
     if not match:
         raise ValueError(text)
     number, unit = float(match["number"]), (match["unit"] or "").lower()
+    if not unit and 0 < number < _BYTES["mib"]:
+        raise ValueError(text)  # percent or gigabytes were meant: nobody counts out so few bytes
     if unit != "%":
         return MemoryLimit(bytes=int(number * _BYTES[unit]))
     if number > 100:

@@ -47,10 +47,10 @@ def run_nodes(
         The exit code of the whole.
     """
     nodes = {name: _start(arguments, hosted, environ) for name, arguments in commands.items()}
+    asked = False
     try:
         emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
         meanwhile()
-        asked = False
         while any(node.poll() is None for node in nodes.values()):
             number = signal.sigwaitinfo(WATCHED).si_signo
             if number == signal.SIGCHLD:
@@ -62,7 +62,13 @@ def run_nodes(
         for node in nodes.values():
             node.kill()
             node.wait()
-    return combined(node.returncode for node in nodes.values())
+    code = combined(node.returncode for node in nodes.values())
+    if not asked and all(node.returncode < 0 for node in nodes.values()):
+        # None of them could say anything.
+        ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
+        reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())
+        emit("local.ended", reason=reason)
+    return code
 
 
 def _start(

@@ -191,7 +191,20 @@ class _Argparse(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required: training_script"):
             message = "which script? Name one, or a module with -m"
+        unknown = message.removeprefix("unrecognized arguments: ").partition(" ")[0]
+        meant = [name for name in self._option_string_actions if name.startswith(unknown)]
+        if unknown.startswith("--") and len(meant) > 1:
+            message = f"ambiguous option: {unknown} could be {', '.join(meant[:6])}"
         raise UsageError(f"{message} (elastic-run --help shows all options)")
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation stands for: nothing, if it could be several options.
+
+        argparse looks at the whole command line for that, also at what is the script's, and would
+        refuse an option of the script's that is the beginning of two of ours.
+        """
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return found if len(found) == 1 else []
 
     def format_help(self) -> str:
         formatter = self._get_formatter()

@@ -349,7 +349,8 @@ class _Loop:
             assert saver is not None
             if step := saver.resume():
                 state.hold(step)
-                self._note("state.loaded", step=step, reason=choice.reason)
+                if world.round > 1:  # at the start of a job there is no other way
+                    self._note("state.loaded", step=step, reason=choice.reason)
             # A checkpoint without counters leaves them as they are, and they may differ by now.
             choice = bring_together(state, wire, world.rank, world.size, -1)
         if choice.kind == "lost":

@@ -105,3 +105,14 @@ def test_nodes_do_not_outlive_who_started_them(job: _Job) -> None:
     job.process.kill()
     job.process.wait()
     wait_for(lambda: not marked(job.mark), 20, "the end of the nodes and their workers")
+
+
+def test_nodes_that_were_all_killed_are_named(job: _Job) -> None:
+    _, nodes = job.started()
+    for pid in nodes.values():
+        os.kill(pid, signal.SIGKILL)
+    assert job.end() == 128 + signal.SIGKILL
+    assert job.process.stderr is not None
+    said = [json.loads(line) for line in job.process.stderr if line.startswith("{")]
+    (ended,) = [event for event in said if event["event"] == "local.ended"]
+    assert ended["reason"] == ", ".join(f"{name} was ended by SIGKILL" for name in nodes)

@@ -20,6 +20,7 @@ from elastic_runtime.agent.life import (
     Event,
     Finish,
     Phase,
+    Report,
     SayDone,
     SayDrain,
     SayGoodbye,
@@ -55,6 +56,7 @@ from elastic_runtime.rendezvous.state import (
     Sealed,
     StoreState,
     Switch,
+    Waiting,
 )
 
 SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2, connect=15.0, join=600.0)
@@ -333,3 +335,9 @@ def test_signals_end_a_node_that_waits(signals: int) -> None:
     walk = Walk(ServerReady(), *(Asked(2) for _ in range(signals)))
     assert walk.state.phase is Phase.ENDED
     assert replace(walk.state).finish is not None
+
+
+def test_a_node_that_was_asked_to_leave_waits_for_nobody() -> None:
+    few = Waiting("waiting for at least 2 nodes", 1, 2, 2)
+    assert running(few).one(Report).name == "job.waiting"
+    assert running(Asked(15), few).none(Report)

@@ -18,6 +18,7 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.local import LocalStorage, LocalWriter
 from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
+from elastic_runtime.worker.context import WorkerContext
 from tests.ranks import entries_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,24 @@ def test_a_job_that_was_not_connected_is_told_so(
 def test_nothing_there_means_step_0(tmp_path: Path) -> None:
     assert Checkpointer(tmp_path / "new", {"a": 1}).resume() == 0
     assert not (tmp_path / "new").exists()
+
+
+def test_entries_without_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"entries of a Checkpointer go by name.* list"):
+        Checkpointer(tmp_path, [1])  # type: ignore[arg-type]
+
+
+def test_memory_of_one_process_is_no_place_for_a_job_with_an_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ckpt = Checkpointer("memory://nowhere", {"a": 1})
+    assert ckpt.resume() == 0, "one process may use it"
+    ckpt.close()
+    monkeypatch.setattr(WorkerContext, "has_agent", True)
+    worker = Checkpointer("memory://nowhere", {"a": 1})
+    with pytest.raises(CheckpointError, match="choose a place that all nodes share"):
+        worker.resume()
+    worker.close()
 
 
 def test_it_saves_every_so_many_steps_and_keeps_the_last(tmp_path: Path) -> None:

@@ -18,6 +18,14 @@ def test_what_follows_the_script_is_the_scripts(parser: Parser) -> None:
     assert line.args == ("--max", "7", "--listen", "x", "--", "--min")
 
 
+@pytest.mark.parametrize("option", ["--snap", "--lease", "--log", "--s"])
+def test_the_scripts_options_may_be_the_beginning_of_several_of_ours(
+    parser: Parser, option: str
+) -> None:
+    line = parser.split(["--max", "4", "train.py", option, "3"])
+    assert (line.given, line.args) == ({"max": "4"}, (option, "3"))
+
+
 def test_every_option_of_torchruns_is_known(parser: Parser) -> None:
     theirs = {action.dest for action in get_args_parser()._actions if action.option_strings}
     assert theirs - {"help"} <= set(parser.options)

@@ -132,7 +132,7 @@ def test_an_empty_variable_says_nothing(settings_of: SettingsOf) -> None:
         ("1.5 g", MemoryLimit(bytes=3 << 29)),
         ("500MB", MemoryLimit(bytes=500_000_000)),
         ("500 Mi", MemoryLimit(bytes=500 << 20)),
-        ("4096", MemoryLimit(bytes=4096)),
+        ("4194304", MemoryLimit(bytes=4 << 20)),
         ("0", MemoryLimit()),
         ("25%", MemoryLimit(share=0.25)),
         ("0%", MemoryLimit()),
@@ -142,7 +142,9 @@ def test_amounts_of_memory(text: str, limit: MemoryLimit) -> None:
     assert kinds.memory(text) == limit
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1", "101%", "1e9", "8 GiBit", "8i", "%", "1" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "much", "-1", "25", "4096", "101%", "1e9", "8 GiBit", "8i", "%", "1" * 30]
+)
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ValueError):
         kinds.memory(text)

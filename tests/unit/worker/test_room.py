@@ -9,6 +9,9 @@ from elastic_runtime.worker.parts import Form
 from elastic_runtime.worker.room import Room
 from elastic_runtime.worker.state import State
 
+# Larger than what the allocator ever keeps when it is freed: fresh memory is untouched.
+_LARGE = 9 << 20
+
 
 def _in_memory(tensor: torch.Tensor) -> bool:
     """Whether the pages of a tensor are there already: untouched ones are not."""
@@ -20,7 +23,7 @@ def _in_memory(tensor: torch.Tensor) -> bool:
 
 
 def test_the_memory_is_there_and_is_given_away_once() -> None:
-    parameter = torch.empty(1 << 20)
+    parameter = torch.empty(_LARGE)
     room = Room([parameter])
     form = Form.of(parameter)
     given = [room.take(form), room.take(form)]
@@ -36,7 +39,7 @@ def test_another_form_gets_memory_of_its_own() -> None:
 
 
 def test_a_state_makes_room_for_optimizers_that_have_made_no_step() -> None:
-    model = nn.Linear(1 << 10, 1 << 10, bias=False)
+    model = nn.Linear(_LARGE >> 10, 1 << 10, bias=False)
     optim = torch.optim.Adam(model.parameters())
     state = State(model=model, optim=optim)
     form = Form.of(model.weight)
@@ -44,7 +47,7 @@ def test_a_state_makes_room_for_optimizers_that_have_made_no_step() -> None:
     assert _in_memory(state.room_for(form))
     state.drop_room()
     assert not _in_memory(state.room_for(form))
-    model(torch.ones(1, 1 << 10)).sum().backward()
+    model(torch.ones(1, _LARGE >> 10)).sum().backward()
     optim.step()
     state.make_room()
     assert not _in_memory(state.room_for(form)), "it has its state already"
