@@ -36,7 +36,7 @@ def sampler_of(size: int) -> elastic.ElasticBatchSampler:
 
 
 def save_after(steps: int, folder: Path, sampler: elastic.ElasticBatchSampler) -> None:
-    ckpt = elastic.Checkpointer(folder, {"sampler": sampler})
+    ckpt = elastic.Checkpointer(folder, {"model": "trained", "sampler": sampler})
     for _ in range(steps):
         ckpt.step()
     ckpt.save()
@@ -65,7 +65,7 @@ def test_a_step_of_the_checkpointer_commits_a_stream(tmp_path: Path) -> None:
 
 def test_other_data_are_refused_when_the_job_resumes(tmp_path: Path) -> None:
     save_after(1, tmp_path, sampler_of(12))
-    ckpt = elastic.Checkpointer(tmp_path, {"sampler": sampler_of(13)})
+    ckpt = elastic.Checkpointer(tmp_path, {"model": "", "sampler": sampler_of(13)})
     with pytest.raises(UsageError, match="12 samples, this one has 13"):
         ckpt.resume()
     ckpt.close()
@@ -75,7 +75,7 @@ def test_an_epoch_can_be_given_up(tmp_path: Path) -> None:
     """What docs/data.md says to do after that error."""
     save_after(4, tmp_path, sampler_of(12))
     sampler = sampler_of(13)
-    ckpt = elastic.Checkpointer(tmp_path, {"sampler-2": sampler})
+    ckpt = elastic.Checkpointer(tmp_path, {"model": "", "sampler-2": sampler})
     assert ckpt.resume(strict=False) == 4
     ckpt.close()
     sampler.epoch = 2
