@@ -14,6 +14,7 @@ import pytest
 from tests.etcd_server import EtcdCluster, EtcdContainer, EtcdProcess, EtcdServer, why_no_docker
 
 _REASON = pytest.StashKey[str]()
+_ENDED = pytest.StashKey[str]()
 
 
 def pytest_configure() -> None:
@@ -42,6 +43,8 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"etcd ran as a plain process, not in a container: {reason}")
     elif reason is not None:
         terminalreporter.write_line("etcd ran in containers")
+    if words := config.stash.get(_ENDED, ""):
+        terminalreporter.write_line(f"the etcd that all tests share had ended before them: {words}")
 
 
 NewEtcd = Callable[..., EtcdServer]
@@ -58,10 +61,11 @@ def _make_etcd(docker_works: bool) -> NewEtcd:
 
 
 @pytest.fixture(scope="session")
-def etcd(_make_etcd: NewEtcd) -> Iterator[EtcdServer]:
+def etcd(_make_etcd: NewEtcd, pytestconfig: pytest.Config) -> Iterator[EtcdServer]:
     """One etcd for all tests that do not break it; each takes a run id of its own."""
     server = _make_etcd()
     yield server
+    pytestconfig.stash[_ENDED] = server.last_words() or ""
     server.close()
 
 

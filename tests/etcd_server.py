@@ -52,6 +52,9 @@ class EtcdServer(Protocol):
     def unpause(self) -> None:
         """It goes on."""
 
+    def last_words(self) -> str | None:
+        """What it has said last, if it has ended; None while it runs."""
+
     def close(self) -> None:
         """Ends it for good and removes its data. Idempotent."""
 
@@ -184,14 +187,15 @@ class EtcdProcess:
             )
         self.pid = self._process.pid
 
-    def _last_words(self) -> str | None:
+    def last_words(self) -> str | None:
+        """What it has said last, if it has ended; None while it runs."""
         if self._process is None or self._process.poll() is None:
             return None
         return "".join(self._log.read_text(errors="replace").splitlines(keepends=True)[-5:])
 
     def await_ready(self) -> None:
         """Waits until it serves and has a leader."""
-        _await_health(self._metrics_port, self._last_words)
+        _await_health(self._metrics_port, self.last_words)
 
     def kill(self) -> None:
         """SIGKILL; the data stays."""
@@ -302,15 +306,17 @@ class EtcdContainer:
     def _wrapped(self) -> Any:
         return self._container.get_wrapped_container()
 
-    def _last_words(self) -> str | None:
+    def last_words(self) -> str | None:
+        """What it has said last, if it has ended; None while it runs."""
         self._wrapped.reload()
         if self._wrapped.status in ("created", "running", "restarting"):
             return None
-        return str(self._wrapped.logs(tail=5).decode(errors="replace"))
+        code = self._wrapped.attrs["State"]["ExitCode"]
+        return f"exit code {code}: {self._wrapped.logs(tail=5).decode(errors='replace')}"
 
     def await_ready(self) -> None:
         """Waits until it serves and has a leader."""
-        _await_health(self._ports[2381], self._last_words)
+        _await_health(self._ports[2381], self.last_words)
 
     def kill(self) -> None:
         """SIGKILL; the data stays in the container."""

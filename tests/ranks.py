@@ -57,7 +57,9 @@ def run_ranks(
         for rank in range(world):
             reader, writer = _SERVER.Pipe(duplex=False)
             process = _SERVER.Process(
-                target=_rank, args=(writer, rank, world, f"{meeting}/store", function, args)
+                target=_rank,
+                # The server's environment is that of the first test that came here.
+                args=(writer, rank, world, f"{meeting}/store", dict(os.environ), function, args),
             )
             process.start()
             writer.close()
@@ -98,6 +100,7 @@ def _rank(
     rank: int,
     world: int,
     store: str,
+    environ: dict[str, str],
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
@@ -105,6 +108,8 @@ def _rank(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    os.environ.clear()
+    os.environ.update(environ)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
