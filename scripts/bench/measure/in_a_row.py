@@ -23,7 +23,8 @@ _GROWS = "join"
 def in_a_row(trials: Sequence[Trial], directory: Path, ground: Ground) -> Iterator[Result]:
     """Measures all trials, those of each contender and size on one job.
 
-    A job that does not come back is ended, and the next trial of its kind starts another one.
+    A job that does not come back is ended, and the next trial of its kind starts another one. One
+    contender follows the other: two jobs that train at the same time would slow each other down.
 
     Args:
         trials: what to measure; joins that were not asked for are added where they are needed.
@@ -33,16 +34,17 @@ def in_a_row(trials: Sequence[Trial], directory: Path, ground: Ground) -> Iterat
     Yields:
         The result of each trial.
     """
-    with ExitStack() as stack:
-        rows: dict[tuple[str, int], _Row] = {}
-        for trial in trials:
-            if trial.contender == FLOOR:
-                yield measure_floor(trial, ground.deadline)
-                continue
-            kind = trial.contender, trial.nodes
-            if kind not in rows:
-                rows[kind] = _Row(directory / "-".join(map(str, kind)), ground, stack)
-            yield from rows[kind].make(trial)
+    kinds: dict[tuple[str, int], list[Trial]] = {}
+    for trial in trials:
+        kinds.setdefault((trial.contender, trial.nodes), []).append(trial)
+    for (name, nodes), row in kinds.items():
+        if name == FLOOR:
+            yield from (measure_floor(trial, ground.deadline) for trial in row)
+            continue
+        with ExitStack() as stack:
+            one = _Row(directory / f"{name}-{nodes}", ground, stack)
+            for trial in row:
+                yield from one.make(trial)
 
 
 class _Row:
