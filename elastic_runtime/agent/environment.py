@@ -101,12 +101,7 @@ def worker_environment(
         "ROLE_NAME": config.role,
         "MASTER_ADDR": first.address,
         "MASTER_PORT": str(last.store_port),
-        "TORCHELASTIC_RESTART_COUNT": str(_restart_count(last)),
-        "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
-        "TORCHELASTIC_RUN_ID": config.run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCHELASTIC_ERROR_FILE": error_file,
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        **_of_torchelastic(config, last, error_file),
         ENV_CHANNEL: channel,
         ENV_PROGRESS: progress_file,
         ENV_ROUND: str(last.number),
@@ -118,6 +113,18 @@ def worker_environment(
         environment["LOCAL_RANK"] = "0"
         environment["CUDA_VISIBLE_DEVICES"] = _visible_device(local_rank)
     return environment
+
+
+def _of_torchelastic(config: JobConfig, last: RoundRecord, error_file: str) -> dict[str, str]:
+    """What torch's own code in a worker reads."""
+    return {
+        "TORCHELASTIC_RESTART_COUNT": str(_restart_count(last)),
+        "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
+        "TORCHELASTIC_RUN_ID": config.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
 
 
 def _restart_count(last: RoundRecord) -> int:

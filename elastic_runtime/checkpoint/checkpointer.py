@@ -113,11 +113,7 @@ class Checkpointer:
         Raises:
             CheckpointError: a setting or an entry cannot be used.
         """
-        if not isinstance(entries, MutableMapping):
-            raise CheckpointError(
-                f"the entries of a Checkpointer go by name, and this is a {type(entries).__name__};"
-                ' give a dict such as {"model": model, "optim": optim}'
-            )
+        _check_named(entries)
         self._every: Every = parse_every(every)
         rule = parse_retention(keep, keep_every)
         self._objects = entries
@@ -458,3 +454,11 @@ class Checkpointer:
     def _note(self, what: str, **fields: Any) -> None:
         if self._ready().peers.rank == 0:
             self._context.note(f"checkpoint.{what}", **{"path": self._storage.where, **fields})
+
+
+def _check_named(entries: object) -> None:
+    if not isinstance(entries, MutableMapping):
+        raise CheckpointError(
+            f"the entries of a Checkpointer go by name, and this is a {type(entries).__name__}; "
+            'give a dict such as {"model": model, "optim": optim}'
+        )

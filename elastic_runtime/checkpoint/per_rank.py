@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,18 +109,18 @@ class OwnedByRank(Protocol):
         """Goes on from the states of the ranks of another world; False if it could not."""
 
 
-class _Seeded:
+class _Seeded(ABC):
     """A generator, or several, as seen from here."""
 
-    def own_state(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def own_state(self) -> Any: ...
 
-    def take(self, state: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def take(self, state: Any) -> None: ...
 
+    @abstractmethod
     def seed(self, seed: int) -> None:
         """Begins anew from a seed of 63 bits."""
-        raise NotImplementedError
 
     def take_foreign(self, states: Sequence[Any], place: Place) -> bool:
         text = f"{digest(states[0])} {place.rank} of {place.world}"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.examples.test_docs import DOCS, ROOT, examples
+from tests.integration.examples.test_docs import DOCS, ROOT, examples, run_example
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,29 +27,13 @@ ANY_WORLD = {
 }
 
 
-def output(folder: Path, name: str, *launcher: str) -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(examples("data.md")[name])
-    done = subprocess.run(
-        [sys.executable, *launcher, name],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def test_all_examples_are_run() -> None:
     assert examples("data.md").keys() == ALONE.keys() | ANY_WORLD.keys()
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_example(name: str, tmp_path: Path) -> None:
-    text = output(tmp_path, name)
+    text = run_example("data.md", name, tmp_path)
     assert re.search(ALONE[name], text), text
 
 
@@ -60,7 +41,7 @@ def test_example(name: str, tmp_path: Path) -> None:
 def test_example_in_any_world(name: str, tmp_path: Path) -> None:
     found = set()
     for folder, launcher in (("alone", ()), ("together", ELASTIC_RUN)):
-        text = output(tmp_path / folder, name, *launcher)
+        text = run_example("data.md", name, tmp_path / folder, *launcher)
         results = re.findall(ANY_WORLD[name], text)
         assert results, text
         found.update(results)

@@ -24,6 +24,23 @@ def examples(document: str) -> dict[str, str]:
     return {name[1]: block for name, block in named if name}
 
 
+def run_example(document: str, name: str, folder: Path, *launcher: str) -> str:
+    """What an example of a document prints."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(examples(document)[name])
+    done = subprocess.run(
+        [sys.executable, *launcher, name],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 IN_PLACE = {
     "train.py": r"accuracy 0\.[89]\d after 48 steps",
     "gan.py": r"distance .* after 20 steps",
@@ -36,18 +53,8 @@ def test_all_examples_of_in_place_are_run() -> None:
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_example_of_in_place(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(examples("in-place.md")[name])
-    done = subprocess.run(
-        [sys.executable, *ELASTIC_RUN, name],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stdout
-    assert len(re.findall(IN_PLACE[name], done.stdout)) == 2, done.stdout  # once on each rank
+    text = run_example("in-place.md", name, tmp_path, *ELASTIC_RUN)
+    assert len(re.findall(IN_PLACE[name], text)) == 2, text  # once on each rank
 
 
 def test_symptoms_are_messages_of_the_code() -> None:

@@ -6,9 +6,12 @@ import os
 import pty
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.checkpoint.progress import Progress
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Events:
@@ -45,9 +48,10 @@ def test_events_keep_their_distance() -> None:
     assert len(events.seen) == 1
 
 
-def test_ranks_other_than_the_first_are_silent() -> None:
+def test_ranks_other_than_the_first_are_silent(capfd: pytest.CaptureFixture[str]) -> None:
     with Progress("loading", 100, None, patience=0) as progress:
         progress.advance(1)
+    assert capfd.readouterr() == ("", "")
 
 
 _WATCHED = """
