@@ -375,7 +375,7 @@ class Checkpointer:
         return self._group
 
     def _wishes(self, rank: int) -> Wish:
-        wishes = Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING
+        wishes = Wish.TRAINS | (Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING)
         if self._saves.has_failed:
             wishes |= Wish.FAILED
         if self._snapshots.wanted:

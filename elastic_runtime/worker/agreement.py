@@ -48,6 +48,15 @@ def pause_after(longest_step_us: int) -> int:
     return max(1, min(_MAX_PAUSE, round(_PERIOD_US / max(1, longest_step_us))))
 
 
+def _is_last(agreed: Wish) -> bool:
+    """Whether no step follows that could read one more answer.
+
+    One that nobody reads would be under way while its group ends, and gloo then now and then
+    waits for ever: an error that a send meets at once is lost.
+    """
+    return bool(agreed & (Wish.LEAVE | Wish.CHANGE) or (agreed and Wish.TRAINS not in agreed))
+
+
 class Agreement:
     """Combines the wishes of all ranks. ``step`` must be called equally often by all of them."""
 
@@ -71,7 +80,8 @@ class Agreement:
 
         Args:
             wishes: of this rank; they are kept until all ranks have heard of them. What it says
-                of itself is as it is when the ranks ask each other next.
+                of itself is as it is when the ranks ask each other next. When no rank trains any
+                more, there is no further step.
 
         Returns:
             What all ranks are to do now, the same on every one.
@@ -85,8 +95,7 @@ class Agreement:
         self._last = now
         agreed = self._read()
         self._wait -= 1
-        # After an agreement to leave there is no next step that could read the answer.
-        if self._wait <= 0 and not agreed & (Wish.LEAVE | Wish.CHANGE):
+        if self._wait <= 0 and not _is_last(agreed):
             self._start()
         return agreed
 

@@ -6,20 +6,23 @@ is doing. Three things make that so:
 - Each gloo group is built in a thread of its own, so that nobody waits for a peer that dies while
   the ranks connect to each other.
 - An interrupt ends the reading side (``SHUT_RD``) of the groups' connected sockets: gloo then
-  raises in the thread that waits. Ending both sides loses that error now and then, and ending a
-  listening socket ends the process.
-- After the error the sockets are ended altogether before the groups are dropped, since children
-  of this process (of a ``DataLoader``) hold copies of them; and dropping itself, which waits for
-  gloo's own thread, happens in the background.
+  raises in the thread that waits. Ending both sides loses that error now and then: a send that
+  fails at once is queued after the error was told to all that are queued. And ending a listening
+  socket ends the process.
+- Later, when gloo has seen that end, the sockets are ended altogether, since children of this
+  process (of a ``DataLoader``) hold copies of them, and the groups are dropped; that waits for
+  gloo's own threads, so it happens in the background.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +42,8 @@ _BUILD_TIMEOUT = timedelta(seconds=30)
 _TIMEOUT = timedelta(minutes=30)
 # How long after its last collective a group is dropped, in seconds.
 _REST = 0.25
+# How long the end of the process waits for groups to be dropped, in seconds.
+_PATIENCE = 5.0
 
 
 class Interrupted(Exception):
@@ -155,20 +160,40 @@ class Stores:
             one.shut(socket.SHUT_RDWR)
 
 
-def drop_later(groups: list[Any]) -> None:
+def drop_later(groups: list[Any], sockets: Collection[_Socket] = ()) -> None:
     """Drops process groups when their threads are certainly idle.
 
     The end of a gloo group waits for its threads while it holds Python's lock, and a thread that
     is just letting go of its last collective waits for that lock: the process then stands still
     for ever (seen with torch 2.13, once in six ends of a ``DDP`` right after a backward pass).
-    A process whose groups outlive it aborts now and then; so its end waits for this.
+    A process whose groups outlive it aborts now and then; so its end waits for this, though not
+    for ever: a peer that dies in the wrong microsecond leaves a thread of gloo waiting.
 
     Args:
         groups: the last references to them, but for frames that end soon.
+        sockets: of the groups.
     """
-    later = threading.Timer(_REST, groups.clear)
+
+    def drop() -> None:
+        for one in sockets:
+            one.shut(socket.SHUT_RDWR)
+        groups.clear()
+
+    later = threading.Timer(_REST, drop)
     later.name = "elastic-drop"
+    later.daemon = True
     later.start()
+    _droppers[:] = [*(one for one in _droppers if one.is_alive()), later]
+
+
+_droppers: list[threading.Timer] = []
+
+
+@atexit.register
+def _await_droppers() -> None:
+    deadline = time.monotonic() + _PATIENCE
+    for one in _droppers:
+        one.join(max(0.0, deadline - time.monotonic()))
 
 
 def rehearse() -> None:
@@ -270,11 +295,11 @@ class Ranks:
         with self._lock:
             sockets, self._sockets = self._sockets, set()
         for one in sockets:
-            one.shut(socket.SHUT_RDWR)
+            one.shut(socket.SHUT_RD)
         self.group = None
         groups = torch_private.abort_groups()
         sys.excepthook = self._hook  # torch wraps it with each group
-        drop_later(groups)
+        drop_later(groups, sockets)
 
     def _build_gloo(self, make: Callable[[], Any]) -> Any:
         """Makes a gloo group, and takes note of its sockets."""
