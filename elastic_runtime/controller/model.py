@@ -1,0 +1,276 @@
+"""The words of the controller: what it sees of a job, and what it decides to do about it.
+
+All of it is plain frozen data. ``plan.decide`` makes a ``Plan`` of an ElasticJob and an
+``Observed``; ``operator.py`` makes the ``Observed`` and performs the ``Plan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+Json = Mapping[str, Any]
+
+PENDING = "Pending"
+RUNNING = "Running"
+SUCCEEDED = "Succeeded"
+FAILED = "Failed"
+
+NORMAL = "Normal"
+WARNING = "Warning"
+
+# The classes of restarts, in the words of the rendezvous' failure budget.
+CLASSES = ("failed", "killed", "lost", "planned")
+
+NEVER = float("inf")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+# ---------------------------------------------------------------- what is seen
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What a decision needs of one worker pod.
+
+    Attributes:
+        name, index, uid: which one; the index is the label ``replica-index``.
+        attempt: which start of the whole job it belongs to (label ``elastic.pytorch.org/attempt``).
+        phase: Kubernetes' word; ``Running`` may still be said of a pod whose node is lost.
+        ready: its condition Ready.
+        deleting: it has a deletion time stamp.
+        exit_code: of the worker container, when that has ended; None otherwise.
+        reason, message: why the pod ended: of its status (``Evicted``), of its condition
+            ``DisruptionTarget`` (``PreemptionByScheduler``) or of the container (``OOMKilled``).
+        started_at, finished_at: of the worker container, in seconds since 1970; 0: not yet.
+        restarts: times that the kubelet has restarted the container.
+        waiting_reason, waiting_message: why the container does not start (``ImagePullBackOff``).
+        unschedulable: the scheduler's message while it finds no place; "" if it has one.
+        address: the pod's IP; "" while it has none.
+    """
+
+    name: str
+    index: int
+    uid: str
+    attempt: int = 0
+    phase: str = PENDING
+    ready: bool = False
+    deleting: bool = False
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    restarts: int = 0
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    unschedulable: str = ""
+    address: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will not run again: pods of a job are never restarted by the kubelet."""
+        return self.phase in (SUCCEEDED, FAILED)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it takes part, or may take part, in training."""
+        return self.phase == RUNNING and not self.deleting
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdView:
+    """The etcd pod that belongs to the job alone.
+
+    Attributes:
+        name, uid, phase, ready, deleting: as of a worker pod.
+        waiting_reason, waiting_message: why its container does not start.
+        unschedulable: the scheduler's message while it finds no place.
+    """
+
+    name: str
+    uid: str
+    phase: str = PENDING
+    ready: bool = False
+    deleting: bool = False
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    unschedulable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an agent of the job says at ``/status``.
+
+    Attributes:
+        run_id: which run it speaks of; that of an older attempt is no news.
+        round, world: the round that it is in, and how many workers that has; 0: none.
+        step, checkpoint_step: the last step, and the last one in a checkpoint; -1: unknown.
+        restarts: how often rounds ended, by ``CLASSES``, as far as this life of the job goes.
+        ready: it is in a round.
+    """
+
+    run_id: str = ""
+    round: int = 0
+    world: int = 0
+    step: int = -1
+    checkpoint_step: int = -1
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something outside the spec that keeps the job from running.
+
+    The operator finds these where a plan cannot see them: an answer of the API server to an
+    earlier action (a quota that forbids pods), a Secret that is missing, another job with the
+    same endpoint and run id.
+
+    Attributes:
+        reason: one word in CamelCase, for conditions and events: ``QuotaExceeded``.
+        message: what happened and what to do.
+        field: the field of the spec that it is about; "" if none.
+    """
+
+    reason: str
+    message: str
+    field: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that is seen of one job's surroundings at one moment.
+
+    Attributes:
+        pods: its worker pods, those being deleted included.
+        services: the cluster IPs of its Services, by name ("None" of a headless one, "" while
+            it has none).
+        etcd: its own etcd pod, if there is one.
+        pdb: ``minAvailable`` of its PodDisruptionBudget; None if there is none.
+        report: what its agents say; None if none is in reach.
+        problems: what the operator knows to be wrong.
+    """
+
+    pods: tuple[PodView, ...] = ()
+    services: Mapping[str, str] = field(default_factory=dict)
+    etcd: EtcdView | None = None
+    pdb: int | None = None
+    report: Report | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+# ---------------------------------------------------------------- what is decided
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create this worker pod.
+
+    Attributes:
+        index: of the replica.
+        manifest: the whole Pod.
+        why: for people and the log.
+    """
+
+    index: int
+    manifest: Json = field(default=_NOTHING, repr=False)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete a pod (of a worker, or etcd).
+
+    Attributes:
+        name, uid: of the pod; the uid is a precondition, so that no younger one is hit.
+        grace: seconds between SIGTERM and SIGKILL; None: what the pod says itself.
+        why: for people and the log.
+    """
+
+    name: str
+    uid: str
+    grace: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply of an object that is not a worker pod: Service, budget, etcd.
+
+    Attributes:
+        manifest: with ``kind`` and ``metadata.name``.
+        why: for people and the log.
+    """
+
+    manifest: Json = field(repr=False)
+    why: str = ""
+
+    @property
+    def kind(self) -> str:
+        """As in the manifest."""
+        return str(self.manifest["kind"])
+
+    @property
+    def name(self) -> str:
+        """As in the manifest."""
+        return str(self.manifest["metadata"]["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOwned:
+    """Delete an object of the job's that is not a pod: ``Service``, ``PodDisruptionBudget``."""
+
+    kind: str
+    name: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the ElasticJob itself; all that it owns goes with it."""
+
+    why: str = ""
+
+
+Action = CreatePod | DeletePod | Apply | DeleteOwned | DeleteJob
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An Event on the ElasticJob.
+
+    Attributes:
+        type: ``Normal`` or ``Warning``.
+        reason: one word in CamelCase.
+        message: for people.
+    """
+
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done now.
+
+    Attributes:
+        actions: in this order; one that fails does not keep the others from being tried.
+        status: the whole new status of the job; equal to the old one if nothing changed. A field
+            that the old one has and this one lacks is to be removed.
+        events: to be emitted after the status is written.
+        wake_at: when to decide again at the latest, with nothing seen; ``NEVER``: not needed.
+        reason: the decision in a line, for the log.
+    """
+
+    actions: tuple[Action, ...] = ()
+    status: Json = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    wake_at: float = NEVER
+    reason: str = ""
