@@ -82,7 +82,7 @@ def measure(
     Raises:
         SystemExit: a rank failed.
     """
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | {"LOCAL_WORLD_SIZE": str(size.ranks)})
     spawn = multiprocessing.get_context("spawn")
     places = tuple(
         Path(tempfile.mkdtemp(prefix="checkpoint-bench-", dir=parent))
