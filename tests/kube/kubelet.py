@@ -1,0 +1,167 @@
+"""A kubelet and scheduler in one, that do with pods what a test says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.kube.kinds import POD
+from tests.kube.store import Change, Object, Store, now
+
+if TYPE_CHECKING:
+    from tests.kube.server import ApiServer
+
+_LEFT = 5  # what elastic-run exits with after a SIGTERM
+
+
+class Kubelet:
+    """Runs pods, as far as anybody can see through the API.
+
+    Attributes:
+        runs: whether new pods run at once; otherwise they wait for ``run``.
+        removes: whether deleted pods end and go away at once; otherwise they wait for ``remove``.
+        capacity: how many pods there is room for; further ones stay Pending.
+    """
+
+    def __init__(self, store: Store, server: ApiServer) -> None:
+        self.runs = True
+        self.removes = True
+        self.capacity: int | None = None
+        self._store, self._server = store, server
+        self._addresses = 0
+        store.listeners.append(self._on_change)
+
+    def run(self, namespace: str, name: str, ready: bool = True) -> None:
+        """A pod is placed and its containers run."""
+        self._addresses += 1
+        high, low = divmod(self._addresses, 250)
+        state = {"running": {"startedAt": now()}}
+        self._show(
+            namespace,
+            name,
+            {
+                "phase": "Running",
+                "startTime": now(),
+                "podIP": f"127.1.{high}.{low + 1}",
+                "hostIP": "127.0.0.1",
+                "conditions": _conditions(PodScheduled=True, Initialized=True, Ready=ready),
+            },
+            state,
+            ready,
+        )
+
+    def finish(self, namespace: str, name: str, code: int, reason: str = "", log: str = "") -> None:
+        """A pod's containers have ended.
+
+        Args:
+            namespace: of the pod.
+            name: of the pod.
+            code: what they exited with.
+            reason: of the container's end, such as ``OOMKilled``.
+            log: their last words.
+        """
+        if log:
+            self.write(namespace, name, log)
+        ended = {
+            "exitCode": code,
+            "reason": reason or ("Completed" if code == 0 else "Error"),
+            "startedAt": self._started(namespace, name),
+            "finishedAt": now(),
+        }
+        self._show(
+            namespace,
+            name,
+            {
+                "phase": "Failed" if code else "Succeeded",
+                "conditions": _conditions(PodScheduled=True, Initialized=True, Ready=False),
+            },
+            {"terminated": ended},
+            False,
+        )
+
+    def evict(self, namespace: str, name: str, reason: str = "Evicted", message: str = "") -> None:
+        """A pod has failed as a whole, with no word of its containers."""
+        self._store.change(
+            POD,
+            namespace,
+            name,
+            {"status": {"phase": "Failed", "reason": reason, "message": message}},
+        )
+
+    def wait_for_image(self, namespace: str, name: str, message: str = "not found") -> None:
+        """A pod is placed, but its image cannot be pulled."""
+        state = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
+        self._show(namespace, name, {"phase": "Pending"}, state, False)
+
+    def remove(self, namespace: str, name: str, code: int = _LEFT) -> None:
+        """A pod that is being deleted has ended, and its object goes away."""
+        if self._store.get(POD, namespace, name)["status"]["phase"] == "Running":
+            self.finish(namespace, name, code)
+        self._store.delete(POD, namespace, name, {"gracePeriodSeconds": 0})
+
+    def lose(self, namespace: str, name: str) -> None:
+        """The object of a pod vanishes, as with its node."""
+        self._store.delete(POD, namespace, name, {"gracePeriodSeconds": 0})
+
+    def write(self, namespace: str, name: str, text: str) -> None:
+        """A container writes to its log."""
+        with self._store.lock:
+            logs = self._server.logs
+            logs[namespace, name] = logs.get((namespace, name), "") + text
+        self._server.wake()
+
+    def place_pending(self) -> None:
+        """Runs what waits, as far as there is room; after ``capacity`` or ``runs`` has changed."""
+        for pod in self._store.list(POD):
+            if pod["status"]["phase"] == "Pending":
+                self._place(pod)
+
+    def _on_change(self, change: Change) -> None:
+        if change.kind != POD:
+            return
+        meta = change.item["metadata"]
+        if change.type == "ADDED" and self.runs:
+            self._place(change.item)
+        elif change.type == "MODIFIED" and meta.get("deletionTimestamp") and self.removes:
+            before = (change.before or {}).get("metadata", {})
+            if not before.get("deletionTimestamp"):
+                self.remove(meta["namespace"], meta["name"])
+        elif change.type == "DELETED" and self.capacity is not None:
+            self.place_pending()
+
+    def _place(self, pod: Object) -> None:
+        meta = pod["metadata"]
+        running = [one for one in self._store.list(POD) if one["status"]["phase"] in ("Running",)]
+        if self.capacity is None or len(running) < self.capacity:
+            self.run(meta["namespace"], meta["name"])
+            return
+        why = f"0/1 nodes are available: {self.capacity} pods run already."
+        placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        status = {"conditions": [{**placed, "message": why}]}
+        self._store.change(POD, meta["namespace"], meta["name"], {"status": status})
+
+    def _started(self, namespace: str, name: str) -> str:
+        status = self._store.get(POD, namespace, name)["status"]
+        return str(status.get("startTime") or now())
+
+    def _show(self, namespace: str, name: str, status: Object, state: Object, ready: bool) -> None:
+        pod = self._store.get(POD, namespace, name)
+        containers = [
+            {
+                "name": container["name"],
+                "image": container.get("image", ""),
+                "ready": ready,
+                "restartCount": 0,
+                "state": state,
+            }
+            for container in pod["spec"]["containers"]
+        ]
+        shown = {**status, "containerStatuses": containers}
+        change: dict[str, Any] = {"spec": {"nodeName": "node-1"}, "status": shown}
+        self._store.change(POD, namespace, name, change)
+
+
+def _conditions(**met: bool) -> list[Object]:
+    return [
+        {"type": type, "status": str(is_met), "lastTransitionTime": now()}
+        for type, is_met in met.items()
+    ]
