@@ -71,13 +71,18 @@ class PodView:
 
     @property
     def ended(self) -> bool:
-        """Whether it will not run again: pods of a job are never restarted by the kubelet."""
-        return self.phase in (SUCCEEDED, FAILED)
+        """Whether its worker is done; a sidecar may keep the pod itself going."""
+        return self.phase in (SUCCEEDED, FAILED) or self.exit_code is not None
 
     @property
     def runs(self) -> bool:
         """Whether it takes part, or may take part, in training."""
-        return self.phase == RUNNING and not self.deleting
+        return self.phase == RUNNING and not self.ended and not self.deleting
+
+    @property
+    def lifetime(self) -> float:
+        """How long the worker container ran, in seconds; 0 if it never did."""
+        return max(self.finished_at - self.started_at, 0.0) if self.started_at else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +138,13 @@ class Problem:
         reason: one word in CamelCase, for conditions and events: ``QuotaExceeded``.
         message: what happened and what to do.
         field: the field of the spec that it is about; "" if none.
+        blocks: no pod may be created while it lasts.
     """
 
     reason: str
     message: str
     field: str = ""
+    blocks: bool = False
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}" if self.field else self.message

@@ -7,13 +7,20 @@ schema in the cluster), so that a default or a rule has its meaning in one place
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
+from elastic_runtime.cli.endpoint import parse_endpoint
+from elastic_runtime.controller.fields import InvalidSpec, Section
 from elastic_runtime.errors import UsageError
 
-Json = Mapping[str, Any]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from elastic_runtime.controller.model import Json
+
+__all__ = ["Checkpoint", "Etcd", "InvalidSpec", "JobSpec", "Rule", "holder_of_run"]
 
 GROUP = "elastic.pytorch.org"
 VERSION = "v1alpha1"
@@ -22,6 +29,7 @@ PLURAL = "elasticjobs"
 WORKER = "Worker"
 CONTAINER = "elasticjob-worker"
 
+BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
 ALWAYS, ON_FAILURE, NEVER, EXIT_CODE = "Always", "OnFailure", "Never", "ExitCode"
 RESTART_POLICIES = (ALWAYS, ON_FAILURE, NEVER, EXIT_CODE)
 CLEAN_ALL, CLEAN_RUNNING, CLEAN_NONE = "All", "Running", "None"
@@ -30,25 +38,10 @@ CLEAN_POLICIES = (CLEAN_ALL, CLEAN_RUNNING, CLEAN_NONE)
 FAIL_JOB, RESTART, IGNORE, COUNT = "FailJob", "Restart", "Ignore", "Count"
 RULE_ACTIONS = (FAIL_JOB, RESTART, IGNORE, COUNT)
 
-# The agents have mended what they could by then (``maxRestarts``).
-DEFAULT_BACKOFF_LIMIT = 0
-DEFAULT_MAX_RESTARTS = 3
-# Users know these from Kubernetes; a pod's own default if its template says nothing.
-DEFAULT_GRACE = 30
-
-
-class InvalidSpec(UsageError):
-    """A field of an ElasticJob says something that cannot be done.
-
-    Args:
-        field: its path, ``spec.minReplicas``.
-        why: what is wrong, and what to write instead.
-    """
-
-    def __init__(self, field: str, why: str) -> None:
-        super().__init__(f"{field}: {why}")
-        self.field = field
-        self.why = why
+# The name is part of those of pods and Services, which are DNS labels of at most 63 characters.
+LONGEST_NAME = 50
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NPROC = re.compile(r"auto|cpu|gpu|xpu|[1-9][0-9]{0,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class Rule:
             code; ``Ignore``: the pod is left as it ended, and the others go on without it.
         codes: exit codes; empty: any.
         within: the code must be among them; False: must not.
-        reasons: reasons of the pod or the container (``OOMKilled``); empty: any.
+        reasons: of the pod or the container (``OOMKilled``); empty: any.
     """
 
     action: str
@@ -116,15 +109,18 @@ class JobSpec:
 
     Attributes:
         name, namespace, uid, generation: from its metadata.
-        endpoint: ``rdzvEndpoint``; "" means: the controller runs an etcd for the job.
-        run_name: ``rdzvId``; "" means: the job's uid.
-        minimum, maximum: bounds of the world, in pods.
-        replicas: how many pods are asked for; left out, it is ``minimum``.
-        spares: pods kept beyond ``maximum``; see ``wanted``.
-        nproc: ``nprocPerNode``, a number or ``auto``, ``gpu``, ``cpu``; "" if not given.
-        max_restarts: failures of user code that the agents mend among themselves.
-        restart_policy: of the workers.
         template: the pod template as it was written.
+        endpoint: ``rdzvEndpoint``; "" means: the controller runs an etcd for the job.
+        backend: ``rdzvBackend``: how the workers speak to it.
+        run_name: ``rdzvId``; "" means: the job's uid.
+        minimum, maximum: bounds of the world, in pods; left out, each is ``replicas``.
+        replicas: how many pods are asked for; left out, it is ``minimum``, or 1.
+        spares: pods beyond ``maximum``, kept while ``replicas`` is ``maximum``. (Below it a
+            further pod would be a member like any other.)
+        nproc: ``nprocPerNode``: a number, ``auto``, ``gpu``, ``cpu``; "" if not given.
+        max_restarts: failures of user code that the agents mend among themselves; None: their own
+            default.
+        restart_policy: of the workers.
         suspend: there are to be no pods.
         clean: ``cleanPodPolicy``: which pods go when the job has ended.
         ttl: seconds after the end until the job itself is deleted; None: never.
@@ -141,19 +137,20 @@ class JobSpec:
     template: Json
     generation: int = 0
     endpoint: str = ""
+    backend: str = ""
     run_name: str = ""
     minimum: int = 1
     maximum: int = 1
     replicas: int = 1
     spares: int = 0
     nproc: str = ""
-    max_restarts: int = DEFAULT_MAX_RESTARTS
+    max_restarts: int | None = None
     restart_policy: str = ON_FAILURE
     suspend: bool = False
     clean: str = CLEAN_RUNNING
     ttl: int | None = None
     deadline: int | None = None
-    backoff_limit: int = DEFAULT_BACKOFF_LIMIT
+    backoff_limit: int = 0
     rules: tuple[Rule, ...] = ()
     checkpoint: Checkpoint | None = None
     etcd: Etcd = field(default_factory=Etcd)
@@ -168,4 +165,241 @@ class JobSpec:
         Raises:
             InvalidSpec: it asks for what cannot be done.
         """
-        raise NotImplementedError
+        metadata = Section.of(job, "metadata")
+        spec = Section.of(job, "spec")
+        kinds = spec.section("replicaSpecs")
+        for kind in kinds.values:
+            if kind != WORKER:
+                raise InvalidSpec(f"{kinds.path}.{kind}", f"there is one kind of pods: {WORKER}")
+        worker = kinds.section(WORKER)
+        minimum, maximum = spec.whole("minReplicas", least=1), spec.whole("maxReplicas", least=1)
+        replicas = worker.whole("replicas", least=1) or minimum or 1
+        read = cls(
+            name=_name(metadata),
+            namespace=metadata.text("namespace") or "default",
+            uid=metadata.text("uid"),
+            generation=metadata.whole("generation") or 0,
+            template=_template(worker),
+            endpoint=_endpoint(spec),
+            backend=spec.choice("rdzvBackend", BACKENDS, ""),
+            run_name=spec.text("rdzvId"),
+            minimum=replicas if minimum is None else minimum,
+            maximum=replicas if maximum is None else maximum,
+            replicas=replicas,
+            spares=spec.whole("spares") or 0,
+            nproc=_nproc(spec),
+            max_restarts=spec.whole("maxRestarts"),
+            restart_policy=worker.choice("restartPolicy", RESTART_POLICIES, ON_FAILURE),
+            suspend=spec.switch("suspend"),
+            clean=spec.choice("cleanPodPolicy", CLEAN_POLICIES, CLEAN_RUNNING),
+            ttl=spec.whole("ttlSecondsAfterFinished"),
+            deadline=spec.whole("activeDeadlineSeconds", least=1),
+            backoff_limit=spec.whole("backoffLimit") or 0,
+            rules=tuple(_rules(spec)),
+            checkpoint=_checkpoint(spec),
+            etcd=_etcd(spec),
+        )
+        return read.check()
+
+    def check(self) -> JobSpec:
+        """Checks what concerns several fields.
+
+        Raises:
+            InvalidSpec: they do not go together.
+        """
+        low, high = self.minimum, self.maximum
+        if low > high:
+            raise InvalidSpec(
+                "spec.minReplicas", f"{low} is above maxReplicas {high}: lower it, or raise that"
+            )
+        if not low <= self.replicas <= high:
+            raise InvalidSpec(
+                f"spec.replicaSpecs.{WORKER}.replicas",
+                f"{self.replicas} is not between minReplicas {low} and maxReplicas {high}",
+            )
+        if not self.endpoint:
+            for name, given in (
+                ("etcd.tls", self.etcd.tls_secret),
+                ("etcd.auth", self.etcd.auth_secret),
+                ("rdzvBackend", self.backend),
+            ):
+                if given:
+                    raise InvalidSpec(
+                        f"spec.{name}",
+                        "it is about an etcd of yours: name that in rdzvEndpoint, or leave it out",
+                    )
+        return self
+
+    @property
+    def container(self) -> int:
+        """Which container of the template is the worker's: named so, or the first one."""
+        names = [each.get("name") for each in self.template["spec"]["containers"]]
+        return names.index(CONTAINER) if CONTAINER in names else 0
+
+    @property
+    def image(self) -> str:
+        """The worker container's image."""
+        return str(self.template["spec"]["containers"][self.container]["image"])
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The Secrets that the job needs, by the field that names them."""
+        named = {
+            "spec.etcd.tls.secretName": self.etcd.tls_secret,
+            "spec.etcd.auth.secretName": self.etcd.auth_secret,
+        }
+        return {field: name for field, name in named.items() if name}
+
+    def run_id(self, attempt: int) -> str:
+        """The name of the run in the store; a new one for each start of the whole job.
+
+        The store remembers how a run ended, and agents that come later leave with that.
+        """
+        if self.run_name:
+            return self.run_name if attempt == 0 else f"{self.run_name}-{attempt}"
+        return f"{self.uid}-{attempt}"
+
+
+def holder_of_run(job: Json, others: Iterable[Json]) -> str:
+    """Says which other job meets under the same ``rdzvId`` in the same store, and was first.
+
+    Args:
+        job: an ElasticJob.
+        others: all ElasticJobs of the cluster, it may be among them.
+
+    Returns:
+        ``namespace/name`` of the job that may run under this id; "" if that is ``job`` itself.
+    """
+    meeting = _meeting(job)
+    if meeting is None:
+        return ""
+    rivals = [each for each in others if _meeting(each) == meeting and not _over(each)]
+    first = min([job, *rivals], key=_age)
+    return "" if _age(first) == _age(job) else "/".join(_key(first))
+
+
+def _meeting(job: Json) -> tuple[str, str] | None:
+    spec = job.get("spec") or {}
+    endpoint, name = spec.get("rdzvEndpoint"), spec.get("rdzvId")
+    return (str(endpoint), str(name)) if endpoint and name else None
+
+
+def _over(job: Json) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(
+        each.get("type") in ("Succeeded", "Failed") and each.get("status") == "True"
+        for each in conditions
+    )
+
+
+def _age(job: Json) -> tuple[str, str]:
+    metadata = job.get("metadata") or {}
+    return str(metadata.get("creationTimestamp", "")), str(metadata.get("uid", ""))
+
+
+def _key(job: Json) -> tuple[str, str]:
+    metadata = job.get("metadata") or {}
+    return str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+
+
+# ---------------------------------------------------------------- fields of more than one value
+
+
+def _name(metadata: Section) -> str:
+    name = metadata.text("name")
+    if len(name) > LONGEST_NAME or not _LABEL.fullmatch(name):
+        raise InvalidSpec(
+            "metadata.name",
+            f"{name!r} must be at most {LONGEST_NAME} small letters, digits and dashes, a letter "
+            f"first: pods are called <name>-worker-<i>",
+        )
+    return name
+
+
+def _endpoint(spec: Section) -> str:
+    text = spec.text("rdzvEndpoint")
+    if not text:
+        return ""
+    path = f"{spec.path}.rdzvEndpoint"
+    if text.startswith("c10d:"):
+        raise InvalidSpec(path, "pods come and go, so that the store must be an etcd")
+    try:
+        parse_endpoint(text, "" if "://" in text else "etcd")
+    except UsageError as error:
+        raise InvalidSpec(path, str(error)) from None
+    return text
+
+
+def _nproc(spec: Section) -> str:
+    value = spec.values.get("nprocPerNode")
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not _NPROC.fullmatch(str(value)):
+        raise InvalidSpec(
+            f"{spec.path}.nprocPerNode", f"{value!r} is neither a number nor auto, gpu, cpu or xpu"
+        )
+    return str(value)
+
+
+def _template(worker: Section) -> Json:
+    template = worker.section("template")
+    pod = template.section("spec")
+    containers = pod.items("containers")
+    path = f"{pod.path}.containers"
+    if not containers:
+        raise InvalidSpec(path, "the template needs a container")
+    for place, container in enumerate(containers):
+        each = Section.checked(container, f"{path}[{place}]")
+        if not each.text("name"):
+            raise InvalidSpec(f"{each.path}.name", "a container needs a name")
+        if not each.text("image"):
+            raise InvalidSpec(f"{each.path}.image", "a container needs an image")
+        for of_strings in ("args", "command"):
+            each.items(of_strings)
+        for of_objects in ("env", "volumeMounts"):
+            for n, item in enumerate(each.items(of_objects)):
+                Section.checked(item, f"{each.path}.{of_objects}[{n}]")
+    for n, item in enumerate(pod.items("volumes")):
+        Section.checked(item, f"{pod.path}.volumes[{n}]")
+    template.section("metadata", needed=False)
+    return template.values
+
+
+def _rules(spec: Section) -> Iterator[Rule]:
+    policy = spec.section("failurePolicy", needed=False)
+    for place, item in enumerate(policy.items("rules")):
+        rule = Section.checked(item, f"{policy.path}.rules[{place}]")
+        codes = rule.section("onExitCodes", needed=False)
+        if not codes.values and not rule.items("onReasons"):
+            raise InvalidSpec(rule.path, "a rule needs onExitCodes or onReasons")
+        values = codes.items("values")
+        if codes.values and not values:
+            raise InvalidSpec(f"{codes.path}.values", "name the exit codes")
+        if any(isinstance(code, bool) or not isinstance(code, int) for code in values):
+            raise InvalidSpec(f"{codes.path}.values", "exit codes are whole numbers")
+        yield Rule(
+            action=rule.choice("action", RULE_ACTIONS),
+            codes=frozenset(values),
+            within=codes.choice("operator", ("In", "NotIn"), "In") == "In",
+            reasons=frozenset(str(reason) for reason in rule.items("onReasons")),
+        )
+
+
+def _checkpoint(spec: Section) -> Checkpoint | None:
+    section = spec.section("checkpoint", needed=False)
+    if not section.values:
+        return None
+    claim, url, path = (section.text(name) for name in ("claimName", "url", "mountPath"))
+    if bool(claim) == bool(url):
+        raise InvalidSpec(section.path, "give either claimName or url")
+    if path and (url or not path.startswith("/")):
+        raise InvalidSpec(
+            f"{section.path}.mountPath", "it is where the claim is mounted: an absolute path"
+        )
+    return Checkpoint(claim, url, path or Checkpoint.mount_path)
+
+
+def _etcd(spec: Section) -> Etcd:
+    section = spec.section("etcd", needed=False)
+    tls, auth = (section.section(name, needed=False) for name in ("tls", "auth"))
+    return Etcd(section.text("image"), tls.text("secretName"), auth.text("secretName"))
