@@ -1,0 +1,326 @@
+"""The definition of ElasticJob: what an API server lets in, and what it refuses by which field."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.unit.deploy import structural
+from tests.unit.deploy.admission import RULES, compiled, elasticjob
+from tests.unit.deploy.files import DEPLOY, SAMPLES, Object, jobs, objects
+
+WORKER = "spec.replicaSpecs.Worker"
+FILES = sorted(SAMPLES.rglob("*.yaml"))
+ALL_JOBS = [pytest.param(job, id=job["metadata"]["name"]) for file in FILES for job in jobs(file)]
+
+
+def smallest() -> Object:
+    """A job of which nothing can be left out."""
+    pod = {"spec": {"containers": [{"name": "elasticjob-worker", "image": "train"}]}}
+    return {
+        "apiVersion": "elastic.pytorch.org/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": "train"},
+        "spec": {"replicaSpecs": {"Worker": {"template": pod}}},
+    }
+
+
+def changed(job: Object, path: str, value: Any) -> Object:
+    """The job with one field set, or removed if the value is ``...``."""
+    job = deepcopy(job)
+    *way, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
+    at: Any = job
+    for part in way:
+        at = at.setdefault(part, {}) if isinstance(part, str) else at[part]
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    return job
+
+
+def fields(job: Object, old: Object | None = None) -> list[str]:
+    """The fields by which the job is refused."""
+    return [refusal.field for refusal in elasticjob().refusals(job, old)]
+
+
+# ---------------------------------------------------------------- the definition itself
+
+
+def test_the_definition_is_one() -> None:
+    [crd] = objects(DEPLOY / "crd.yaml")
+    kubernetes_validate.validate(crd, "1.34", strict=True)
+    names = crd["spec"]["names"]
+    assert crd["metadata"]["name"] == f"{names['plural']}.{crd['spec']['group']}"
+
+
+def test_its_schema_is_structural() -> None:
+    assert structural.faults(elasticjob().schema) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("properties.spec.type", ..., "no type"),
+        ("properties.spec.additionalProperties", False, "additionalProperties"),
+        ("properties.spec.properties.suspend.default", "no", "default"),
+        ("properties.spec.required", ["replicas"], "unknown"),
+        (f"properties.spec.{RULES}.0.fieldPath", ".minimum", "no field .minimum"),
+        (f"properties.spec.{RULES}.0.reason", "FieldValueInvalid", "a rule with"),
+        ("properties.status.properties.conditions.items", ..., "array"),
+        ("properties.status.properties.conditions.x-kubernetes-list-map-keys", ["no"], "'no'"),
+    ],
+)
+def test_what_is_not_structural_is_found(path: str, value: Any, said: str) -> None:
+    schema = changed(elasticjob().schema, path, value)
+    if said == "'no'":
+        schema["properties"]["status"]["properties"]["conditions"]["items"]["properties"]["no"] = {
+            "type": "string"
+        }
+    assert said in "\n".join(structural.faults(schema))
+
+
+def test_each_rule_can_be_read() -> None:
+    rules = [
+        rule for _, node in structural.nodes(elasticjob().schema) for rule in node.get(RULES, [])
+    ]
+    for rule in rules:
+        compiled(rule["rule"])
+    assert len(rules) > 5
+
+
+def test_every_field_of_the_spec_is_explained() -> None:
+    mute = [
+        path
+        for path, node in structural.nodes(elasticjob().schema["properties"]["spec"])
+        if not node.get("description") and path.count(".") <= 1
+    ]
+    assert mute == []
+
+
+def test_what_get_shows() -> None:
+    [crd] = objects(DEPLOY / "crd.yaml")
+    [version] = crd["spec"]["versions"]
+    columns = version["additionalPrinterColumns"]
+    shown = [column["name"] for column in columns if not column.get("priority")]
+    assert shown == ["Desired", "Ready", "World", "Round", "Step", "Restarts", "Age"]
+    known = {path for path, _ in structural.nodes(elasticjob().schema)}
+    scale = version["subresources"]["scale"]
+    assert {*(c["jsonPath"] for c in columns), *scale.values()} <= known | {
+        ".metadata.creationTimestamp"
+    }
+    assert version["subresources"]["status"] == {}
+    # Without a value there, the scale subresource answers with an error.
+    whole = elasticjob().completed(smallest())
+    assert whole["spec"]["replicaSpecs"]["Worker"]["replicas"] == 1
+
+
+# ---------------------------------------------------------------- what is let in
+
+
+def test_the_smallest_job() -> None:
+    assert fields(smallest()) == []
+    assert elasticjob().completed(smallest())["spec"] == {
+        "spares": 0,
+        "suspend": False,
+        "cleanPodPolicy": "Running",
+        "backoffLimit": 0,
+        "replicaSpecs": {
+            "Worker": {
+                "replicas": 1,
+                "restartPolicy": "OnFailure",
+                "template": smallest()["spec"]["replicaSpecs"]["Worker"]["template"],
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize("job", ALL_JOBS)
+def test_a_sample(job: Object) -> None:
+    assert elasticjob().refusals(job) == []
+
+
+@pytest.mark.parametrize("job", ALL_JOBS)
+def test_the_pod_of_a_sample_is_a_pod(job: Object) -> None:
+    template = job["spec"]["replicaSpecs"]["Worker"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **template}
+    kubernetes_validate.validate(pod, "1.34", strict=True)
+
+
+GOOD: list[tuple[str, Any]] = [
+    ("spec.minReplicas", 1),
+    ("spec.maxReplicas", 1),
+    ("spec.rdzvId", "team-7.run_3"),
+    ("spec.nprocPerNode", 8),
+    ("spec.nprocPerNode", "8"),
+    ("spec.nprocPerNode", "auto"),
+    ("spec.suspend", True),
+    ("spec.maxRestarts", 0),
+    ("spec.spares", 2),
+    ("spec.cleanPodPolicy", "None"),
+    ("spec.ttlSecondsAfterFinished", 0),
+    ("spec.activeDeadlineSeconds", 2**40),
+    ("spec.backoffLimit", 3),
+    ("spec.etcd", {"image": "etcd:v3.5"}),
+    ("spec.schedulingPolicy", {"minAvailable": 2}),
+    ("spec.checkpoint", {"claimName": "runs", "mountPath": "/data/runs"}),
+    ("spec.failurePolicy.rules", [{"onReasons": ["Evicted"], "action": "Restart"}]),
+    (f"{WORKER}.restartPolicy", "Always"),
+    (f"{WORKER}.template.metadata", {"labels": {"team": "vision"}}),
+    ("status", {"conditions": [{"type": "Running", "status": "True"}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), GOOD)
+def test_good_input(path: str, value: Any) -> None:
+    assert elasticjob().refusals(changed(smallest(), path, value)) == []
+
+
+def test_each_field_of_the_spec_is_tried() -> None:
+    of_samples = {f"spec.{name}" for param in ALL_JOBS for name in param.values[0]["spec"]}
+    tried = of_samples | {path for path, *_ in (*GOOD, *BAD)}
+    names = elasticjob().schema["properties"]["spec"]["properties"]
+    assert [name for name in names if f"spec.{name}" not in tried] == []
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "etcd-service:2379",
+        "etcd://h1:2379,h2:2379/team",
+        "etcds://user@h:2379",
+        "etcd://[fe80::1]:2379",
+    ],
+)
+def test_a_good_endpoint(endpoint: str) -> None:
+    job = changed(smallest(), "spec.rdzvEndpoint", endpoint)
+    assert fields(job) == []
+    assert fields(changed(job, "spec.rdzvBackend", "etcd-v2")) == []
+
+
+# ---------------------------------------------------------------- what is refused
+
+BAD: list[tuple[str, Any, str]] = [
+    ("spec", ..., "spec"),
+    ("spec.replicaSpecs", ..., "spec.replicaSpecs"),
+    ("spec.replicaSpecs", {}, WORKER),
+    ("spec.replicaSpecs.Master", {}, "spec.replicaSpecs.Master"),
+    (f"{WORKER}.template", ..., f"{WORKER}.template"),
+    (f"{WORKER}.template", {}, f"{WORKER}.template.spec"),
+    (f"{WORKER}.template.spec.containers", ..., f"{WORKER}.template.spec.containers"),
+    (f"{WORKER}.template.spec.containers", [], f"{WORKER}.template.spec.containers"),
+    (
+        f"{WORKER}.template.spec.containers.0.image",
+        ...,
+        f"{WORKER}.template.spec.containers.0.image",
+    ),
+    (f"{WORKER}.restartPolicy", "Sometimes", f"{WORKER}.restartPolicy"),
+    (f"{WORKER}.replicas", 0, f"{WORKER}.replicas"),
+    (f"{WORKER}.replicas", "2", f"{WORKER}.replicas"),
+    (f"{WORKER}.replicas", 2**31, f"{WORKER}.replicas"),
+    (f"{WORKER}.replica", 2, f"{WORKER}.replica"),
+    ("metadata.name", "Digits", "metadata.name"),
+    ("metadata.name", "a" * 51, "metadata.name"),
+    ("metadata.name", "7-of-nine", "metadata.name"),
+    ("spec.minReplica", 1, "spec.minReplica"),
+    ("spec.minReplicas", 0, "spec.minReplicas"),
+    ("spec.minReplicas", 2, f"{WORKER}.replicas"),  # there is one replica if nothing is said
+    ("spec.maxReplicas", 0, "spec.maxReplicas"),
+    ("spec.rdzvEndpoint", "", "spec.rdzvEndpoint"),
+    ("spec.rdzvEndpoint", "host 2379", "spec.rdzvEndpoint"),
+    ("spec.rdzvEndpoint", "etcd://me:secret@host:2379", "spec.rdzvEndpoint"),
+    ("spec.rdzvEndpoint", "me:secret@host:2379", "spec.rdzvEndpoint"),
+    ("spec.rdzvBackend", "zookeeper", "spec.rdzvBackend"),
+    ("spec.rdzvBackend", "etcd", "spec.rdzvBackend"),  # of the controller's own etcd
+    ("spec.rdzvId", "a/b", "spec.rdzvId"),
+    ("spec.nprocPerNode", 0, "spec.nprocPerNode"),
+    ("spec.nprocPerNode", "many", "spec.nprocPerNode"),
+    ("spec.nprocPerNode", 1.5, "spec.nprocPerNode"),
+    ("spec.spares", -1, "spec.spares"),
+    ("spec.maxRestarts", -1, "spec.maxRestarts"),
+    ("spec.suspend", "yes", "spec.suspend"),
+    ("spec.cleanPodPolicy", "Some", "spec.cleanPodPolicy"),
+    ("spec.ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished"),
+    ("spec.activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds"),
+    ("spec.backoffLimit", -1, "spec.backoffLimit"),
+    ("spec.checkpoint", {}, "spec.checkpoint"),
+    ("spec.checkpoint", {"claimName": "a", "url": "s3://b"}, "spec.checkpoint"),
+    ("spec.checkpoint", {"url": "s3://b", "mountPath": "/b"}, "spec.checkpoint"),
+    ("spec.checkpoint", {"url": "b"}, "spec.checkpoint.url"),
+    ("spec.checkpoint", {"url": "s3://me:secret@b"}, "spec.checkpoint.url"),
+    ("spec.checkpoint", {"claimName": "a", "mountPath": "b"}, "spec.checkpoint.mountPath"),
+    ("spec.etcd", {"tls": {"secretName": "tls"}}, "spec.etcd"),
+    ("spec.etcd", {"auth": {}}, "spec.etcd.auth.secretName"),
+    ("spec.failurePolicy", {}, "spec.failurePolicy.rules"),
+    ("spec.failurePolicy.rules", [], "spec.failurePolicy.rules"),
+    ("spec.failurePolicy.rules", [{"action": "FailJob"}], "spec.failurePolicy.rules.0"),
+    (
+        "spec.failurePolicy.rules",
+        [{"action": "Explode", "onReasons": ["Evicted"]}],
+        "spec.failurePolicy.rules.0.action",
+    ),
+    (
+        "spec.failurePolicy.rules",
+        [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [256]}}],
+        "spec.failurePolicy.rules.0.onExitCodes.values.0",
+    ),
+    (
+        "status",
+        {"conditions": [{"type": "Running", "status": "yes"}]},
+        "status.conditions.0.status",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "field"), BAD)
+def test_bad_input_is_refused_by_its_field(path: str, value: Any, field: str) -> None:
+    assert set(fields(changed(smallest(), path, value))) == {field}
+
+
+@pytest.mark.parametrize(
+    ("least", "desired", "most", "wrong"),
+    [
+        (1, 1, 1, []),
+        (1, 2, 4, []),
+        (None, 2, 4, []),
+        (1, 2, None, []),
+        (4, 3, 2, ["spec.minReplicas", f"{WORKER}.replicas", f"{WORKER}.replicas"]),
+        (3, 2, 4, [f"{WORKER}.replicas"]),
+        (1, 5, 4, [f"{WORKER}.replicas"]),
+        (3, None, 4, [f"{WORKER}.replicas"]),
+        (None, 5, 4, [f"{WORKER}.replicas"]),
+        (3, 2, None, [f"{WORKER}.replicas"]),
+    ],
+)
+def test_the_bounds(
+    least: int | None, desired: int | None, most: int | None, wrong: list[str]
+) -> None:
+    job = smallest()
+    places = ("spec.minReplicas", f"{WORKER}.replicas", "spec.maxReplicas")
+    for path, value in zip(places, (least, desired, most), strict=True):
+        job = job if value is None else changed(job, path, value)
+    assert fields(job) == wrong
+
+
+# ---------------------------------------------------------------- what may change
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "wrong"),
+    [
+        (f"{WORKER}.replicas", 2, []),
+        ("spec.maxReplicas", 8, []),
+        ("spec.suspend", True, []),
+        (f"{WORKER}.template.spec.containers.0.image", "train:2", []),
+        ("spec.rdzvEndpoint", "other:2379", ["spec"]),
+        ("spec.rdzvEndpoint", ..., ["spec"]),
+        ("spec.rdzvId", "other", ["spec"]),
+    ],
+)
+def test_a_change(path: str, value: Any, wrong: list[str]) -> None:
+    job = changed(changed(smallest(), "spec.rdzvEndpoint", "here:2379"), "spec.rdzvId", "run")
+    assert fields(job, old=job) == []
+    assert fields(changed(job, path, value), old=job) == wrong
