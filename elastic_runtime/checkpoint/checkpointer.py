@@ -205,7 +205,7 @@ class Checkpointer:
         self.steps += 1
         self._commit()
         self._context.report_step(self.steps)
-        agreed = group.agreement.step(self._wishes(group.peers.rank))
+        agreed = group.agreement.step(Wish.TRAINS | self._wishes(group.peers.rank))
         if Wish.LEAVE in agreed:
             self.save(sync=True)
             self._leave()
@@ -375,7 +375,7 @@ class Checkpointer:
         return self._group
 
     def _wishes(self, rank: int) -> Wish:
-        wishes = Wish.TRAINS | (Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING)
+        wishes = Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING
         if self._saves.has_failed:
             wishes |= Wish.FAILED
         if self._snapshots.wanted:
