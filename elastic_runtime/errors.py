@@ -11,6 +11,7 @@
     ├── TrainingFailed          1   the user's code failed, and the failure budget is spent
     ├── NotEnoughNodes          3   fewer than --min nodes came together in time
     ├── StoreUnreachable        4   the rendezvous store cannot be reached
+    ├── ClusterUnreachable      4   the Kubernetes API server cannot be reached, or refuses us
     ├── LeftOnRequest           5   the node was asked to leave (SIGTERM, SIGINT) and did
     ├── StoreUnavailable        –   one call to the store failed; the caller tries again
     └── RecordError             –   a record in the store is not ours, or corrupt
@@ -76,6 +77,12 @@ class NotEnoughNodes(ElasticError):
 
 class StoreUnreachable(ElasticError):
     """The rendezvous store did not answer for too long, or refused us."""
+
+    exit_code = EXIT_STORE_UNREACHABLE
+
+
+class ClusterUnreachable(ElasticError):
+    """The API server of a Kubernetes cluster did not answer, or refused us."""
 
     exit_code = EXIT_STORE_UNREACHABLE
 

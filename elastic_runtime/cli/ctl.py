@@ -1,6 +1,7 @@
 """``elasticctl``: look at a running job and change its bounds, through the store.
 
-``elasticctl checkpoint`` is in ``cli.checkpoint``.
+``elasticctl checkpoint`` is in ``cli.checkpoint``; what is about jobs of a Kubernetes cluster in
+``cli.kube``. The commands that serve both worlds are here.
 
 With etcd it never imports torch, so that it answers at once.
 """
@@ -23,9 +24,10 @@ import click
 from rich.live import Live
 
 from elastic_runtime import __version__
-from elastic_runtime.cli import screen
+from elastic_runtime.cli import kube, screen
 from elastic_runtime.cli.checkpoint import checkpoint
 from elastic_runtime.cli.endpoint import C10D, parse_endpoint, read_access
+from elastic_runtime.cli.kube_client import Access
 from elastic_runtime.cli.printing import FORMAT, console, show
 from elastic_runtime.cli.report import Records, Report, make_report, read_records
 from elastic_runtime.errors import (
@@ -54,6 +56,8 @@ _ASKERS = 64
 _TRIES = 5
 _INTERRUPTED = 130  # 128 + SIGINT
 _C10D_RUN = "none"  # torchrun's, see cli.place
+_CREDENTIALS = ("etcd_user", "etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key")
+_STORE_OPTIONS = ("rdzv_endpoint", "rdzv_backend", "run_id", *_CREDENTIALS)
 
 _F = Callable[..., Any]
 
@@ -85,14 +89,13 @@ class Target:
             raise StoreUnreachable(str(error)) from None
 
 
-def _with_store(run: bool) -> Callable[[_F], _F]:
+def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
     """The options that say which store, and which run in it; the command gets a ``Target``."""
 
     def decorate(command: _F) -> _F:
         @functools.wraps(command)  # with the options that were put on it before
         def called(**values: Any) -> Any:
-            names = ("etcd_user", "etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key")
-            access = read_access({name: values.pop(name) for name in names}, os.environ)
+            access = read_access({name: values.pop(name) for name in _CREDENTIALS}, os.environ)
             text, backend = values.pop("rdzv_endpoint"), values.pop("rdzv_backend") or ""
             endpoint = parse_endpoint(text, backend, access)
             run_id = values.pop("run_id", None) or (_C10D_RUN if endpoint.backend == C10D else "")
@@ -103,7 +106,11 @@ def _with_store(run: bool) -> Callable[[_F], _F]:
             return command(Target(endpoint, run_id), **values)
 
         options = [
-            _option("--rdzv-endpoint", "etcd://h1:2379,h2:2379/prefix, etcds://… or c10d://h:p"),
+            _option(
+                "--rdzv-endpoint",
+                "etcd://h1:2379,h2:2379/prefix, etcds://… or c10d://h:p",
+                required=required,
+            ),
             _option("--rdzv-backend", "only for an endpoint without a scheme"),
             *([_option("--run-id", "the run", "--rdzv-id")] if run else []),
             _option("--etcd-user", "user of etcd's own authentication"),
@@ -120,31 +127,72 @@ def _with_store(run: bool) -> Callable[[_F], _F]:
     return decorate
 
 
-def _option(flag: str, text: str, *aliases: str) -> Callable[[_F], _F]:
+def _with_store_or_job(command: _F) -> _F:
+    """A run in a store, or a JOB of a cluster; the command gets a ``Target`` or a ``kube.Place``.
+
+    Whoever names a job means the cluster: an endpoint in the environment, as in every pod of a job,
+    does not count then.
+    """
+    with_store = _with_store(run=True, required=False)(command)
+
+    @kube.access_options
+    @functools.wraps(with_store)
+    def called(access: Access, job: str | None, **values: Any) -> Any:
+        if job is not None:
+            if said := [name for name in _STORE_OPTIONS if _is_typed(name)]:
+                raise UsageError(
+                    f"{job!r} is a job of a cluster, --{said[0].replace('_', '-')} belongs to a "
+                    "store: give one of them"
+                )
+            rest = {name: value for name, value in values.items() if name not in _STORE_OPTIONS}
+            return command(kube.Place(access, job), **rest)
+        if access != Access():
+            raise UsageError("-n and --context are for a job of a cluster: name it")
+        if not values["rdzv_endpoint"]:
+            raise UsageError(
+                "which job? Name one of the cluster (elasticctl jobs lists them), or the store of "
+                "a run with --rdzv-endpoint"
+            )
+        return with_store(**values)
+
+    decorated: _F = click.argument("job", metavar="[JOB]", required=False)(called)
+    return decorated
+
+
+def _is_typed(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def _option(flag: str, text: str, *aliases: str, required: bool = False) -> Callable[[_F], _F]:
     name = flag.removeprefix("--").replace("-", "_")
     names = [name, *(alias.removeprefix("--").replace("-", "_") for alias in aliases)]
     variables = [f"{prefix}{n.upper()}" for prefix in ("PET_", "ELASTIC_") for n in names]
     spelled = [f"--{n.replace('_', '-')}" for n in names]
-    required = flag == "--rdzv-endpoint"
     return click.option(*spelled, name, envvar=variables, help=text, required=required)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="elasticctl")
 def cli() -> None:
-    """Looks at elastic jobs, and changes them, through their store."""
+    """Looks at elastic jobs, and changes them, through their store or on a Kubernetes cluster."""
 
 
 cli.add_command(checkpoint)
+for _command in kube.COMMANDS:
+    cli.add_command(_command)
 
 
 @cli.command()
-@_with_store(run=True)
+@_with_store_or_job
 @FORMAT
 @click.option("--watch", is_flag=True, help="go on until the job ends")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
-def status(target: Target, form: str, watch: bool, interval: float) -> None:
-    """Shows a job: its round, nodes, step and faults."""
+def status(target: Target | kube.Place, form: str, watch: bool, interval: float) -> None:
+    """Shows a run in a store, or a JOB of a cluster: its round, nodes or pods, step and faults."""
+    if isinstance(target, kube.Place):
+        kube.show_status(target, form, watch, interval)
+        return
     with target.store() as store:
         report = _look(target, store)
         if not watch:
@@ -174,21 +222,32 @@ def runs(target: Target, form: str) -> None:
 
 
 @cli.command()
-@_with_store(run=True)
+@_with_store_or_job
 @FORMAT
-def events(target: Target, form: str) -> None:
-    """Lists the last events of the job."""
+def events(target: Target | kube.Place, form: str) -> None:
+    """Lists the last events of a run in a store, or of a JOB of a cluster."""
+    if isinstance(target, kube.Place):
+        kube.show_events(target, form)
+        return
     with target.store() as store:
         report = _look(target, store)
     show(form, report.as_dict()["events"], screen.events(report.events))
 
 
 @cli.command()
-@_with_store(run=True)
-@click.option("--min", "low", type=int, help="fewest nodes that train")
-@click.option("--max", "high", type=int, help="most nodes that train")
-def scale(target: Target, low: int | None, high: int | None) -> None:
-    """Changes the bounds of a running job."""
+@_with_store_or_job
+@click.argument("size", metavar="[N]", type=int, required=False)
+@click.option("--min", "low", type=int, help="of a run: fewest nodes that train")
+@click.option("--max", "high", type=int, help="of a run: most nodes that train")
+def scale(target: Target | kube.Place, size: int | None, low: int | None, high: int | None) -> None:
+    """Gives a JOB of a cluster N pods, or changes the bounds of a run in a store."""
+    if isinstance(target, kube.Place):
+        if low is not None or high is not None:
+            raise UsageError(
+                "--min and --max are for a run in a store: a job gets a number of pods"
+            )
+        kube.scale_to(target, size)
+        return
     if low is None and high is None:
         raise UsageError("scale to what? Give --min, --max or both")
     with target.store() as store:
