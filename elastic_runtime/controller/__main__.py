@@ -1,0 +1,86 @@
+"""``python -m elastic_runtime.controller``: the controller of ElasticJobs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import uuid
+from typing import TYPE_CHECKING
+
+from elastic_runtime.controller.leader import Terms
+from elastic_runtime.controller.resources import ETCD_IMAGE
+from elastic_runtime.controller.service import Controller, Settings
+from elastic_runtime.errors import ElasticError
+from elastic_runtime.log import AUTO, CONSOLE, JSON, make_emit
+
+if TYPE_CHECKING:
+    from elastic_runtime.events import Emit
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the controller until it is told to end.
+
+    Args:
+        argv: the arguments; those of the process if not given.
+
+    Returns:
+        The exit code: 0 after SIGTERM or SIGINT, that of the error otherwise.
+    """
+    args = _parser().parse_args(argv)
+    emit = make_emit(args.log_format, sys.stdout)
+    settings = Settings(
+        identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        home=os.environ.get("POD_NAMESPACE", ""),
+        namespace=args.namespace,
+        port=args.liveness_port,
+        etcd_image=args.etcd_image,
+        terms=Terms(args.lease_seconds),
+    )
+    try:
+        asyncio.run(_run(settings, emit))
+    except ElasticError as error:
+        emit("controller.failed", reason=str(error))
+        print(f"elastic-controller: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    return 0
+
+
+async def _run(settings: Settings, emit: Emit) -> None:
+    await Controller(settings, emit).run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="elastic-controller",
+        description="Looks after the ElasticJobs of a cluster, or of one namespace.",
+    )
+    add = parser.add_argument
+    add("--namespace", default="", help="look after the jobs of this namespace only (all)")
+    add("--liveness-port", type=int, default=8080, help="/healthz, /readyz, /metrics (8080)")
+    add(
+        "--etcd-image",
+        default=os.environ.get("ELASTIC_ETCD_IMAGE") or ETCD_IMAGE,
+        help="what runs for jobs that name no etcd; also ELASTIC_ETCD_IMAGE (%(default)s)",
+    )
+    add(
+        "--lease-seconds",
+        type=_seconds,
+        default=15.0,
+        help="after so long without a sign of the leader another controller leads (15)",
+    )
+    add("--log-format", choices=(AUTO, CONSOLE, JSON), default=AUTO, help="of stdout (auto)")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError("must be positive")
+    return seconds
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

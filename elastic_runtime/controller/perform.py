@@ -1,0 +1,123 @@
+"""Performing a plan's actions, and telling what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.controller.api import BY_KIND, JOBS, PODS, ApiError
+from elastic_runtime.controller.model import (
+    Apply,
+    CreatePod,
+    DeleteJob,
+    DeleteOwned,
+    DeletePod,
+    Problem,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_runtime.controller.api import Api, Json
+    from elastic_runtime.controller.model import Action
+    from elastic_runtime.controller.seen import Key
+    from elastic_runtime.controller.world import World
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of some actions.
+
+    Attributes:
+        problems: what the API server forbids; trying again at once is of no use.
+        again: something was not as we thought, or the server did not answer: look again soon.
+        deleted: the job itself was deleted.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    again: bool = False
+    deleted: bool = False
+
+
+def adds(action: Action) -> bool:
+    """Whether an action makes something, so that a quota or a rule may forbid it."""
+    return isinstance(action, CreatePod | Apply)
+
+
+class Performer:
+    """Does what plans say.
+
+    Args:
+        api: the client.
+        world: told of what the answers show, before any watch does.
+    """
+
+    def __init__(self, api: Api, world: World) -> None:
+        self._api, self._world = api, world
+
+    async def perform(self, key: Key, actions: Sequence[Action]) -> Outcome:
+        """Performs actions: those that make something one after the other as long as none is
+        refused, in groups that grow, so that a quota is not run against many times at once."""
+        errors = await self._all(key, [one for one in actions if not adds(one)])
+        making, size = [one for one in actions if adds(one)], 1
+        while making and not errors:
+            errors += await self._all(key, making[:size])
+            making, size = making[size:], 2 * size
+        problems = {_problem(error) for error in errors if not (error.passing or error.conflict)}
+        return Outcome(
+            tuple(sorted(problems, key=str)),
+            any(error.passing or error.conflict for error in errors),
+            any(isinstance(action, DeleteJob) for action in actions),
+        )
+
+    async def _all(self, key: Key, actions: Sequence[Action]) -> list[ApiError]:
+        done = await asyncio.gather(*(self._one(key, action) for action in actions))
+        return [error for error in done if error]
+
+    async def _one(self, key: Key, action: Action) -> ApiError | None:
+        try:
+            await self._do(key, action)
+        except ApiError as error:
+            if error.gone and not adds(action):
+                return None  # somebody else has deleted it
+            return error
+        return None
+
+    async def _do(self, key: Key, action: Action) -> None:
+        api, world, (namespace, name) = self._api, self._world, key
+        match action:
+            case CreatePod():
+                world.pods.learned(await api.create(PODS, namespace, action.manifest))
+            case DeletePod():
+                answer = await api.delete(PODS, namespace, action.name, action.uid, action.grace)
+                if _is_deleting(answer):
+                    world.pods.learned(answer)
+            case Apply():
+                resource = BY_KIND[action.kind]
+                answer = await api.apply(resource, namespace, action.name, action.manifest)
+                shelves: dict[str, Any] = {
+                    "Pod": world.pods,
+                    "Service": world.services,
+                    "PodDisruptionBudget": world.budgets,
+                }
+                shelves[action.kind].learned(answer)
+            case DeleteOwned():
+                await api.delete(BY_KIND[action.kind], namespace, action.name)
+            case DeleteJob():
+                uid = world.jobs[key]["metadata"]["uid"]
+                await api.delete(JOBS, namespace, name, uid)
+
+
+def _is_deleting(answer: Json) -> bool:
+    return answer.get("kind") == "Pod" and bool(answer["metadata"].get("deletionTimestamp"))
+
+
+def _problem(error: ApiError) -> Problem:
+    # The pod's name is in front of it: each pod would be a problem of its own.
+    said = error.message.partition(" is forbidden: ")[2] or error.message
+    if error.quota:
+        return Problem("QuotaExceeded", f"{said}; trying again")
+    if error.code == 403:
+        return Problem("Forbidden", f"{said}; trying again")
+    return Problem("Rejected", f"the API server refuses what the job asks for: {error.message}")

@@ -1,0 +1,187 @@
+"""Looks at one job after the other: observe, decide, perform, write the status, tell."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.controller.announce import announce
+from elastic_runtime.controller.api import JOBS, ApiError
+from elastic_runtime.controller.model import NEVER
+from elastic_runtime.controller.perform import Outcome, Performer, adds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elastic_runtime.controller.api import Api, Json
+    from elastic_runtime.controller.metrics import Metrics
+    from elastic_runtime.controller.model import Observed, Plan, Problem
+    from elastic_runtime.controller.queue import Queue
+    from elastic_runtime.controller.seen import Key
+    from elastic_runtime.controller.world import World
+    from elastic_runtime.events import Emit
+
+    Decide = Callable[[Json, Observed, float], Plan]
+
+_WORKERS = 8
+_SOON = 0.2
+_LONGEST = 60.0
+
+
+@dataclass(frozen=True)
+class Setback:
+    """What has gone wrong with a job, and when it is tried again.
+
+    Attributes:
+        until: no sooner than that nothing new is made for it, in seconds since 1970.
+        tries: how often in a row it went wrong.
+        problems: what the API server forbade.
+    """
+
+    until: float = 0.0
+    tries: int = 0
+    problems: tuple[Problem, ...] = ()
+
+    def pause(self, first: float) -> float:
+        """Seconds until the next try."""
+        return min(first * 2.0 ** min(self.tries, 16), _LONGEST)
+
+
+class Reconciler:
+    """Brings jobs to what they ask for.
+
+    Args:
+        api: the client.
+        world: what is known.
+        queue: which jobs are to be looked at.
+        decide: the pure decision.
+        now: seconds since 1970.
+        metrics: what is counted.
+        emit: where decisions and errors are reported.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        world: World,
+        queue: Queue,
+        decide: Decide,
+        now: Callable[[], float],
+        metrics: Metrics,
+        emit: Emit,
+    ) -> None:
+        self._api, self._world, self._queue, self._decide = api, world, queue, decide
+        self._now, self._metrics, self._emit = now, metrics, emit
+        self._performer = Performer(api, world)
+        self._setbacks: dict[Key, Setback] = {}
+
+    async def run(self) -> None:
+        """Works; never ends by itself."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_WORKERS):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.take()
+            try:
+                with self._metrics.reconcile_seconds.time():
+                    await self.look_at(key)
+            except ApiError as error:
+                self._failed(key, str(error), passing=error.passing or error.conflict)
+            except Exception as error:  # one job's trouble must not become all jobs' trouble
+                self._failed(key, "".join(traceback.format_exception(error)), passing=False)
+            finally:
+                self._queue.done(key)
+
+    async def look_at(self, key: Key) -> None:
+        """Looks at a job once, and does what is to be done about it now.
+
+        Raises:
+            ApiError: the status could not be written.
+        """
+        job = self._world.jobs.get(key)
+        if job is None:
+            self._setbacks.pop(key, None)
+            self._queue.forget(key)
+            return
+        if job["metadata"].get("deletionTimestamp"):
+            return  # all that it owns goes with it
+        now, setback = self._now(), self._setbacks.get(key, Setback())
+        waits = now < setback.until
+        problems = setback.problems if waits else ()
+        plan = self._decide(job, self._world.observe(key, problems), now)
+        actions = [one for one in plan.actions if not (waits and adds(one))]
+        if plan.reason and (actions or plan.events):
+            self._emit("job.decided", job="/".join(key), reason=plan.reason)
+        outcome = await self._performer.perform(key, actions)
+        if outcome.deleted:
+            return
+        if outcome.problems:  # what is known now belongs into the status
+            plan = self._decide(job, self._world.observe(key, outcome.problems), now)
+        setback = self._remember(key, setback, outcome, waits)
+        await self._write(key, job, plan)
+        wake_at = min(plan.wake_at, setback.until if setback.tries else NEVER)
+        if wake_at < NEVER:
+            self._queue.put_later(key, wake_at - self._now())
+        else:
+            self._queue.forget(key)
+
+    def _remember(self, key: Key, before: Setback, outcome: Outcome, waits: bool) -> Setback:
+        """What went wrong this time, on top of what went wrong before."""
+        if waits:
+            return before
+        if not (outcome.problems or outcome.again):
+            self._setbacks.pop(key, None)
+            return Setback()
+        pause = before.pause(1.0 if outcome.problems else _SOON)
+        after = Setback(self._now() + pause, before.tries + 1, outcome.problems)
+        self._setbacks[key] = after
+        self._metrics.refused.inc()
+        for problem in outcome.problems:
+            self._emit("job.refused", job="/".join(key), reason=str(problem), delay=pause)
+        return after
+
+    async def _write(self, key: Key, job: Json, plan: Plan) -> None:
+        """Writes the status if it is another one, and says then what has happened."""
+        before = job.get("status") or {}
+        if plan.status != before:
+            # With its version: what was decided on an older state of the job is not to be kept.
+            version = {"resourceVersion": job["metadata"]["resourceVersion"]}
+            patch = {"metadata": version, "status": difference(before, plan.status)}
+            try:
+                answer = await self._api.patch_status(JOBS, *key, patch)
+            except ApiError as error:
+                if not error.gone:
+                    raise
+                self._world.lost(key, job["metadata"]["uid"])
+                return
+            self._world.learned(answer)
+        for event in plan.events:
+            try:
+                await announce(self._api, job, event)
+            except ApiError as error:
+                self._emit("event.lost", job="/".join(key), reason=str(error))
+
+    def _failed(self, key: Key, why: str, passing: bool) -> None:
+        before = self._setbacks.get(key, Setback())
+        self._metrics.errors.inc()
+        pause = before.pause(_SOON if passing else 1.0)
+        self._setbacks[key] = Setback(0.0, before.tries + 1, before.problems)
+        self._emit("job.error", job="/".join(key), reason=why, delay=pause)
+        self._queue.put_later(key, pause)
+
+
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
+    """The JSON merge patch that makes ``after`` of ``before``."""
+    patch: Json = {name: None for name in before if name not in after}
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if below := difference(old, value):
+                patch[name] = below
+        elif name not in before or value != old:
+            patch[name] = value
+    return patch

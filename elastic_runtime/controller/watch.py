@@ -1,0 +1,96 @@
+"""Following all objects of a kind, through breaks of the watch and gaps in what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from elastic_runtime.controller.api import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_runtime.controller.api import Api, Json, Resource
+    from elastic_runtime.events import Emit
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
+
+
+class Follower(Protocol):
+    """Who is told what there is."""
+
+    def replaced(self, items: Sequence[Json]) -> None:
+        """All objects there are; what is not among them is gone."""
+
+    def happened(self, type: str, item: Json) -> None:
+        """An object was ``ADDED``, ``MODIFIED`` or ``DELETED``."""
+
+
+@dataclass
+class Watch:
+    """Follows the objects of one kind for as long as it runs.
+
+    A list says what there is; a watch says what happens from then on, and goes on at its last
+    version when it breaks. When the server has forgotten that version, what happened in between
+    is lost, deletions above all: a new list replaces everything.
+
+    Attributes:
+        api: the client.
+        resource: the kind.
+        namespace: "" for all of them.
+        selector: of labels, on the server's side.
+        follower: is told.
+        emit: where breaks are reported.
+    """
+
+    api: Api
+    resource: Resource
+    namespace: str
+    selector: str
+    follower: Follower
+    emit: Emit
+
+    def __post_init__(self) -> None:
+        self.listed = asyncio.Event()
+        self._version = ""
+        self._pause = _FIRST_PAUSE
+
+    async def run(self) -> None:
+        """Follows; never ends by itself."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                pause = _FIRST_PAUSE  # the server ends a watch after a while: that is no fault
+            except ApiError as error:
+                pause = self._failed(error)
+            await asyncio.sleep(pause)
+
+    def _failed(self, error: ApiError) -> float:
+        if error.expired or not error.passing:
+            self._version = ""
+        if error.expired:
+            return 0.0
+        self.emit("watch.broken", kind=self.resource.plural, reason=str(error))
+        self._pause, pause = min(2 * self._pause, _LONGEST_PAUSE), self._pause
+        return pause
+
+    async def _list(self) -> None:
+        found = await self.api.get(self.resource.path(self.namespace), self._query())
+        self._version = str(found["metadata"]["resourceVersion"])
+        self.follower.replaced(found.get("items") or [])
+        self.listed.set()
+
+    async def _watch(self) -> None:
+        path = self.resource.path(self.namespace)
+        async for event in self.api.watch(path, self._version, self._query()):
+            item: Any = event["object"]
+            self._version = str(item["metadata"]["resourceVersion"])
+            self._pause = _FIRST_PAUSE
+            if event["type"] != "BOOKMARK":
+                self.follower.happened(event["type"], item)
+
+    def _query(self) -> dict[str, str]:
+        return {"labelSelector": self.selector} if self.selector else {}
