@@ -233,6 +233,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.rdzvEndpoint", "host 2379", "spec.rdzvEndpoint"),
     ("spec.rdzvEndpoint", "etcd://me:secret@host:2379", "spec.rdzvEndpoint"),
     ("spec.rdzvEndpoint", "me:secret@host:2379", "spec.rdzvEndpoint"),
+    ("spec.rdzvEndpoint", "c10d://host:29400", "spec.rdzvEndpoint"),
     ("spec.rdzvBackend", "zookeeper", "spec.rdzvBackend"),
     ("spec.rdzvBackend", "etcd", "spec.rdzvBackend"),  # of the controller's own etcd
     ("spec.rdzvId", "a/b", "spec.rdzvId"),

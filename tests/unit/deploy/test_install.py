@@ -1,0 +1,254 @@
+"""How the controller is installed: by plain manifests, kustomize or Helm, and always the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from copy import deepcopy
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from helm_python import HelmValuesError, lint
+
+from tests.unit.deploy.files import CHART, DEPLOY, ROOT, SAMPLES, Object, identity, objects
+from tests.unit.deploy.rendering import charted, kustomized
+
+CONTROLLER = [each for file in (DEPLOY / "controller").glob("*.yaml") for each in objects(file)]
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+OF_THE_CLUSTER = {"Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+
+
+def by_identity(manifests: list[Object]) -> dict[tuple[str, str, str], Object]:
+    found = {identity(each): each for each in manifests}
+    assert len(found) == len(manifests)
+    return found
+
+
+def the(kind: str, manifests: list[Object], name: str = "elastic-controller") -> Object:
+    [found] = [each for each in manifests if identity(each)[::2] == (kind, name)]
+    return found
+
+
+def without_labels(manifest: Object) -> Object:
+    manifest = deepcopy(manifest)
+    aggregation = {
+        name: value
+        for name, value in manifest["metadata"].pop("labels", {}).items()
+        if name.startswith("rbac.authorization.k8s.io/")
+    }
+    return manifest | {"aggregation": aggregation}
+
+
+# ---------------------------------------------------------------- every file
+
+
+@pytest.mark.parametrize(
+    "file", sorted(DEPLOY.glob("*.yaml")) + sorted((DEPLOY / "samples").rglob("*.yaml")), ids=str
+)
+def test_built_in_kinds_are_what_they_should_be(file: Any) -> None:
+    for manifest in objects(file):
+        if manifest["kind"] != "ElasticJob":
+            kubernetes_validate.validate(manifest, "1.34", strict=True)
+
+
+@pytest.mark.parametrize("file", sorted(DEPLOY.rglob("*.yaml")), ids=str)
+def test_a_file_says_what_it_is_for(file: Any) -> None:
+    templated = CHART / "templates" in file.parents
+    assert templated or file.read_text().startswith("#") or file.name == "Chart.yaml"
+
+
+def pods(manifest: Object) -> list[Object]:
+    if manifest["kind"] == "Pod":
+        return [manifest["spec"]]
+    template = manifest.get("spec", {}).get("template")
+    return [template["spec"]] if isinstance(template, dict) else []
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(pod, id=f"{file.name}")
+        for file in [*DEPLOY.glob("etcd*.yaml"), *(DEPLOY / "controller").glob("*.yaml")]
+        for manifest in objects(file)
+        for pod in pods(manifest)
+    ],
+)
+def test_our_pods_have_no_rights_that_they_do_not_need(pod: Object) -> None:
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+        assert container["resources"]["limits"]["memory"]
+        assert container["readinessProbe"]
+    needs_the_api = pod.get("serviceAccountName") == "elastic-controller"
+    assert needs_the_api or pod["automountServiceAccountToken"] is False
+
+
+# ---------------------------------------------------------------- the controller
+
+
+def test_the_controller_is_probed_and_told_apart() -> None:
+    [container] = the("Deployment", CONTROLLER)["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "elastic_runtime.controller"]
+    [port] = container["ports"]
+    assert f"--liveness-port={port['containerPort']}" in container["args"]
+    probes = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("liveness", "readiness")}
+    assert probes == {
+        "liveness": {"path": "/healthz", "port": port["name"]},
+        "readiness": {"path": "/readyz", "port": port["name"]},
+    }
+    # The directory whose command line `apply -f` takes: the Namespace comes before what is in it.
+    first = sorted((DEPLOY / "controller").glob("*.yaml"))[0]
+    assert objects(first)[0]["kind"] == "Namespace"
+
+
+def test_the_controller_may_do_what_it_does_and_no_more() -> None:
+    rules = [rule for each in CONTROLLER for rule in each.get("rules", [])]
+    granted = {item for rule in rules for values in rule.values() for item in values}
+    assert "*" not in granted
+    assert not granted & {"secrets", "nodes", "impersonate", "escalate", "bind"}
+    roles = the("ClusterRole", CONTROLLER)["rules"]
+    [jobs] = [rule for rule in roles if rule["resources"] == ["elasticjobs"]]
+    assert "create" not in jobs["verbs"] and "patch" not in jobs["verbs"]
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    [version] = re.findall(r'^version = "(.+)"$', project, re.MULTILINE)
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == version
+    [container] = the("Deployment", CONTROLLER)["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"elastic-runtime-controller:{version}"
+    ours = {
+        image
+        for file in SAMPLES.rglob("*.yaml")
+        for image in re.findall(r"image: (elastic-runtime\S*)", file.read_text())
+    }
+    assert ours == {f"elastic-runtime:{version}", f"elastic-runtime:{version}-cuda"}
+
+
+# ---------------------------------------------------------------- kustomize
+
+
+def test_the_overlay_for_a_cluster_is_the_plain_installation() -> None:
+    assert by_identity(kustomized("cluster")) == by_identity(CONTROLLER)
+
+
+def test_the_overlay_for_a_namespace_needs_no_rights_in_the_cluster() -> None:
+    made = kustomized("namespaced")
+    for each in made:
+        kubernetes_validate.validate(each, "1.34", strict=True)
+    assert {each["kind"] for each in made}.isdisjoint(OF_THE_CLUSTER)
+    assert {each["metadata"]["namespace"] for each in made} == {"elastic-job"}
+    [container] = the("Deployment", made)["spec"]["template"]["spec"]["containers"]
+    assert "--namespace=$(POD_NAMESPACE)" in container["args"]
+    assert the("Role", made)["rules"] == the("ClusterRole", CONTROLLER)["rules"]
+
+
+def test_each_file_of_a_kustomization_is_there() -> None:
+    files = [*DEPLOY.rglob("kustomization.yaml"), *DEPLOY.rglob("Kustomization")]
+    assert len(files) == 4
+    for file in files:
+        for resource in yaml.safe_load(file.read_text())["resources"]:
+            assert (file.parent / resource).exists(), (file, resource)
+
+
+# ---------------------------------------------------------------- Helm
+
+
+def test_the_chart_is_the_plain_installation() -> None:
+    plain = [each for each in CONTROLLER if each["kind"] != "Namespace"]
+    made, wanted = (
+        {name: without_labels(each) for name, each in by_identity(manifests).items()}
+        for manifests in (charted(), plain)
+    )
+    assert made == wanted
+    assert (CHART / "crds" / "crd.yaml").read_text() == (DEPLOY / "crd.yaml").read_text()
+
+
+def test_the_chart_for_a_namespace() -> None:
+    made = charted("team", namespaced=True)
+    assert {each["kind"] for each in made}.isdisjoint(OF_THE_CLUSTER)
+    assert {each["metadata"]["namespace"] for each in made} == {"team"}
+    assert the("Role", made)["rules"] == the("ClusterRole", CONTROLLER)["rules"]
+    [container] = the("Deployment", made)["spec"]["template"]["spec"]["containers"]
+    assert "--namespace=$(POD_NAMESPACE)" in container["args"]
+
+
+def test_two_releases_do_not_share_what_belongs_to_the_cluster() -> None:
+    here, there = (charted(name, userRoles=False) for name in ("one", "two"))
+    shared = set(by_identity(here)) & set(by_identity(there))
+    assert shared == set()
+    binding = the("ClusterRoleBinding", there, "elastic-controller-two")
+    assert binding["roleRef"]["name"] == "elastic-controller-two"
+    assert binding["subjects"][0]["namespace"] == "two"
+
+
+EVERYTHING: Object = {
+    "image": {"repository": "registry.example/controller", "tag": "x", "pullPolicy": "Always"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "replicas": 2,
+    "namespaced": False,
+    "userRoles": False,
+    "etcdImage": "registry.example/etcd:1",
+    "port": 9000,
+    "extraArgs": ["--verbose"],
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "serviceAccount": {"create": True, "name": "other", "annotations": {"a": "b"}},
+    "resources": {"requests": {"cpu": 1}, "limits": {"memory": "1Gi"}},
+    "podLabels": {"team": "vision"},
+    "podAnnotations": {"note": "7"},
+    "priorityClassName": "high",
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+}
+
+
+def test_each_value_of_the_chart_has_an_effect() -> None:
+    plain = charted()
+    assert EVERYTHING.keys() == VALUES.keys() == SCHEMA["properties"].keys() - {"global"}
+    for name, value in EVERYTHING.items():
+        if value != VALUES[name]:
+            made = charted(**{name: value})
+            assert made != plain, name
+            for each in made:
+                kubernetes_validate.validate(each, "1.34", strict=True)
+    for each in charted(**EVERYTHING):
+        kubernetes_validate.validate(each, "1.34", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replica": 1}, "replica"),
+        ({"replicas": "two"}, "replicas"),
+        ({"image": {"tags": "x"}}, "tags"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"port": 80}, "port"),
+        ({"podAnnotations": {"a": 1}}, "podAnnotations"),
+    ],
+)
+def test_the_chart_refuses_what_it_does_not_know(values: Object, said: str) -> None:
+    with pytest.raises(HelmValuesError, match=said):
+        charted(**values)
+
+
+def test_the_defaults_fit_their_schema() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(VALUES, SCHEMA)
+
+
+def test_helm_has_nothing_to_say_about_the_chart() -> None:
+    report = lint(CHART, strict=True)
+    said = [each for each in report["messages"] if "icon is recommended" not in each["error"]]
+    assert (report["errors"], said) == ([], [])
