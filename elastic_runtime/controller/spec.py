@@ -38,6 +38,7 @@ CLEAN_POLICIES = (CLEAN_ALL, CLEAN_RUNNING, CLEAN_NONE)
 FAIL_JOB, RESTART, IGNORE, COUNT = "FailJob", "Restart", "Ignore", "Count"
 RULE_ACTIONS = (FAIL_JOB, RESTART, IGNORE, COUNT)
 
+MOUNT_PATH = "/checkpoints"
 # The name is part of those of pods and Services, which are DNS labels of at most 63 characters.
 LONGEST_NAME = 50
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -80,7 +81,7 @@ class Checkpoint:
 
     claim: str = ""
     url: str = ""
-    mount_path: str = "/checkpoints"
+    mount_path: str = MOUNT_PATH
 
     @property
     def place(self) -> str:
@@ -396,7 +397,7 @@ def _checkpoint(spec: Section) -> Checkpoint | None:
         raise InvalidSpec(
             f"{section.path}.mountPath", "it is where the claim is mounted: an absolute path"
         )
-    return Checkpoint(claim, url, path or Checkpoint.mount_path)
+    return Checkpoint(claim, url, path or MOUNT_PATH)
 
 
 def _etcd(spec: Section) -> Etcd:

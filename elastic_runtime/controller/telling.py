@@ -1,0 +1,169 @@
+"""What is said about a job that has not ended: its conditions Running and Restarting, and what
+keeps it from running."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.controller.model import Problem
+from elastic_runtime.controller.status import RESTARTING, RUNNING
+from elastic_runtime.errors import EXIT_STORE_UNREACHABLE
+
+if TYPE_CHECKING:
+    from elastic_runtime.controller.model import EtcdView, PodView
+    from elastic_runtime.controller.work import Work
+
+TEMPLATE = "spec.replicaSpecs.Worker.template"
+# An agent whose predecessor did not reach the store is believed to run after so long (seconds),
+# if it does not say so earlier.
+_STORE_PATIENCE = 120.0
+_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_NO_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+
+
+def find_problems(work: Work) -> None:
+    """Collects what is wrong, what matters most first.
+
+    The kubelet's and the scheduler's own messages change from one try to the next, so that only
+    their meaning is repeated.
+    """
+    found = work.problems
+    found.extend(work.observed.problems)
+    if work.observed.etcd and not work.spec.endpoint:
+        found.extend(_of_etcd(work, work.observed.etcd))
+    found.extend(_of_store(work))
+    waiting = [pod for pod in work.pods if pod.waiting_reason and not pod.deleting]
+    no_image = [pod for pod in waiting if pod.waiting_reason in _NO_IMAGE]
+    if no_image:
+        found.append(
+            Problem(
+                "ImagePullFailed",
+                f"the image {work.spec.image!r} cannot be pulled; kubectl describe pod "
+                f"{no_image[0].name} says why",
+                f"{TEMPLATE}.spec.containers[{work.spec.container}].image",
+            )
+        )
+    found.extend(
+        Problem(
+            pod.waiting_reason,
+            f"{pod.name} cannot start: {' '.join(pod.waiting_message.split())[:200]}",
+            f"{TEMPLATE}.spec",
+        )
+        for pod in waiting[:1]
+        if pod.waiting_reason in _NO_CONTAINER
+    )
+    homeless = [pod for pod in work.pods if pod.unschedulable and not pod.deleting]
+    if homeless and len(work.running) < work.least:
+        found.append(
+            Problem(
+                "Unschedulable",
+                f"there is no place for {len(homeless)} pods, and the job needs {work.least}; "
+                f"kubectl describe pod {homeless[0].name} says why",
+                f"{TEMPLATE}.spec",
+            )
+        )
+
+
+def _of_etcd(work: Work, etcd: EtcdView) -> list[Problem]:
+    if etcd.waiting_reason in _NO_IMAGE:
+        image = work.spec.etcd.image or work.etcd_image
+        text = f"the image {image!r} of the job's etcd cannot be pulled"
+        return [Problem("ImagePullFailed", text, "spec.etcd.image")]
+    if etcd.unschedulable:
+        text = f"there is no place for {etcd.name}; kubectl describe pod {etcd.name} says why"
+        return [Problem("Unschedulable", text, "spec.etcd")]
+    return []
+
+
+def _of_store(work: Work) -> list[Problem]:
+    """Whether pods ended because the store did not answer, and none is in a round since."""
+    if work.report and work.report.round:
+        return []
+    for index, slot in sorted(work.draft.memory.slots.items()):
+        if slot.code != EXIT_STORE_UNREACHABLE:
+            continue
+        successor = _at(work, index, slot.uid)
+        if successor is not None and successor.started_at:
+            trusted = successor.started_at + _STORE_PATIENCE
+            if trusted <= work.now:
+                continue
+            work.wake_at(trusted)
+        where = work.endpoint or "etcd"
+        text = f"{where} does not answer, or refuses the job ({slot.why})"
+        return [Problem("StoreUnreachable", text, "spec.rdzvEndpoint")]
+    return []
+
+
+def _at(work: Work, index: int, not_uid: str) -> PodView | None:
+    """The pod that runs at an index, if it is not this one."""
+    for pod in work.running:
+        if pod.index == index and pod.uid != not_uid:
+            return pod
+    return None
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def tell_running(work: Work) -> None:
+    """Sets Running and Restarting."""
+    why_not = _why_not(work)
+    draft, memory = work.draft, work.draft.memory
+    state = f"{len(work.running)} of {work.wanted} pods run"
+    if why_not is None:
+        memory.begun = True
+        if draft.set(RUNNING, True, "EnoughPods", state):
+            draft.event("Running", state)
+    else:
+        reason, message = why_not
+        draft.set(RUNNING, False, reason, f"{state}, {work.least} are needed; {message}")
+    _tell_restarting(work, why_not is None)
+
+
+def _why_not(work: Work) -> tuple[str, str] | None:
+    """Why the job does not run; None if it does."""
+    short = len(work.running) < work.least
+    stuck = [each for each in work.problems if short or each.reason == "StoreUnreachable"]
+    if stuck:
+        return stuck[0].reason, str(stuck[0])
+    if work.draft.memory.done:
+        return ("Ending", "training is done") if short else None
+    if short:
+        return _waits_for(work)
+    report, begun = work.report, work.draft.memory.begun
+    etcd = work.observed.etcd
+    if report is not None and not report.round:
+        return "Rendezvous", "the nodes come together"
+    if report is None and not begun and not work.spec.endpoint and not (etcd and etcd.ready):
+        return "WaitingForEtcd", "the job's etcd starts"
+    return None
+
+
+def _waits_for(work: Work) -> tuple[str, str]:
+    if not work.endpoint:
+        return "WaitingForEtcd", "the job's etcd has no address yet"
+    if work.draft.memory.until > work.now:
+        return "BackOff", "the next attempt waits"
+    if work.ending:
+        return "Ending", "pods of the last attempt are ending"
+    return "PodsPending", "the others start"
+
+
+def _tell_restarting(work: Work, runs: bool) -> None:
+    """Restarting holds from the end of a pod until as many run as before."""
+    draft, memory = work.draft, work.draft.memory
+    open_ = [
+        slot
+        for index, slot in sorted(memory.slots.items())
+        if index < work.wanted and _at(work, index, slot.uid) is None
+    ]
+    if memory.done:
+        draft.set(RESTARTING, False, "Done", "training is done")
+    elif open_:
+        draft.set(RESTARTING, True, "PodReplaced", "; ".join(slot.why for slot in open_[:3]))
+    elif memory.begun and not runs:
+        draft.set(RESTARTING, True, "PodsLost", "pods are gone, others take their place")
+    elif draft.attempt and not memory.begun:
+        pass  # as it was set when the attempt was ordered
+    else:
+        draft.set(RESTARTING, False, "Running", "all pods run again")
