@@ -457,8 +457,7 @@ class _Commit:
         saver = loop._saver
         wishes = facts
         if saver is not None:
-            # A checkpointer always says that its rank trains; whether it does is known here.
-            wishes |= saver.wishes() & ~(Wish.LEAVE | Wish.TRAINS)
+            wishes |= saver.wishes() & ~Wish.LEAVE
         if ranks is None:
             return wishes | (Wish.LEAVE if loop._here.drain.is_set() else Wish.NOTHING)
         if change is not None and change.round == ranks.place.round:
