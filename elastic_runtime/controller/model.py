@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 Json = Mapping[str, Any]
@@ -25,7 +24,6 @@ WARNING = "Warning"
 CLASSES = ("failed", "killed", "lost", "planned")
 
 NEVER = float("inf")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 # ---------------------------------------------------------------- what is seen
@@ -186,7 +184,7 @@ class CreatePod:
     """
 
     index: int
-    manifest: Json = field(default=_NOTHING, repr=False)
+    manifest: Json = field(default_factory=dict, repr=False)
     why: str = ""
 
 
