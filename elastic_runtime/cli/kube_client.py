@@ -404,8 +404,11 @@ def _from_file(config: Any, access: Access, paths: str) -> str:
             config_file=paths, context=context["name"], client_configuration=config
         )
         namespace: str = access.namespace or context["context"].get("namespace") or "default"
-    except (*broken, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"the kubeconfig {paths} cannot be used: {error}") from None
+    except broken as error:
+        why = " ".join(str(error).split())
+        raise UsageError(f"the kubeconfig {paths} cannot be used: {why}") from None
+    except (TypeError, KeyError, AttributeError):  # the loader takes its shape for granted
+        raise UsageError(f"{paths} is no kubeconfig") from None
     return namespace
 
 

@@ -88,11 +88,13 @@ def role_of(job: Object) -> str:
     """The role that ``elastic-run`` was told, as a flag or in the environment of the pods."""
     container = worker_container(pod_template(job))
     args = [str(arg) for arg in container.get("args") or ()]
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
-        if arg.startswith("--role="):
-            return arg.partition("=")[2]
+    for arg, following in zip(args, args[1:] + args[:1], strict=True):
         if arg == "--role":
             return following
+        if arg.startswith("--role="):
+            return arg.partition("=")[2]
+        if arg == "-m" or arg.endswith(".py"):
+            break  # what follows is the script's own
     env = {one.get("name"): one.get("value") for one in container.get("env") or ()}
     return next((env[name] for name in _ROLE_VARIABLES if env.get(name)), _DEFAULT_ROLE)
 
