@@ -149,6 +149,7 @@ class Kubelet:
             {
                 "name": container["name"],
                 "image": container.get("image", ""),
+                "imageID": "",
                 "ready": ready,
                 "restartCount": 0,
                 "state": state,
