@@ -133,7 +133,7 @@ def test_the_version_is_that_of_the_package() -> None:
         for file in SAMPLES.rglob("*.yaml")
         for image in re.findall(r"image: (elastic-runtime\S*)", file.read_text())
     }
-    assert ours == {f"elastic-runtime:{version}", f"elastic-runtime:{version}-cuda"}
+    assert ours == {f"elastic-runtime-worker:{version}", f"elastic-runtime-worker:{version}-cuda"}
 
 
 # ---------------------------------------------------------------- kustomize

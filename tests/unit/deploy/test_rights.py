@@ -1,0 +1,146 @@
+"""The rights that the manifests give the controller: all that it uses, and no others.
+
+A real controller, with the arguments of the Deployment, runs jobs in a fake cluster that refuses
+what the rules do not grant.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kube.cluster import FakeCluster
+from tests.kube.kinds import BUDGET, JOB, SERVICE
+from tests.unit.deploy.files import DEPLOY, SAMPLES, Object, identity, jobs, objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.kube.kinds import Kind
+    from tests.kube.server import Request
+
+HOME = "elastic-job"
+RBAC = {identity(each): each for each in objects(DEPLOY / "controller" / "rbac.yaml")}
+EVERYWHERE = RBAC["ClusterRole", "", "elastic-controller"]["rules"]
+AT_HOME = RBAC["Role", HOME, "elastic-controller-lease"]["rules"]
+# What only a real API server asks for: when blockOwnerDeletion is set, and when an applied object
+# (a patch) is new.
+UNSEEN = {
+    "update elasticjobs/finalizers",
+    "create services",
+    "create poddisruptionbudgets",
+}
+
+
+def granted(rules: list[Object], request: Request) -> bool:
+    """Whether one of the rules allows a request."""
+    resource = request.kind.plural + (f"/{request.sub}" if request.sub else "")
+    return any(
+        request.verb in rule["verbs"]
+        and resource in rule["resources"]
+        and request.kind.group in rule["apiGroups"]
+        and request.name in rule.get("resourceNames", [request.name])
+        for rule in rules
+    )
+
+
+def labels(rules: list[Object]) -> set[str]:
+    """What rules grant, as requests are counted."""
+    return {
+        f"{verb} {resource}"
+        for rule in rules
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+    }
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    yield cluster
+    cluster.close()
+
+
+@contextmanager
+def controller(cluster: FakeCluster, tmp_path: Path) -> Iterator[None]:
+    """The controller as the Deployment starts it, on a free port."""
+    [deployment] = [
+        each
+        for each in objects(DEPLOY / "controller" / "controller.yaml")
+        if each["kind"] == "Deployment"
+    ]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    arguments = [*container["command"][1:], *container["args"], "--liveness-port=0"]
+    surroundings = {
+        **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        "KUBECONFIG": str(cluster.kubeconfig(tmp_path / "kubeconfig")),
+        "POD_NAME": "elastic-controller-0",
+        "POD_NAMESPACE": HOME,
+        "ELASTIC_ETCD_IMAGE": "etcd",
+    }
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], env=surroundings, stdout=log, stderr=log
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def a_life_of_jobs(cluster: FakeCluster) -> None:
+    """Makes the controller do everything that it can be made to do."""
+    [job] = jobs(SAMPLES / "digits.yaml")
+    job["metadata"]["namespace"] = "default"
+    cluster.add(JOB, job)
+
+    def runs(count: int) -> bool:
+        pods = cluster.pods("digits").values()
+        return [pod["status"]["phase"] for pod in pods] == ["Running"] * count
+
+    def is_gone(kind: Kind) -> bool:
+        return not cluster.store.list(kind)
+
+    cluster.wait_for(lambda: runs(2), "two pods run")
+    for size in (3, 1):
+        cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"replicas": size}}}})
+        cluster.wait_for(lambda size=size: runs(size), f"{size} pods run")
+    cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
+    cluster.wait_for(lambda: runs(0) and is_gone(BUDGET), "the job is suspended")
+    cluster.edit(JOB, "digits", {"spec": {"suspend": False}})
+    cluster.wait_for(lambda: runs(1), "the job goes on")
+    cluster.kubelet.finish("default", "digits-worker-0", 0)
+    cluster.wait_for(lambda: is_gone(SERVICE), "the job has ended")
+    cluster.edit(JOB, "digits", {"spec": {"ttlSecondsAfterFinished": 0}})
+    cluster.wait_for(lambda: is_gone(JOB), "the job is deleted")
+
+
+@pytest.mark.timeout(120)
+def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    refused: set[str] = set()
+
+    def is_refused(request: Request) -> bool:
+        rules = EVERYWHERE + (AT_HOME if request.namespace == HOME else [])
+        if granted(rules, request):
+            return False
+        refused.add(request.label)
+        return True
+
+    # What users may do is not looked at: they work on the store.
+    with (
+        cluster.trouble(is_refused, 403, "Forbidden", "no rule grants that"),
+        controller(cluster, tmp_path),
+    ):
+        a_life_of_jobs(cluster)
+    assert refused == set(), (tmp_path / "log").read_text()
+    used = set(cluster.counts())
+    assert labels(EVERYWHERE + AT_HOME) - used == UNSEEN
