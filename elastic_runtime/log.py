@@ -198,6 +198,9 @@ _LINES: dict[str, Line] = {
     "workers.cold": Line(
         "workers start cold, seconds slower each: {why}", "warning", whole_job=False
     ),
+    "metrics.off": Line(
+        "no metrics: cannot listen at {where} (--metrics-port): {why}", "warning", whole_job=False
+    ),
     "worker.stuck": Line(
         "workers {local_ranks} do not leave the broken round ({why}): they are replaced",
         "warning",
@@ -222,6 +225,18 @@ _LINES: dict[str, Line] = {
         "{entries} of each rank begin anew: the checkpoint is of another world", "warning"
     ),
     "checkpoint.progress": Line("{doing}: {percent} %"),
+    "controller.waiting": Line("waiting: {reason}", "warning"),
+    "controller.ready": Line("looking after the ElasticJobs of namespaces: {namespace}"),
+    "controller.failed": Line("{reason}", "error", shown=False),  # said last, by the command
+    "controller.decided": Line("{job}: {reason}"),
+    "controller.refused": Line("{job}: {reason} (in {delay})", "warning"),
+    "controller.error": Line("{job}: {reason} (trying again in {delay})", "error"),
+    "controller.event_lost": Line("{job}: an event was not taken: {reason}", "warning"),
+    "controller.watch_broken": Line("the watch of {kind} broke: {reason}", "warning"),
+    "controller.kopf": Line("kopf: {reason}", "warning"),
+    "lease.held": Line("this controller leads"),
+    "lease.waiting": Line("{holder} leads; standing by"),
+    "lease.failed": Line("the Lease: {reason}", "warning"),
 }
 # Not an event of the program's: the console has waited long enough for a recovery.
 _OVERDUE = "console.overdue"

@@ -115,7 +115,7 @@ class _Warnings(logging.Handler):
         self._told = emit
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._told("kopf.said", level=record.levelname.lower(), reason=record.getMessage())
+        self._told("controller.kopf", level=record.levelname.lower(), reason=record.getMessage())
 
 
 def _hear_warnings(emit: Emit) -> None:

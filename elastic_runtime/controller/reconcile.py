@@ -115,7 +115,7 @@ class Reconciler:
         plan = self._decide(job, self._world.observe(key, problems), now)
         actions = [one for one in plan.actions if not (waits and adds(one))]
         if plan.reason and (actions or plan.events):
-            self._emit("job.decided", job="/".join(key), reason=plan.reason)
+            self._emit("controller.decided", job="/".join(key), reason=plan.reason)
         outcome = await self._performer.perform(key, actions)
         if outcome.deleted:
             return
@@ -141,7 +141,7 @@ class Reconciler:
         self._setbacks[key] = after
         self._metrics.refused.inc()
         for problem in outcome.problems:
-            self._emit("job.refused", job="/".join(key), reason=str(problem), delay=pause)
+            self._emit("controller.refused", job="/".join(key), reason=str(problem), delay=pause)
         return after
 
     async def _write(self, key: Key, job: Json, plan: Plan) -> None:
@@ -163,14 +163,14 @@ class Reconciler:
             try:
                 await announce(self._api, job, event)
             except ApiError as error:
-                self._emit("event.lost", job="/".join(key), reason=str(error))
+                self._emit("controller.event_lost", job="/".join(key), reason=str(error))
 
     def _failed(self, key: Key, why: str, passing: bool) -> None:
         before = self._setbacks.get(key, Setback())
         self._metrics.errors.inc()
         pause = before.pause(_SOON if passing else 1.0)
         self._setbacks[key] = Setback(0.0, before.tries + 1, before.problems)
-        self._emit("job.error", job="/".join(key), reason=why, delay=pause)
+        self._emit("controller.error", job="/".join(key), reason=why, delay=pause)
         self._queue.put_later(key, pause)
 
 

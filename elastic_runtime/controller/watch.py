@@ -73,7 +73,7 @@ class Watch:
             self._version = ""
         if error.expired:
             return 0.0
-        self.emit("watch.broken", kind=self.resource.plural, reason=str(error))
+        self.emit("controller.watch_broken", kind=self.resource.plural, reason=str(error))
         self._pause, pause = min(2 * self._pause, _LONGEST_PAUSE), self._pause
         return pause
 
