@@ -16,11 +16,11 @@ from elastic_runtime.controller.fields import InvalidSpec, Section
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from elastic_runtime.controller.model import Json
 
-__all__ = ["Checkpoint", "Etcd", "InvalidSpec", "JobSpec", "Rule", "holder_of_run"]
+__all__ = ["Checkpoint", "Etcd", "InvalidSpec", "JobSpec", "Rule"]
 
 GROUP = "elastic.pytorch.org"
 VERSION = "v1alpha1"
@@ -259,48 +259,6 @@ class JobSpec:
         if self.run_name:
             return self.run_name if attempt == 0 else f"{self.run_name}-{attempt}"
         return f"{self.uid}-{attempt}"
-
-
-def holder_of_run(job: Json, others: Iterable[Json]) -> str:
-    """Says which other job meets under the same ``rdzvId`` in the same store, and was first.
-
-    Args:
-        job: an ElasticJob.
-        others: all ElasticJobs of the cluster, it may be among them.
-
-    Returns:
-        ``namespace/name`` of the job that may run under this id; "" if that is ``job`` itself.
-    """
-    meeting = _meeting(job)
-    if meeting is None:
-        return ""
-    rivals = [each for each in others if _meeting(each) == meeting and not _over(each)]
-    first = min([job, *rivals], key=_age)
-    return "" if _age(first) == _age(job) else "/".join(_key(first))
-
-
-def _meeting(job: Json) -> tuple[str, str] | None:
-    spec = job.get("spec") or {}
-    endpoint, name = spec.get("rdzvEndpoint"), spec.get("rdzvId")
-    return (str(endpoint), str(name)) if endpoint and name else None
-
-
-def _over(job: Json) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return any(
-        each.get("type") in ("Succeeded", "Failed") and each.get("status") == "True"
-        for each in conditions
-    )
-
-
-def _age(job: Json) -> tuple[str, str]:
-    metadata = job.get("metadata") or {}
-    return str(metadata.get("creationTimestamp", "")), str(metadata.get("uid", ""))
-
-
-def _key(job: Json) -> tuple[str, str]:
-    metadata = job.get("metadata") or {}
-    return str(metadata.get("namespace", "")), str(metadata.get("name", ""))
 
 
 # ---------------------------------------------------------------- fields of more than one value

@@ -106,7 +106,7 @@ class World:
                 "their workers would take each other for their own: choose another rdzvId, or "
                 "leave it out"
             )
-            return Problem("RunIdTaken", message, "spec.rdzvId")
+            return Problem("RunIdTaken", message, "spec.rdzvId", blocks=True)
         return None
 
     def _rivals(self, key: Key, job: Json) -> list[Key]:

@@ -1,0 +1,76 @@
+"""ElasticJobs for tests, as the API server would have them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+UID = "6f1c"
+
+CLASSIC: dict[str, Any] = {
+    "apiVersion": "elastic.pytorch.org/v1alpha1",
+    "kind": "ElasticJob",
+    "metadata": {"name": "imagenet", "namespace": "elastic-job", "uid": UID, "generation": 1},
+    "spec": {
+        "rdzvEndpoint": "etcd-service:2379",
+        "minReplicas": 1,
+        "maxReplicas": 2,
+        "replicaSpecs": {
+            "Worker": {
+                "replicas": 2,
+                "restartPolicy": "ExitCode",
+                "template": {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "elasticjob-worker",
+                                "image": "torchelastic/examples:0.2.0",
+                                "imagePullPolicy": "Always",
+                                "args": ["--nproc_per_node=1", "/workspace/main.py", "--epochs=1"],
+                            }
+                        ]
+                    },
+                },
+            }
+        },
+    },
+}
+
+
+def job(*, replicas: int | None = 2, worker: dict[str, Any] | None = None, **spec: Any) -> Any:
+    """A job of 1 to 4 pods with an etcd of its own.
+
+    Args:
+        replicas: pods asked for; None: left out.
+        worker: further fields of ``replicaSpecs.Worker``.
+        spec: further fields of the spec; one that is None is left out.
+    """
+    sized = {} if replicas is None else {"replicas": replicas}
+    made: dict[str, Any] = {
+        "apiVersion": "elastic.pytorch.org/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": "digits", "namespace": "ns", "uid": UID, "generation": 1},
+        "spec": {
+            "minReplicas": 1,
+            "maxReplicas": 4,
+            "replicaSpecs": {
+                "Worker": {
+                    "template": {"spec": {"containers": [{"name": "main", "image": "img:1"}]}},
+                    **sized,
+                    **(worker or {}),
+                }
+            },
+            **spec,
+        },
+    }
+    made["spec"] = {name: value for name, value in made["spec"].items() if value is not None}
+    return copy.deepcopy(made)
+
+
+def container(job: Any, **fields: Any) -> Any:
+    """The job with these fields in its worker container."""
+    made = copy.deepcopy(job)
+    made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0].update(fields)
+    return made
