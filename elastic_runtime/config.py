@@ -21,6 +21,8 @@ MODULE = "module"
 COMMAND = "command"
 FUNCTION = "function"
 
+LOOPBACK = "127.0.0.1"
+
 # The part of the fence time-out that is left for an agent without a store to stop its workers in.
 FENCE_REST = 0.2
 
@@ -191,6 +193,8 @@ class JobConfig:
         event_log_handler: torchrun's option of that name.
         snapshot_memory: how much of it snapshots of the training state may take on this node.
         health_port: torchrun's health check; 0 means none.
+        metrics_port: where metrics and probes are served; 0 means nowhere.
+        metrics_host: the address to serve them at.
         log_format: ``console``, ``json`` or ``auto``.
     """
 
@@ -216,6 +220,8 @@ class JobConfig:
     event_log_handler: str = "null"
     snapshot_memory: MemoryLimit = MemoryLimit(share=0.25)
     health_port: int = 0
+    metrics_port: int = 0
+    metrics_host: str = LOOPBACK
     log_format: str = "auto"
 
     def __post_init__(self) -> None:
@@ -238,6 +244,8 @@ class JobConfig:
             )
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts is {self.max_restarts}: it cannot be negative")
+        if not 0 <= self.metrics_port <= 65535:
+            raise UsageError(f"--metrics-port is {self.metrics_port}: a port is at most 65535")
         times = self.timeouts
         if times.fence < times.shortest_fence:
             raise UsageError(

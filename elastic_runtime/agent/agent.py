@@ -54,6 +54,7 @@ from elastic_runtime.agent.life import (
     StopWorkers,
     WorkerLeft,
 )
+from elastic_runtime.agent.metrics import TROUBLE, TURNED
 from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.snapshots import SnapshotStore
 from elastic_runtime.agent.watchdogs import Watchdogs
@@ -96,6 +97,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         address: where other nodes reach this one.
         emit: where events go.
         ahead: the first fork server, if it has been started already.
+        watch: where that goes which only measurements need; None: nothing is measured.
     """
 
     def __init__(
@@ -106,11 +108,13 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         address: str,
         emit: Emit,
         ahead: Ahead | None = None,
+        watch: Emit | None = None,
     ) -> None:
         super().__init__(spec)
         times = config.timeouts
         self._config = config
         self._emit = emit
+        self._watch = watch
         self._inbox: queue.SimpleQueue[Event | FromWorker | workers.WorkerEvent] = (
             queue.SimpleQueue()
         )
@@ -162,6 +166,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         while self._finish is None:
             self._participant.beat()
             self._turned = time.time()
+            self._observe(TURNED)
             self._look_for_progress()
             timeout = max(0.0, min(self._alarm - time.monotonic(), _BEAT))
             try:
@@ -252,8 +257,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
     def _exited(self, item: workers.WorkerExited) -> Event:
         state = self._life.state
         event = self._crew.exited(item, state.told_to_stop)
-        if event.fault is not None and self._trouble_at is None:
-            self._trouble_at = time.monotonic()
+        if event.fault is not None:
+            self._note_trouble()
         return event
 
     def _tell(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -380,6 +385,12 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
     def _note_trouble(self) -> None:
         if self._trouble_at is None:
             self._trouble_at = time.monotonic()
+            self._observe(TROUBLE)
+
+    def _observe(self, name: str) -> None:
+        if self._watch is not None:
+            step, count, moment = self._crew.progress()
+            self._watch(name, step=step, count=count, moment=moment)
 
     def _with_progress(self, fault: FaultReport) -> FaultReport:
         """The report with what this node's workers had reached, whyever they ended."""

@@ -308,6 +308,16 @@ class Crew:
         """The highest step that a worker has reported; -1: none."""
         return max((post.progress.read()[0] for post in self._posts.values()), default=-1)
 
+    def progress(self) -> tuple[int, int, float]:
+        """The step that a worker has reported last, which of its steps that was, and when.
+
+        Returns:
+            The step, the number, and seconds on the monotonic clock; -1, 0, 0.0: none so far.
+        """
+        seen = (post.progress.read() for post in self._posts.values())
+        step, count, moment = max(seen, key=lambda one: one[2], default=(-1, 0, 0))
+        return step, count, moment / 1e9
+
     def idle(self) -> float | None:
         """Seconds since a worker has last reported a step; None before the first one."""
         moments = [p.progress.read()[2] for p in self._posts.values() if p.progress.read()[1]]

@@ -30,6 +30,21 @@ from elastic_runtime.rendezvous.budget import root_cause
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from elastic_runtime.protocol.records import RoundRecord
+
+
+def begun(last: RoundRecord, group_rank: int) -> Report:
+    """Tells people of a round that this node is in."""
+    fields = {
+        "round": last.number,
+        "workers": last.world_size,
+        "nodes": len(last.members),
+        "reason": last.reason,
+        "group_rank": group_rank,
+        "restarts": last.budget.restarts,
+    }
+    return Report("round.sealed", fields)
+
 
 def boot(state: State, actions: Iterable[Action] = ()) -> Step:
     """In place: starts every worker that has no process, to be ready for a round."""

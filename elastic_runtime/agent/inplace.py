@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.ends import boot, failure, leave_with, stop_all
+from elastic_runtime.agent.ends import begun, boot, failure, leave_with, stop_all
 from elastic_runtime.agent.faults import signal_name
 from elastic_runtime.agent.life import (
     Action,
@@ -172,18 +172,11 @@ def _sealed(state: State, event: Sealed) -> Step:
         fault = replace(fault, consequence=True)
         left = SayLeft(last.number, fault, stays=True, workers=state.available)
         return Step(state, (left,), fault.reason)
-    fields = {
-        "round": last.number,
-        "workers": last.world_size,
-        "nodes": len(last.members),
-        "reason": last.reason,
-        "group_rank": event.group_rank,
-    }
     actions: list[Action] = []
     if last.budget.failures > before:
         used = {"reason": last.reason, "failures": last.budget.failures}
         actions.append(Report("fault.retry", {**used, "budget": state.settings.max_restarts}))
-    actions.append(Report("round.sealed", fields))
+    actions.append(begun(last, event.group_rank))
     return _enter(state, chosen, actions)
 
 

@@ -109,18 +109,31 @@ def _named(config: JobConfig) -> Iterator[JobConfig]:
 
 def _run(config: JobConfig, emit: Emit, ahead: Ahead) -> tuple[ElasticAgent, dict[int, Any]]:
     started = time.monotonic()
-    agent = _make_agent(config, emit, ahead)
-    with _signals(config, agent):
-        result = agent.run(config.role)
-    seconds = round(time.monotonic() - started, 1)
-    if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
-        emit("job.done", seconds=seconds)
-    elif agent.finish is not None and agent.finish.outcome is not None:
-        emit("job.failed", reason=agent.finish.message, seconds=seconds)
+    with _measured(config, emit) as (emit, watch):
+        agent = _make_agent(config, emit, ahead, watch)
+        with _signals(config, agent):
+            result = agent.run(config.role)
+        seconds = round(time.monotonic() - started, 1)
+        if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
+            emit("job.done", seconds=seconds)
+        elif agent.finish is not None and agent.finish.outcome is not None:
+            emit("job.failed", reason=agent.finish.message, seconds=seconds)
     return agent, dict(result.return_values) if result else {}
 
 
-def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead) -> ElasticAgent:
+@contextmanager
+def _measured(config: JobConfig, emit: Emit) -> Iterator[tuple[Emit, Emit | None]]:
+    """Where events go, and what only measurements need, if somebody wants them."""
+    if not config.metrics_port:
+        yield emit, None
+        return
+    from elastic_runtime.agent.meter import Meter
+
+    with Meter(config, emit) as meter:
+        yield meter.emit, meter.watch
+
+
+def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Emit | None) -> ElasticAgent:
     # Not before the fork server is on its way: this imports torch.
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
@@ -141,7 +154,7 @@ def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead) -> ElasticAgent:
         event_log_handler=config.event_log_handler,
     )
     address = own_address(config.local_addr, config.endpoint)
-    return ElasticAgent(config, spec, store, address, emit, ahead)
+    return ElasticAgent(config, spec, store, address, emit, ahead, watch)
 
 
 class _signals:

@@ -21,7 +21,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent import inplace
-from elastic_runtime.agent.ends import all_ended, boot, end, failure, leave_with, stop_all
+from elastic_runtime.agent.ends import (
+    all_ended,
+    begun,
+    boot,
+    end,
+    failure,
+    leave_with,
+    stop_all,
+)
 from elastic_runtime.agent.faults import signal_name
 from elastic_runtime.agent.life import (
     Action,
@@ -190,14 +198,7 @@ def _sealed(state: State, event: Sealed) -> Step:
         fault = FaultReport(last.number, START, "the fork server had died", signature="server")
         state = replace(state, phase=Phase.STOPPING, alive=frozenset(), faults=(fault,))
         return Step(state, (), "no fork server")
-    fields = {
-        "round": last.number,
-        "workers": last.world_size,
-        "nodes": len(last.members),
-        "reason": last.reason,
-        "group_rank": event.group_rank,
-    }
-    sealed = (Report("round.sealed", fields), StartWorkers(last, event.group_rank))
+    sealed = (begun(last, event.group_rank), StartWorkers(last, event.group_rank))
     if last.budget.failures > before:
         used = {"reason": last.reason, "failures": last.budget.failures}
         used["budget"] = state.settings.max_restarts

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from elastic_runtime.cli.endpoint import read_access
 from elastic_runtime.cli.entry import check_entry, read_entry
 from elastic_runtime.cli.place import (
-    LOOPBACK,
     Embedded,
     Torchruns,
     choose_place,
@@ -22,7 +21,7 @@ from elastic_runtime.cli.place import (
 )
 from elastic_runtime.cli.resolve import Surroundings, job_config
 from elastic_runtime.cli.settings import VARIABLES
-from elastic_runtime.config import SCRIPT
+from elastic_runtime.config import LOOPBACK, SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 # What belongs to one node or one place, and is said anew for each further node.
 _SAID_ANEW = (
-    *("min", "max", "nnodes", "local_nodes", "node_name", "config"),
+    *("min", "max", "nnodes", "local_nodes", "node_name", "metrics_port", "config"),
     *("listen", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
     *("monitor_interval", "start_method", "logs_specs"),
     *("node_rank", "master_addr", "master_port"),
@@ -96,11 +95,20 @@ def join_command(job: Job, config: JobConfig) -> str:
 def local_commands(job: Job, config: JobConfig) -> dict[str, list[str]]:
     """The arguments of each local node, by its name."""
     prefix = config.node_name or "node"
-    names = [f"{prefix}{number}" for number in range(job.local_nodes)]
     return {
-        name: [*_flags(job, config), "--node-name", name, job.line.script, *job.line.args]
-        for name in names
+        f"{prefix}{number}": [
+            *_flags(job, config),
+            *("--node-name", f"{prefix}{number}"),
+            *_metrics_port(config, number),
+            *(job.line.script, *job.line.args),
+        ]
+        for number in range(job.local_nodes)
     }
+
+
+def _metrics_port(config: JobConfig, number: int) -> list[str]:
+    """Local nodes are on one machine: each has a port of its own."""
+    return ["--metrics-port", str(config.metrics_port + number)] if config.metrics_port else []
 
 
 def local_environ(job: Job, environ: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli import kinds
-from elastic_runtime.config import MemoryLimit
+from elastic_runtime.config import LOOPBACK, MemoryLimit
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.kinds import Kind
@@ -200,6 +200,23 @@ OURS: tuple[Option, ...] = (
         "console: calm lines for people; json: one object a line; "
         "auto: console on a terminal (auto)",
         "auto",
+    ),
+    _ours(
+        "--metrics-port",
+        kinds.PORT,
+        SHOWN,
+        "PORT",
+        "serve /metrics, /status, /healthz and /readyz of this node's agent at this port; with "
+        "--local-nodes, of node i at PORT + i; 0: nowhere (0)",
+        0,
+    ),
+    _ours(
+        "--metrics-host",
+        kinds.TEXT,
+        SHOWN,
+        "ADDR",
+        "the address to serve them at; 0.0.0.0 or :: let other machines ask (127.0.0.1)",
+        LOOPBACK,
     ),
     _ours(
         "--config",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.cli import kinds
 from elastic_runtime.cli.torchrun_parser import import_torch
-from elastic_runtime.config import Endpoint, Entry, JobConfig, Output, Timeouts
+from elastic_runtime.config import LOOPBACK, Endpoint, Entry, JobConfig, Output, Timeouts
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _TORCHS_ATTEMPTS = 3.0
 _TORCHS_LOGS = "default"
 _TORCHS_INTERVAL = 5.0
+_LAST_PORT = 65535
 
 # Our options that set one time-out each.
 _OPTIONS = {
@@ -114,6 +115,8 @@ def job_config(
         event_log_handler=settings["event_log_handler"],
         snapshot_memory=settings["snapshot_memory"],
         health_port=_health_port(around),
+        metrics_port=_metrics_port(settings),
+        metrics_host=settings["metrics_host"] or LOOPBACK,  # "" would be every address
         log_format=settings["log_format"],
     )
 
@@ -221,6 +224,13 @@ def _health_port(around: Surroundings) -> int:
     if not around.health_port.isascii() or not around.health_port.isdigit():
         raise UsageError(f"TORCHELASTIC_HEALTH_CHECK_PORT={around.health_port!r} is no port")
     return int(around.health_port)
+
+
+def _metrics_port(settings: Settings) -> int:
+    given, nodes = settings.of("metrics_port"), settings["local_nodes"]
+    if given.value and given.value + nodes - 1 > _LAST_PORT:
+        raise UsageError(f"{given}: {nodes} nodes need a port each, and {_LAST_PORT} is the last")
+    return int(given.value)
 
 
 def notes(settings: Settings) -> list[str]:

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.place import LOOPBACK, Embedded, embedded_endpoint
+from elastic_runtime.cli.place import Embedded, embedded_endpoint
 from elastic_runtime.cli.torchrun_parser import import_torch
+from elastic_runtime.config import LOOPBACK
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:

@@ -305,6 +305,16 @@ class Budget:
     lost: int = 0
     planned: int = 0
 
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How many rounds have come to their end, by what ended them."""
+        return {
+            "failed": self.failures,
+            "killed": self.killed,
+            "lost": self.lost,
+            "planned": self.planned,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord(Record):

@@ -278,6 +278,35 @@ def test_local_nodes_have_names_and_the_script_as_typed(job_of: JobOf) -> None:
     assert "--local-nodes" not in commands["node0"]
 
 
+def test_each_local_node_has_a_port_for_its_metrics(job_of: JobOf) -> None:
+    for typed, environ in (("--metrics-port 9404", {}), ("", {"ELASTIC_METRICS_PORT": "9404"})):
+        job = job_of(f"--local-nodes 2 --metrics-host :: {typed} " + ETCD, **environ)
+        assert isinstance(job, Job)
+        ports = [words[words.index("--metrics-port") + 1] for words in _words(job)]
+        assert ports == ["9404", "9405"]
+        assert all("--metrics-host" in words for words in _words(job))
+        assert "ELASTIC_METRICS_PORT" not in local_environ(job, environ)
+        # On this machine it is taken; on another one it may be wanted, or not.
+        assert "--metrics-port" not in join_command(job, job.config)
+
+
+def _words(job: Job) -> list[list[str]]:
+    return list(local_commands(job, job.config).values())
+
+
+def test_there_are_ports_for_all_local_nodes(job_of: JobOf) -> None:
+    with pytest.raises(UsageError, match=r"--metrics-port=65535: 2 nodes need a port each"):
+        job_of("--local-nodes 2 --metrics-port 65535 " + ETCD)
+    with pytest.raises(UsageError, match=r"ELASTIC_METRICS_PORT='65536' is not a port"):
+        job_of(ETCD, ELASTIC_METRICS_PORT="65536")
+
+
+def test_nothing_is_served_unless_asked_for_and_to_nobody_else(job_of: JobOf) -> None:
+    assert _config(job_of, ETCD).metrics_port == 0
+    assert _config(job_of, ETCD, ELASTIC_METRICS_PORT="0").metrics_port == 0
+    assert _config(job_of, ETCD + " --metrics-port 9404").metrics_host == "127.0.0.1"
+
+
 def test_local_nodes_do_not_inherit_what_was_said_to_their_parent(
     parser: Parser, job_of: JobOf, folder: Path
 ) -> None:

@@ -1,0 +1,322 @@
+"""What an agent measures of its job: pure. ``fold(state, event, fields, now) → state``.
+
+Nothing is measured for its own sake: the agent's events say all there is to know, and two more,
+which are for this module alone, say what is no event for people (``TURNED``, ``TROUBLE``). All
+moments are seconds on the machine's monotonic clock. ``docs/operations.md`` says what each figure
+means; ``metrics_text`` writes them as Prometheus reads them, ``meter`` feeds and serves them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Fields = Mapping[str, Any]
+
+# The agent's loop has turned; ``step``, ``count`` and ``moment`` are the progress of its workers.
+TURNED = "agent.turned"
+# The round of this agent is about to end, or a worker of it has; fields as with ``TURNED``.
+TROUBLE = "round.trouble"
+
+FAILED, KILLED, LOST, PLANNED = CLASSES = ("failed", "killed", "lost", "planned")
+DETECT, RENDEZVOUS, START, RESTORE, FIRST_STEP = PHASES = (
+    *("detect", "rendezvous", "start", "restore"),
+    "first_step",
+)
+# Upper bounds in seconds, from a fault that is mended in place to a model of terabytes.
+BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+# An agent whose loop has not turned for so long hangs. It has lost its lease long before.
+HANGS_AFTER = 60.0
+
+_NONE = dict.fromkeys(CLASSES, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often something took how long.
+
+    Attributes:
+        counts: by the first of ``BOUNDS`` that is not below it; the last one is for the rest.
+        total: the sum of all.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
+    total: float = 0.0
+
+    def with_(self, seconds: float) -> Histogram:
+        """With one more."""
+        place = bisect_left(BOUNDS, seconds)
+        counts = (*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :])
+        return Histogram(counts, self.total + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A round that came to its end, and the way to the first step after it.
+
+    Attributes:
+        at: when this agent knew.
+        stepped: when its workers had made their last step; 0.0: none.
+        restarts: those until then, by class.
+        restored: when rank 0 had its state again; None: it has not said so.
+        restoring: how many seconds that took it.
+    """
+
+    at: float
+    stepped: float
+    restarts: Mapping[str, int]
+    restored: float | None = None
+    restoring: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that is known.
+
+    Attributes:
+        began: when the agent began.
+        turned: when its loop last turned; None: not yet, or never again.
+        round, world, nodes, rank: of the last round that this node was in; rank is the node's.
+        sealed: when that round began.
+        ready: the node is in it.
+        restarts: rounds of the whole job that came to their end, by class.
+        trouble: set from the end of a round to the first step of the next one.
+        recovery: seconds by phase and class, where this node has rank 0.
+        step: the last one of the node's workers; -1: none.
+        stepped: when that was.
+        peak: the last step before this round.
+        first: the round has made a step.
+        counted: steps of the round, as its workers count them.
+        steps: all steps of the node's workers, also those made twice.
+        training: seconds in which they advanced.
+        lost: steps that had to be made again.
+        checkpoint_step: of the last checkpoint that was saved or resumed from; -1: none.
+        checkpoint_bytes: of the last one that was saved; None: none was.
+        saving: seconds of saves.
+        saved_bytes: of all saves.
+        saves_failed: how many.
+        snapshot_step, snapshot_bytes: of the last snapshot.
+    """
+
+    began: float
+    turned: float | None = None
+    round: int = 0
+    world: int = 0
+    nodes: int = 0
+    rank: int = -1
+    sealed: float = 0.0
+    ready: bool = False
+    restarts: Mapping[str, int] = field(default_factory=lambda: _NONE)
+    trouble: Trouble | None = None
+    recovery: Mapping[tuple[str, str], Histogram] = field(default_factory=dict)
+    step: int = -1
+    stepped: float = 0.0
+    peak: int = -1
+    first: bool = False
+    counted: int = 0
+    steps: int = 0
+    training: float = 0.0
+    lost: int = 0
+    checkpoint_step: int = -1
+    checkpoint_bytes: int | None = None
+    saving: Histogram = Histogram()
+    saved_bytes: int = 0
+    saves_failed: int = 0
+    snapshot_step: int = -1
+    snapshot_bytes: int | None = None
+
+    def goodput(self, now: float) -> float | None:
+        """The share of the time since the agent began in which steps advanced that still count.
+
+        Returns:
+            None if the workers report no steps.
+        """
+        if not self.steps or now <= self.began:
+            return None
+        kept = 1.0 - min(1.0, self.lost / self.steps)
+        return self.training * kept / (now - self.began)
+
+    def status(self, run_id: str, node: str) -> dict[str, Any]:
+        """What the controller asks for; the step is -1 while there is none."""
+        return {
+            "run_id": run_id,
+            "node": node,
+            "round": self.round,
+            "world": self.world,
+            "step": self.step,
+            "checkpoint_step": self.checkpoint_step,
+            "ready": self.ready,
+            "restarts": dict(self.restarts),
+        }
+
+    def hangs(self, now: float) -> float | None:
+        """Seconds since the agent's loop turned, if they are too many."""
+        idle = now - self.turned if self.turned is not None else 0.0
+        return idle if idle > HANGS_AFTER else None
+
+
+def fold(state: Measured, name: str, fields: Fields, now: float) -> Measured:
+    """What is known after an event.
+
+    Args:
+        state: what was known before.
+        name: of the event; one that says nothing of interest changes nothing.
+        fields: of the event.
+        now: when it happened.
+    """
+    change = _CHANGES.get(name)
+    return change(state, fields, now) if change is not None else state
+
+
+# ---------------------------------------------------------------- steps
+
+
+def _turned(state: Measured, fields: Fields, now: float) -> Measured:
+    return replace(_progress(state, fields), turned=now)
+
+
+def _progress(state: Measured, fields: Fields) -> Measured:
+    """Steps are seen from time to time, not one by one: so many since the last time."""
+    step, count, moment = fields["step"], fields["count"], fields["moment"]
+    # Until the first step of a round, its workers show the last one of the round before.
+    if not state.ready or moment <= max(state.stepped, state.sealed):
+        return state
+    more = max(0, count - state.counted)
+    return replace(
+        state,
+        step=step,
+        stepped=moment,
+        first=True,
+        counted=state.counted + more,
+        steps=state.steps + more,
+        # What comes before the first step is the recovery, or the start of the job.
+        training=state.training + (moment - state.stepped if state.first else 0.0),
+    )
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def _sealed(state: Measured, fields: Fields, now: float) -> Measured:
+    return replace(
+        state,
+        round=fields["round"],
+        world=fields["workers"],
+        nodes=fields["nodes"],
+        rank=fields["group_rank"],
+        restarts={**_NONE, **fields["restarts"]},
+        sealed=now,
+        ready=True,
+        peak=state.step,
+        first=False,
+        counted=0,
+    )
+
+
+def _trouble(state: Measured, fields: Fields, now: float) -> Measured:
+    state = _progress(state, fields)
+    return replace(state, trouble=Trouble(now, state.stepped, state.restarts))
+
+
+def _left(state: Measured, fields: Fields, now: float) -> Measured:
+    return replace(state, ready=False)
+
+
+def _entered(state: Measured, fields: Fields, now: float) -> Measured:
+    return _restored(state, fields, now, fields["sync"])
+
+
+def _resumed(state: Measured, fields: Fields, now: float) -> Measured:
+    if fields.get("source") == "storage":
+        state = replace(state, checkpoint_step=fields["step"])
+    return _restored(state, fields, now, fields["seconds"])
+
+
+def _restored(state: Measured, fields: Fields, now: float, seconds: float) -> Measured:
+    if state.trouble is None or fields.get("round") != state.round:
+        return state
+    return replace(state, trouble=replace(state.trouble, restored=now, restoring=seconds))
+
+
+def _recovered(state: Measured, fields: Fields, now: float) -> Measured:
+    trouble, first = state.trouble, fields["step"]
+    if trouble is None:
+        return state
+    state = replace(state, trouble=None)
+    if 0 <= first <= state.peak:
+        state = replace(state, lost=state.lost + state.peak - first + 1)
+    if state.rank != 0:  # one node tells of each recovery, so that a sum over all counts it once
+        return state
+    why = _class(state.restarts, trouble.restarts)
+    recovery = dict(state.recovery)
+    for phase, seconds in _phases(trouble, state.sealed, now).items():
+        if phase != DETECT or why != PLANNED:
+            key = phase, why
+            recovery[key] = recovery.get(key, Histogram()).with_(max(0.0, seconds))
+    return replace(state, recovery=recovery)
+
+
+def _class(after: Mapping[str, int], before: Mapping[str, int]) -> str:
+    """What the recovery was from; of several, what weighs most."""
+    return next((one for one in CLASSES if after[one] > before[one]), PLANNED)
+
+
+def _phases(trouble: Trouble, sealed: float, now: float) -> dict[str, float]:
+    """How long each phase took; those that nobody can tell are missing."""
+    phases = {RENDEZVOUS: sealed - trouble.at}
+    if trouble.stepped:
+        phases[DETECT] = trouble.at - trouble.stepped
+    restored = trouble.restored
+    if restored is None:
+        return {**phases, FIRST_STEP: now - sealed}
+    return {
+        **phases,
+        START: restored - trouble.restoring - sealed,
+        RESTORE: trouble.restoring,
+        FIRST_STEP: now - restored,
+    }
+
+
+def _ended(state: Measured, fields: Fields, now: float) -> Measured:
+    return replace(state, ready=False, turned=None)
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def _saved(state: Measured, fields: Fields, now: float) -> Measured:
+    return replace(
+        state,
+        checkpoint_step=fields["step"],
+        checkpoint_bytes=fields["bytes"],
+        saved_bytes=state.saved_bytes + fields["bytes"],
+        saving=state.saving.with_(fields["seconds"]),
+    )
+
+
+def _save_failed(state: Measured, fields: Fields, now: float) -> Measured:
+    return replace(state, saves_failed=state.saves_failed + 1)
+
+
+def _snapshot(state: Measured, fields: Fields, now: float) -> Measured:
+    return replace(state, snapshot_step=fields["step"], snapshot_bytes=fields["bytes"])
+
+
+_CHANGES: dict[str, Callable[[Measured, Fields, float], Measured]] = {
+    TURNED: _turned,
+    TROUBLE: _trouble,
+    "round.sealed": _sealed,
+    "round.left": _left,
+    "round.entered": _entered,
+    "round.recovered": _recovered,
+    "checkpoint.resumed": _resumed,
+    "checkpoint.saved": _saved,
+    "checkpoint.save_failed": _save_failed,
+    "snapshot.taken": _snapshot,
+    "job.done": _ended,
+    "job.failed": _ended,
+}
