@@ -63,9 +63,11 @@ class MetricsServer:
         self._answer = answer
         self._patience = patience
         self._clients = 0
-        # Bound here, so that the caller hears of a port that is taken.
+        both = host == "::" and socket.has_dualstack_ipv6()
+        if host == "::" and not both:
+            host = "0.0.0.0"  # a machine without IPv6: these are all addresses that it has
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+        # Bound here, so that the caller hears of a port that is taken.
         self._socket = socket.create_server((host, port), family=family, dualstack_ipv6=both)
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()

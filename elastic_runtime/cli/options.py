@@ -215,7 +215,8 @@ OURS: tuple[Option, ...] = (
         kinds.TEXT,
         SHOWN,
         "ADDR",
-        "the address to serve them at; 0.0.0.0 or :: let other machines ask (127.0.0.1)",
+        "the address to serve them at; 0.0.0.0, or :: for IPv6 as well, lets other machines ask "
+        "(127.0.0.1)",
         LOOPBACK,
     ),
     _ours(

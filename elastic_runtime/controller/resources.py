@@ -317,6 +317,7 @@ def _environment(
         "PET_NNODES": f"{bounds[0]}:{bounds[1]}",
         "ELASTIC_NODE_NAME": name,
         "ELASTIC_METRICS_PORT": str(METRICS_PORT),
+        "ELASTIC_METRICS_HOST": "::",  # every address: the controller asks, and port-forward
         "ELASTIC_GRACE": str(max(grace - _GOODBYE, 1)),
     }
     if "://" not in endpoint:

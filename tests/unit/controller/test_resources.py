@@ -71,6 +71,7 @@ def test_a_pod_is_told_all_that_its_agent_needs() -> None:
         "PET_MAX_RESTARTS": "0",
         "ELASTIC_NODE_NAME": "digits-worker-3",
         "ELASTIC_METRICS_PORT": "9404",
+        "ELASTIC_METRICS_HOST": "::",
         "ELASTIC_GRACE": "25",
         "ELASTIC_CHECKPOINT": "s3://b/c",
     }
