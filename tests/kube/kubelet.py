@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 from tests.kube.kinds import POD
@@ -27,7 +28,8 @@ class Kubelet:
         self.removes = True
         self.capacity: int | None = None
         self._store, self._server = store, server
-        self._addresses = 0
+        # Addresses that a test's agents can listen at; another test's are others.
+        self._net, self._addresses = random.randint(2, 250), 0
         store.listeners.append(self._on_change)
 
     def run(self, namespace: str, name: str, ready: bool = True) -> None:
@@ -41,7 +43,7 @@ class Kubelet:
             {
                 "phase": "Running",
                 "startTime": now(),
-                "podIP": f"127.1.{high}.{low + 1}",
+                "podIP": f"127.{self._net}.{high}.{low + 1}",
                 "hostIP": "127.0.0.1",
                 "conditions": _conditions(PodScheduled=True, Initialized=True, Ready=ready),
             },

@@ -1,0 +1,156 @@
+"""The controller as a process of its own, against the fake API server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import processes
+from tests.etcd_server import free_port
+from tests.kube.cluster import FakeCluster
+from tests.kube.kinds import JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_PATIENCE = 20.0
+NAMESPACE = "default"
+
+
+class Running:
+    """A controller that was started."""
+
+    def __init__(self, command: list[str], log: Path, config: Path, port: int) -> None:
+        self.log, self._port = log, port
+        with log.open("w") as stream:
+            self.process = subprocess.Popen(
+                command,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "KUBECONFIG": str(config)},
+            )
+
+    def probe(self, path: str) -> tuple[int, str]:
+        """What it answers at ``/readyz`` and the like; code 0 if it does not listen yet."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as said:
+                return said.status, said.read().decode()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, refused.read().decode()
+        except OSError:
+            return 0, ""
+
+    def wait_until_ready(self) -> None:
+        """Returns when it looks after jobs."""
+        self.wait_for_log("controller.ready")
+
+    def wait_for_log(self, words: str) -> None:
+        """Returns when it has written something."""
+        processes.wait_for(
+            lambda: words in self.log.read_text(), _PATIENCE, f"{words!r} in the log", self.story
+        )
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Sends a signal, and gives the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(_PATIENCE)
+
+    def story(self) -> str:
+        """Its log."""
+        return self.log.read_text()[-8000:]
+
+
+Start = "Callable[..., Running]"
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """An empty cluster."""
+    fake = FakeCluster()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def start(cluster: FakeCluster, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts controllers; options are those of the command."""
+    started: list[Running] = []
+
+    def start(*options: str, ready: bool = True) -> Running:
+        port, number = free_port(), len(started)
+        config = cluster.kubeconfig(tmp_path / "kubeconfig")
+        command = [sys.executable, "-m", "elastic_runtime.controller", *options]
+        command += ["--liveness-port", str(port)]
+        running = Running(command, tmp_path / f"controller{number}.log", config, port)
+        started.append(running)
+        if ready:
+            running.wait_until_ready()
+        return running
+
+    yield start
+    for running in started:
+        running.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def controller(start: Callable[..., Running]) -> Running:
+    """One controller that looks after all jobs."""
+    return start()
+
+
+@pytest.fixture
+def submit(cluster: FakeCluster) -> Callable[..., dict[str, Any]]:
+    """Submits a job; keywords go into its spec."""
+
+    def submit(name: str = "digits", replicas: int = 2, **spec: Any) -> dict[str, Any]:
+        container = {"name": "elasticjob-worker", "image": "train", "args": ["train.py"]}
+        template = {"spec": {"containers": [container]}}
+        worker = {"replicas": replicas, "template": template} | spec.pop("worker", {})
+        namespace = spec.pop("namespace", NAMESPACE)
+        whole = {"minReplicas": 1, "maxReplicas": 4, "replicaSpecs": {"Worker": worker}, **spec}
+        job = {
+            "apiVersion": JOB.api_version,
+            "kind": JOB.name,
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": whole,
+        }
+        return cluster.add(JOB, job)
+
+    return submit
+
+
+@pytest.fixture
+def running(
+    cluster: FakeCluster, controller: Running, submit: Callable[..., Any]
+) -> Callable[..., dict[str, Any]]:
+    """Submits a job and waits until all its pods run."""
+
+    def run(name: str = "digits", replicas: int = 2, **spec: Any) -> dict[str, Any]:
+        job = submit(name, replicas, **spec)
+        wait_until_running(cluster, name, replicas)
+        return job
+
+    return run
+
+
+def wait_until_running(cluster: FakeCluster, name: str, replicas: int) -> None:
+    """Returns when a job's status says that it has so many pods, all of them ready."""
+
+    def runs() -> bool:
+        status = cluster.job(name).get("status") or {}
+        workers = (status.get("replicaStatuses") or {}).get("Worker") or {}
+        return (
+            workers.get("ready") == status.get("replicas") == replicas
+            and cluster.condition(name, "Running").get("status") == "True"
+        )
+
+    cluster.wait_for(runs, f"{replicas} pods of {name} run")
