@@ -16,6 +16,7 @@ import pytest
 
 from tests.kube.cluster import FakeCluster
 from tests.kube.kinds import BUDGET, JOB, SERVICE
+from tests.unit.deploy.admission import elasticjob
 from tests.unit.deploy.files import DEPLOY, SAMPLES, Object, identity, jobs, objects
 
 if TYPE_CHECKING:
@@ -144,3 +145,6 @@ def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
     assert refused == set(), (tmp_path / "log").read_text()
     used = set(cluster.counts())
     assert labels(EVERYWHERE + AT_HOME) - used == UNSEEN
+    # A real API server drops what the schema does not know, also of a status.
+    states = [change.item for change in cluster.store.history if change.kind == JOB]
+    assert [refusal for state in states for refusal in elasticjob().refusals(state)] == []
