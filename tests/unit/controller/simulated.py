@@ -1,0 +1,258 @@
+"""A small cluster in memory: it does what plans say, and checks each plan on the way."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+from elastic_runtime.controller.model import (
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    Action,
+    Apply,
+    CreatePod,
+    DeleteJob,
+    DeleteOwned,
+    DeletePod,
+    EtcdView,
+    Event,
+    Observed,
+    Plan,
+    PodView,
+    Problem,
+    Report,
+)
+from elastic_runtime.controller.plan import decide
+
+BEGINNING = 1_750_000_000.0
+_MANY = 20
+
+
+class Cluster:
+    """One ElasticJob, and what there is of it.
+
+    Args:
+        job: the ElasticJob.
+        address: the cluster IP that a new Service gets; "" for none yet.
+    """
+
+    def __init__(self, job: Any, address: str = "10.0.0.7") -> None:
+        self.job = copy.deepcopy(job)
+        self.now = BEGINNING
+        self.address = address
+        self.pods: dict[str, PodView] = {}
+        self.services: dict[str, str] = {}
+        self.etcd: EtcdView | None = None
+        self.pdb: int | None = None
+        self.report: Report | None = None
+        self.problems: tuple[Problem, ...] = ()
+        self.events: list[Event] = []
+        self.manifests: dict[str, Any] = {}
+        self.deleted = False
+        self.last = Plan()
+        self._made = 0
+
+    # ------------------------------------------------------------ the controller's part
+
+    @property
+    def status(self) -> Any:
+        return self.job.get("status") or {}
+
+    def observed(self) -> Observed:
+        return Observed(
+            pods=tuple(self.pods.values()),
+            services=dict(self.services),
+            etcd=self.etcd,
+            pdb=self.pdb,
+            report=self.report,
+            problems=self.problems,
+        )
+
+    def decide(self) -> Plan:
+        """The plan for what is there now, which is left as it is."""
+        before = json.dumps(self.job, sort_keys=True)
+        plan = decide(self.job, self.observed(), self.now)
+        assert json.dumps(self.job, sort_keys=True) == before, "the plan changed its input"
+        return plan
+
+    def step(self) -> Plan:
+        """Decides once, and does it."""
+        plan = self.decide()
+        self._check(plan)
+        self.last = plan
+        for action in plan.actions:
+            self._do(action)
+        if not self.deleted:
+            self.job["status"] = json.loads(json.dumps(plan.status))  # as the API server keeps it
+            self.events.extend(plan.events)
+        return plan
+
+    def settle(self) -> Plan:
+        """Decides until there is nothing to do."""
+        for _ in range(_MANY):
+            before = self.status
+            plan = self.step()
+            if self.deleted or (not plan.actions and plan.status == before):
+                assert not plan.events, "something is announced again and again"
+                return plan
+        raise AssertionError(f"no end of {plan.actions} in {plan.status}")
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case CreatePod():
+                name = action.manifest["metadata"]["name"]
+                labels = action.manifest["metadata"]["labels"]
+                assert name not in self.pods, f"{name} is still there"
+                assert int(labels["replica-index"]) == action.index
+                self._made += 1
+                attempt = int(labels["elastic.pytorch.org/attempt"])
+                uid = f"u{self._made}"
+                self.pods[name] = PodView(name, action.index, uid, attempt=attempt)
+                self.manifests[name] = action.manifest
+            case DeletePod():
+                self._delete(action)
+            case Apply(manifest=manifest):
+                self._apply(manifest)
+            case DeleteOwned(kind="Service"):
+                del self.services[action.name]
+            case DeleteOwned(kind="PodDisruptionBudget"):
+                self.pdb = None
+            case DeleteJob():
+                self.deleted = True
+            case _:
+                raise AssertionError(action)
+
+    def _apply(self, manifest: Any) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if kind == "Service":
+            headless = manifest["spec"].get("clusterIP") == "None"
+            self.services[name] = "None" if headless else self.address
+        elif kind == "PodDisruptionBudget":
+            self.pdb = manifest["spec"]["minAvailable"]
+        else:
+            self._made += 1
+            self.etcd = EtcdView(name, f"u{self._made}")
+
+    def _delete(self, action: DeletePod) -> None:
+        if self.etcd and self.etcd.uid == action.uid:
+            self.etcd = None
+            return
+        pod = self.pods[action.name]
+        assert pod.uid == action.uid
+        if pod.phase == RUNNING:
+            self.pods[action.name] = replace(pod, deleting=True)
+        else:
+            del self.pods[action.name]
+
+    # ------------------------------------------------------------ what must always hold
+
+    def condition(self, kind: str) -> Any:
+        """A condition; an empty one if there is none."""
+        return next((c for c in self.status.get("conditions", ()) if c["type"] == kind), {})
+
+    def holds(self, kind: str) -> bool:
+        """Whether a condition is true."""
+        return bool(self.condition(kind).get("status") == "True")
+
+    @property
+    def ended(self) -> bool:
+        return self.holds("Succeeded") or self.holds("Failed")
+
+    def _check(self, plan: Plan) -> None:
+        kinds = [each["type"] for each in plan.status.get("conditions", ())]
+        assert len(set(kinds)) == len(kinds)
+        told = {each["type"]: each for each in plan.status.get("conditions", ())}
+        true = {kind for kind, each in told.items() if each["status"] == "True"}
+        assert not {"Succeeded", "Failed"} <= true
+        if {"Succeeded", "Failed", "Suspended"} & true:
+            assert not {"Running", "Restarting"} & true
+        if {"Succeeded", "Failed"} & true:
+            assert plan.status["completionTime"]
+        created = [each.index for each in plan.actions if isinstance(each, CreatePod)]
+        assert len(set(created)) == len(created), "two pods of one index"
+        doomed = [each.uid for each in plan.actions if isinstance(each, DeletePod)]
+        assert len(set(doomed)) == len(doomed)
+        if self.ended:
+            self._check_final(plan, told)
+        elif "Running" in true:
+            assert any(pod.runs for pod in self.pods.values()), "Running, while nothing runs"
+        if not self.ended and not true & {"Succeeded", "Failed"} and not self.suspended:
+            self._check_minimum(plan, set(doomed))
+
+    def _check_final(self, plan: Plan, told: Any) -> None:
+        for kind in ("Succeeded", "Failed"):
+            assert told.get(kind, {}) == self.condition(kind), "terminal is terminal"
+        assert plan.status["completionTime"] == self.status["completionTime"]
+        assert not any(isinstance(each, CreatePod | Apply) for each in plan.actions)
+
+    def _check_minimum(self, plan: Plan, doomed: set[str]) -> None:
+        attempt = plan.status.get("attempt", 0)
+        run = [pod for pod in self.pods.values() if pod.runs and pod.attempt == attempt]
+        taken = [pod for pod in run if pod.uid in doomed]
+        least = self.job["spec"]["minReplicas"]
+        assert not taken or len(run) - len(taken) >= least, "below min by our own hand"
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self.job["spec"].get("suspend"))
+
+    # ------------------------------------------------------------ the others' part
+
+    def edit(self, **spec: Any) -> None:
+        """A user changes the spec; ``replicas`` is the one of the workers."""
+        replicas = spec.pop("replicas", None)
+        if replicas is not None:
+            self.job["spec"]["replicaSpecs"]["Worker"]["replicas"] = replicas
+        self.job["spec"].update(spec)
+        self.job["metadata"]["generation"] += 1
+
+    def change(self, index: int, **fields: Any) -> None:
+        """A pod changes."""
+        name = f"{self.job['metadata']['name']}-worker-{index}"
+        self.pods[name] = replace(self.pods[name], **fields)
+
+    def run(self, *indices: int) -> None:
+        """The kubelet starts pods; without an index all that wait."""
+        for pod in list(self.pods.values()):
+            wanted = not indices or pod.index in indices
+            if wanted and pod.phase == PENDING and not pod.deleting:
+                self.change(
+                    pod.index,
+                    phase=RUNNING,
+                    ready=True,
+                    started_at=self.now,
+                    unschedulable="",
+                    waiting_reason="",
+                )
+        if self.etcd and self.etcd.phase == PENDING:
+            self.etcd = replace(self.etcd, phase=RUNNING, ready=True)
+
+    def end(self, index: int, code: int | None, reason: str = "") -> None:
+        """A pod ends by itself."""
+        phase = SUCCEEDED if code == 0 and not reason else FAILED
+        self.change(
+            index, phase=phase, ready=False, exit_code=code, reason=reason, finished_at=self.now
+        )
+
+    def delete(self, index: int) -> None:
+        """Somebody else deletes a pod."""
+        self.change(index, deleting=True)
+
+    def vanish(self, *indices: int) -> None:
+        """Pods that are being deleted are gone; with an index, whatever is there."""
+        for name, pod in list(self.pods.items()):
+            if pod.index in indices if indices else pod.deleting:
+                del self.pods[name]
+
+    @property
+    def indices(self) -> list[int]:
+        """Of the pods that are there and stay."""
+        return sorted(pod.index for pod in self.pods.values() if not pod.deleting)
+
+    def reasons(self, kind: str = "") -> list[str]:
+        """Of all events so far."""
+        return [event.reason for event in self.events if kind in ("", event.type)]
