@@ -210,6 +210,7 @@ def test_after_the_end_nothing_listens_and_nobody_is_left() -> None:
     server = MetricsServer(LOCAL, 0, answer, patience=3600.0)
     with connect(server.port) as line:
         line.sendall(b"GET /x")
+        assert get(server.port, "/x")[0] == 200  # it has taken the first one as well, by now
         server.close()
         assert everything(line) == b""
     with pytest.raises(ConnectionRefusedError):
