@@ -1,0 +1,121 @@
+"""Controllers come and go; jobs run on, and one controller leads."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from tests.integration.controller.conftest import NAMESPACE, wait_until_running
+from tests.kube.kinds import JOB, LEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.controller.conftest import Running
+    from tests.kube.cluster import FakeCluster
+
+    Run = Callable[..., dict[str, Any]]
+    Start = Callable[..., Running]
+
+# Long enough for a loaded machine, short enough for a test.
+_LEASE = ("--lease-seconds", "3")
+_NAME = "elastic-controller"
+
+
+def holder(cluster: FakeCluster) -> str:
+    lease = cluster.store.find(LEASE, NAMESPACE, _NAME) or {"spec": {}}
+    return str(lease["spec"].get("holderIdentity", ""))
+
+
+def uids(cluster: FakeCluster) -> dict[str, str]:
+    return {name: pod["metadata"]["uid"] for name, pod in cluster.pods("digits").items()}
+
+
+def test_a_controller_that_was_away_goes_on_where_things_are(
+    cluster: FakeCluster, start: Start, submit: Run
+) -> None:
+    first = start(*_LEASE)
+    submit(replicas=3)
+    wait_until_running(cluster, "digits", 3)
+    before = uids(cluster)
+
+    first.end(signal.SIGKILL)
+    cluster.kubelet.finish(NAMESPACE, "digits-worker-1", 143)
+    cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"replicas": 4}}}})
+    start(*_LEASE)
+
+    wait_until_running(cluster, "digits", 4)
+    after = uids(cluster)
+    kept = ("digits-worker-0", "digits-worker-2")
+    assert [after[name] for name in kept] == [before[name] for name in kept]
+    assert after["digits-worker-1"] != before["digits-worker-1"]
+
+
+def test_a_restart_in_the_middle_makes_nothing_twice(
+    cluster: FakeCluster, start: Start, submit: Run
+) -> None:
+    cluster.kubelet.runs = False
+    first = start(*_LEASE)
+    submit(replicas=4)
+    cluster.wait_for(lambda: cluster.pods("digits"), "the first of the pods")
+    first.end(signal.SIGKILL)
+    before = uids(cluster)
+
+    start(*_LEASE)
+    cluster.wait_for(lambda: len(cluster.pods("digits")) == 4, "all pods")
+    cluster.kubelet.runs = True
+    cluster.kubelet.place_pending()
+    wait_until_running(cluster, "digits", 4)
+    assert before.items() <= uids(cluster).items()
+
+
+def test_another_takes_over_from_one_that_was_killed(
+    cluster: FakeCluster, start: Start, submit: Run
+) -> None:
+    first = start(*_LEASE)
+    leads = holder(cluster)
+    second = start(*_LEASE, ready=False)
+    second.wait_for_log(f'"holder": "{leads}"')
+    assert second.probe("/readyz")[0] == 200  # it stands by, which is what it is for
+
+    first.end(signal.SIGKILL)
+    second.wait_until_ready()
+
+    assert holder(cluster) not in ("", leads)
+    submit()
+    wait_until_running(cluster, "digits", 2)
+
+
+def test_who_is_told_to_end_lets_the_lease_go(cluster: FakeCluster, start: Start) -> None:
+    first = start()
+
+    assert first.end(signal.SIGTERM) == 0
+    assert holder(cluster) == ""
+
+
+def test_who_has_lost_the_lease_ends(cluster: FakeCluster, start: Start) -> None:
+    first = start(*_LEASE)
+
+    cluster.edit(LEASE, _NAME, {"spec": {"holderIdentity": "somebody"}})
+
+    assert first.process.wait(20) == 1
+    assert "another controller leads" in first.log.read_text()
+    assert holder(cluster) == "somebody"
+
+
+def test_who_cannot_renew_the_lease_ends(cluster: FakeCluster, start: Start) -> None:
+    first = start(*_LEASE)
+
+    with cluster.trouble(lambda asked: asked.kind == LEASE, 500, "InternalError", "no store"):
+        assert first.process.wait(20) == 1
+    assert "could not be renewed" in first.log.read_text()
+
+
+def test_without_a_cluster_it_says_what_is_missing(cluster: FakeCluster, start: Start) -> None:
+    cluster.kubeconfig = lambda path, *_: path  # type: ignore[method-assign,assignment]
+    controller = start(ready=False)
+
+    assert controller.process.wait(20) == 2
+    log = controller.log.read_text()
+    assert "credentials" in log
+    assert "Traceback" not in log

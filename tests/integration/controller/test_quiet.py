@@ -1,0 +1,137 @@
+"""What the controller does when there is little to do, and what it shows of itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from tests.integration.controller.conftest import NAMESPACE, wait_until_running
+from tests.kube.kinds import LEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.integration.controller.conftest import Running
+    from tests.kube.cluster import FakeCluster
+
+    Run = Callable[..., dict[str, Any]]
+    Start = Callable[..., Running]
+
+_RENEWAL = "update leases"
+
+
+def let_pass(cluster: FakeCluster, renewals: int) -> None:
+    """Returns after so many renewals of the Lease: the only thing that goes on by itself."""
+    until = cluster.counts()[_RENEWAL] + renewals
+    cluster.wait_for(lambda: cluster.counts()[_RENEWAL] >= until, f"{renewals} renewals")
+
+
+def test_an_idle_controller_asks_nothing(cluster: FakeCluster, start: Start, submit: Run) -> None:
+    start("--lease-seconds", "3")
+    submit()
+    wait_until_running(cluster, "digits", 2)
+    let_pass(cluster, 2)
+
+    before = cluster.counts()
+    let_pass(cluster, 3)
+    assert set(cluster.counts() - before) == {_RENEWAL}
+
+
+def test_it_shows_its_metrics(cluster: FakeCluster, running: Run, controller: Running) -> None:
+    running()
+
+    code, text = controller.probe("/metrics")
+    assert code == 200
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert lines['elastic_controller_jobs{condition="Running"}'] == "1.0"
+    assert float(lines["elastic_controller_reconcile_seconds_count"]) > 0
+    assert lines["elastic_controller_reconcile_errors_total"] == "0.0"
+    assert lines["elastic_controller_leads"] == "1.0"
+    assert float(lines['elastic_controller_api_requests_total{code="201",verb="POST"}']) > 0
+    assert "elastic_controller_queue_length" in lines
+    assert controller.probe("/healthz")[0] == 200
+    assert controller.probe("/readyz")[0] == 200
+
+
+def test_the_status_says_what_agents_say(cluster: FakeCluster, running: Run) -> None:
+    running()
+    pod = cluster.pods("digits")["digits-worker-0"]
+    environment = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+    said = {
+        "run_id": environment["PET_RDZV_ID"],
+        "node": "digits-worker-0",
+        "round": 3,
+        "world": 2,
+        "step": 70,
+        "checkpoint_step": 64,
+        "ready": True,
+        "restarts": {"failed": 1, "killed": 2, "lost": 3, "planned": 4},
+    }
+
+    with agent(pod["status"]["podIP"], said):
+        cluster.wait_for(
+            lambda: cluster.job("digits")["status"].get("round") == 3, "the agent's round"
+        )
+    status = cluster.job("digits")["status"]
+    assert (status["worldSize"], status["step"], status["lastCheckpointStep"]) == (2, 70, 64)
+    assert status["restarts"]["killed"] == 2
+    assert status["restartCount"] == 6
+
+
+def test_what_is_no_agent_does_no_harm(cluster: FakeCluster, running: Run) -> None:
+    running()
+    address = cluster.pods("digits")["digits-worker-0"]["status"]["podIP"]
+
+    with agent(address, ["not", "a", "report"]) as asked:
+        assert asked.wait(20)
+        before = cluster.pods("digits")["digits-worker-1"]["metadata"]["uid"]
+        cluster.kubelet.lose(NAMESPACE, "digits-worker-1")
+        cluster.wait_for(
+            lambda: (
+                cluster.pods("digits").get("digits-worker-1", {"metadata": {"uid": before}})[
+                    "metadata"
+                ]["uid"]
+                != before
+            ),
+            "a new pod",
+        )
+
+
+@contextmanager
+def agent(address: str, said: Any) -> Iterator[threading.Event]:
+    """Something that answers where an agent would; the event is set when it was asked."""
+    asked = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(said).encode()
+            self.send_response(200 if self.path == "/status" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            asked.set()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer((address, 9404), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_lease_is_where_the_controller_is(cluster: FakeCluster, running: Run) -> None:
+    running()
+    (lease,) = cluster.store.list(LEASE)
+    assert (lease["metadata"]["namespace"], lease["metadata"]["name"]) == (
+        NAMESPACE,
+        "elastic-controller",
+    )
