@@ -221,7 +221,8 @@ class Checkpointer:
         """Saves the state of the present step, if that is not done already.
 
         It returns once the state is copied; writing the copy goes on in the background. It waits
-        for the save before, if that is still under way.
+        for the save before, if that is still under way. Steps are counted by ``step()``, or set
+        in ``steps``.
 
         Args:
             sync: return when the state is durable. That needs no copy.
@@ -229,10 +230,16 @@ class Checkpointer:
         Raises:
             CheckpointError: it could not be saved, or the save before could not be finished; older
                 checkpoints are untouched.
+            UsageError: step 0 is to be saved for the second time: nobody counts the steps.
         """
         peers = self._ready().peers
         at_once = sync or self._sync
         if self._begun == self.steps:
+            if not at_once and not self.steps and self._state is None:
+                raise UsageError(
+                    "save() was called again at step 0: call step() after each step, or set steps; "
+                    "a checkpoint is of a step, and each step is saved once"
+                )
             if not at_once:
                 return
             self._saves.finish_flight()

@@ -289,3 +289,16 @@ def test_a_term_that_was_taken_in_vain_is_in_nobodys_way(
     ckpt.save(sync=True)
     ckpt.close()
     assert saves(tmp_path) == ["step-0.term-1", "step-1.term-3"]
+
+
+def test_a_script_that_counts_no_steps_is_told_so(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, {"model": nn.Linear(2, 1)})
+    ckpt.save()
+    ckpt.save(sync=True)  # of the same state: it is made durable
+    with pytest.raises(UsageError, match=r"step 0.*call step\(\)"):
+        ckpt.save()
+    ckpt.step()
+    ckpt.save()
+    ckpt.save()
+    ckpt.close()
+    assert saves(tmp_path) == ["step-0.term-1", "step-1.term-1"]
