@@ -245,7 +245,7 @@ class Saves:
                     task.check()
 
             try:
-                which = saving.run(peers, content, alone=task is None, advance=advance)
+                which, size = saving.run(peers, content, alone=task is None, advance=advance)
             except CheckpointError as error:
                 self._note(peers, "save_failed", step=step, problem=str(error))
                 raise
@@ -254,7 +254,7 @@ class Saves:
                 self._note(peers, "save_discarded", step=step, reason=why.strip().split("\n")[0])
                 raise
         seconds = time.monotonic() - began
-        self._note(peers, "saved", step=step, bytes=content.size, seconds=seconds, **fields)
+        self._note(peers, "saved", step=step, bytes=size, seconds=seconds, **fields)
         if peers.rank == 0 and self._rule.last is not None:
             self._prune(peers, which.term)
 

@@ -259,7 +259,7 @@ class Saving:
         *,
         alone: bool,
         advance: Callable[[int], None] = lambda count: None,
-    ) -> CheckpointId:
+    ) -> tuple[CheckpointId, int]:
         """Saves.
 
         Args:
@@ -270,7 +270,7 @@ class Saving:
                 not wanted any more.
 
         Returns:
-            Which checkpoint it has become.
+            Which checkpoint it has become, and how many bytes all ranks have written.
 
         Raises:
             CheckpointError: a rank could not write; the same on every rank, and nothing is left.
@@ -303,7 +303,7 @@ class Saving:
             term, step = peers.on_first(told(begin))
             written = [one and FileRecord.decode(one) for one in peers.on_each(told(write))]
             peers.on_first(told(commit))
-            return CheckpointId(term, step)
+            return CheckpointId(term, step), sum(file.bytes for file in written if file)
         except BaseException as error:  # an interrupt of the program, too
             if peers.rank == 0 and not committed:
                 if not isinstance(error, CheckpointError):

@@ -111,6 +111,10 @@ def test_a_worker_is_killed_in_place(tmp_path: Path) -> None:
         assert metrics["elastic_checkpoint_save_seconds_count"] >= 1
         assert metrics["elastic_checkpoint_size_bytes"] > 0
         job.finish()
+    # The size of a checkpoint is that of all ranks' files.
+    kept = {one.parent for one in tmp_path.glob("saved/**/*.distcp")}
+    sizes = {sum(one.stat().st_size for one in where.glob("*.distcp")) for where in kept}
+    assert job.events("checkpoint.saved")[-1]["bytes"] in sizes
     assert agent.get("/healthz") == (0, "")
     # What only the measurements need is in no log.
     assert not job.events("agent.turned")
