@@ -1,0 +1,114 @@
+"""What docs/kubernetes.md tells people to write and to type."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.unit.deploy.admission import elasticjob
+from tests.unit.deploy.files import DEPLOY, ROOT, objects
+from tests.unit.deploy.test_crd import changed, fields, smallest
+
+TEXT = (ROOT / "docs" / "kubernetes.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+COMMANDS = [body for language, body in BLOCKS if language == "bash"]
+
+
+def block(mark: str) -> str:
+    """The commands that contain something."""
+    [found] = [body for body in COMMANDS if mark in body]
+    return found
+
+
+def test_each_path_is_there() -> None:
+    paths = set(re.findall(r"deploy/[\w./-]+[\w/]|scripts/[\w-]+", TEXT))
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_each_link_leads_somewhere() -> None:
+    for file, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", TEXT):
+        text = (ROOT / "docs" / file).read_text()
+        titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+        assert not anchor or anchor in anchors, (file, anchor)
+
+
+def test_each_manifest_is_valid() -> None:
+    for language, body in BLOCKS:
+        if language != "yaml":
+            continue
+        [found] = objects(body)
+        if "kind" in found:
+            kubernetes_validate.validate(found, "1.34", strict=True)
+        else:
+            [(name, value)] = found.items()
+            assert fields(changed(smallest(), f"spec.{name}", value)) == []
+
+
+def test_each_field_of_the_spec_is_told() -> None:
+    names = elasticjob().schema["properties"]["spec"]["properties"]
+    assert [name for name in names if f"`{name}" not in TEXT and f".{name}" not in TEXT] == []
+
+
+def test_each_reason_that_the_controller_gives_is_one_of_its_words() -> None:
+    [table] = re.findall(r"^\| reason \| what to do \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXT, re.M)
+    reasons = {
+        name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    code = "".join(file.read_text() for file in (ROOT / "elastic_runtime/controller").glob("*.py"))
+    assert "InvalidSpec" in reasons
+    assert [reason for reason in reasons if f'"{reason}"' not in code] == []
+
+
+def test_the_job_without_a_manifest_is_the_sample() -> None:
+    [line] = [
+        line
+        for line in block("elasticctl submit").replace("\\\n", " ").splitlines()
+        if line.startswith("elasticctl submit")
+    ]
+    words = shlex.split(line)[1:]
+    words[words.index("--") : words.index("--")] = ["--dry-run", "-o", "yaml"]
+    command = [str(Path(sys.executable).parent / "elasticctl"), *words]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    job = yaml.safe_load(ran.stdout)
+    assert elasticjob().refusals(job) == []
+    [sample] = [
+        each for each in objects(DEPLOY / "samples/digits.yaml") if "checkpoint" in str(each)
+    ]
+    for name in ("minReplicas", "maxReplicas", "checkpoint"):
+        assert job["spec"][name] == sample["spec"][name]
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+def test_the_certificates_are_what_the_members_need(tmp_path: Path) -> None:
+    script = f"set -euo pipefail\n{block('openssl req -x509')}"
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    for name, purpose in (
+        ("etcd-cluster", "sslserver"),
+        ("etcd-cluster", "sslclient"),
+        ("etcd-client", "sslclient"),
+    ):
+        check = ["openssl", "verify", "-CAfile", "ca.crt", "-purpose", purpose, f"{name}.crt"]
+        subprocess.run(check, cwd=tmp_path, check=True, capture_output=True)
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", "etcd-cluster.crt", "-noout", "-ext", "subjectAltName"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    made_out_to = set(re.findall(r"DNS:([\w.-]+)", shown))
+    text = (DEPLOY / "etcd-cluster.yaml").read_text()
+    hosts = set(re.findall(r"=https://(etcd-cluster-\d[\w.-]*):2380", text))
+    assert len(hosts) == 3
+    assert hosts | {"localhost", "etcd-cluster", "etcd-cluster.elastic-job.svc"} == made_out_to
