@@ -101,8 +101,8 @@ def end_of(spec: JobSpec, pod: PodView) -> End:
             return End(_RULES[rule.action], "FailurePolicy", f"{how} (failurePolicy)")
     if spec.restart_policy == NEVER:
         return End(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is Never")
-    if taken or code is None:
-        return End(Meaning.REPLACE, pod.reason or "PodLost", how)
+    if taken:
+        return End(Meaning.REPLACE, pod.reason, how)
     if code == EXIT_USAGE:
         return End(Meaning.FAIL, "UsageError", how)
     if pod.reason in _NO_START:
@@ -110,7 +110,7 @@ def end_of(spec: JobSpec, pod: PodView) -> End:
     if code in _RETRYABLE:
         return End(Meaning.REPLACE, "PodFailed", how)
     if spec.restart_policy == EXIT_CODE:
-        if code < 128:
+        if code is None or code < 128:
             return End(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is ExitCode")
         return End(Meaning.REPLACE, "PodFailed", how)
     return End(Meaning.COUNT, "PodFailed", how)
@@ -131,7 +131,9 @@ def _taken(pod: PodView) -> bool:
 
 
 def _how(pod: PodView) -> str:
-    code = "" if pod.exit_code is None else f"exit code {pod.exit_code}"
+    code = f"exit code {pod.exit_code}"
+    if pod.exit_code is None:  # the worker's container has never begun
+        code = "" if pod.reason else "one of its other containers failed"
     known = _KNOWN.get(pod.exit_code or 0, "")
     # The container's word for an exit code that is not 0 says nothing.
     reason = "" if pod.reason in ("Error", "Completed") else pod.reason

@@ -47,6 +47,8 @@ class PodView:
         waiting_reason, waiting_message: why the container does not start (``ImagePullBackOff``).
         unschedulable: the scheduler's message while it finds no place; "" if it has one.
         address: the pod's IP; "" while it has none.
+        template: the mark of the template that it was made from (annotation
+            ``elastic.pytorch.org/template``).
     """
 
     name: str
@@ -66,6 +68,7 @@ class PodView:
     waiting_message: str = ""
     unschedulable: str = ""
     address: str = ""
+    template: str = ""
 
     @property
     def ended(self) -> bool:

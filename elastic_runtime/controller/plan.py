@@ -263,6 +263,7 @@ def _run(work: Work) -> Plan:
         pods.remove_waiting(work)
     else:
         pods.replace_fallen(work)
+        pods.renew(work)
         pods.shrink(work)
         pods.create_missing(work)
     if work.report:

@@ -10,6 +10,7 @@ from elastic_runtime.controller.failures import Meaning, end_of
 from elastic_runtime.controller.model import (
     FAILED,
     NORMAL,
+    PENDING,
     RUNNING,
     SUCCEEDED,
     WARNING,
@@ -135,6 +136,18 @@ def _remove(work: Work, pod: PodView, why: str) -> None:
         work.wake_at(until)
     else:
         work.actions.append(DeletePod(pod.name, pod.uid, None, why))
+
+
+def renew(work: Work) -> None:
+    """Removes pods that wait in vain, when the template has changed since.
+
+    This is how a wrong image is mended. Pods that run keep what they run with.
+    """
+    mark = resources.template_mark(work.spec)
+    for pod in work.pods:
+        waits = pod.phase == PENDING and not pod.ended and not pod.deleting
+        if waits and pod.index < work.wanted and pod.template != mark:
+            work.actions.append(DeletePod(pod.name, pod.uid, None, "the template has changed"))
 
 
 def shrink(work: Work) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.spec import GROUP, KIND, VERSION, JobSpec
@@ -22,6 +24,7 @@ INDEX_LABEL = "replica-index"
 TYPE_LABEL = "replica-type"
 GROUP_LABEL = "group-name"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
+TEMPLATE_ANNOTATION = f"{GROUP}/template"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 
 _TLS_PATH = "/etc/elastic/etcd-tls"
@@ -253,8 +256,10 @@ def worker_pod(
         INDEX_LABEL: str(index),
         ATTEMPT_LABEL: str(attempt),
     }
-    if given.get("annotations"):
-        metadata["annotations"] = dict(given["annotations"])
+    metadata["annotations"] = {
+        **(given.get("annotations") or {}),
+        TEMPLATE_ANNOTATION: template_mark(spec),
+    }
     pod = {**template["spec"], "restartPolicy": "Never"}
     pod.setdefault("subdomain", spec.name)
     # Variables for Services, of which there may be hundreds, could be taken for settings.
@@ -267,6 +272,12 @@ def worker_pod(
     containers[spec.container] = worker
     pod["containers"] = containers
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
+
+
+def template_mark(spec: JobSpec) -> str:
+    """Tells templates apart, so that a pod shows which one it was made from."""
+    text = json.dumps(spec.template, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _grace(pod: Mapping[str, Any]) -> int:

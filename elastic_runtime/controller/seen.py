@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastic_runtime.controller.model import EtcdView, PodView
-from elastic_runtime.controller.resources import ATTEMPT_LABEL, COMPONENT_LABEL, INDEX_LABEL
+from elastic_runtime.controller.resources import (
+    ATTEMPT_LABEL,
+    COMPONENT_LABEL,
+    INDEX_LABEL,
+    TEMPLATE_ANNOTATION,
+)
 from elastic_runtime.controller.spec import CONTAINER
 from elastic_runtime.controller.status import moment
 
@@ -69,6 +74,7 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
         waiting_message=waiting.get("message") or "",
         unschedulable=_unschedulable(status),
         address=status.get("podIP") or "",
+        template=(meta.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
     )
 
 

@@ -53,11 +53,11 @@ def find_problems(work: Work) -> None:
         if pod.waiting_reason in _NO_CONTAINER
     )
     homeless = [pod for pod in work.pods if pod.unschedulable and not pod.deleting]
-    if homeless and len(work.running) < work.least:
+    if homeless and len(work.running) < work.enough:
         found.append(
             Problem(
                 "Unschedulable",
-                f"there is no place for {len(homeless)} pods, and the job needs {work.least}; "
+                f"there is no place for {len(homeless)} pods, and the job needs {work.enough}; "
                 f"kubectl describe pod {homeless[0].name} says why",
                 f"{TEMPLATE}.spec",
             )
@@ -116,13 +116,13 @@ def tell_running(work: Work) -> None:
             draft.event("Running", state)
     else:
         reason, message = why_not
-        draft.set(RUNNING, False, reason, f"{state}, {work.least} are needed; {message}")
+        draft.set(RUNNING, False, reason, f"{state}, {work.enough} are needed; {message}")
     _tell_restarting(work, why_not is None)
 
 
 def _why_not(work: Work) -> tuple[str, str] | None:
     """Why the job does not run; None if it does."""
-    short = len(work.running) < work.least
+    short = len(work.running) < work.enough
     stuck = [each for each in work.problems if short or each.reason == "StoreUnreachable"]
     if stuck:
         return stuck[0].reason, str(stuck[0])

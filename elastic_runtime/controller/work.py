@@ -68,8 +68,13 @@ class Work:
 
     @property
     def least(self) -> int:
-        """With fewer pods the job cannot run."""
+        """With fewer pods the job is not what was asked for, or cannot run at all."""
         return max(self.spec.minimum, self.launch[0])
+
+    @property
+    def enough(self) -> int:
+        """With so many pods the agents train."""
+        return self.launch[0]
 
     @property
     def desired(self) -> int:

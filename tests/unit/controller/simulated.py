@@ -111,7 +111,8 @@ class Cluster:
                 self._made += 1
                 attempt = int(labels["elastic.pytorch.org/attempt"])
                 uid = f"u{self._made}"
-                self.pods[name] = PodView(name, action.index, uid, attempt=attempt)
+                mark = action.manifest["metadata"]["annotations"]["elastic.pytorch.org/template"]
+                self.pods[name] = PodView(name, action.index, uid, attempt=attempt, template=mark)
                 self.manifests[name] = action.manifest
             case DeletePod():
                 self._delete(action)

@@ -42,7 +42,7 @@ def meaning(policy: str, pod: PodView, *rules: dict[str, Any]) -> Meaning:
         (138, REPLACE, REPLACE, FAIL),
         (143, REPLACE, REPLACE, FAIL),
         (255, COUNT, REPLACE, FAIL),
-        (None, REPLACE, REPLACE, FAIL),
+        (None, COUNT, FAIL, FAIL),  # an init container, say
     ],
 )
 def test_exit_codes(
@@ -106,7 +106,7 @@ def test_a_rule_with_code_and_reason_wants_both() -> None:
     }
     assert meaning("OnFailure", ended(137, "OOMKilled"), rule) is FAIL
     assert meaning("OnFailure", ended(137), rule) is REPLACE
-    assert meaning("OnFailure", ended(None, "OOMKilled"), rule) is REPLACE
+    assert meaning("OnFailure", ended(None, "OOMKilled"), rule) is COUNT
 
 
 def test_the_message_says_which_pod_and_why() -> None:

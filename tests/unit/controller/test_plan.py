@@ -316,6 +316,23 @@ def test_attempts_that_fall_at_once_wait_longer_and_longer() -> None:
     assert waits == [0, 1, 2, 4]
 
 
+def test_an_attempt_does_not_pay_for_the_falls_of_the_last_one() -> None:
+    cluster = running(2, backoffLimit=1)
+    for _ in range(3):
+        cluster.now += 20
+        cluster.end(1, 137)
+        cluster.settle()
+        cluster.now += 2
+        cluster.settle()
+        cluster.run()
+    cluster.end(1, 137)
+    cluster.settle()
+    assert 1 not in {pod.index for pod in cluster.pods.values() if not pod.ended}
+    cluster.end(0, 1)
+    cluster.settle()
+    assert cluster.indices == [0, 1]
+
+
 def test_a_usage_error_ends_the_job_whatever_the_limits_say() -> None:
     cluster = running(2, backoffLimit=9)
     cluster.end(0, 2)
@@ -358,6 +375,18 @@ def test_a_failure_beside_a_success_is_a_failure() -> None:
     cluster.end(1, 1)
     cluster.settle()
     assert cluster.holds("Failed")
+
+
+def test_a_failure_beside_a_success_is_tried_again_where_that_is_allowed() -> None:
+    cluster = running(2, backoffLimit=1)
+    cluster.end(0, 0)
+    cluster.settle()
+    cluster.end(1, 1)
+    cluster.settle()
+    assert cluster.indices == [0, 1]
+    cluster.run()
+    cluster.settle()
+    assert cluster.holds("Running")
 
 
 def test_a_sidecar_does_not_keep_the_job_from_its_end() -> None:
@@ -433,6 +462,18 @@ def test_bounds_that_change_hold_when_no_pod_of_the_old_ones_is_left() -> None:
         cluster.settle()
     args = cluster.manifests["digits-worker-0"]["spec"]["containers"][0]["args"]
     assert "--nnodes=1:6" in args
+
+
+def test_pods_go_on_with_the_minimum_that_they_were_launched_with() -> None:
+    cluster = running(3)
+    cluster.edit(minReplicas=3)
+    cluster.vanish(2)
+    cluster.settle()
+    assert cluster.holds("Running")  # the agents train with two
+    other = running(3, minReplicas=3)
+    other.edit(minReplicas=1, replicas=1)
+    other.settle()
+    assert other.indices == [0, 1, 2]  # with fewer they would wait for ever
 
 
 def test_the_disruption_budget_follows_the_minimum() -> None:
@@ -610,6 +651,21 @@ def test_an_image_that_cannot_be_pulled_is_told_with_its_field() -> None:
     assert "spec.replicaSpecs.Worker.template.spec.containers[0].image" in told["message"]
     assert "'img:1'" in told["message"]
     assert cluster.reasons("Warning") == ["ImagePullFailed"]
+
+
+def test_a_wrong_image_can_be_mended() -> None:
+    cluster = running(2)
+    cluster.edit(replicas=3)
+    cluster.settle()
+    cluster.change(2, waiting_reason="ImagePullBackOff")
+    spec = cluster.job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    spec["containers"][0]["image"] = "img:2"
+    before = {pod.name: pod.uid for pod in cluster.pods.values()}
+    cluster.settle()
+    changed = {name for name, uid in before.items() if cluster.pods[name].uid != uid}
+    assert changed == {"digits-worker-2"}
+    image = cluster.manifests["digits-worker-2"]["spec"]["containers"][0]["image"]
+    assert image == "img:2"
 
 
 def test_pods_without_a_place_are_told_when_the_job_needs_them() -> None:

@@ -185,6 +185,12 @@ class Life(RuleBasedStateMachine):
         """Also to such that the present size does not fit."""
         self.cluster.edit(minReplicas=low, maxReplicas=low + more)
 
+    @rule(tag=st.integers(1, 3))
+    def change_template(self, tag: int) -> None:
+        worker = self.cluster.job["spec"]["replicaSpecs"]["Worker"]
+        worker["template"]["spec"]["containers"][0]["image"] = f"img:{tag}"
+        self.cluster.edit()
+
     @rule(suspend=st.booleans())
     def suspend(self, suspend: bool) -> None:
         self.cluster.edit(suspend=suspend)

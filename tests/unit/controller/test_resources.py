@@ -115,7 +115,7 @@ def test_what_the_template_says_stands() -> None:
     assert env(worker)["PET_MAX_RESTARTS"] == "7"
     assert env(worker)["ELASTIC_GRACE"] == "115"
     assert worker["metadata"]["labels"]["team"] == "a"
-    assert worker["metadata"]["annotations"] == {"note": "b"}
+    assert worker["metadata"]["annotations"]["note"] == "b"
     assert worker["spec"]["restartPolicy"] == "Never"  # the controller restarts
 
 
