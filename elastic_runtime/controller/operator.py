@@ -7,8 +7,13 @@ broken for long; kopf does not tell that.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +24,10 @@ from elastic_runtime.controller.spec import GROUP, PLURAL, VERSION
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from elastic_runtime.controller.world import World
     from elastic_runtime.events import Emit
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 def login() -> Access:
@@ -38,7 +43,10 @@ def login() -> Access:
 
 
 async def follow_jobs(world: World, namespace: str, ready: asyncio.Event, emit: Emit) -> None:
-    """Runs kopf, which tells ``world`` of ElasticJobs; ends only when kopf does.
+    """Lets kopf tell ``world`` of ElasticJobs; never ends by itself.
+
+    Kopf ends when the API server refuses it something, and when it ends it cancels whatever else
+    goes on in its loop. So it has a thread and a loop of its own, and is started again.
 
     Args:
         world: what is known.
@@ -47,17 +55,77 @@ async def follow_jobs(world: World, namespace: str, ready: asyncio.Event, emit: 
         emit: where kopf's warnings go.
     """
     _hear_warnings(emit)
+    pause = _FIRST_PAUSE
+    while True:
+        begun = time.monotonic()
+        try:
+            await _in_thread(world, namespace, ready)
+            why = "it ended"
+        except Exception as error:
+            why = repr(error)
+        if time.monotonic() - begun > _LONGEST_PAUSE:
+            pause = _FIRST_PAUSE
+        emit("controller.kopf", reason=f"{why}; starting it again", delay=pause)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+async def _in_thread(world: World, namespace: str, ready: asyncio.Event) -> None:
+    """Runs kopf once, in a thread; ends it when cancelled.
+
+    Raises:
+        Exception: whatever ended kopf.
+    """
+    loop, stop = asyncio.get_running_loop(), threading.Event()
+    ended: asyncio.Future[None] = loop.create_future()
+    started: Future[None] = Future()
+    started.add_done_callback(lambda _: loop.call_soon_threadsafe(ready.set))
+
+    def tell(error: Exception | None) -> None:
+        if error and not ended.done():
+            ended.set_exception(error)
+        elif not ended.done():
+            ended.set_result(None)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            asyncio.run(_kopf(world, namespace, loop, started, stop))
+        except Exception as found:
+            error = found
+        with suppress(RuntimeError):  # everything may have ended by then
+            loop.call_soon_threadsafe(tell, error)
+
+    thread = threading.Thread(target=run, name="kopf", daemon=True)
+    thread.start()
+    try:
+        await asyncio.shield(ended)
+    finally:
+        stop.set()
+
+
+async def _kopf(
+    world: World,
+    namespace: str,
+    loop: asyncio.AbstractEventLoop,
+    ready: Future[None],
+    stop: threading.Event,
+) -> None:
     where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
-    await kopf.operator(
-        registry=_registry(world),
-        settings=_settings(),
-        standalone=True,
-        ready_flag=ready,
-        **where,
-    )
+    try:
+        await kopf.operator(
+            registry=_registry(world, loop),
+            settings=_settings(),
+            standalone=True,
+            ready_flag=ready,
+            stop_flag=stop,
+            **where,
+        )
+    finally:
+        stop.set()  # a thread of kopf's waits for it
 
 
-def _registry(world: World) -> kopf.OperatorRegistry:
+def _registry(world: World, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -69,9 +137,10 @@ def _registry(world: World) -> kopf.OperatorRegistry:
         job = dict(event["object"])
         meta = job["metadata"]
         if event["type"] == "DELETED":
-            world.lost((meta["namespace"], meta["name"]), meta["uid"])
+            key = (meta["namespace"], meta["name"])
+            loop.call_soon_threadsafe(world.lost, key, meta["uid"])
         else:
-            world.learned(job)
+            loop.call_soon_threadsafe(world.learned, job)
 
     return registry
 
@@ -123,3 +192,5 @@ def _hear_warnings(emit: Emit) -> None:
     logger.handlers[:] = [_Warnings(emit)]
     logger.setLevel(logging.WARNING)
     logger.propagate = False
+    # It misses signals in a thread, which is as it should be.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -79,7 +79,8 @@ class Controller:
             LostLease: another controller leads now.
             UsageError: there are no credentials.
         """
-        self._hear_signals()
+        for number in _SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         server = await serve(self._settings.port, self._metrics, lambda: self._not_ready)
         try:
             async with Api(operator.login, self._metrics.requested) as api:
@@ -175,14 +176,8 @@ class Controller:
 
     async def _when_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()
-        self._hear_signals()  # kopf has taken them
         self._not_ready = ""
         self._emit("controller.ready", namespace=self._settings.namespace or "all")
-
-    def _hear_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._stop.set)
 
 
 async def _first(work: Coroutine[Any, Any, None], *others: asyncio.Task[None]) -> None:

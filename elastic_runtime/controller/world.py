@@ -97,9 +97,9 @@ class World:
         return found
 
     def _rival(self, key: Key, job: Json) -> Problem | None:
-        """The older job that trains under the same run id at the same endpoint."""
+        """The job that has the same run id at the same endpoint, and came first."""
         for other in self._rivals(key, job):
-            if _ended(self.jobs[other]) or _age(self.jobs[other]) > _age(job):
+            if _ended(self.jobs[other]) or self._turn(other) > self._turn(key):
                 continue
             message = (
                 f"the job {'/'.join(other)} uses {_meeting(job)[1]!r} at the same endpoint, and "
@@ -108,6 +108,12 @@ class World:
             )
             return Problem("RunIdTaken", message, "spec.rdzvId", blocks=True)
         return None
+
+    def _turn(self, key: Key) -> tuple[bool, str, str]:
+        """Who comes first: a job that has pods, else the older one."""
+        meta = self.jobs[key]["metadata"]
+        has_pods = bool(self.pods.of(key, meta["uid"]))
+        return not has_pods, meta["creationTimestamp"], meta["uid"]
 
     def _rivals(self, key: Key, job: Json) -> list[Key]:
         meeting = _meeting(job)
@@ -123,10 +129,6 @@ class World:
 def _meeting(job: Json) -> tuple[str, str]:
     spec = job.get("spec") or {}
     return str(spec.get("rdzvEndpoint") or ""), str(spec.get("rdzvId") or "")
-
-
-def _age(job: Json) -> tuple[str, str]:
-    return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
 
 
 def _ended(job: Json) -> bool:

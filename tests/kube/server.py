@@ -291,7 +291,6 @@ class ApiServer:
         seen = int(query.get("resourceVersion") or 0)
         limit = float(query.get("timeoutSeconds") or 3600)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        store.since(seen or store.version)  # a version that is too old is refused at once
         await response.prepare(http)
         if not seen:
             with store.lock:

@@ -66,6 +66,23 @@ def test_what_happened_in_a_gap_is_seen(cluster: FakeCluster, running: Run) -> N
     assert cluster.counts()["list pods"] > lists
 
 
+def test_a_refused_watch_of_jobs_is_begun_anew(
+    cluster: FakeCluster, running: Run, controller: Running
+) -> None:
+    running()
+
+    def watches_jobs(request: Request) -> bool:
+        return request.kind == JOB and request.verb in ("list", "watch")
+
+    with cluster.trouble(watches_jobs, 403, "Forbidden", "not now", times=2):
+        cluster.break_watches()
+        controller.wait_for_log("not now")
+
+    cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"replicas": 3}}}})
+    wait_until_running(cluster, "digits", 3)
+    assert "Traceback" not in controller.log.read_text()
+
+
 def test_a_job_that_went_in_a_gap_gets_no_pods_any_more(
     cluster: FakeCluster, running: Run, submit: Run
 ) -> None:
@@ -158,9 +175,10 @@ def test_a_wrong_spec_is_named_and_harms_nobody(
 ) -> None:
     submit("digits", minReplicas=5, maxReplicas=2)
     cluster.wait_for(
-        lambda: cluster.condition("digits", "Failed").get("status") == "True", "a condition"
+        lambda: cluster.condition("digits", "Created").get("reason") == "InvalidSpec", "a condition"
     )
-    assert "spec.m" in cluster.condition("digits", "Failed")["message"]
+    assert "spec.minReplicas" in cluster.condition("digits", "Created")["message"]
+    assert cluster.condition("digits", "Running")["status"] == "False"
     cluster.wait_for(lambda: told(cluster), "an event")
 
     submit("odd", worker={"template": None})
