@@ -316,9 +316,9 @@ def test_the_bounds(
         ("spec.maxReplicas", 8, []),
         ("spec.suspend", True, []),
         (f"{WORKER}.template.spec.containers.0.image", "train:2", []),
-        ("spec.rdzvEndpoint", "other:2379", ["spec"]),
-        ("spec.rdzvEndpoint", ..., ["spec"]),
-        ("spec.rdzvId", "other", ["spec"]),
+        ("spec.rdzvEndpoint", "other:2379", ["spec.rdzvEndpoint"]),
+        ("spec.rdzvEndpoint", ..., ["spec.rdzvEndpoint"]),
+        ("spec.rdzvId", "other", ["spec.rdzvId"]),
     ],
 )
 def test_a_change(path: str, value: Any, wrong: list[str]) -> None:
