@@ -420,7 +420,7 @@ def _set_suspended(access: Access, name: str, value: bool) -> None:
     job = cluster.job(name)
     _refuse_if_over(job)
     if bool(job["spec"].get("suspend")) is value:
-        click.echo(f"{name} is {'suspended' if value else 'not suspended'} already")
+        click.echo(f"{name} is {'suspended already' if value else 'not suspended'}")
         return
     cluster.change(name, {"spec": {"suspend": value}})
     click.echo(f"{name} is being {'suspended' if value else 'resumed'}")

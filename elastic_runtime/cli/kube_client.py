@@ -32,7 +32,7 @@ Object = dict[str, Any]
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _TIMEOUT = (5.0, 30.0)  # to connect, and between two bytes
-_FOLLOWED = (5.0, None)  # a worker may say nothing for hours
+_FOLLOWED = (5.0, 3600.0)  # a worker may say nothing for long, and a connection be lost silently
 _PAGE = 500
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -271,7 +271,7 @@ class Cluster:
             yield
         except refused as error:
             raise self._refusal(error, what, name, everywhere) from None
-        except (lost, OSError, ValueError) as error:
+        except (lost, OSError, json.JSONDecodeError) as error:
             raise ClusterUnreachable(
                 f"the API server {self.server} does not answer ({_cause(error)}): is the cluster "
                 "up, and is this the right kubeconfig and --context?"

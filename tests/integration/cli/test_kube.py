@@ -1,0 +1,592 @@
+"""``elasticctl`` against an API server: real processes, HTTP, a kubeconfig that leads there."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from elastic_runtime.cli.kube_job import Submission, make_job
+from tests.kube.cluster import FakeCluster, kubeconfig
+from tests.kube.kinds import EVENT, JOB, POD
+from tests.processes import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kube.server import Request
+
+_COMMAND = (sys.executable, "-m", "elastic_runtime.cli.ctl")
+_PATIENCE = 60.0
+
+Ctl = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def environ(cluster: FakeCluster, tmp_path: Path) -> dict[str, str]:
+    """The environment of a user who has a kubeconfig, and of no pod."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_"))}
+    return {**ours, "KUBECONFIG": str(cluster.kubeconfig(tmp_path / "kubeconfig"))}
+
+
+@pytest.fixture
+def ctl(environ: dict[str, str]) -> Ctl:
+    """Runs the command to its end."""
+
+    def call(
+        *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None
+    ) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [*_COMMAND, *arguments],
+            input=stdin,
+            env={**environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+class Running:
+    """A command that goes on, and what it has printed so far."""
+
+    def __init__(self, environ: dict[str, str], *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [*_COMMAND, *arguments],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def until(self, words: str) -> str:
+        """The next line that holds these words."""
+        while (line := self._lines.get(timeout=_PATIENCE)) is not None:
+            self._said.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"it ended without {words!r}:\n{''.join(self._said)}")
+
+    def end(self, number: int | None = None) -> tuple[int, list[str]]:
+        """Waits for its end, after a signal if one is given; its code, and all lines."""
+        if number is not None:
+            self._process.send_signal(number)
+        code = self._process.wait(_PATIENCE)
+        while (line := self._lines.get(timeout=_PATIENCE)) is not None:
+            self._said.append(line)
+        return code, self._said
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(_PATIENCE)
+        self._reader.join(_PATIENCE)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as out:
+            for line in out:
+                self._lines.put(line)
+        self._lines.put(None)
+
+
+@pytest.fixture
+def start(environ: dict[str, str]) -> Iterator[Callable[..., Running]]:
+    """Starts a command that goes on."""
+    running: list[Running] = []
+
+    def begin(*arguments: str) -> Running:
+        running.append(Running(environ, *arguments))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.close()
+
+
+def _add_job(cluster: FakeCluster, name: str = "one", **flags: Any) -> dict[str, Any]:
+    flags = {"low": 1, "high": 4, "replicas": 2, "namespace": "default", **flags}
+    return cluster.add(JOB, make_job(Submission("train.py", "x:1", name, **flags)))
+
+
+def _say(cluster: FakeCluster, name: str = "one", *holding: str, **status: Any) -> None:
+    """Writes a status as the controller does."""
+    conditions = [
+        {"type": one, "status": "True", "reason": "Because", "message": f"why {one}"}
+        for one in holding
+    ]
+    generation = cluster.job(name)["metadata"].get("generation", 1)
+    status = {"conditions": conditions, "observedGeneration": generation, **status}
+    cluster.store.change(JOB, "default", name, {"status": status})
+
+
+def _add_pod(cluster: FakeCluster, index: int, job: str = "one") -> str:
+    name = f"{job}-worker-{index}"
+    owner = {"kind": "ElasticJob", "name": job, "uid": cluster.job(job)["metadata"]["uid"]}
+    labels = {
+        "group-name": "elastic.pytorch.org",
+        "job-name": job,
+        "replica-index": str(index),
+        "app.kubernetes.io/component": "worker",
+    }
+    metadata = {"name": name, "namespace": "default", "labels": labels, "ownerReferences": [owner]}
+    containers = [{"name": "proxy", "image": "y:1"}, {"name": "elasticjob-worker", "image": "x:1"}]
+    cluster.add(POD, {"metadata": metadata, "spec": {"containers": containers}})
+    return name
+
+
+def _write(cluster: FakeCluster, pod: str, *lines: tuple[int, str]) -> None:
+    """A pod prints lines, each at its second."""
+    text = "".join(f"2026-01-01T00:00:{at:02d}.000000000Z {line}\n" for at, line in lines)
+    cluster.kubelet.write("default", pod, text)
+
+
+# ---------------------------------------------------------------- submit
+
+
+def test_submit_makes_the_job_that_its_flags_say(cluster: FakeCluster, ctl: Ctl) -> None:
+    flags = ("--image", "x:1", "--name", "one", "--min", "1", "--max", "4", "--env", "A=b")
+    code, out, err = ctl("submit", "/app/train.py", *flags, "--", "--lr", "1")
+    assert (code, err) == (0, "")
+    assert out == "submitted one in the namespace default; /app/train.py is looked for in x:1\n"
+    spec = cluster.job("one")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 4)
+    (container,) = spec["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container["args"] == ["/app/train.py", "--lr", "1"]
+
+    code, _, err = ctl("submit", "train.py", *flags)
+    assert (code, "there is an ElasticJob 'one'" in err) == (2, True)
+
+
+def test_what_a_dry_run_prints_can_be_submitted(
+    cluster: FakeCluster, ctl: Ctl, tmp_path: Path
+) -> None:
+    nowhere = {"KUBECONFIG": str(tmp_path / "none")}
+    asked = ("submit", "train.py", "--image", "x:1", "--name", "one", "--dry-run")
+    code, text, err = ctl(*asked, env=nowhere)
+    assert (code, err) == (0, "")
+    assert json.loads(ctl(*asked, "-o", "json", env=nowhere)[1]) == yaml.safe_load(text)
+
+    assert ctl("submit", "-f", "-", "-n", "elastic-job", stdin=text)[0] == 0
+    assert cluster.job("one", "elastic-job")["spec"] == yaml.safe_load(text)["spec"]
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    code, out, _ = ctl("submit", "-f", str(file), "-o", "yaml")
+    made = yaml.safe_load(out)
+    assert (code, made["metadata"]["uid"]) == (0, cluster.job("one")["metadata"]["uid"])
+
+
+def test_bad_bounds_are_refused_before_anything_is_sent(cluster: FakeCluster, ctl: Ctl) -> None:
+    code, _, err = ctl("submit", "train.py", "--image", "x:1", "--min", "3", "--max", "2")
+    assert (code, "spec.minReplicas" in err) == (2, True)
+    assert not cluster.counts()
+
+
+@pytest.mark.parametrize(("end", "code"), [("Succeeded", 0), ("Failed", 1), ("", 2)])
+def test_submit_waits_for_the_end(
+    cluster: FakeCluster, start: Callable[..., Running], end: str, code: int
+) -> None:
+    command = start("submit", "train.py", "--image", "x:1", "--name", "one", "--wait")
+    command.until("submitted one")
+    _say(cluster, "one", "Created", "Running", round=2, worldSize=3)
+    command.until("one: running, round 2 of 3 workers (why Running)")
+    if end:
+        _say(cluster, "one", "Created", end)
+    else:
+        cluster.store.delete(JOB, "default", "one", {})
+    ended, lines = command.end()
+    assert ended == code
+    assert {"Succeeded": "one: succeeded", "Failed": "why Failed", "": "was deleted"}[end] in (
+        lines[-1]
+    )
+
+
+def test_an_interrupted_wait_leaves_the_job_alone(
+    cluster: FakeCluster, start: Callable[..., Running]
+) -> None:
+    command = start("submit", "train.py", "--image", "x:1", "--name", "one", "--wait")
+    command.until("submitted one")
+    _say(cluster, "one", "Created")
+    command.until("one: pending")
+    code, lines = command.end(signal.SIGINT)
+    assert (code, "one goes on" in "".join(lines)) == (130, True)
+    assert cluster.job("one")
+
+
+# ---------------------------------------------------------------- look
+
+
+def test_jobs_lists_what_a_namespace_or_the_cluster_has(cluster: FakeCluster, ctl: Ctl) -> None:
+    _add_job(cluster, "two")
+    _add_job(cluster, "one")
+    _add_job(cluster, "far", namespace="elastic-job")
+    ready = {"Worker": {"ready": 2}}
+    _say(cluster, "one", "Running", replicaStatuses=ready, round=3, worldSize=4, step=120)
+    _, out, _ = ctl("jobs")
+    assert [line.split()[:7] for line in out.splitlines()] == [
+        ["name", "state", "desired", "ready", "world", "round", "step"],
+        ["one", "running", "2", "2", "4", "3", "120"],
+        ["two", "unseen", "2", "0", "–", "–", "–"],
+    ]
+    told = json.loads(ctl("jobs", "-A", "--format", "json")[1])
+    assert [(job["namespace"], job["name"]) for job in told] == [
+        ("default", "one"),
+        ("default", "two"),
+        ("elastic-job", "far"),
+    ]
+
+
+def test_jobs_are_watched(cluster: FakeCluster, start: Callable[..., Running]) -> None:
+    _add_job(cluster)
+    command = start("jobs", "--watch", "--interval", "0.1", "--format", "json")
+    command.until('"unseen"')
+    _say(cluster, "one", "Created", "Running")
+    command.until('"running"')
+    assert command.end(signal.SIGINT)[0] == 130
+
+
+def test_status_shows_the_job_its_pods_and_its_events(cluster: FakeCluster, ctl: Ctl) -> None:
+    _add_job(cluster)
+    _add_pod(cluster, 0)
+    cluster.kubelet.wait_for_image("default", _add_pod(cluster, 1), "no such image")
+    _say(cluster, "one", "Created", "Running", round=3, worldSize=1, step=5, lastCheckpointStep=4)
+    about = {"kind": "ElasticJob", "name": "one", "uid": cluster.job("one")["metadata"]["uid"]}
+    event = {
+        "metadata": {"name": "e1", "namespace": "default"},
+        "involvedObject": about,
+        "reason": "PodReplaced",
+        "message": "one-worker-1 was evicted",
+        "type": "Warning",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
+    cluster.add(EVENT, event)
+    code, out, err = ctl("status", "one")
+    assert (code, err) == (0, "")
+    for words in (
+        "job one · namespace default · running",
+        "round   3: 1 worker",
+        "step    5 · last checkpoint: step 4",
+        "ImagePullBackOff",
+        "no such image",
+        "one-worker-1 was evicted",
+    ):
+        assert words in out
+    told = json.loads(ctl("status", "one", "--format", "json")[1])
+    assert [(pod["name"], pod["state"]) for pod in told["pods"]] == [
+        ("one-worker-0", "running"),
+        ("one-worker-1", "ImagePullBackOff"),
+    ]
+    assert "PodReplaced" in ctl("events", "one")[1]
+
+
+def test_status_goes_on_without_what_may_not_be_seen(cluster: FakeCluster, ctl: Ctl) -> None:
+    _add_job(cluster)
+    with cluster.trouble(lambda asked: asked.kind == EVENT, 403, "Forbidden", "events: no"):
+        code, out, _ = ctl("status", "one")
+        assert (code, "you may not list events" in out) == (0, True)
+        assert ctl("events", "one")[0] == 4
+
+
+def test_status_is_watched_until_the_job_is_over(
+    cluster: FakeCluster, start: Callable[..., Running]
+) -> None:
+    _add_job(cluster)
+    command = start("status", "one", "--watch", "--interval", "0.1", "--format", "json")
+    command.until('"state": "unseen"')
+    with cluster.trouble(lambda _: True, 503, "ServiceUnavailable", "restarting") as trouble:
+        refused = cluster.counts()["get elasticjobs"]
+        wait_for(lambda: cluster.counts()["get elasticjobs"] > refused + 1, _PATIENCE, "more looks")
+        assert trouble
+    _say(cluster, "one", "Created", "Succeeded")
+    code, lines = command.end()
+    assert (code, json.loads(lines[-1])["state"]) == (0, "succeeded")
+
+
+def test_a_job_in_the_cluster_and_a_run_in_a_store_are_not_mixed(
+    cluster: FakeCluster, ctl: Ctl
+) -> None:
+    _add_job(cluster)
+    for command in ("status", "events", "scale"):
+        code, _, err = ctl(command, "one", "--rdzv-endpoint", "etcd://nowhere")
+        assert (code, "--rdzv-endpoint belongs to a store" in err) == (2, True)
+        code, _, err = ctl(command)
+        assert (code, "which job?" in err) == (2, True)
+    code, _, err = ctl("status", "-n", "default", "--rdzv-endpoint", "etcd://h", "--run-id", "r")
+    assert (code, "-n and --context are for a job of a cluster" in err) == (2, True)
+    # In a pod of a job there is an endpoint in the environment; nobody asked for it.
+    inside = {"PET_RDZV_ENDPOINT": "nowhere:1", "PET_RDZV_BACKEND": "etcd-v3"}
+    assert ctl("status", "one", env=inside)[0] == 0
+
+
+# ---------------------------------------------------------------- change
+
+
+def test_scale_is_one_request_within_the_bounds(cluster: FakeCluster, ctl: Ctl) -> None:
+    _add_job(cluster, low=2)
+    assert ctl("scale", "one", "4") == (0, "one: 4 pods, 2 before\n", "")
+    assert cluster.job("one")["spec"]["replicaSpecs"]["Worker"]["replicas"] == 4
+    assert cluster.counts()["patch elasticjobs/scale"] == 1
+    for size, bound in (("1", "spec.minReplicas (2)"), ("5", "spec.maxReplicas (4)")):
+        code, _, err = ctl("scale", "one", size)
+        assert (code, bound in err) == (2, True)
+    code, _, err = ctl("scale", "one")
+    assert (code, "scale one to what?" in err) == (2, True)
+    code, _, err = ctl("scale", "one", "2", "--min", "1")
+    assert (code, "--min and --max are for a run in a store" in err) == (2, True)
+    assert cluster.counts()["patch elasticjobs/scale"] == 1
+
+
+def test_suspend_and_resume(cluster: FakeCluster, ctl: Ctl) -> None:
+    _add_job(cluster)
+    assert ctl("suspend", "one")[:2] == (0, "one is being suspended\n")
+    assert cluster.job("one")["spec"]["suspend"] is True
+    assert ctl("suspend", "one")[:2] == (0, "one is suspended already\n")
+    assert ctl("resume", "one")[:2] == (0, "one is being resumed\n")
+    assert cluster.job("one")["spec"]["suspend"] is False
+    assert ctl("resume", "one")[:2] == (0, "one is not suspended\n")
+    assert cluster.counts()["patch elasticjobs"] == 2
+
+
+def test_a_job_that_has_ended_is_not_changed(cluster: FakeCluster, ctl: Ctl) -> None:
+    _add_job(cluster)
+    _say(cluster, "one", "Created", "Failed")
+    for arguments in (("scale", "one", "3"), ("suspend", "one"), ("resume", "one")):
+        code, _, err = ctl(*arguments)
+        assert (code, "one has failed already" in err) == (2, True)
+
+
+def test_delete_waits_until_the_pods_are_gone(
+    cluster: FakeCluster, start: Callable[..., Running]
+) -> None:
+    _add_job(cluster)
+    pod = _add_pod(cluster, 0)
+    cluster.kubelet.removes = False
+    command = start("delete", "one", "--wait")
+    cluster.wait_for(
+        lambda: cluster.store.get(POD, "default", pod)["metadata"].get("deletionTimestamp"),
+        "the pod is asked to end",
+    )
+    looked = cluster.counts()["list pods"]
+    wait_for(lambda: cluster.counts()["list pods"] > looked + 1, _PATIENCE, "it waits for the pod")
+    cluster.kubelet.remove("default", pod)
+    assert command.end() == (0, ["one is gone\n"])
+
+
+# ---------------------------------------------------------------- logs
+
+
+def test_logs_of_all_pods_are_in_the_order_of_time(cluster: FakeCluster, ctl: Ctl) -> None:
+    _add_job(cluster)
+    first, second = _add_pod(cluster, 0), _add_pod(cluster, 1)
+    cluster.kubelet.wait_for_image("default", _add_pod(cluster, 2))
+    _write(cluster, first, (1, "[default0]:a"), (4, "[default0]:d"), (5, "agent e"))
+    _write(cluster, second, (2, "[default1]:b"), (3, "[default10]:c"))
+    code, out, err = ctl("logs", "one")
+    assert code == 0
+    assert out.splitlines() == [
+        "worker-0 | [default0]:a",
+        "worker-1 | [default1]:b",
+        "worker-1 | [default10]:c",
+        "worker-0 | [default0]:d",
+        "worker-0 | agent e",
+    ]
+    assert "worker-2 has printed nothing yet: ImagePullBackOff" in err
+    assert ctl("logs", "one", "--rank", "1")[1] == "worker-1 | [default1]:b\n"
+    assert ctl("logs", "one", "--pod", "0", "--tail", "1")[1] == "worker-0 | agent e\n"
+
+    _say(cluster, "one", "Running", worldSize=2)
+    code, _, err = ctl("logs", "one", "--rank", "7")
+    assert (code, "the ranks of its world are 0 to 1" in err) == (2, True)
+    code, _, err = ctl("logs", "one", "--pod", "9")
+    assert (code, "one has no pod '9': it has worker-0, worker-1, worker-2" in err) == (2, True)
+
+
+def test_logs_are_followed_through_new_pods_and_broken_streams(
+    cluster: FakeCluster, start: Callable[..., Running]
+) -> None:
+    _add_job(cluster)
+    first = _add_pod(cluster, 0)
+    _write(cluster, first, (1, "[default0]:step 1"))
+    command = start("logs", "one", "-f")
+    assert command.until("step 1") == "worker-0 | [default0]:step 1\n"
+    second = _add_pod(cluster, 1)
+    _write(cluster, second, (2, "[default1]:step 2"))
+    command.until("step 2")
+
+    cluster.break_watches()
+    _write(cluster, first, (3, "[default0]:step 3"))
+    command.until("step 3")
+    cluster.kubelet.lose("default", second)
+    _write(cluster, first, (4, "[default0]:step 4"))
+    _say(cluster, "one", "Created", "Succeeded")
+    cluster.kubelet.finish("default", first, 0)
+    code, lines = command.end()
+    assert code == 0
+    assert sorted(line.rpartition(" ")[2].strip() for line in lines) == ["1", "2", "3", "4"]
+
+
+def test_a_rank_is_followed_to_another_pod(
+    cluster: FakeCluster, start: Callable[..., Running]
+) -> None:
+    _add_job(cluster)
+    first, second = _add_pod(cluster, 0), _add_pod(cluster, 1)
+    command = start("logs", "one", "-f", "--rank", "1")
+    _write(cluster, first, (1, "[default0]:no"))
+    _write(cluster, second, (1, "[default1]:before"))
+    command.until("worker-1 | [default1]:before")
+    _write(cluster, first, (2, "[default1]:after"))
+    command.until("worker-0 | [default1]:after")
+    cluster.store.delete(JOB, "default", "one", {})
+    code, lines = command.end()
+    assert (code, len(lines)) == (0, 2)
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+def test_a_job_that_is_not_there_has_neighbours(cluster: FakeCluster, ctl: Ctl) -> None:
+    _add_job(cluster, "digits-one")
+    for arguments in (("status", "digits-on"), ("scale", "digits-on", "2"), ("logs", "digits-on")):
+        code, _, err = ctl(*arguments)
+        assert (code, "did you mean 'digits-one'?" in err) == (2, True)
+    code, _, err = ctl("delete", "zebra")
+    assert (code, "elasticctl jobs lists those that there are" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "UPPER"])
+def test_what_cannot_be_a_name_is_not_sent(cluster: FakeCluster, ctl: Ctl, name: str) -> None:
+    _add_job(cluster)
+    code, _, err = ctl("delete", name)
+    assert (code, "is no name of a job" in err) == (2, True)
+    assert not cluster.counts()
+
+
+def test_a_cluster_without_the_resource_says_how_to_install_it(
+    cluster: FakeCluster, ctl: Ctl
+) -> None:
+    kinds = cluster.server.catalogue.kinds
+    kinds[:] = [kind for kind in kinds if kind != JOB]
+    for arguments in (("jobs",), ("status", "one"), ("submit", "train.py", "--image", "x:1")):
+        code, _, err = ctl(*arguments)
+        assert (code, "knows no ElasticJobs: install them with" in err) == (2, True)
+
+
+def _is_job(asked: Request) -> bool:
+    return asked.kind == JOB
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "code", "words"),
+    [
+        (403, "Forbidden", "User cannot list", 4, "you may not list elasticjobs in the namespace"),
+        (500, "InternalError", "etcd has no leader", 4, "failed with 500: etcd has no leader"),
+        (429, "TooManyRequests", "slow down", 4, "failed with 429: slow down"),
+        (422, "Invalid", "spec.x: no", 2, "refuses to list elasticjobs"),
+    ],
+)
+def test_refusals_of_the_server_are_told(
+    cluster: FakeCluster, ctl: Ctl, status: int, reason: str, message: str, code: int, words: str
+) -> None:
+    with cluster.trouble(_is_job, status, reason, message):
+        ended, _, err = ctl("jobs")
+    assert ended == code
+    assert words in err
+    assert message in err
+
+
+def test_an_admission_that_refuses_is_told(cluster: FakeCluster, ctl: Ctl) -> None:
+    submit = ("submit", "train.py", "--image", "x:1", "--name", "one")
+    why = "ElasticJob is invalid: spec.minReplicas: must not be above maxReplicas"
+    with cluster.trouble(lambda asked: asked.verb == "create", 422, "Invalid", why):
+        code, _, err = ctl(*submit)
+    assert (code, why in err) == (2, True)
+    quota = "exceeded quota: jobs, requested: count/elasticjobs=1"
+    with cluster.trouble(lambda asked: asked.verb == "create", 403, "Forbidden", quota):
+        code, _, err = ctl(*submit)
+    assert (code, quota in err) == (2, True)
+
+
+def test_a_token_that_is_not_accepted(cluster: FakeCluster, ctl: Ctl) -> None:
+    cluster.server.token = "the right one"
+    code, _, err = ctl("jobs")
+    assert (code, "does not accept these credentials" in err) == (4, True)
+    assert "the right one" not in err
+
+
+def test_a_server_that_is_gone(ctl: Ctl, tmp_path: Path) -> None:
+    with socket.socket() as taken:  # nobody else may listen there, and we do not
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        path = tmp_path / "gone"
+        path.write_text(json.dumps(kubeconfig(url, "default")))
+        code, out, err = ctl("jobs", env={"KUBECONFIG": str(path)})
+    assert (code, out) == (4, "")
+    assert err.startswith(f"elasticctl: error: the API server {url} does not answer")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "There is no kubeconfig at"),
+        ("", "cannot be used"),
+        ("a: [b", "cannot be used"),
+        ("hello", "is no kubeconfig"),
+        ("apiVersion: v1\nkind: Config\n", "cannot be used"),
+    ],
+)
+def test_a_kubeconfig_that_is_none(ctl: Ctl, tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "other"
+    if text is not None:
+        path.write_text(text)
+    code, _, err = ctl("jobs", env={"KUBECONFIG": str(path)})
+    assert (code, words in err, str(path) in err, err.count("\n")) == (2, True, True, 1)
+
+
+def test_a_context_or_a_namespace_that_cannot_be(ctl: Ctl) -> None:
+    code, _, err = ctl("jobs", "--context", "prod")
+    assert (code, "has no context 'prod': it has 'fake'" in err) == (2, True)
+    code, _, err = ctl("jobs", "-n", "../kube-system")
+    assert (code, "is no name of a namespace" in err) == (2, True)
+
+
+def test_without_the_package_it_says_what_to_install(environ: dict[str, str]) -> None:
+    program = (
+        "import sys; sys.modules['kubernetes'] = None\n"
+        "from elastic_runtime.cli.ctl import main\n"
+        "sys.exit(main(['jobs']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pip install 'elastic-runtime[kubernetes]'" in done.stderr
