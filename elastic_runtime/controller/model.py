@@ -42,6 +42,7 @@ class PodView:
         exit_code: of the worker container, when that has ended; None otherwise.
         reason, message: why the pod ended: of its status (``Evicted``), of its condition
             ``DisruptionTarget`` (``PreemptionByScheduler``) or of the container (``OOMKilled``).
+        created_at: when the pod was created, in seconds since 1970; 0: unknown.
         started_at, finished_at: of the worker container, in seconds since 1970; 0: not yet.
         restarts: times that the kubelet has restarted the container.
         waiting_reason, waiting_message: why the container does not start (``ImagePullBackOff``).
@@ -61,6 +62,7 @@ class PodView:
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
+    created_at: float = 0.0
     started_at: float = 0.0
     finished_at: float = 0.0
     restarts: int = 0

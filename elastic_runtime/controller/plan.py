@@ -39,6 +39,7 @@ from elastic_runtime.controller.status import (
     SUCCEEDED,
     SUSPENDED,
     Draft,
+    Slot,
     moment,
     stamp,
 )
@@ -237,7 +238,8 @@ def _suspend(work: Work) -> Plan:
         if not pod.deleting:
             work.actions.append(DeletePod(pod.name, pod.uid, None, "the job is suspended"))
     draft.values.pop("startTime", None)
-    memory.slots, memory.begun, memory.desired = {}, False, 0
+    memory.slots = {pod.index: Slot(pod.uid) for pod in work.pods}
+    memory.begun, memory.desired = False, 0
     if work.observed.pods:
         text = f"{len(work.observed.pods)} pods are ending"
         draft.set(RUNNING, False, "Suspending", text)

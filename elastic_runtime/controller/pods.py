@@ -164,9 +164,12 @@ def shrink(work: Work) -> None:
         if pod.uid not in held:
             why = f"the job is to have {work.wanted} pods"
             work.actions.append(DeletePod(pod.name, pod.uid, None, why))
+            work.draft.memory.slots[pod.index] = Slot(pod.uid)
+    there = {pod.uid for pod in work.pods}
     slots = work.draft.memory.slots
     for index in [index for index in slots if index >= work.wanted]:
-        del slots[index]
+        if slots[index].uid not in there:
+            del slots[index]
 
 
 def remove_waiting(work: Work) -> None:
@@ -199,5 +202,5 @@ def create_missing(work: Work) -> None:
             work.wake_at(until)
             continue
         manifest = resources.worker_pod(spec, index, work.draft.attempt, work.endpoint, work.launch)
-        why = slot.why if slot else f"the job is to have {work.wanted} pods"
+        why = (slot and slot.why) or f"the job is to have {work.wanted} pods"
         work.actions.append(CreatePod(index, manifest, why))

@@ -67,6 +67,7 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
         exit_code=ended.get("exitCode"),
         reason=reason,
         message=message,
+        created_at=moment(meta.get("creationTimestamp") or ""),
         started_at=moment(started.get("startedAt") or ""),
         finished_at=moment(ended.get("finishedAt") or ""),
         restarts=_container(item).get("restartCount") or 0,

@@ -45,7 +45,7 @@ class Slot:
         falls: ends in a row, each soon after a start; what the back-off is made of.
         until: when its successor may be created at the earliest, in seconds since 1970.
         code: its exit code; 0: it had none, or was taken away.
-        why: for people.
+        why: for people; "" if we have ended it ourselves, as the spec asked.
     """
 
     uid: str

@@ -17,6 +17,9 @@ TEMPLATE = "spec.replicaSpecs.Worker.template"
 # An agent whose predecessor did not reach the store is believed to run after so long (seconds),
 # if it does not say so earlier.
 _STORE_PATIENCE = 120.0
+# A pod that needs a Secret is looked at more closely after so long (seconds).
+_START_PATIENCE = 60.0
+_STARTS = ("ContainerCreating", "PodInitializing")
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _NO_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
@@ -52,16 +55,44 @@ def find_problems(work: Work) -> None:
         for pod in waiting[:1]
         if pod.waiting_reason in _NO_CONTAINER
     )
+    found.extend(_of_secrets(work))
     homeless = [pod for pod in work.pods if pod.unschedulable and not pod.deleting]
     if homeless and len(work.running) < work.enough:
-        found.append(
-            Problem(
-                "Unschedulable",
-                f"there is no place for {len(homeless)} pods, and the job needs {work.enough}; "
-                f"kubectl describe pod {homeless[0].name} says why",
-                f"{TEMPLATE}.spec",
-            )
+        found.append(_of_place(work, homeless))
+
+
+def _of_secrets(work: Work) -> list[Problem]:
+    """Whether pods wait so long that a Secret may be what they wait for.
+
+    The controller may not read Secrets, and the kubelet tells the pod's events only.
+    """
+    for pod in work.pods:
+        waits = pod.waiting_reason in _STARTS and not pod.deleting and pod.created_at
+        if not waits or not work.spec.secrets:
+            continue
+        late = pod.created_at + _START_PATIENCE
+        if late > work.now:
+            work.wake_at(late)
+            continue
+        field, name = next(iter(work.spec.secrets.items()))
+        text = (
+            f"{pod.name} does not start; is there a Secret {name!r} in the namespace "
+            f"{work.spec.namespace}? kubectl describe pod {pod.name} says why"
         )
+        return [Problem("PodsNotStarting", text, field)]
+    return []
+
+
+def _of_place(work: Work, homeless: list[PodView]) -> Problem:
+    describe = f"kubectl describe pod {homeless[0].name} says why"
+    claim = work.spec.checkpoint.claim if work.spec.checkpoint else ""
+    if claim and f'persistentvolumeclaim "{claim}"' in homeless[0].unschedulable:
+        text = f"the claim {claim!r} cannot be used; {describe}"
+        return Problem("ClaimMissing", text, "spec.checkpoint.claimName")
+    text = (
+        f"there is no place for {len(homeless)} pods, and the job needs {work.enough}; {describe}"
+    )
+    return Problem("Unschedulable", text, f"{TEMPLATE}.spec")
 
 
 def _of_etcd(work: Work, etcd: EtcdView) -> list[Problem]:
@@ -155,7 +186,7 @@ def _tell_restarting(work: Work, runs: bool) -> None:
     open_ = [
         slot
         for index, slot in sorted(memory.slots.items())
-        if index < work.wanted and _at(work, index, slot.uid) is None
+        if slot.why and index < work.wanted and _at(work, index, slot.uid) is None
     ]
     if memory.done:
         draft.set(RESTARTING, False, "Done", "training is done")

@@ -438,6 +438,8 @@ def test_a_size_that_comes_back_waits_for_the_name() -> None:
     cluster.edit(replicas=2)
     cluster.settle()
     assert [pod.deleting for pod in cluster.pods.values()] == [False, True]
+    assert not cluster.holds("Restarting")  # as it was asked to
+    assert "PodReplaced" not in cluster.reasons()
     cluster.vanish()
     cluster.settle()
     assert cluster.indices == [0, 1]
@@ -511,6 +513,18 @@ def test_suspending_drains_to_nothing_and_resuming_goes_on() -> None:
         "Suspended",
         "Resumed",
     ]
+
+
+def test_resuming_before_the_last_pod_is_gone_restarts_nothing() -> None:
+    cluster = running(1)
+    for suspend in (True, False):
+        cluster.edit(suspend=suspend)
+        cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.indices == [0]
+    assert not cluster.holds("Restarting")
+    assert cluster.status["restartCount"] == 0
 
 
 def test_a_job_can_begin_suspended() -> None:
@@ -653,6 +667,22 @@ def test_an_image_that_cannot_be_pulled_is_told_with_its_field() -> None:
     assert cluster.reasons("Warning") == ["ImagePullFailed"]
 
 
+def test_a_secret_that_may_be_missing_is_told_with_its_field() -> None:
+    made = job(rdzvEndpoint="etcd:2379", etcd={"tls": {"secretName": "certs"}})
+    cluster = Cluster(made)
+    cluster.settle()
+    for index in (0, 1):
+        cluster.change(index, waiting_reason="ContainerCreating", created_at=cluster.now)
+    assert cluster.settle().wake_at == cluster.now + 60
+    assert not cluster.reasons("Warning")
+    cluster.now += 60
+    cluster.settle()
+    told = cluster.condition("Running")
+    assert (told["status"], told["reason"]) == ("False", "PodsNotStarting")
+    assert "spec.etcd.tls.secretName" in told["message"]
+    assert "'certs'" in told["message"]
+
+
 def test_a_wrong_image_can_be_mended() -> None:
     cluster = running(2)
     cluster.edit(replicas=3)
@@ -676,6 +706,16 @@ def test_pods_without_a_place_are_told_when_the_job_needs_them() -> None:
     cluster.settle()
     assert cluster.condition("Running")["reason"] == "Unschedulable"
     assert cluster.indices == [0, 1]
+
+
+def test_a_claim_that_is_missing_is_told_with_its_field() -> None:
+    cluster = Cluster(job(replicas=1, checkpoint={"claimName": "disk"}))
+    cluster.settle()
+    cluster.change(0, unschedulable='persistentvolumeclaim "disk" not found. preemption: …')
+    cluster.settle()
+    told = cluster.condition("Running")
+    assert told["reason"] == "ClaimMissing"
+    assert "spec.checkpoint.claimName: the claim 'disk'" in told["message"]
 
 
 def test_a_store_that_does_not_answer_is_told_with_its_field() -> None:
