@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 HOME = "elastic-job"
 RBAC = {identity(each): each for each in objects(DEPLOY / "controller" / "rbac.yaml")}
-EVERYWHERE = RBAC["ClusterRole", "", "elastic-controller"]["rules"]
-AT_HOME = RBAC["Role", HOME, "elastic-controller-lease"]["rules"]
+IN_THE_CLUSTER = RBAC["ClusterRole", "", "elastic-controller"]["rules"]
+LEASE = RBAC["Role", HOME, "elastic-controller-lease"]["rules"]
 # What only a real API server asks for: when blockOwnerDeletion is set, and when an applied object
 # (a patch) is new.
 UNSEEN = {
@@ -69,7 +69,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @contextmanager
-def controller(cluster: FakeCluster, tmp_path: Path) -> Iterator[None]:
+def controller(cluster: FakeCluster, tmp_path: Path, *more: str) -> Iterator[None]:
     """The controller as the Deployment starts it, on a free port."""
     [deployment] = [
         each
@@ -77,7 +77,7 @@ def controller(cluster: FakeCluster, tmp_path: Path) -> Iterator[None]:
         if each["kind"] == "Deployment"
     ]
     [container] = deployment["spec"]["template"]["spec"]["containers"]
-    arguments = [*container["command"][1:], *container["args"], "--liveness-port=0"]
+    arguments = [*container["command"][1:], *container["args"], "--liveness-port=0", *more]
     surroundings = {
         **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
         "KUBECONFIG": str(cluster.kubeconfig(tmp_path / "kubeconfig")),
@@ -96,11 +96,14 @@ def controller(cluster: FakeCluster, tmp_path: Path) -> Iterator[None]:
             process.wait(20)
 
 
-def a_life_of_jobs(cluster: FakeCluster) -> None:
+def a_life_of_jobs(cluster: FakeCluster, namespace: str) -> None:
     """Makes the controller do everything that it can be made to do."""
     [job] = jobs(SAMPLES / "digits.yaml")
-    job["metadata"]["namespace"] = "default"
+    job["metadata"]["namespace"] = namespace
     cluster.add(JOB, job)
+
+    def edit(spec: Object) -> None:
+        cluster.edit(JOB, "digits", {"spec": spec}, namespace)
 
     def runs(count: int) -> bool:
         pods = cluster.pods("digits").values()
@@ -111,27 +114,28 @@ def a_life_of_jobs(cluster: FakeCluster) -> None:
 
     cluster.wait_for(lambda: runs(2), "two pods run")
     for size in (3, 1):
-        cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"replicas": size}}}})
+        edit({"replicaSpecs": {"Worker": {"replicas": size}}})
         cluster.wait_for(lambda size=size: runs(size), f"{size} pods run")
-    cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
+    edit({"suspend": True})
     cluster.wait_for(lambda: runs(0) and is_gone(BUDGET), "the job is suspended")
-    cluster.edit(JOB, "digits", {"spec": {"suspend": False}})
+    edit({"suspend": False})
     cluster.wait_for(lambda: runs(1), "the job goes on")
-    cluster.kubelet.finish("default", "digits-worker-0", 0)
+    cluster.kubelet.finish(namespace, "digits-worker-0", 0)
     cluster.wait_for(lambda: is_gone(SERVICE), "the job has ended")
-    cluster.edit(JOB, "digits", {"spec": {"ttlSecondsAfterFinished": 0}})
+    edit({"ttlSecondsAfterFinished": 0})
     cluster.wait_for(lambda: is_gone(JOB), "the job is deleted")
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("alone", [False, True], ids=["of the cluster", "of its namespace"])
 def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
-    cluster: FakeCluster, tmp_path: Path
+    alone: bool, cluster: FakeCluster, tmp_path: Path
 ) -> None:
+    everywhere, at_home = ([], IN_THE_CLUSTER + LEASE) if alone else (IN_THE_CLUSTER, LEASE)
     refused: set[str] = set()
 
     def is_refused(request: Request) -> bool:
-        rules = EVERYWHERE + (AT_HOME if request.namespace == HOME else [])
-        if granted(rules, request):
+        if granted(everywhere + (at_home if request.namespace == HOME else []), request):
             return False
         refused.add(request.label)
         return True
@@ -139,12 +143,12 @@ def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
     # What users may do is not looked at: they work on the store.
     with (
         cluster.trouble(is_refused, 403, "Forbidden", "no rule grants that"),
-        controller(cluster, tmp_path),
+        controller(cluster, tmp_path, *([f"--namespace={HOME}"] if alone else [])),
     ):
-        a_life_of_jobs(cluster)
+        a_life_of_jobs(cluster, HOME if alone else "default")
     assert refused == set(), (tmp_path / "log").read_text()
     used = set(cluster.counts())
-    assert labels(EVERYWHERE + AT_HOME) - used == UNSEEN
+    assert labels(everywhere + at_home) - used == UNSEEN
     # A real API server drops what the schema does not know, also of a status.
     states = [change.item for change in cluster.store.history if change.kind == JOB]
     assert [refusal for state in states for refusal in elasticjob().refusals(state)] == []
