@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from tests import processes
 from tests.integration.controller.conftest import NAMESPACE, wait_until_running
 from tests.kube.kinds import LEASE
 
@@ -43,10 +44,15 @@ def test_an_idle_controller_asks_nothing(cluster: FakeCluster, start: Start, sub
 def test_it_shows_its_metrics(cluster: FakeCluster, running: Run, controller: Running) -> None:
     running()
 
-    code, text = controller.probe("/metrics")
-    assert code == 200
-    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-    assert lines['elastic_controller_jobs{condition="Running"}'] == "1.0"
+    def shown() -> dict[str, str]:
+        code, text = controller.probe("/metrics")
+        assert code == 200
+        return dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+
+    # The API server has the new status a moment before the controller knows that it has.
+    running_jobs = 'elastic_controller_jobs{condition="Running"}'
+    processes.wait_for(lambda: shown().get(running_jobs) == "1.0", 10, "the job is counted")
+    lines = shown()
     assert float(lines["elastic_controller_reconcile_seconds_count"]) > 0
     assert lines["elastic_controller_reconcile_errors_total"] == "0.0"
     assert lines["elastic_controller_leads"] == "1.0"
