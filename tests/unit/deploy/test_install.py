@@ -13,7 +13,7 @@ import pytest
 import yaml
 from helm_python import HelmValuesError, lint
 
-from tests.unit.deploy.files import CHART, DEPLOY, ROOT, SAMPLES, Object, identity, objects
+from tests.unit.deploy.files import CHART, DEPLOY, ROOT, SAMPLES, Object, identity, jobs, objects
 from tests.unit.deploy.rendering import charted, kustomized
 
 CONTROLLER = [each for file in (DEPLOY / "controller").glob("*.yaml") for each in objects(file)]
@@ -91,6 +91,18 @@ def test_our_pods_have_no_rights_that_they_do_not_need(pod: Object) -> None:
         assert container["readinessProbe"]
     needs_the_api = pod.get("serviceAccountName") == "elastic-controller"
     assert needs_the_api or pod["automountServiceAccountToken"] is False
+
+
+def test_the_digits_run_where_only_restricted_pods_may() -> None:
+    [job] = jobs(SAMPLES / "digits.yaml")
+    pod = job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
 
 
 # ---------------------------------------------------------------- the controller
