@@ -148,6 +148,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         seed = Seed(config.node_name, address, config.workers, self._probes.port, config.settings)
         self._participant = Participant(store, _policy(config), seed, self._inbox.put, times.probe)
         self._turned = time.time()
+        self._reached = -1  # for threads that must not look at workers that come and go
         self._watchdogs = Watchdogs(
             config.run_id, self._private, config.health_port, lambda: self._turned
         )
@@ -166,6 +167,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         while self._finish is None:
             self._participant.beat()
             self._turned = time.time()
+            self._reached = self._crew.step()
             self._observe(TURNED)
             self._look_for_progress()
             timeout = max(0.0, min(self._alarm - time.monotonic(), _BEAT))
@@ -223,7 +225,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             "name": self._config.node_name,
             "phase": self._life.state.phase.value,
             "round": last.number if last else 0,
-            "step": self._crew.step(),
+            "step": self._reached,
         }
 
     def _translate(self, item: Any) -> Event | None:
