@@ -60,7 +60,7 @@ from elastic_runtime.agent.snapshots import SnapshotStore
 from elastic_runtime.agent.watchdogs import Watchdogs
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.log import remembered
-from elastic_runtime.protocol.messages import Note
+from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
 from elastic_runtime.protocol.records import EVENT_SLOTS, EventRecord, Member, RoundRecord
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.probe import ProbeServer
@@ -252,6 +252,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             return said
         if said.name == "step.first":
             self._recovered(said)
+        elif said.name == CHECKPOINT_COMMITTED:
+            if self._watch is not None:
+                self._watch(said.name, **said.fields)
         else:
             self._tell(said.name, {**said.fields, "rank": said.rank, "round": said.round})
         return None

@@ -12,6 +12,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -298,6 +300,10 @@ def _saved(state: Measured, fields: Fields, now: float) -> Measured:
     )
 
 
+def _committed(state: Measured, fields: Fields, now: float) -> Measured:
+    return replace(state, checkpoint_step=fields["step"])
+
+
 def _save_failed(state: Measured, fields: Fields, now: float) -> Measured:
     return replace(state, saves_failed=state.saves_failed + 1)
 
@@ -316,6 +322,7 @@ _CHANGES: dict[str, Callable[[Measured, Fields, float], Measured]] = {
     "checkpoint.resumed": _resumed,
     "checkpoint.saved": _saved,
     "checkpoint.save_failed": _save_failed,
+    CHECKPOINT_COMMITTED: _committed,
     "snapshot.taken": _snapshot,
     "job.done": _ended,
     "job.failed": _ended,

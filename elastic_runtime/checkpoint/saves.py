@@ -24,6 +24,7 @@ from elastic_runtime.checkpoint.saving import Collected, Collector, Saving, Tenu
 from elastic_runtime.checkpoint.staging import Copies, Image, PlainCopies, copies_for, local
 from elastic_runtime.checkpoint.survey import prune
 from elastic_runtime.errors import CheckpointError
+from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED
 from elastic_runtime.worker.peers import Connection, Peers
 from elastic_runtime.worker.ranks import Interrupted
 
@@ -255,6 +256,8 @@ class Saves:
                 raise
         seconds = time.monotonic() - began
         self._note(peers, "saved", step=step, bytes=size, seconds=seconds, **fields)
+        if peers.rank != 0 and self._context.has_agent:
+            self._context.note(CHECKPOINT_COMMITTED, step=step)
         if peers.rank == 0 and self._rule.last is not None:
             self._prune(peers, which.term)
 

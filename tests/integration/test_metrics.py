@@ -146,11 +146,14 @@ def test_each_local_node_has_its_own_port_and_a_node_that_is_lost_is_counted(
     first = ports(2)
     agents = Agent(first), Agent(first + 1)
     options = ("--local-nodes", "2", "--min", "1", "--metrics-port", str(first))
-    with Job(tmp_path, "steps.py", *options) as job:
+    with Job(tmp_path, "steps.py", *options, kind="saved") as job:
         job.ranks(2)
         names = [agent.status["node"] for agent in agents]
         assert names == ["node0", "node1"]
         assert [agent.status["world"] for agent in agents] == [2, 2]
+        # Whoever is asked knows of the last checkpoint.
+        for agent in agents:
+            wait(job, lambda agent=agent: agent.status["checkpoint_step"] >= 10, "a checkpoint")
         processes.send([job.nodes()["node1"]], signal.SIGKILL)
         job.ranks(1, after=1)
         wait(job, lambda: agents[0].recoveries("first_step", "lost"), "the recovery")
@@ -159,6 +162,7 @@ def test_each_local_node_has_its_own_port_and_a_node_that_is_lost_is_counted(
         assert (metrics["elastic_world_size"], metrics["elastic_nodes"]) == (1, 1)
         assert agents[1].get("/status") == (0, "")
         job.finish()
+        assert not job.events("checkpoint.committed")
 
 
 def test_a_port_that_is_taken_ends_nothing(tmp_path: Path) -> None:

@@ -279,6 +279,12 @@ def test_whatever_happens_goodput_is_a_share_and_counters_only_grow(
 # ---------------------------------------------------------------- checkpoints, health, text
 
 
+def test_every_node_knows_of_the_last_checkpoint() -> None:
+    state = told(*BEGUN, (121.0, "checkpoint.committed", {"step": 10}))
+    assert state.checkpoint_step == 10
+    assert state.checkpoint_bytes is None
+
+
 def test_checkpoints_and_snapshots() -> None:
     state = told(
         resumed(101, 1, 40, seconds=1),
