@@ -113,9 +113,6 @@ def test_what_get_shows() -> None:
         ".metadata.creationTimestamp"
     }
     assert version["subresources"]["status"] == {}
-    # Without a value there, the scale subresource answers with an error.
-    whole = elasticjob().completed(smallest())
-    assert whole["spec"]["replicaSpecs"]["Worker"]["replicas"] == 1
 
 
 # ---------------------------------------------------------------- what is let in
@@ -130,7 +127,6 @@ def test_the_smallest_job() -> None:
         "backoffLimit": 0,
         "replicaSpecs": {
             "Worker": {
-                "replicas": 1,
                 "restartPolicy": "OnFailure",
                 "template": smallest()["spec"]["replicaSpecs"]["Worker"]["template"],
             }
@@ -227,7 +223,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("metadata.name", "7-of-nine", "metadata.name"),
     ("spec.minReplica", 1, "spec.minReplica"),
     ("spec.minReplicas", 0, "spec.minReplicas"),
-    ("spec.minReplicas", 2, f"{WORKER}.replicas"),  # there is one replica if nothing is said
     ("spec.maxReplicas", 0, "spec.maxReplicas"),
     ("spec.rdzvEndpoint", "", "spec.rdzvEndpoint"),
     ("spec.rdzvEndpoint", "host 2379", "spec.rdzvEndpoint"),
@@ -291,7 +286,7 @@ def test_bad_input_is_refused_by_its_field(path: str, value: Any, field: str) ->
         (4, 3, 2, ["spec.minReplicas", f"{WORKER}.replicas", f"{WORKER}.replicas"]),
         (3, 2, 4, [f"{WORKER}.replicas"]),
         (1, 5, 4, [f"{WORKER}.replicas"]),
-        (3, None, 4, [f"{WORKER}.replicas"]),
+        (3, None, 4, []),  # as many as the least
         (None, 5, 4, [f"{WORKER}.replicas"]),
         (3, 2, None, [f"{WORKER}.replicas"]),
     ],

@@ -22,7 +22,6 @@ LENIENT: list[tuple[str, Any]] = [
     (f"{WORKER}.replica", 2),
     (f"{WORKER}.replicas", 2**31),
     ("spec.minReplica", 1),
-    ("spec.minReplicas", 2),
     ("spec.rdzvEndpoint", ""),
     ("spec.rdzvId", "a/b"),
     ("spec.checkpoint", {}),
