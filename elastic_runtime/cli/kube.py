@@ -21,7 +21,8 @@ import click
 from rich.live import Live
 
 from elastic_runtime.cli import kube_screen as screen
-from elastic_runtime.cli.kube_client import Access, Cluster, NoSuchJob, NotAllowed, need
+from elastic_runtime.cli.kube_access import Access, need
+from elastic_runtime.cli.kube_client import Cluster, NoSuchJob, NotAllowed
 from elastic_runtime.cli.kube_job import Submission, make_job, name_after, read_job
 from elastic_runtime.cli.kube_logs import Following, Wanted, read_logs, role_of
 from elastic_runtime.cli.kube_report import (

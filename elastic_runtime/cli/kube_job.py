@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.cli.kube_client import need
+from elastic_runtime.cli.kube_access import need
 from elastic_runtime.controller.spec import (
     CONTAINER,
     GROUP,

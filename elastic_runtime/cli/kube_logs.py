@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import math
 import queue
 import re
 import threading
 import time
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.kube_client import NoSuchJob
@@ -33,7 +32,6 @@ _ROLE_VARIABLES = ("PET_ROLE", "ELASTIC_ROLE")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _POLL = 1.0
 _WAITING_LINES = 10_000
-_MARGIN = 60  # seconds: clocks of machines differ
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,6 @@ class _Follower:
         pod: as it was seen last.
         at, same: time of the last line that was taken, and how many lines have that time: by them
             is known what a new stream repeats.
-        heard: when it came, on the monotonic clock.
         complete: there will be no more.
         thread: reads; None: nobody has yet.
     """
@@ -168,7 +165,6 @@ class _Follower:
     pod: Object
     at: int = -1
     same: int = 0
-    heard: float = 0.0
     complete: bool = False
     thread: threading.Thread | None = None
 
@@ -177,16 +173,11 @@ class _Follower:
         """Whether somebody reads it at the moment."""
         return self.thread is not None and self.thread.is_alive()
 
-    def since(self) -> int | None:
-        """How many seconds back a new stream must begin, to miss nothing and repeat little.
-
-        By the line's time, which is of a clock that may not be ours, and by when it came, which
-        may have been late.
-        """
+    def since(self) -> str | None:
+        """From when on a new stream has to repeat: servers cut times off to the second."""
         if self.at < 0:
             return None
-        by_stamp, by_hearing = time.time() - self.at / 10**9, time.monotonic() - self.heard
-        return math.ceil(max(by_stamp, by_hearing)) + _MARGIN
+        return f"{datetime.fromtimestamp(self.at // 10**9, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def new(self, lines: Iterable[Printed]) -> Iterator[Printed]:
         """The lines that no stream before this one has brought."""
@@ -198,7 +189,7 @@ class _Follower:
                 repeated -= 1
                 continue
             self.same = self.same + 1 if line.at == self.at else 1
-            self.at, self.heard = line.at, time.monotonic()
+            self.at = line.at
             yield line
 
 
@@ -296,7 +287,7 @@ def _log(
     pod: Object,
     tail: int | None,
     follow: bool = False,
-    since: int | None = None,
+    since: str | None = None,
 ) -> Iterator[Printed]:
     name, at = pod["metadata"]["name"], 0
     container = worker_container(pod).get("name", "")

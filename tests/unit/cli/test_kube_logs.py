@@ -98,6 +98,8 @@ def test_what_a_new_stream_repeats_is_not_shown_again() -> None:
     third = [_line(2, "d"), _line(3, "e")]
     assert list(follower.new(third)) == []
     assert [line.text for line in follower.new([_line(3, "e"), _line(4, "f")])] == [b"f"]
+    assert list(follower.new([_line(86_400 * 10**9 + 5)]))
+    assert follower.since() == "1970-01-02T00:00:00Z"
 
 
 def test_two_lines_of_one_moment_are_both_new() -> None:
