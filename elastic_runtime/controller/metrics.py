@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from elastic_runtime.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -83,6 +85,9 @@ async def serve(port: int, metrics: Metrics, why_not_ready: Callable[[], str]) -
 
     Returns:
         The running server.
+
+    Raises:
+        UsageError: the port cannot be had.
     """
 
     async def show_metrics(_: web.Request) -> web.Response:
@@ -101,5 +106,12 @@ async def serve(port: int, metrics: Metrics, why_not_ready: Callable[[], str]) -
     app.router.add_get("/readyz", readyz)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
-    await web.TCPSite(runner, None, port).start()
+    try:
+        await web.TCPSite(runner, None, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UsageError(
+            f"port {port} cannot be had for probes and metrics ({error.strerror}): choose another "
+            "with --liveness-port"
+        ) from error
     return runner

@@ -23,6 +23,8 @@ MANAGED = "app.kubernetes.io/managed-by=elastic-runtime"
 
 # Said of every container that ends, with or without a reason of its own.
 _NO_REASON = ("Error", "Completed")
+# Said of every container that has not started yet.
+_STARTS = ("ContainerCreating", "PodInitializing")
 
 
 def owner(item: Json) -> tuple[Key, str] | None:
@@ -53,7 +55,7 @@ def budget(item: Json) -> int | None:
 def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
     meta, status = item["metadata"], item.get("status") or {}
     state = _container(item).get("state") or {}
-    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    ended, waiting = state.get("terminated") or {}, _waiting(item, state)
     started = ended or state.get("running") or {}
     reason, message = _why(status, ended)
     return PodView(
@@ -81,7 +83,7 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
 
 def _etcd(item: Json) -> EtcdView:
     meta, status = item["metadata"], item.get("status") or {}
-    waiting = (_container(item).get("state") or {}).get("waiting") or {}
+    waiting = _waiting(item, _container(item).get("state") or {})
     return EtcdView(
         name=meta["name"],
         uid=meta["uid"],
@@ -100,6 +102,20 @@ def _container(item: Json) -> Json:
     wanted = CONTAINER if CONTAINER in names else next(iter(names), "")
     found: Sequence[Json] = (item.get("status") or {}).get("containerStatuses") or ()
     return next((one for one in found if one.get("name") == wanted), {})
+
+
+def _waiting(item: Json, state: Json) -> Json:
+    """Why the container that matters does not start; it may be another one that keeps it."""
+    own: Json = state.get("waiting") or {}
+    if state and own.get("reason") not in _STARTS:
+        return own
+    status = item.get("status") or {}
+    others = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    held = [(one.get("state") or {}).get("waiting") or {} for one in others]
+    return next((one for one in held if one.get("reason") not in (None, *_STARTS)), own)
 
 
 def _why(status: Json, ended: Json) -> tuple[str, str]:

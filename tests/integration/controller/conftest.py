@@ -54,9 +54,12 @@ class Running:
 
     def wait_for_log(self, words: str) -> None:
         """Returns when it has written something."""
-        processes.wait_for(
-            lambda: words in self.log.read_text(), _PATIENCE, f"{words!r} in the log", self.story
-        )
+
+        def said_or_ended() -> bool:
+            return self.process.poll() is not None or words in self.log.read_text()
+
+        processes.wait_for(said_or_ended, _PATIENCE, f"{words!r} in the log", self.story)
+        assert words in self.log.read_text(), f"it has ended without {words!r}:\n{self.story()}"
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Sends a signal, and gives the exit code."""
@@ -88,8 +91,8 @@ def start(cluster: FakeCluster, tmp_path: Path) -> Iterator[Callable[..., Runnin
     def start(*options: str, ready: bool = True) -> Running:
         port, number = free_port(), len(started)
         config = cluster.kubeconfig(tmp_path / "kubeconfig")
-        command = [sys.executable, "-m", "elastic_runtime.controller", *options]
-        command += ["--liveness-port", str(port)]
+        command = [sys.executable, "-m", "elastic_runtime.controller"]
+        command += ["--liveness-port", str(port), *options]
         running = Running(command, tmp_path / f"controller{number}.log", config, port)
         started.append(running)
         if ready:

@@ -12,6 +12,7 @@ from tests.kube.kinds import BUDGET, JOB, POD, SERVICE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.integration.controller.conftest import Running
     from tests.kube.cluster import FakeCluster
 
     Run = Callable[..., dict[str, Any]]
@@ -98,6 +99,57 @@ def test_scaling_takes_the_highest_and_waits_for_names(cluster: FakeCluster, run
     cluster.wait_for(
         lambda: names(cluster) == [f"digits-worker-{index}" for index in range(3)], "three run"
     )
+
+
+def test_pods_that_find_no_place_come_later(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    cluster.kubelet.capacity = 3  # etcd and two workers
+    submit(replicas=4)
+    cluster.wait_for(
+        lambda: (
+            cluster.condition("digits", "Running").get("status") == "True"
+            and cluster.job("digits")["status"]["replicaStatuses"]["Worker"]["pending"] == 2
+        ),
+        "two run and two wait",
+    )
+
+    cluster.kubelet.capacity = None
+    cluster.kubelet.place_pending()
+    wait_until_running(cluster, "digits", 4)
+
+
+def test_an_image_that_cannot_be_pulled_is_named(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    cluster.kubelet.runs = False
+    submit(rdzvEndpoint="etcd.example:2379")
+    cluster.wait_for(lambda: len(cluster.pods("digits")) == 2, "two pods")
+    for name in cluster.pods("digits"):
+        cluster.kubelet.wait_for_image(NAMESPACE, name)
+
+    cluster.wait_for(
+        lambda: cluster.condition("digits", "Running").get("reason") == "ImagePullFailed",
+        "a condition",
+    )
+    condition = cluster.condition("digits", "Running")
+    assert condition["status"] == "False"
+    assert "'train'" in condition["message"]
+
+
+def test_a_preempted_pod_is_replaced_and_not_counted(cluster: FakeCluster, running: Run) -> None:
+    running(backoffLimit=0)
+    before = cluster.pods("digits")["digits-worker-0"]["metadata"]["uid"]
+
+    cluster.store.delete(POD, NAMESPACE, "digits-worker-0", {"gracePeriodSeconds": 5})
+
+    def replaced() -> bool:
+        pod = cluster.pods("digits").get("digits-worker-0")
+        return pod is not None and pod["metadata"]["uid"] != before
+
+    cluster.wait_for(replaced, "a new pod")
+    wait_until_running(cluster, "digits", 2)
+    assert cluster.condition("digits", "Failed").get("status") != "True"
 
 
 def test_suspending_takes_all_pods_and_resuming_brings_them_back(

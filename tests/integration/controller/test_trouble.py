@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
+from tests.etcd_server import free_port
 from tests.integration.controller.conftest import NAMESPACE, wait_until_running
 from tests.kube.kinds import JOB, POD
 
@@ -219,6 +221,30 @@ def test_without_the_custom_resource_it_says_so_and_waits(
     controller.wait_until_ready()
     submit()
     wait_until_running(cluster, "digits", 2)
+
+
+def test_a_server_that_does_not_answer_is_waited_for(cluster: FakeCluster, start: Start) -> None:
+    cluster.server.url = cluster.url = f"http://127.0.0.1:{free_port()}"
+
+    controller = start(ready=False)
+
+    controller.wait_for_log("controller.waiting")
+    code, why = controller.probe("/readyz")
+    assert code == 503
+    assert cluster.url.removeprefix("http://") in why
+    assert controller.probe("/healthz")[0] == 200
+
+
+def test_a_port_that_is_taken_is_named(start: Start) -> None:
+    port = free_port()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", port))
+        taken.listen()
+        controller = start("--liveness-port", str(port), ready=False)
+
+        assert controller.process.wait(20) == 2
+    assert f"port {port} cannot be had" in controller.log.read_text()
+    assert "Traceback" not in controller.log.read_text()
 
 
 def test_one_namespace_is_all_that_it_looks_at(
