@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from elastic_runtime.controller.api import JOBS, PODS, Access, Api
 from scripts.bench.measure.figures import quantile
 from scripts.bench.measure.report import machine
+from tests import processes
 from tests.etcd_server import free_port
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Figures:
         requests: what the controller asked of the API server until then, by kind.
         answers: seconds from the deletion of a pod to the creation of its successor.
         idle: what was asked while nothing happened.
+        busy: share of a core that the controller took while nothing happened.
         megabytes: of memory, now and at most.
     """
 
@@ -74,6 +76,7 @@ class Figures:
     requests: dict[str, int] = field(default_factory=dict)
     answers: list[float] = field(default_factory=list)
     idle: dict[str, int] = field(default_factory=dict)
+    busy: float = 0.0
     megabytes: tuple[float, float] = (0.0, 0.0)
 
 
@@ -123,9 +126,10 @@ async def measure(task: Task, url: str, controller: int) -> Figures:
             name = f"job-{number % task.jobs}-worker-{number % task.pods}"
             figures.answers.append(await _answer(api, view, name))
         await _quiet(api)
-        before = await _counts(api)
+        before, spent = await _counts(api), processes.cpu_seconds(controller)
         await asyncio.sleep(task.idle_seconds)
         figures.idle = dict(await _counts(api) - before)
+        figures.busy = (processes.cpu_seconds(controller) - spent) / task.idle_seconds
         figures.megabytes = _megabytes(controller)
         following.cancel()
     return figures
@@ -268,6 +272,7 @@ def table(task: Task, figures: Figures) -> str:
         f"a pod's successor    {median:.3f} s median, {worst:.3f} s at most",
         f"asked while idle     {idle or 'nothing'} in {task.idle_seconds:g} s",
         f"                     but for the Lease, which was renewed {renewed} times",
+        f"                     and {100 * figures.busy:.1f} % of a core were used",
         f"memory               {now:.0f} MB, {most:.0f} MB at most",
     ]
     return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""Everything at once: pods that go, edits, refusals, broken watches, and controllers that die."""
+
+from __future__ import annotations
+
+import random
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.controller.conftest import NAMESPACE, wait_until_running
+from tests.kube.kinds import JOB, LEASE, POD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.controller.conftest import Running
+    from tests.kube.cluster import FakeCluster
+    from tests.kube.server import Request
+    from tests.kube.store import Change
+
+    Run = Callable[..., dict[str, Any]]
+    Start = Callable[..., Running]
+
+_JOBS = 5
+_BLOWS = 150
+
+
+class Witness:
+    """Sees every change of the cluster, and what must never be."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.wrong: list[str] = []
+        cluster.store.listeners.append(self._see)
+
+    def _see(self, change: Change) -> None:
+        if change.kind != JOB or change.type != "MODIFIED" or change.before is None:
+            return
+        name = change.item["metadata"]["name"]
+        for ended in ("Succeeded", "Failed"):
+            if _is(change.before, ended) and not _is(change.item, ended):
+                self.wrong.append(f"{name} is not {ended} any more")
+
+
+def _is(job: dict[str, Any], condition: str) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(one["type"] == condition and one["status"] == "True" for one in conditions)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_after_the_storm_all_is_as_it_was_asked_for(
+    seed: int, cluster: FakeCluster, start: Start, submit: Run
+) -> None:
+    dice = random.Random(seed)
+    witness = Witness(cluster)
+    wanted = {f"job-{number}": dice.randint(1, 4) for number in range(_JOBS)}
+    controller = start("--lease-seconds", "2")
+
+    def refused(request: Request) -> bool:
+        return request.kind != LEASE and request.verb != "watch" and dice.random() < 0.2
+
+    with (
+        cluster.trouble(refused, 500, "InternalError", "a storm"),
+        cluster.trouble(
+            lambda asked: refused(asked) and asked.verb == "patch", 409, "Conflict", ""
+        ),
+    ):
+        for name, replicas in wanted.items():
+            submit(name, replicas)
+        for blow in range(_BLOWS):
+            _strike(cluster, dice, wanted)
+            if blow == _BLOWS // 2:
+                controller.end(signal.SIGKILL)
+                controller = start("--lease-seconds", "2")
+
+    for name, replicas in wanted.items():
+        wait_until_running(cluster, name, replicas)
+    expected = {f"{name}-worker-{i}" for name, number in wanted.items() for i in range(number)}
+    workers = cluster.store.list(POD, selector="app.kubernetes.io/component=worker")
+    assert {pod["metadata"]["name"] for pod in workers} == expected
+    assert witness.wrong == []
+    assert "Traceback" not in controller.log.read_text()
+
+
+def _strike(cluster: FakeCluster, dice: random.Random, wanted: dict[str, int]) -> None:
+    """One thing happens, at once; then the controller has a moment: a request of its."""
+    seen = sum(cluster.counts().values())
+    with cluster.store.lock:
+        pods = sorted(pod["metadata"]["name"] for pod in cluster.store.list(POD))
+        what = dice.choice(("lose", "lose", "end", "scale", "scale", "break", "forget"))
+        if what == "lose" and pods:
+            cluster.kubelet.lose(NAMESPACE, dice.choice(pods))
+        elif what == "end" and pods:
+            pod = dice.choice([name for name in pods if "worker" in name] or pods)
+            cluster.kubelet.finish(NAMESPACE, pod, dice.choice((137, 143, 5)))
+        elif what == "scale":
+            name = dice.choice(sorted(wanted))
+            wanted[name] = dice.randint(1, 4)
+            worker = {"Worker": {"replicas": wanted[name]}}
+            cluster.edit(JOB, name, {"spec": {"replicaSpecs": worker}})
+        elif what in ("break", "forget"):
+            cluster.break_watches(forget=what == "forget")
+    if dice.random() < 0.3:
+        with cluster.store.changed:
+            cluster.store.changed.wait_for(lambda: sum(cluster.counts().values()) > seen, 2)
