@@ -28,6 +28,7 @@ MERGE = "application/merge-patch+json"
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _CONNECT = 5.0
+_CHUNK = 1 << 16
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -123,7 +124,7 @@ class Connection:
         answer = self._open("GET", path, query, None, JSON, patience)
         rest = b""
         try:
-            for chunk in answer.stream(amt=None):
+            for chunk in answer.stream(_CHUNK):
                 *whole, rest = (rest + chunk).split(b"\n")
                 yield from whole
         except (self._urllib3.exceptions.HTTPError, OSError) as error:

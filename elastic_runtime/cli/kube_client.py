@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from elastic_runtime.cli.kube_access import MERGE, Access, Connection, Refused, check_name
+from elastic_runtime.controller.resources import GROUP_LABEL, JOB_LABEL
 from elastic_runtime.controller.spec import GROUP, PLURAL, VERSION
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-JOB_LABEL = "job-name"
-GROUP_LABEL = "group-name"
 INSTALL = (
     "kubectl apply -k deploy/base, or helm install elastic-runtime deploy/helm/elastic-runtime"
 )
@@ -26,6 +25,7 @@ INSTALL = (
 Object = dict[str, Any]
 
 _PAGE = 500
+_DELETE = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
 _PATIENCE = 30.0  # seconds between two pieces of a log that is there
 _SILENCE = 3600.0  # the same while it is written: but a connection may be lost without a word
 
@@ -104,8 +104,7 @@ class Cluster:
     def delete(self, name: str) -> None:
         """Deletes a job; what it owns follows."""
         with self._asking("delete elasticjobs", name):
-            options = {"propagationPolicy": "Background"}
-            self._connection.send("DELETE", self._path(name), body=options)
+            self._connection.send("DELETE", self._path(name), body=_DELETE)
 
     def pods(self, name: str) -> list[Object]:
         """All pods of a job, its etcd included."""

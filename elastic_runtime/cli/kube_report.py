@@ -6,6 +6,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.controller.resources import (
+    ATTEMPT_LABEL,
+    COMPONENT_LABEL,
+    INDEX_LABEL,
+    etcd_name,
+)
 from elastic_runtime.controller.spec import CONTAINER, KIND, WORKER
 
 if TYPE_CHECKING:
@@ -217,9 +223,8 @@ def job_report(
 
 
 def replicas(spec: Object) -> int:
-    """How many pods are asked for; the defaults here are those of the custom resource."""
-    said = _worker(spec).get("replicas")
-    return 1 if said is None else int(said)
+    """How many pods are asked for. Unlike ``JobSpec``, this reads what is wrong as well."""
+    return _worker(spec).get("replicas") or spec.get("minReplicas") or 1
 
 
 def bounds(spec: Object) -> tuple[int, int]:
@@ -244,16 +249,16 @@ def pod_line(pod: Object) -> PodLine:
     """What people see of a pod."""
     metadata, spec, status = pod["metadata"], _part(pod, "spec"), _part(pod, "status")
     labels = metadata.get("labels") or {}
-    index = str(labels.get("replica-index", ""))
+    index = str(labels.get(INDEX_LABEL, ""))
     state, detail = _pod_state(pod)
     ready = any(
         one.get("type") == "Ready" and one.get("status") == "True"
         for one in status.get("conditions") or ()
     )
-    attempt = str(labels.get("elastic.pytorch.org/attempt", ""))
+    attempt = str(labels.get(ATTEMPT_LABEL, ""))
     return PodLine(
         name=metadata["name"],
-        role="worker" if index.isdigit() else labels.get("app.kubernetes.io/component", ""),
+        role="worker" if index.isdigit() else labels.get(COMPONENT_LABEL, ""),
         index=int(index) if index.isdigit() else -1,
         state=state,
         detail=detail,
@@ -305,18 +310,15 @@ def moment(text: Any) -> float:
 
 
 def _state(job: Object) -> tuple[str, str]:
-    holding = {
-        one.get("type"): one.get("message") or one.get("reason") or ""
-        for one in _part(job, "status").get("conditions") or ()
-        if one.get("status") == "True"
-    }
-    state, why = next(
-        ((state, holding[type_]) for type_, state in _BY_CONDITION.items() if type_ in holding),
-        (UNSEEN, ""),
-    )
+    conditions = {one.get("type"): one for one in _part(job, "status").get("conditions") or ()}
     if job["metadata"].get("deletionTimestamp"):
         return DELETING, ""
-    return state, why
+    for type_, state in _BY_CONDITION.items():
+        if _part(conditions, type_).get("status") == "True":
+            # Why it does not run says more than that it is there.
+            told = _part(conditions, "Running" if state == PENDING else type_)
+            return state, told.get("message") or told.get("reason") or ""
+    return UNSEEN, ""
 
 
 def _condition(one: Object) -> Condition:
@@ -353,7 +355,7 @@ def _pod_state(pod: Object) -> tuple[str, str]:
 
 def _is_pod_of(job: str, name: str) -> bool:
     prefix, _, index = name.rpartition("-")
-    return (prefix == f"{job}-worker" and index.isdigit()) or name == f"{job}-etcd"
+    return (prefix == f"{job}-worker" and index.isdigit()) or name == etcd_name(job)
 
 
 def _event(event: Object, about: Object) -> EventLine:

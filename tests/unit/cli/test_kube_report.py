@@ -11,6 +11,7 @@ from rich.console import Console
 from elastic_runtime.cli import kube_report as states
 from elastic_runtime.cli import kube_screen as screen
 from elastic_runtime.cli.kube_report import bounds, event_lines, job_line, job_report, pod_line
+from elastic_runtime.controller.spec import JobSpec
 
 BORN = "2026-01-02T03:04:05Z"
 NOW = states.moment("2026-01-02T03:09:05Z")
@@ -93,7 +94,9 @@ def _event(kind: str, name: str, at: str = BORN, uid: str | None = None, **more:
 def test_the_state_is_what_the_conditions_say(holding: tuple[str, ...], state: str) -> None:
     line = job_line(_job(conditions=_conditions(*holding)))
     assert line.state == state
-    assert line.why == (f"why {holding[-1]}" if holding else "")
+    # What is pending says why it does not run.
+    why = "Running" if state == states.PENDING else holding[-1] if holding else ""
+    assert line.why == (f"why {why}" if why else "")
     assert line.over is (state in (states.SUCCEEDED, states.FAILED))
 
 
@@ -138,6 +141,14 @@ def test_bounds_that_were_left_out_are_the_size() -> None:
     assert bounds(spec) == (3, 3)
     del spec["replicaSpecs"]["Worker"]["replicas"]
     assert bounds(spec) == (1, 1)
+    for given in ({}, {"minReplicas": 2}, {"minReplicas": 2, "maxReplicas": 4}):
+        job = _job()
+        job["spec"] = {**spec, **given}
+        read = JobSpec.of(job)  # the controller understands the same
+        assert (*bounds(job["spec"]), job_line(job).desired) == (
+            *(read.minimum, read.maximum),
+            read.replicas,
+        )
 
 
 @pytest.mark.parametrize(
