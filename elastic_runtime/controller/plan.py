@@ -111,7 +111,8 @@ def _refuse(job: Json, draft: Draft, observed: Observed, error: InvalidSpec) -> 
         return Plan(status=dict(job.get("status") or {}), reason="the job has ended")
     problem = Problem("InvalidSpec", error.why, error.field)
     draft.set(CREATED, draft.is_(CREATED), problem.reason, str(problem))
-    if not any(pod.runs for pod in observed.pods):
+    enough = draft.memory.launch[0] if draft.memory.launch else 1
+    if sum(pod.runs for pod in observed.pods) < enough:
         draft.set(RUNNING, False, problem.reason, str(problem))
     draft.count_pods(observed.pods)
     draft.tell([problem])

@@ -28,6 +28,7 @@ KIND = "ElasticJob"
 PLURAL = "elasticjobs"
 WORKER = "Worker"
 CONTAINER = "elasticjob-worker"
+TEMPLATE = f"spec.replicaSpecs.{WORKER}.template"
 
 BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
 ALWAYS, ON_FAILURE, NEVER, EXIT_CODE = "Always", "OnFailure", "Never", "ExitCode"
@@ -238,9 +239,16 @@ class JobSpec:
         return names.index(CONTAINER) if CONTAINER in names else 0
 
     @property
-    def image(self) -> str:
-        """The worker container's image."""
-        return str(self.template["spec"]["containers"][self.container]["image"])
+    def images(self) -> dict[str, str]:
+        """All images of the template by their fields, the worker's first."""
+        pod = self.template["spec"]
+        found = {
+            f"{TEMPLATE}.spec.{kind}[{place}].image": str(each.get("image", ""))
+            for kind in ("containers", "initContainers")
+            for place, each in enumerate(pod.get(kind) or ())
+        }
+        first = f"{TEMPLATE}.spec.containers[{self.container}].image"
+        return {first: found[first], **found}
 
     @property
     def secrets(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.model import Problem
+from elastic_runtime.controller.spec import TEMPLATE
 from elastic_runtime.controller.status import RESTARTING, RUNNING
 from elastic_runtime.errors import EXIT_STORE_UNREACHABLE
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.model import EtcdView, PodView
     from elastic_runtime.controller.work import Work
 
-TEMPLATE = "spec.replicaSpecs.Worker.template"
 # An agent whose predecessor did not reach the store is believed to run after so long (seconds),
 # if it does not say so earlier.
 _STORE_PATIENCE = 120.0
@@ -38,14 +38,7 @@ def find_problems(work: Work) -> None:
     waiting = [pod for pod in work.pods if pod.waiting_reason and not pod.deleting]
     no_image = [pod for pod in waiting if pod.waiting_reason in _NO_IMAGE]
     if no_image:
-        found.append(
-            Problem(
-                "ImagePullFailed",
-                f"the image {work.spec.image!r} cannot be pulled; kubectl describe pod "
-                f"{no_image[0].name} says why",
-                f"{TEMPLATE}.spec.containers[{work.spec.container}].image",
-            )
-        )
+        found.append(_of_image(work, no_image[0]))
     found.extend(
         Problem(
             pod.waiting_reason,
@@ -59,6 +52,14 @@ def find_problems(work: Work) -> None:
     homeless = [pod for pod in work.pods if pod.unschedulable and not pod.deleting]
     if homeless and len(work.running) < work.enough:
         found.append(_of_place(work, homeless))
+
+
+def _of_image(work: Work, pod: PodView) -> Problem:
+    images = work.spec.images
+    named = (field for field, image in images.items() if image and image in pod.waiting_message)
+    field = next(named, next(iter(images)))
+    text = f"the image {images[field]!r} cannot be pulled; kubectl describe pod {pod.name} says why"
+    return Problem("ImagePullFailed", text, field)
 
 
 def _of_secrets(work: Work) -> list[Problem]:

@@ -177,10 +177,13 @@ class Cluster:
         assert len(set(created)) == len(created), "two pods of one index"
         doomed = [each.uid for each in plan.actions if isinstance(each, DeletePod)]
         assert len(set(doomed)) == len(doomed)
+        for count in ("restartCount", "attempt"):
+            assert plan.status.get(count, 0) >= self.status.get(count, 0), f"{count} shrank"
         if self.ended:
             self._check_final(plan, told)
         elif "Running" in true:
-            assert any(pod.runs for pod in self.pods.values()), "Running, while nothing runs"
+            run = sum(pod.runs for pod in self.pods.values())
+            assert run >= plan.status["memory"]["launch"][0] >= 1, "Running, while too few run"
         if not self.ended and not true & {"Succeeded", "Failed"} and not self.suspended:
             self._check_minimum(plan, set(doomed))
 

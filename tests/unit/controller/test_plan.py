@@ -653,6 +653,14 @@ def test_what_runs_runs_on_under_an_invalid_spec() -> None:
     assert cluster.condition("Created")["reason"] == "InvalidSpec"
 
 
+def test_an_invalid_spec_hides_no_pods_that_are_missing() -> None:
+    cluster = running(2, minReplicas=2, maxReplicas=2)
+    cluster.edit(minReplicas=1, maxReplicas=1)
+    cluster.vanish(1)
+    cluster.settle()
+    assert cluster.condition("Running")["reason"] == "InvalidSpec"
+
+
 def test_an_image_that_cannot_be_pulled_is_told_with_its_field() -> None:
     cluster = Cluster(job(replicas=2))
     cluster.settle()
@@ -681,6 +689,19 @@ def test_a_secret_that_may_be_missing_is_told_with_its_field() -> None:
     assert (told["status"], told["reason"]) == ("False", "PodsNotStarting")
     assert "spec.etcd.tls.secretName" in told["message"]
     assert "'certs'" in told["message"]
+
+
+def test_the_image_of_another_container_is_named_where_it_stands() -> None:
+    made = job(replicas=1)
+    pod = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    pod["initContainers"] = [{"name": "data", "image": "nowhere:1"}]
+    cluster = Cluster(made)
+    cluster.settle()
+    why = 'Back-off pulling image "docker.io/library/nowhere:1"'
+    cluster.change(0, waiting_reason="ImagePullBackOff", waiting_message=why)
+    cluster.settle()
+    field = "spec.replicaSpecs.Worker.template.spec.initContainers[0].image"
+    assert field in cluster.condition("Running")["message"]
 
 
 def test_a_wrong_image_can_be_mended() -> None:

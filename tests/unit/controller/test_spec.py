@@ -17,7 +17,7 @@ def test_a_classic_manifest_is_read_unchanged() -> None:
     assert spec.endpoint == "etcd-service:2379"
     assert (spec.minimum, spec.maximum, spec.replicas) == (1, 2, 2)
     assert spec.restart_policy == "ExitCode"
-    assert spec.image == "torchelastic/examples:0.2.0"
+    assert list(spec.images.values()) == ["torchelastic/examples:0.2.0"]
 
 
 def test_what_is_left_out_has_a_default() -> None:
@@ -94,9 +94,10 @@ def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
     made = job()
     containers = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     containers.append({"name": "elasticjob-worker", "image": "img:2"})
-    assert JobSpec.of(made).image == "img:2"
+    assert JobSpec.of(made).container == 1
+    assert list(JobSpec.of(made).images.values()) == ["img:2", "img:1"]
     containers[1]["name"] = "sidecar"
-    assert JobSpec.of(made).image == "img:1"
+    assert JobSpec.of(made).container == 0
 
 
 WORKER = "spec.replicaSpecs.Worker"
