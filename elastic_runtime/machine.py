@@ -1,7 +1,8 @@
-"""How much memory this machine has, and which machine it is. Linux only."""
+"""How much memory and how many cores there are, and which machine it is. Linux only."""
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,16 @@ def boot_id() -> str:
         return _BOOT.read_text().strip()
     except OSError:
         return ""
+
+
+def own_cores() -> int:
+    """This process' share of the cores: ranks of one node that take more take it from each other.
+
+    At least 1. How many ranks there are is said by whoever launched them (``LOCAL_WORLD_SIZE``).
+    """
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // int(ranks)) if ranks.isdecimal() and int(ranks) else cores
 
 
 def total_memory() -> int:

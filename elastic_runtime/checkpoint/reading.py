@@ -8,7 +8,6 @@ Parts are spread over a few threads: reading and checksumming leave Python's loc
 
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import torch
 
 from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.machine import own_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -164,7 +164,7 @@ def read(
         DamagedCheckpoint: a file is not what was written; names the file.
     """
     stretches = list(_stretches(fetches))
-    threads = min(_THREADS, _cores(), len(stretches))
+    threads = min(_THREADS, own_cores(), len(stretches))
     stop = threading.Event()
 
     def one(stretch: Sequence[Fetch]) -> None:
@@ -185,13 +185,6 @@ def read(
     with ThreadPoolExecutor(threads, "checkpoint-read") as pool:
         for done in [pool.submit(one, stretch) for stretch in stretches]:
             done.result()
-
-
-def _cores() -> int:
-    """This rank's share of the cores: more threads than that only take them from each other."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // int(ranks)) if ranks.isdecimal() and int(ranks) else cores
 
 
 def _stretches(fetches: Sequence[Fetch]) -> Iterator[list[Fetch]]:

@@ -11,6 +11,7 @@ import crc32c
 
 from elastic_runtime.checkpoint.checksum import combined
 from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Part
+from elastic_runtime.machine import own_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,7 +59,7 @@ def write_file(
         size: of all sources together, in bytes.
         sources: its parts.
         alone: nothing else has to be done meanwhile: the checksums are computed in a thread
-            beside the writing. Otherwise they take their turn, which costs one core less.
+            beside the writing, if there is a core for it. Otherwise they take their turn.
         advance: called with the bytes that come next, some MiB at a time; raises if the file is
             not wanted any more.
 
@@ -71,13 +72,15 @@ def write_file(
     sums = _Sums()
     shapes: list[tuple[int, int]] = []
     due: deque[Callable[[], object]] = deque()
-    with _helper(alone) as beside:
+    beside_writing = alone and own_cores() > 1
+    lag = _LAG if beside_writing else 0
+    with _helper(beside_writing) as beside:
         with storage.writer(which, name, size) as out:
             for batch in _batches(sources, shapes):
                 advance(sum(view.nbytes for _, view in batch))
                 due.append(beside(lambda batch=batch: sums.add(batch)))  # type: ignore[misc]
                 out.write([view for _, view in batch])
-                while len(due) > (_LAG if alone else 0):
+                while len(due) > lag:
                     due.popleft()()
         for wait in due:
             wait()
@@ -90,9 +93,9 @@ def write_file(
 
 
 @contextmanager
-def _helper(alone: bool) -> Iterator[Callable[[Callable[[], None]], Callable[[], object]]]:
+def _helper(beside_writing: bool) -> Iterator[Callable[[Callable[[], None]], Callable[[], object]]]:
     """Gives a function that begins something and returns how to wait for it."""
-    if not alone:
+    if not beside_writing:
         # While the interpreter ends, no thread can be started, and a save may still be under way.
         yield lambda work: work
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,3 +54,14 @@ def test_shares() -> None:
     assert MemoryLimit(share=0.25).within(1000) == 250
     assert MemoryLimit(bytes=70).within(1000) == 70
     assert MemoryLimit().within(1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share"),
+    [("", 1.0), ("1", 1.0), ("2", 0.5), ("1000", 0.0), ("0", 1.0), ("many", 1.0)],
+)
+def test_ranks_of_a_node_share_its_cores(
+    ranks: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert machine.own_cores() == max(1, int(len(os.sched_getaffinity(0)) * share))
