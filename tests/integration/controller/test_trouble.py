@@ -74,11 +74,11 @@ def test_a_refused_watch_of_jobs_is_begun_anew(
     running()
 
     def watches_jobs(request: Request) -> bool:
-        return request.kind == JOB and request.verb in ("list", "watch")
+        return request.kind == JOB and request.verb == "watch"
 
-    with cluster.trouble(watches_jobs, 403, "Forbidden", "not now", times=2):
+    with cluster.trouble(watches_jobs, 410, "Expired", "not from there", times=1):
         cluster.break_watches()
-        controller.wait_for_log("not now")
+        controller.wait_for_log("starting it again")
 
     cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"replicas": 3}}}})
     wait_until_running(cluster, "digits", 3)
