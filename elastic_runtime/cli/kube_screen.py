@@ -114,9 +114,9 @@ def _job(report: JobReport, now: float) -> Iterator[Text]:
     )
     if line.state == states.UNSEEN:
         question = "no controller has taken notice of it: is that of elastic-runtime running?"
-        yield Text(f"why     {question}", style="yellow")
+        yield Text(f"note    {question}", style="yellow")
     elif line.why:
-        yield Text(f"why     {line.why}")
+        yield Text(f"note    {line.why}")
     yield Text(f"runs    {' '.join(report.args)} ({report.image})")
     low, high = report.bounds
     behind = "; a change is on its way" if line.behind and not line.over else ""

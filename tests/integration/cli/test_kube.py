@@ -3,129 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from elastic_runtime.cli.kube_job import Submission, make_job
-from tests.kube.cluster import FakeCluster, kubeconfig
+from tests.integration.cli.conftest import PATIENCE, Ctl, Running
+from tests.kube.cluster import kubeconfig
 from tests.kube.kinds import EVENT, JOB, POD
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
-
-_COMMAND = (sys.executable, "-m", "elastic_runtime.cli.ctl")
-_PATIENCE = 60.0
-
-Ctl = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    cluster = FakeCluster()
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def environ(cluster: FakeCluster, tmp_path: Path) -> dict[str, str]:
-    """The environment of a user who has a kubeconfig, and of no pod."""
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_"))}
-    return {**ours, "KUBECONFIG": str(cluster.kubeconfig(tmp_path / "kubeconfig"))}
-
-
-@pytest.fixture
-def ctl(environ: dict[str, str]) -> Ctl:
-    """Runs the command to its end."""
-
-    def call(
-        *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None
-    ) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [*_COMMAND, *arguments],
-            input=stdin,
-            env={**environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    return call
-
-
-class Running:
-    """A command that goes on, and what it has printed so far."""
-
-    def __init__(self, environ: dict[str, str], *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [*_COMMAND, *arguments],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._said: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def until(self, words: str) -> str:
-        """The next line that holds these words."""
-        while (line := self._lines.get(timeout=_PATIENCE)) is not None:
-            self._said.append(line)
-            if words in line:
-                return line
-        raise AssertionError(f"it ended without {words!r}:\n{''.join(self._said)}")
-
-    def end(self, number: int | None = None) -> tuple[int, list[str]]:
-        """Waits for its end, after a signal if one is given; its code, and all lines."""
-        if number is not None:
-            self._process.send_signal(number)
-        code = self._process.wait(_PATIENCE)
-        while (line := self._lines.get(timeout=_PATIENCE)) is not None:
-            self._said.append(line)
-        return code, self._said
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait(_PATIENCE)
-        self._reader.join(_PATIENCE)
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as out:
-            for line in out:
-                self._lines.put(line)
-        self._lines.put(None)
-
-
-@pytest.fixture
-def start(environ: dict[str, str]) -> Iterator[Callable[..., Running]]:
-    """Starts a command that goes on."""
-    running: list[Running] = []
-
-    def begin(*arguments: str) -> Running:
-        running.append(Running(environ, *arguments))
-        return running[-1]
-
-    yield begin
-    for one in running:
-        one.close()
 
 
 def _add_job(cluster: FakeCluster, name: str = "one", **flags: Any) -> dict[str, Any]:
@@ -200,8 +98,8 @@ def test_what_a_dry_run_prints_can_be_submitted(
     assert (code, made["metadata"]["uid"]) == (0, cluster.job("one")["metadata"]["uid"])
 
 
-def test_bad_bounds_are_refused_before_anything_is_sent(cluster: FakeCluster, ctl: Ctl) -> None:
-    code, _, err = ctl("submit", "train.py", "--image", "x:1", "--min", "3", "--max", "2")
+def test_bad_bounds_are_refused_before_anything_is_sent(cluster: FakeCluster, quick: Ctl) -> None:
+    code, _, err = quick("submit", "train.py", "--image", "x:1", "--min", "3", "--max", "2")
     assert (code, "spec.minReplicas" in err) == (2, True)
     assert not cluster.counts()
 
@@ -303,12 +201,12 @@ def test_status_shows_the_job_its_pods_and_its_events(cluster: FakeCluster, ctl:
     assert "PodReplaced" in ctl("events", "one")[1]
 
 
-def test_status_goes_on_without_what_may_not_be_seen(cluster: FakeCluster, ctl: Ctl) -> None:
+def test_status_goes_on_without_what_may_not_be_seen(cluster: FakeCluster, quick: Ctl) -> None:
     _add_job(cluster)
     with cluster.trouble(lambda asked: asked.kind == EVENT, 403, "Forbidden", "events: no"):
-        code, out, _ = ctl("status", "one")
+        code, out, _ = quick("status", "one")
         assert (code, "you may not list events" in out) == (0, True)
-        assert ctl("events", "one")[0] == 4
+        assert quick("events", "one")[0] == 4
 
 
 def test_status_is_watched_until_the_job_is_over(
@@ -319,7 +217,7 @@ def test_status_is_watched_until_the_job_is_over(
     command.until('"state": "unseen"')
     with cluster.trouble(lambda _: True, 503, "ServiceUnavailable", "restarting") as trouble:
         refused = cluster.counts()["get elasticjobs"]
-        wait_for(lambda: cluster.counts()["get elasticjobs"] > refused + 1, _PATIENCE, "more looks")
+        wait_for(lambda: cluster.counts()["get elasticjobs"] > refused + 1, PATIENCE, "more looks")
         assert trouble
     _say(cluster, "one", "Created", "Succeeded")
     code, lines = command.end()
@@ -327,55 +225,55 @@ def test_status_is_watched_until_the_job_is_over(
 
 
 def test_a_job_in_the_cluster_and_a_run_in_a_store_are_not_mixed(
-    cluster: FakeCluster, ctl: Ctl
+    cluster: FakeCluster, quick: Ctl
 ) -> None:
     _add_job(cluster)
     for command in ("status", "events", "scale"):
-        code, _, err = ctl(command, "one", "--rdzv-endpoint", "etcd://nowhere")
+        code, _, err = quick(command, "one", "--rdzv-endpoint", "etcd://nowhere")
         assert (code, "--rdzv-endpoint belongs to a store" in err) == (2, True)
-        code, _, err = ctl(command)
+        code, _, err = quick(command)
         assert (code, "which job?" in err) == (2, True)
-    code, _, err = ctl("status", "-n", "default", "--rdzv-endpoint", "etcd://h", "--run-id", "r")
+    code, _, err = quick("status", "-n", "default", "--rdzv-endpoint", "etcd://h", "--run-id", "r")
     assert (code, "-n and --context are for a job of a cluster" in err) == (2, True)
     # In a pod of a job there is an endpoint in the environment; nobody asked for it.
     inside = {"PET_RDZV_ENDPOINT": "nowhere:1", "PET_RDZV_BACKEND": "etcd-v3"}
-    assert ctl("status", "one", env=inside)[0] == 0
+    assert quick("status", "one", env=inside)[0] == 0
 
 
 # ---------------------------------------------------------------- change
 
 
-def test_scale_is_one_request_within_the_bounds(cluster: FakeCluster, ctl: Ctl) -> None:
+def test_scale_is_one_request_within_the_bounds(cluster: FakeCluster, quick: Ctl) -> None:
     _add_job(cluster, low=2)
-    assert ctl("scale", "one", "4") == (0, "one: 4 pods, 2 before\n", "")
+    assert quick("scale", "one", "4") == (0, "one: 4 pods, 2 before\n", "")
     assert cluster.job("one")["spec"]["replicaSpecs"]["Worker"]["replicas"] == 4
     assert cluster.counts()["patch elasticjobs/scale"] == 1
     for size, bound in (("1", "spec.minReplicas (2)"), ("5", "spec.maxReplicas (4)")):
-        code, _, err = ctl("scale", "one", size)
+        code, _, err = quick("scale", "one", size)
         assert (code, bound in err) == (2, True)
-    code, _, err = ctl("scale", "one")
+    code, _, err = quick("scale", "one")
     assert (code, "scale one to what?" in err) == (2, True)
-    code, _, err = ctl("scale", "one", "2", "--min", "1")
+    code, _, err = quick("scale", "one", "2", "--min", "1")
     assert (code, "--min and --max are for a run in a store" in err) == (2, True)
     assert cluster.counts()["patch elasticjobs/scale"] == 1
 
 
-def test_suspend_and_resume(cluster: FakeCluster, ctl: Ctl) -> None:
+def test_suspend_and_resume(cluster: FakeCluster, quick: Ctl) -> None:
     _add_job(cluster)
-    assert ctl("suspend", "one")[:2] == (0, "one is being suspended\n")
+    assert quick("suspend", "one")[:2] == (0, "one is being suspended\n")
     assert cluster.job("one")["spec"]["suspend"] is True
-    assert ctl("suspend", "one")[:2] == (0, "one is suspended already\n")
-    assert ctl("resume", "one")[:2] == (0, "one is being resumed\n")
+    assert quick("suspend", "one")[:2] == (0, "one is suspended already\n")
+    assert quick("resume", "one")[:2] == (0, "one is being resumed\n")
     assert cluster.job("one")["spec"]["suspend"] is False
-    assert ctl("resume", "one")[:2] == (0, "one is not suspended\n")
+    assert quick("resume", "one")[:2] == (0, "one is not suspended\n")
     assert cluster.counts()["patch elasticjobs"] == 2
 
 
-def test_a_job_that_has_ended_is_not_changed(cluster: FakeCluster, ctl: Ctl) -> None:
+def test_a_job_that_has_ended_is_not_changed(cluster: FakeCluster, quick: Ctl) -> None:
     _add_job(cluster)
     _say(cluster, "one", "Created", "Failed")
     for arguments in (("scale", "one", "3"), ("suspend", "one"), ("resume", "one")):
-        code, _, err = ctl(*arguments)
+        code, _, err = quick(*arguments)
         assert (code, "one has failed already" in err) == (2, True)
 
 
@@ -391,7 +289,7 @@ def test_delete_waits_until_the_pods_are_gone(
         "the pod is asked to end",
     )
     looked = cluster.counts()["list pods"]
-    wait_for(lambda: cluster.counts()["list pods"] > looked + 1, _PATIENCE, "it waits for the pod")
+    wait_for(lambda: cluster.counts()["list pods"] > looked + 1, PATIENCE, "it waits for the pod")
     cluster.kubelet.remove("default", pod)
     assert command.end() == (0, ["one is gone\n"])
 
@@ -468,30 +366,30 @@ def test_a_rank_is_followed_to_another_pod(
 # ---------------------------------------------------------------- what goes wrong
 
 
-def test_a_job_that_is_not_there_has_neighbours(cluster: FakeCluster, ctl: Ctl) -> None:
+def test_a_job_that_is_not_there_has_neighbours(cluster: FakeCluster, quick: Ctl) -> None:
     _add_job(cluster, "digits-one")
     for arguments in (("status", "digits-on"), ("scale", "digits-on", "2"), ("logs", "digits-on")):
-        code, _, err = ctl(*arguments)
+        code, _, err = quick(*arguments)
         assert (code, "did you mean 'digits-one'?" in err) == (2, True)
-    code, _, err = ctl("delete", "zebra")
+    code, _, err = quick("delete", "zebra")
     assert (code, "elasticctl jobs lists those that there are" in err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "UPPER"])
-def test_what_cannot_be_a_name_is_not_sent(cluster: FakeCluster, ctl: Ctl, name: str) -> None:
+def test_what_cannot_be_a_name_is_not_sent(cluster: FakeCluster, quick: Ctl, name: str) -> None:
     _add_job(cluster)
-    code, _, err = ctl("delete", name)
+    code, _, err = quick("delete", name)
     assert (code, "is no name of a job" in err) == (2, True)
     assert not cluster.counts()
 
 
 def test_a_cluster_without_the_resource_says_how_to_install_it(
-    cluster: FakeCluster, ctl: Ctl
+    cluster: FakeCluster, quick: Ctl
 ) -> None:
     kinds = cluster.server.catalogue.kinds
     kinds[:] = [kind for kind in kinds if kind != JOB]
     for arguments in (("jobs",), ("status", "one"), ("submit", "train.py", "--image", "x:1")):
-        code, _, err = ctl(*arguments)
+        code, _, err = quick(*arguments)
         assert (code, "knows no ElasticJobs: install them with" in err) == (2, True)
 
 
@@ -509,30 +407,30 @@ def _is_job(asked: Request) -> bool:
     ],
 )
 def test_refusals_of_the_server_are_told(
-    cluster: FakeCluster, ctl: Ctl, status: int, reason: str, message: str, code: int, words: str
+    cluster: FakeCluster, quick: Ctl, status: int, reason: str, message: str, code: int, words: str
 ) -> None:
     with cluster.trouble(_is_job, status, reason, message):
-        ended, _, err = ctl("jobs")
+        ended, _, err = quick("jobs")
     assert ended == code
     assert words in err
     assert message in err
 
 
-def test_an_admission_that_refuses_is_told(cluster: FakeCluster, ctl: Ctl) -> None:
+def test_an_admission_that_refuses_is_told(cluster: FakeCluster, quick: Ctl) -> None:
     submit = ("submit", "train.py", "--image", "x:1", "--name", "one")
     why = "ElasticJob is invalid: spec.minReplicas: must not be above maxReplicas"
     with cluster.trouble(lambda asked: asked.verb == "create", 422, "Invalid", why):
-        code, _, err = ctl(*submit)
+        code, _, err = quick(*submit)
     assert (code, why in err) == (2, True)
     quota = "exceeded quota: jobs, requested: count/elasticjobs=1"
     with cluster.trouble(lambda asked: asked.verb == "create", 403, "Forbidden", quota):
-        code, _, err = ctl(*submit)
+        code, _, err = quick(*submit)
     assert (code, quota in err) == (2, True)
 
 
-def test_a_token_that_is_not_accepted(cluster: FakeCluster, ctl: Ctl) -> None:
+def test_a_token_that_is_not_accepted(cluster: FakeCluster, quick: Ctl) -> None:
     cluster.server.token = "the right one"
-    code, _, err = ctl("jobs")
+    code, _, err = quick("jobs")
     assert (code, "does not accept these credentials" in err) == (4, True)
     assert "the right one" not in err
 
@@ -559,18 +457,20 @@ def test_a_server_that_is_gone(ctl: Ctl, tmp_path: Path) -> None:
         ("apiVersion: v1\nkind: Config\n", "cannot be used"),
     ],
 )
-def test_a_kubeconfig_that_is_none(ctl: Ctl, tmp_path: Path, text: str | None, words: str) -> None:
+def test_a_kubeconfig_that_is_none(
+    quick: Ctl, tmp_path: Path, text: str | None, words: str
+) -> None:
     path = tmp_path / "other"
     if text is not None:
         path.write_text(text)
-    code, _, err = ctl("jobs", env={"KUBECONFIG": str(path)})
+    code, _, err = quick("jobs", env={"KUBECONFIG": str(path)})
     assert (code, words in err, str(path) in err, err.count("\n")) == (2, True, True, 1)
 
 
-def test_a_context_or_a_namespace_that_cannot_be(ctl: Ctl) -> None:
-    code, _, err = ctl("jobs", "--context", "prod")
+def test_a_context_or_a_namespace_that_cannot_be(quick: Ctl) -> None:
+    code, _, err = quick("jobs", "--context", "prod")
     assert (code, "has no context 'prod': it has 'fake'" in err) == (2, True)
-    code, _, err = ctl("jobs", "-n", "../kube-system")
+    code, _, err = quick("jobs", "-n", "../kube-system")
     assert (code, "is no name of a namespace" in err) == (2, True)
 
 
@@ -585,7 +485,7 @@ def test_without_the_package_it_says_what_to_install(environ: dict[str, str]) ->
         env=environ,
         capture_output=True,
         text=True,
-        timeout=_PATIENCE,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 2

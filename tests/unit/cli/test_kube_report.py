@@ -259,7 +259,7 @@ def test_a_report_is_plain_values_and_a_screen() -> None:
     shown = _shown(screen.status(report, NOW))
     for words in (
         "job one · namespace team · running · 5m old",
-        "why     why Running",
+        "note    why Running",
         "runs    train.py --lr 1 (x:1)",
         "pods    2 of 3 ready (1 to 4)",
         "round   3: 4 workers",
@@ -281,7 +281,7 @@ def test_a_job_that_has_ended_says_how_long_it_ran() -> None:
     )
     shown = _shown(screen.status(job_report(job, [], []), NOW))
     assert "failed · ran for 3m, ended 2m ago" in shown
-    assert "why     why Failed" in shown
+    assert "note    why Failed" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""What tests of ``elasticctl`` on Kubernetes share: a cluster, a kubeconfig, and its processes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.cli.ctl import main
+from tests.kube.cluster import FakeCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_COMMAND = (sys.executable, "-m", "elastic_runtime.cli.ctl")
+PATIENCE = 60.0
+
+Ctl = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def environ(cluster: FakeCluster, tmp_path: Path) -> dict[str, str]:
+    """The environment of a user who has a kubeconfig, and of no pod."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_"))}
+    return {**ours, "KUBECONFIG": str(cluster.kubeconfig(tmp_path / "kubeconfig"))}
+
+
+@pytest.fixture
+def ctl(environ: dict[str, str]) -> Ctl:
+    """Runs the command to its end."""
+
+    def call(
+        *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None
+    ) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [*_COMMAND, *arguments],
+            input=stdin,
+            env={**environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+@pytest.fixture
+def quick(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Ctl:
+    """The same in this process, for what is about words and codes: a process takes a second."""
+    for name in os.environ.keys() - environ.keys():
+        monkeypatch.delenv(name)
+
+    def call(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        with monkeypatch.context() as patched:
+            for name, value in {**environ, **(env or {})}.items():
+                patched.setenv(name, value)
+            code = main(arguments)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+class Running:
+    """A command that goes on, and what it has printed so far."""
+
+    def __init__(self, environ: dict[str, str], *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [*_COMMAND, *arguments],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def until(self, words: str) -> str:
+        """The next line that holds these words."""
+        while (line := self._lines.get(timeout=PATIENCE)) is not None:
+            self._said.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"it ended without {words!r}:\n{''.join(self._said)}")
+
+    def end(self, number: int | None = None) -> tuple[int, list[str]]:
+        """Waits for its end, after a signal if one is given; its code, and all lines."""
+        if number is not None:
+            self._process.send_signal(number)
+        code = self._process.wait(PATIENCE)
+        while (line := self._lines.get(timeout=PATIENCE)) is not None:
+            self._said.append(line)
+        return code, self._said
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as out:
+            for line in out:
+                self._lines.put(line)
+        self._lines.put(None)
+
+
+@pytest.fixture
+def start(environ: dict[str, str]) -> Iterator[Callable[..., Running]]:
+    """Starts a command that goes on."""
+    running: list[Running] = []
+
+    def begin(*arguments: str) -> Running:
+        running.append(Running(environ, *arguments))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.close()
