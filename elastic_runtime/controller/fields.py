@@ -59,7 +59,7 @@ class Section:
             raise InvalidSpec(self._at(name), "it is missing")
         return Section.checked({} if value is None else value, self._at(name))
 
-    def whole(self, name: str, least: int = 0) -> int | None:
+    def whole(self, name: str, least: int = 0, most: int = 2**31 - 1) -> int | None:
         """A whole number; None if it is not given."""
         value = self.values.get(name)
         if value is None:
@@ -68,6 +68,8 @@ class Section:
             raise InvalidSpec(self._at(name), f"{value!r} is not a whole number")
         if value < least:
             raise InvalidSpec(self._at(name), f"{value} is less than {least}")
+        if value > most:
+            raise InvalidSpec(self._at(name), f"{value} is more than {most}")
         return value
 
     def text(self, name: str) -> str:

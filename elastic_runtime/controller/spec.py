@@ -39,6 +39,8 @@ CLEAN_POLICIES = (CLEAN_ALL, CLEAN_RUNNING, CLEAN_NONE)
 FAIL_JOB, RESTART, IGNORE, COUNT = "FailJob", "Restart", "Ignore", "Count"
 RULE_ACTIONS = (FAIL_JOB, RESTART, IGNORE, COUNT)
 
+# More are a slip of the keyboard, and would be made one by one.
+MOST_PODS = 10_000
 MOUNT_PATH = "/checkpoints"
 # The name is part of those of pods and Services, which are DNS labels of at most 63 characters.
 LONGEST_NAME = 50
@@ -174,8 +176,15 @@ class JobSpec:
             if kind != WORKER:
                 raise InvalidSpec(f"{kinds.path}.{kind}", f"there is one kind of pods: {WORKER}")
         worker = kinds.section(WORKER)
-        minimum, maximum = spec.whole("minReplicas", least=1), spec.whole("maxReplicas", least=1)
-        replicas = worker.whole("replicas", least=1) or minimum or 1
+        minimum, maximum, replicas = (
+            section.whole(name, least=1, most=MOST_PODS)
+            for section, name in (
+                (spec, "minReplicas"),
+                (spec, "maxReplicas"),
+                (worker, "replicas"),
+            )
+        )
+        replicas = replicas or minimum or 1
         read = cls(
             name=_name(metadata),
             namespace=metadata.text("namespace") or "default",
@@ -188,7 +197,7 @@ class JobSpec:
             minimum=replicas if minimum is None else minimum,
             maximum=replicas if maximum is None else maximum,
             replicas=replicas,
-            spares=spec.whole("spares") or 0,
+            spares=spec.whole("spares", most=MOST_PODS) or 0,
             nproc=_nproc(spec),
             max_restarts=spec.whole("maxRestarts"),
             restart_policy=worker.choice("restartPolicy", RESTART_POLICIES, ON_FAILURE),
@@ -324,12 +333,20 @@ def _template(worker: Section) -> Json:
         for of_strings in ("args", "command"):
             each.items(of_strings)
         for of_objects in ("env", "volumeMounts"):
-            for n, item in enumerate(each.items(of_objects)):
-                Section.checked(item, f"{each.path}.{of_objects}[{n}]")
-    for n, item in enumerate(pod.items("volumes")):
-        Section.checked(item, f"{pod.path}.volumes[{n}]")
-    template.section("metadata", needed=False)
+            _named(each, of_objects)
+    for of_objects in ("volumes", "initContainers"):
+        _named(pod, of_objects)
+    pod.whole("terminationGracePeriodSeconds")
+    metadata = template.section("metadata", needed=False)
+    for of_texts in ("labels", "annotations"):
+        metadata.section(of_texts, needed=False)
     return template.values
+
+
+def _named(section: Section, name: str) -> None:
+    """Checks that a field is a list of objects with names."""
+    for place, item in enumerate(section.items(name)):
+        Section.checked(item, f"{section.path}.{name}[{place}]").text("name")
 
 
 def _rules(spec: Section) -> Iterator[Rule]:

@@ -106,6 +106,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"minReplicas": 0}, "spec.minReplicas", "less than 1"),
     ({"replicas": 5}, f"{WORKER}.replicas", "not between minReplicas 1 and maxReplicas 4"),
     ({"replicas": 1, "minReplicas": 2}, f"{WORKER}.replicas", "not between"),
+    ({"maxReplicas": 10**6}, "spec.maxReplicas", "more than 10000"),
     ({"maxReplicas": "4"}, "spec.maxReplicas", "not a whole number"),
     ({"maxReplicas": True}, "spec.maxReplicas", "not a whole number"),
     ({"worker": {"restartPolicy": "Sometimes"}}, f"{WORKER}.restartPolicy", "Always, OnFailure"),

@@ -1,0 +1,99 @@
+"""An object that has come past the schema somehow: no decision ever raises."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.controller.jobs import container, job
+from tests.unit.controller.simulated import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FULL = container(
+    job(
+        rdzvEndpoint="etcd:2379",
+        rdzvBackend="etcd-v3",
+        rdzvId="mine",
+        nprocPerNode="auto",
+        suspend=False,
+        spares=1,
+        maxRestarts=1,
+        cleanPodPolicy="All",
+        ttlSecondsAfterFinished=10,
+        activeDeadlineSeconds=100,
+        backoffLimit=1,
+        failurePolicy={
+            "rules": [
+                {
+                    "action": "Count",
+                    "onExitCodes": {"operator": "In", "values": [3]},
+                    "onReasons": ["OOMKilled"],
+                }
+            ]
+        },
+        checkpoint={"claimName": "disk", "mountPath": "/ckpt"},
+        etcd={"image": "e:1", "tls": {"secretName": "s"}, "auth": {"secretName": "t"}},
+        worker={
+            "restartPolicy": "Always",
+            "template": {
+                "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
+                "spec": {
+                    "terminationGracePeriodSeconds": 60,
+                    "containers": [{"name": "main", "image": "i:1"}],
+                    "initContainers": [{"name": "first", "image": "i:2"}],
+                    "volumes": [{"name": "v", "emptyDir": {}}],
+                },
+            },
+        },
+    ),
+    command=["elastic-run"],
+    args=["train.py"],
+    env=[{"name": "A", "value": "b"}],
+    volumeMounts=[{"name": "v", "mountPath": "/v"}],
+)
+ODD = [None, True, 0, -1, 1.5, 10**12, "", "x", "\x00", [], [1], [None], {}, {"a": 1}, [{}], [[]]]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of everything within an object."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from places(each, (*path, name))
+    if isinstance(value, list):
+        for place, each in enumerate(value):
+            yield from places(each, (*path, place))
+
+
+RUNS = Cluster(FULL)
+RUNS.settle()
+RUNS.run()
+RUNS.settle()
+PLACES = sorted(places(FULL["spec"]), key=str)
+
+
+@pytest.mark.parametrize("path", PLACES, ids=lambda path: ".".join(map(str, path)))
+def test_no_object_makes_a_decision_raise(path: tuple[Any, ...]) -> None:
+    for odd in ODD:
+        made = copy.deepcopy(FULL)
+        target = made["spec"]
+        for step in path[:-1]:
+            target = target[step]
+        target[path[-1]] = copy.deepcopy(odd)
+        Cluster(made).decide()
+        running = Cluster(FULL)
+        running.job["status"] = copy.deepcopy(RUNS.status)
+        running.pods = dict(RUNS.pods)
+        running.job["spec"] = made["spec"]
+        running.decide()
+        running.end(0, 1)
+        running.decide()
+
+
+def test_every_part_of_the_object_is_tried() -> None:
+    assert len(PLACES) > 60
