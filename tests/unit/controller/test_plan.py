@@ -110,6 +110,10 @@ def test_running_is_what_agents_say_where_they_say_it() -> None:
     assert other.holds("Running")
     assert [other.status[name] for name in ("round", "worldSize", "step")] == [1, 4, 7]
     assert other.status["lastCheckpointStep"] == 5
+    other.report = Report(f"{UID}-0")
+    other.settle()
+    assert not other.holds("Running")  # an agent that has just begun again
+    assert (other.status["round"], other.status["worldSize"]) == (1, 4)
     assert "round" not in cluster.status
 
 
@@ -420,10 +424,11 @@ def test_a_smaller_size_ends_the_highest_pods_at_once() -> None:
     assert not cluster.holds("Restarting")
 
 
-def test_pods_that_run_are_kept_until_enough_run_below_them() -> None:
-    cluster = running(4, minReplicas=2)
+@pytest.mark.parametrize("before", [1, 2])
+def test_pods_that_run_are_kept_until_enough_run_below_them(before: int) -> None:
+    cluster = running(4, minReplicas=before)
     cluster.vanish(0)
-    cluster.edit(replicas=2)
+    cluster.edit(replicas=2, minReplicas=2)
     cluster.settle()
     assert cluster.indices == [0, 1, 2]
     cluster.run()
