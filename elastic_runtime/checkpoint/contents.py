@@ -59,6 +59,8 @@ class _Unpickler(pickle.Unpickler):
             return value
         if (module, name) == ("torch.serialization", "_get_layout"):
             return _layout
+        if (module, name) == ("builtins", "getattr"):  # so Python 3.11.0 to 3.11.3 pickle members
+            return _member
         raise DamagedCheckpoint(f"it asks for {module}.{name}, which no checkpoint of ours needs")
 
 
@@ -67,6 +69,12 @@ def _layout(name: str) -> torch.layout:
     if not isinstance(layout, torch.layout):
         raise DamagedCheckpoint(f"it asks for the layout {name!r}")
     return layout
+
+
+def _member(enumeration: object, name: str) -> Any:
+    if enumeration is not dcp_memory_format() or name not in dcp_memory_format().__members__:
+        raise DamagedCheckpoint(f"it asks for {name!r} of {enumeration!r}")
+    return dcp_memory_format()[name]
 
 
 def read_contents(where: str, data: bytes, files: Iterable[FileRecord]) -> dict[str, Stored]:

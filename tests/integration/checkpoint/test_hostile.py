@@ -16,6 +16,7 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.index import METADATA
 from elastic_runtime.checkpoint.manifest import FileRecord, Part
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from elastic_runtime.torch_private import dcp_memory_format
 from tests.hostile import Trap, change_metadata, manifest_of, put_value, replace_file, seal
 from tests.ranks import run_ranks
 
@@ -59,6 +60,31 @@ def test_metadata_that_would_run_code(tmp_path: Path) -> None:
     with pytest.raises(DamagedCheckpoint, match=r"\.metadata is refused: .*posix\.mkdir"):
         resume(tmp_path, {"best": 0})
     assert not trap.exists()
+
+
+def test_metadata_with_members_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So Python 3.11.0 to 3.11.3 pickle enumerations, and with it that of Debian 12."""
+    by_name = lambda self, protocol: (getattr, (type(self), self.name))  # noqa: E731
+    monkeypatch.setattr(dcp_memory_format(), "__reduce_ex__", by_name)
+    path = saved(tmp_path, {"weight": torch.ones(3)})
+    assert b"getattr" in (path / METADATA).read_bytes()
+    entries = {"weight": torch.zeros(3)}
+    resume(tmp_path, entries)
+    assert entries["weight"].tolist() == [1, 1, 1]
+
+
+class Lookup:
+    """Is unpickled as an attribute of a class that is no enumeration."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (torch.Size, "__init__")
+
+
+def test_metadata_that_looks_up_anything_else(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"best": 1})
+    replace_file(path, METADATA, pickle.dumps(Lookup()))
+    with pytest.raises(DamagedCheckpoint, match=r"\.metadata is refused: it asks for '__init__'"):
+        resume(tmp_path, {"best": 0})
 
 
 def test_a_value_that_would_run_code(tmp_path: Path) -> None:
