@@ -1,0 +1,544 @@
+"""A small cluster made of docker: the fake API server, with pods that are real containers.
+
+It runs what a real cluster would run (the controller from its Deployment, etcd, elastic-run), each
+pod as one container with an address of its own, so that the end-to-end tests can be tried where no
+Kubernetes can be had. The address of a Service is given to the pod behind it. What it leaves out:
+several containers in a pod, init containers, scheduling, volumes that outlive a pod, and rights.
+
+``python -m tests.kube.docker_kubelet --kubeconfig FILE`` runs one until it is told to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import tempfile
+import threading
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+
+import docker
+from tests.etcd_server import LABEL
+from tests.kube.cluster import FakeCluster
+from tests.kube.kinds import CRD, KINDS, NAMESPACE, POD, SERVICE, Kind
+from tests.kube.patches import selected
+from tests.kube.store import Change, Object, now
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SUBNET, _GATEWAY = "10.96.0.0/16", "10.96.255.254"
+_PORT = 6443
+_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_RIGHTS = "rbac.authorization.k8s.io"
+_DEPLOYMENT = next(kind for kind in KINDS if kind.name == "Deployment")
+_MORE_KINDS = [
+    Kind(_RIGHTS, "v1", plural, name, namespaced="cluster" not in plural)
+    for plural, name in (
+        ("roles", "Role"),
+        ("rolebindings", "RoleBinding"),
+        ("clusterroles", "ClusterRole"),
+        ("clusterrolebindings", "ClusterRoleBinding"),
+    )
+]
+_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+_LONGEST_PAUSE = 10.0
+
+
+class DockerCluster:
+    """A cluster of one node.
+
+    Attributes:
+        fake: its API server.
+        directory: what is mounted into containers, and certificates.
+    """
+
+    def __init__(self) -> None:
+        self.fake = FakeCluster()
+        self.fake.kubelet.runs = self.fake.kubelet.removes = False
+        self.fake.server.token = uuid.uuid4().hex
+        self.fake.server.catalogue.kinds += _MORE_KINDS
+        self.directory = Path(tempfile.mkdtemp(prefix="elastic-kube-"))
+        self.directory.chmod(0o755)
+        self.docker = docker.from_env(timeout=180)
+        pool = docker.types.IPAMPool(subnet=_SUBNET, gateway=_GATEWAY)
+        self.network = self.docker.networks.create(
+            f"elastic-kube-{os.getpid()}",
+            ipam=docker.types.IPAMConfig(pool_configs=[pool]),
+            labels={LABEL: str(os.getpid())},
+        )
+        self._runners: dict[str, Runner] = {}
+        self._closing = threading.Event()
+        self._todo = threading.Event()
+        self._addresses = iter(f"10.96.{200 + n // 250}.{n % 250 + 1}" for n in range(10000))
+        self._door = Door(self.fake.url, self.directory)
+        self.fake.store.listeners.append(self._on_change)
+        self._keeper = threading.Thread(target=self._keep_deployments, daemon=True)
+        self._keeper.start()
+
+    def close(self) -> None:
+        """Removes all containers, and everything else. Idempotent."""
+        self._closing.set()
+        self._todo.set()
+        self._keeper.join()
+        for runner in tuple(self._runners.values()):
+            runner.kill()
+        for runner in tuple(self._runners.values()):
+            runner.thread.join(60)
+        self._door.close()
+        with contextlib.suppress(NotFound):
+            self.network.remove()
+        self.fake.close()
+        self.docker.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def address_for(self, pod: Object) -> str:
+        """An address for a pod: that of the Service in front of it, or one of its own."""
+        taken = {runner.address for runner in tuple(self._runners.values())}
+        for service in self.fake.store.list(SERVICE, pod["metadata"]["namespace"]):
+            chosen = service["spec"].get("selector") or {}
+            wanted = ",".join(f"{key}={value}" for key, value in chosen.items())
+            address = str(service["spec"].get("clusterIP"))
+            if chosen and address != "None" and address not in taken:
+                if selected(pod["metadata"].get("labels", {}), wanted):
+                    return address
+        return next(self._addresses)
+
+    def forget(self, uid: str) -> None:
+        """A pod is gone."""
+        self._runners.pop(uid, None)
+
+    def _on_change(self, change: Change) -> None:
+        meta = change.item["metadata"]
+        if change.kind == POD:
+            if change.type == "ADDED" and not self._closing.is_set():
+                self._runners[meta["uid"]] = Runner(self, change.item)
+            elif runner := self._runners.get(meta["uid"]):
+                if change.type == "DELETED":
+                    runner.kill()
+                elif meta.get("deletionTimestamp"):
+                    runner.end(int(meta["deletionGracePeriodSeconds"]))
+        elif change.kind == CRD and change.type == "ADDED":
+            met = {"conditions": [{"type": "Established", "status": "True"}]}
+            self.fake.store.change(CRD, "", meta["name"], {"status": met})
+        elif change.kind == NAMESPACE and change.type == "DELETED":
+            self._empty(meta["name"])
+        if change.kind in (POD, _DEPLOYMENT):
+            self._todo.set()
+
+    def _empty(self, namespace: str) -> None:
+        store = self.fake.store
+        for kind in self.fake.server.catalogue.kinds:
+            for item in store.list(kind, namespace) if kind.namespaced else ():
+                name = item["metadata"]["name"]
+                if store.find(kind, namespace, name):  # and not gone with its owner
+                    store.delete(kind, namespace, name)
+
+    # Deployments
+
+    def _keep_deployments(self) -> None:
+        while not self._closing.is_set():
+            self._todo.wait()
+            self._todo.clear()
+            for deployment in self.fake.store.list(_DEPLOYMENT):
+                with self.fake.store.lock:
+                    self._keep(deployment)
+
+    def _keep(self, deployment: Object) -> None:
+        meta, spec, store = deployment["metadata"], deployment["spec"], self.fake.store
+        pods = [
+            pod
+            for pod in store.list(POD, meta["namespace"])
+            for owner in pod["metadata"].get("ownerReferences", ())
+            if owner["uid"] == meta["uid"] and not pod["metadata"].get("deletionTimestamp")
+        ]
+        wanted = spec.get("replicas", 1)
+        for pod in pods[wanted:]:
+            store.delete(POD, meta["namespace"], pod["metadata"]["name"])
+        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "controller": True}
+        owner |= {"name": meta["name"], "uid": meta["uid"]}
+        for _ in range(wanted - len(pods)):
+            template = spec["template"]
+            own = {"generateName": f"{meta['name']}-", "ownerReferences": [owner]}
+            pod = {"metadata": {**template["metadata"], **own}, "spec": template["spec"]}
+            store.create(POD, meta["namespace"], pod)
+        ready = sum(_is_ready(pod) for pod in pods[:wanted])
+        shown = {"replicas": len(pods), "readyReplicas": ready, "availableReplicas": ready}
+        status = {**shown, "updatedReplicas": len(pods), "observedGeneration": meta["generation"]}
+        store.change(_DEPLOYMENT, meta["namespace"], meta["name"], {"status": status})
+
+
+class Runner:
+    """Runs one pod: a thread that starts its container, waits for its end, and says so."""
+
+    def __init__(self, cluster: DockerCluster, pod: Object) -> None:
+        self.address = ""
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self._cluster, self._pod = cluster, pod
+        self._namespace, self._name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        self._spec = pod["spec"]["containers"][0]
+        self._directory = cluster.directory / pod["metadata"]["uid"]
+        self._ending = threading.Event()
+        self._over = threading.Event()  # the present run of the container
+        self._container: Any = None
+        self._restarts = 0
+        self._ready = False
+        self.thread.start()
+
+    def end(self, grace: int) -> None:
+        """SIGTERM, and SIGKILL after so many seconds; the pod goes away then."""
+        if not self._ending.is_set():
+            self._ending.set()
+            threading.Thread(target=self._stop, args=(grace,), daemon=True).start()
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        self._ending.set()
+        threading.Thread(target=self._stop, args=(0,), daemon=True).start()
+
+    def _stop(self, grace: int) -> None:
+        if self._container is not None:
+            with contextlib.suppress(APIError):
+                self._container.stop(timeout=grace) if grace else self._container.kill()
+
+    def _run(self) -> None:
+        try:
+            self.address = self._cluster.address_for(self._pod)
+            self._container = self._created()
+            self._live()
+        except ImageNotFound as error:
+            self._cluster.fake.kubelet.wait_for_image(self._namespace, self._name, str(error))
+            self._ending.wait()
+        except DockerException as error:
+            state = {"waiting": {"reason": "CreateContainerError", "message": str(error)}}
+            self._show("Pending", state)
+            self._ending.wait()
+        finally:
+            self._remove()
+
+    def _live(self) -> None:
+        pause = 0.5
+        while not self._ending.is_set():
+            started = now()
+            self._over.clear()
+            self._container.start()
+            if self._ending.is_set():  # asked to end while it was being created
+                self._stop(0)
+            self._show("Running", {"running": {"startedAt": started}}, not self._probe())
+            for follow in (self._follow, self._watch_readiness):
+                threading.Thread(target=follow, daemon=True).start()
+            code = int(self._container.wait(timeout=86400)["StatusCode"])
+            self._over.set()
+            ended = {"exitCode": code, "reason": self._reason(code), "startedAt": started}
+            state = {"terminated": {**ended, "finishedAt": now()}}
+            policy = self._pod["spec"].get("restartPolicy", "Always")
+            again = policy == "Always" or (policy == "OnFailure" and code)
+            if not again or self._ending.is_set():
+                self._show("Failed" if code else "Succeeded", state)
+                self._ending.wait()
+                return
+            self._restarts += 1
+            waiting = {"reason": "CrashLoopBackOff", "message": "it is started again soon"}
+            self._show("Running", {"waiting": waiting})
+            self._ending.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _reason(self, code: int) -> str:
+        self._container.reload()
+        if self._container.attrs["State"]["OOMKilled"]:
+            return "OOMKilled"
+        return "Error" if code else "Completed"
+
+    def _remove(self) -> None:
+        if self._container is not None:
+            with contextlib.suppress(APIError):
+                self._container.remove(force=True, v=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        for volume in self._memory():
+            shutil.rmtree(volume, ignore_errors=True)
+        self._cluster.forget(self._pod["metadata"]["uid"])
+        store = self._cluster.fake.store
+        with store.lock:
+            left = store.find(POD, self._namespace, self._name)
+            if left and left["metadata"]["uid"] == self._pod["metadata"]["uid"]:
+                store.delete(POD, self._namespace, self._name, {"gracePeriodSeconds": 0})
+
+    # What others see
+
+    def _show(self, phase: str, state: Object, ready: bool = False) -> None:
+        self._ready = ready
+        container = {"name": self._spec["name"], "image": self._spec["image"], "imageID": ""}
+        container |= {"ready": ready, "restartCount": self._restarts, "state": state}
+        met = {"PodScheduled": True, "Initialized": True, "Ready": ready}
+        conditions = [{"type": type, "status": str(is_met)} for type, is_met in met.items()]
+        status = {"phase": phase, "podIP": self.address, "hostIP": _GATEWAY, "startTime": now()}
+        status |= {"conditions": conditions, "containerStatuses": [container]}
+        store = self._cluster.fake.store
+        with store.lock:
+            held = store.find(POD, self._namespace, self._name)
+            if held and held["metadata"]["uid"] == self._pod["metadata"]["uid"]:
+                status["startTime"] = held["status"].get("startTime", status["startTime"])
+                change = {"spec": {"nodeName": "docker"}, "status": status}
+                store.change(POD, self._namespace, self._name, change)
+
+    def _follow(self) -> None:
+        """What the container says is its log."""
+        with contextlib.suppress(DockerException, OSError):
+            since = {"tail": 0} if self._restarts else {}
+            for text in self._container.logs(stream=True, follow=True, **since):
+                words = text.decode(errors="replace")
+                self._cluster.fake.kubelet.write(self._namespace, self._name, words)
+
+    def _probe(self) -> Object:
+        return dict(self._spec.get("readinessProbe") or {})
+
+    def _watch_readiness(self) -> None:
+        """Asks the readiness probe as long as the container runs."""
+        probe = self._probe()
+        if not probe:
+            return
+        place = probe.get("httpGet") or probe.get("tcpSocket") or {}
+        named = {one.get("name"): one["containerPort"] for one in self._spec.get("ports", ())}
+        port = named.get(place["port"], place["port"])
+        while not self._over.wait(min(probe.get("periodSeconds", 10), 1)):
+            ready = _answers(self.address, int(port), place.get("path", ""))
+            if ready != self._ready and not self._over.is_set():
+                self._container.reload()
+                started = self._container.attrs["State"]["StartedAt"][:19] + "Z"
+                self._show("Running", {"running": {"startedAt": started}}, ready)
+
+    # From the manifest to a container
+
+    def _created(self) -> Any:
+        spec, cluster = self._spec, self._cluster
+        if len(self._pod["spec"]["containers"]) > 1 or self._pod["spec"].get("initContainers"):
+            raise DockerException("only pods of one container can be run here")
+        environment = self._environment()
+        say = lambda words: [_expanded(str(word), environment) for word in words]  # noqa: E731
+        both = {**(self._pod["spec"].get("securityContext") or {})}
+        both |= spec.get("securityContext") or {}
+        dropped = (both.get("capabilities") or {}).get("drop")
+        guarded = both.get("allowPrivilegeEscalation") is False
+        limit = ((spec.get("resources") or {}).get("limits") or {}).get("memory")
+        endpoint = cluster.docker.api.create_endpoint_config(ipv4_address=self.address)
+        return cluster.docker.containers.create(
+            spec["image"],
+            say(spec["args"]) if spec.get("args") else None,
+            **({"entrypoint": say(spec["command"])} if spec.get("command") else {}),
+            name=f"elastic-kube-{self._name}-{self._pod['metadata']['uid'][:8]}",
+            hostname=self._name,
+            environment=environment,
+            working_dir=spec.get("workingDir"),
+            user=str(both.get("runAsUser", "")),
+            read_only=bool(both.get("readOnlyRootFilesystem")),
+            cap_drop=dropped,
+            security_opt=["no-new-privileges"] if guarded else [],
+            mem_limit=_bytes(limit) if limit else None,
+            volumes=[f"{source}:{path}:{mode}" for source, path, mode in self._volumes()],
+            labels={LABEL: str(os.getpid())},
+            network=cluster.network.name,
+            networking_config={cluster.network.name: endpoint},
+        )
+
+    def _environment(self) -> dict[str, str]:
+        found = {"KUBERNETES_SERVICE_HOST": _GATEWAY, "KUBERNETES_SERVICE_PORT": str(_PORT)}
+        found["KUBERNETES_SERVICE_PORT_HTTPS"] = str(_PORT)
+        if self._pod["spec"].get("enableServiceLinks", True):
+            for service in self._cluster.fake.store.list(SERVICE, self._namespace):
+                name = service["metadata"]["name"].upper().replace("-", "_")
+                address = service["spec"].get("clusterIP")
+                for port in service["spec"].get("ports", ()) if address != "None" else ():
+                    found[f"{name}_SERVICE_HOST"] = address
+                    found[f"{name}_SERVICE_PORT"] = str(port["port"])
+                    found[f"{name}_PORT"] = f"tcp://{address}:{port['port']}"
+        for one in self._spec.get("env", ()):
+            source = one.get("valueFrom")
+            value = self._looked_up(source) if source else str(one.get("value", ""))
+            found[one["name"]] = value if source else _expanded(value, found)
+        return found
+
+    def _looked_up(self, source: Object) -> str:
+        if field := source.get("fieldRef"):
+            path = field["fieldPath"]
+            if path in ("status.podIP", "status.hostIP", "spec.nodeName"):
+                own = {"status.podIP": self.address, "status.hostIP": _GATEWAY}
+                return own.get(path, "docker")
+            found = re.fullmatch(r"metadata\.(\w+)(?:\['(.*)'\])?", path)
+            value = self._pod["metadata"][found[1]] if found else ""
+            return str(value.get(found[2], "")) if found and found[2] else str(value)
+        for kind, key in (("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")):
+            if one := source.get(key):
+                return self._files(kind, one["name"])[one["key"]].decode()
+        raise DockerException(f"this source of a variable is not known here: {source}")
+
+    def _files(self, kind: str, name: str) -> dict[str, bytes]:
+        place = next(each for each in KINDS if each.name == kind)
+        item = self._cluster.fake.store.get(place, self._namespace, name)
+        if kind == "Secret":
+            return {key: base64.b64decode(text) for key, text in item.get("data", {}).items()}
+        return {key: str(text).encode() for key, text in item.get("data", {}).items()}
+
+    def _volumes(self) -> Iterator[tuple[Path, str, str]]:
+        """Source, path and mode of what is mounted."""
+        sources = {volume["name"]: volume for volume in self._pod["spec"].get("volumes", ())}
+        for mount in self._spec.get("volumeMounts", ()):
+            volume = sources[mount["name"]]
+            directory = self._directory / volume["name"]
+            if "emptyDir" in volume:
+                if (volume["emptyDir"] or {}).get("medium") == "Memory":
+                    directory = self._memory_of(volume["name"])
+                files: dict[str, bytes] = {}
+            elif "configMap" in volume:
+                files = self._files("ConfigMap", volume["configMap"]["name"])
+            elif "secret" in volume:
+                files = self._files("Secret", volume["secret"]["secretName"])
+            else:
+                raise DockerException(f"this kind of volume is not known here: {volume}")
+            yield _filled(directory, files), mount["mountPath"], _mode(mount)
+        if self._pod["spec"].get("automountServiceAccountToken", True):
+            token, cluster = self._cluster.fake.server.token, self._cluster
+            files = {"token": token.encode(), "namespace": self._namespace.encode()}
+            files["ca.crt"] = (cluster.directory / "server.pem").read_bytes()
+            yield _filled(self._directory / ".account", files), _ACCOUNT, "ro"
+
+    def _memory_of(self, volume: str) -> Path:
+        return Path("/dev/shm") / f"elastic-kube-{self._pod['metadata']['uid']}-{volume}"
+
+    def _memory(self) -> list[Path]:
+        volumes = self._pod["spec"].get("volumes", ())
+        return [self._memory_of(volume["name"]) for volume in volumes]
+
+
+class Door:
+    """Where pods find the API server: TLS, at the network's gateway."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self._port = int(url.rpartition(":")[2])
+        pem, key = str(directory / "server.pem"), str(directory / "server.key")
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"),
+                *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", "/CN=test cluster"),
+                *("-addext", f"subjectAltName=IP:{_GATEWAY}", "-keyout", key, "-out", pem),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._tls.load_cert_chain(pem, key)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        opened = asyncio.start_server(self._meet, _GATEWAY, _PORT, ssl=self._tls)
+        self._server = asyncio.run_coroutine_threadsafe(opened, self._loop).result(20)
+
+    def close(self) -> None:
+        """Ends it with all that go through."""
+        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _shut(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+        finally:
+            inner_writer.transport.abort()
+            writer.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, ssl.SSLError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    # Half a connection is of no use to HTTP.
+    writer.transport.abort() if writer.transport.is_closing() else writer.close()
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _answers(address: str, port: int, path: str) -> bool:
+    import http.client
+    import socket
+
+    try:
+        if not path:
+            socket.create_connection((address, port), 1).close()
+            return True
+        connection = http.client.HTTPConnection(address, port, timeout=2)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status < 400
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _expanded(text: str, values: dict[str, str]) -> str:
+    return re.sub(r"\$\(([\w.-]+)\)", lambda found: values.get(found[1], found[0]), text)
+
+
+def _bytes(amount: str) -> int:
+    found = re.fullmatch(r"(\d+)(Ki|Mi|Gi)?", str(amount))
+    if not found:
+        raise DockerException(f"this amount of memory is not understood here: {amount}")
+    return int(found[1]) * _UNITS.get(found[2] or "", 1)
+
+
+def _filled(directory: Path, files: dict[str, bytes]) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o1777)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    return directory
+
+
+def _mode(mount: Object) -> str:
+    return "ro" if mount.get("readOnly") else "rw"
+
+
+def main() -> int:
+    """Serves until it is told to end."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kubeconfig", type=Path, required=True, help="is written when it is up")
+    args = parser.parse_args()
+    cluster = DockerCluster()
+    try:
+        ended = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        cluster.fake.kubeconfig(args.kubeconfig)
+        print(json.dumps({"url": cluster.fake.url}), flush=True)
+        ended.wait()
+    finally:
+        cluster.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
