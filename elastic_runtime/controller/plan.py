@@ -70,7 +70,11 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
     try:
         spec = JobSpec.of(job)
     except InvalidSpec as error:
-        return _refuse(job, draft, observed, error)
+        if not draft.ended:
+            return _refuse(draft, observed, error)
+        # Behind a job that has ended, all that counts is what is left of it.
+        name, namespace = (str(job["metadata"].get(key)) for key in ("name", "namespace"))
+        spec = JobSpec(name, namespace, uid="", template={})
     if draft.ended:
         return _after(spec, draft, observed)
     work = Work(spec, draft, observed, now, etcd_image)
@@ -105,10 +109,8 @@ def _accept(work: Work, new: bool) -> None:
         memory.desired = work.desired
 
 
-def _refuse(job: Json, draft: Draft, observed: Observed, error: InvalidSpec) -> Plan:
+def _refuse(draft: Draft, observed: Observed, error: InvalidSpec) -> Plan:
     """Nothing is done about a spec that cannot be read; what runs, runs on."""
-    if draft.ended:
-        return Plan(status=dict(job.get("status") or {}), reason="the job has ended")
     problem = Problem("InvalidSpec", error.why, error.field)
     draft.set(CREATED, draft.is_(CREATED), problem.reason, str(problem))
     enough = draft.memory.launch[0] if draft.memory.launch else 1

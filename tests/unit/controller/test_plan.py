@@ -666,6 +666,18 @@ def test_an_invalid_spec_hides_no_pods_that_are_missing() -> None:
     assert cluster.condition("Running")["reason"] == "InvalidSpec"
 
 
+def test_an_ended_job_is_cleaned_up_whatever_its_spec_says_now() -> None:
+    cluster = running(2)
+    cluster.end(0, 1)
+    cluster.step()
+    cluster.edit(minReplicas=9)
+    cluster.settle()
+    assert cluster.indices == [0]
+    cluster.vanish()
+    cluster.settle()
+    assert (cluster.etcd, cluster.services) == (None, {})
+
+
 def test_an_image_that_cannot_be_pulled_is_told_with_its_field() -> None:
     cluster = Cluster(job(replicas=2))
     cluster.settle()

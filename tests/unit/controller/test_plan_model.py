@@ -251,4 +251,4 @@ Life.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestLife = pytest.mark.timeout(170)(Life.TestCase)
+TestLife = pytest.mark.timeout(400)(Life.TestCase)
