@@ -51,6 +51,11 @@ class ApiError(ElasticError):
         return self.code == 409
 
     @property
+    def taken(self) -> bool:
+        """There is an object of that name already."""
+        return self.conflict and self.reason == "AlreadyExists"
+
+    @property
     def expired(self) -> bool:
         """The version to watch from is too old."""
         return self.code == 410

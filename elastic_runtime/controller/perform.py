@@ -32,11 +32,13 @@ class Outcome:
     Attributes:
         problems: what the API server forbids; trying again at once is of no use.
         again: something was not as we thought, or the server did not answer: look again soon.
+        taken: names that something else has; that is only a problem if it stays so.
         deleted: the job itself was deleted.
     """
 
     problems: tuple[Problem, ...] = ()
     again: bool = False
+    taken: tuple[Problem, ...] = ()
     deleted: bool = False
 
 
@@ -66,9 +68,10 @@ class Performer:
             making, size = making[size:], 2 * size
         problems = {_problem(error) for error in errors if not (error.passing or error.conflict)}
         return Outcome(
-            tuple(sorted(problems, key=str)),
-            any(error.passing or error.conflict for error in errors),
-            any(isinstance(action, DeleteJob) for action in actions),
+            problems=tuple(sorted(problems, key=str)),
+            again=any(error.passing or error.conflict for error in errors),
+            taken=tuple(_taken(error) for error in errors if error.taken)[:1],
+            deleted=any(isinstance(action, DeleteJob) for action in actions),
         )
 
     async def _all(self, key: Key, actions: Sequence[Action]) -> list[ApiError]:
@@ -111,6 +114,11 @@ class Performer:
 
 def _is_deleting(answer: Json) -> bool:
     return answer.get("kind") == "Pod" and bool(answer["metadata"].get("deletionTimestamp"))
+
+
+def _taken(error: ApiError) -> Problem:
+    text = "of something else, or of an earlier job of this name that has not ended yet"
+    return Problem("NameTaken", f"{error.message}: {text}; trying again")
 
 
 def _problem(error: ApiError) -> Problem:

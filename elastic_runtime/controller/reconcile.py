@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     Decide = Callable[[Json, Observed, float], Plan]
 
 _WORKERS = 8
-_SOON = 0.2
-_LONGEST = 60.0
+# Seconds until the next try, the first and the longest: of what was not as we thought or found no
+# answer, and of what is forbidden.
+_SOON, _SOON_AT_MOST = 0.2, 5.0
+_LATER, _LATER_AT_MOST = 1.0, 60.0
+# So many tries in a row must find a name taken before that is a problem: an object may be ours,
+# and not have been seen yet.
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,10 @@ class Setback:
     tries: int = 0
     problems: tuple[Problem, ...] = ()
 
-    def pause(self, first: float) -> float:
+    def pause(self, soon: bool) -> float:
         """Seconds until the next try."""
-        return min(first * 2.0 ** min(self.tries, 16), _LONGEST)
+        first, longest = (_SOON, _SOON_AT_MOST) if soon else (_LATER, _LATER_AT_MOST)
+        return min(first * 2.0 ** min(self.tries, 16), longest)
 
 
 class Reconciler:
@@ -119,9 +125,10 @@ class Reconciler:
         outcome = await self._performer.perform(key, actions)
         if outcome.deleted:
             return
-        if outcome.problems:  # what is known now belongs into the status
-            plan = self._decide(job, self._world.observe(key, outcome.problems), now)
-        setback = self._remember(key, setback, outcome, waits)
+        if not waits:
+            setback = self._remember(key, setback, outcome)
+            if setback.problems:  # what is known now belongs into the status
+                plan = self._decide(job, self._world.observe(key, setback.problems), now)
         await self._write(key, job, plan)
         wake_at = min(plan.wake_at, setback.until if setback.tries else NEVER)
         if wake_at < NEVER:
@@ -129,18 +136,17 @@ class Reconciler:
         else:
             self._queue.forget(key)
 
-    def _remember(self, key: Key, before: Setback, outcome: Outcome, waits: bool) -> Setback:
+    def _remember(self, key: Key, before: Setback, outcome: Outcome) -> Setback:
         """What went wrong this time, on top of what went wrong before."""
-        if waits:
-            return before
         if not (outcome.problems or outcome.again):
             self._setbacks.pop(key, None)
             return Setback()
-        pause = before.pause(1.0 if outcome.problems else _SOON)
-        after = Setback(self._now() + pause, before.tries + 1, outcome.problems)
+        pause, tries = before.pause(soon=not outcome.problems), before.tries + 1
+        problems = (*outcome.problems, *(outcome.taken if tries >= _TRIES else ()))
+        after = Setback(self._now() + pause, tries, problems)
         self._setbacks[key] = after
         self._metrics.refused.inc()
-        for problem in outcome.problems:
+        for problem in problems:
             self._emit("controller.refused", job="/".join(key), reason=str(problem), delay=pause)
         return after
 
@@ -168,7 +174,7 @@ class Reconciler:
     def _failed(self, key: Key, why: str, passing: bool) -> None:
         before = self._setbacks.get(key, Setback())
         self._metrics.errors.inc()
-        pause = before.pause(_SOON if passing else 1.0)
+        pause = before.pause(soon=passing)
         self._setbacks[key] = Setback(0.0, before.tries + 1, before.problems)
         self._emit("controller.error", job="/".join(key), reason=why, delay=pause)
         self._queue.put_later(key, pause)

@@ -11,6 +11,7 @@ MODULES = (
     "elastic_runtime.cli.ctl",
     "elastic_runtime.cli.run",
     "elastic_runtime.config",
+    "elastic_runtime.controller.__main__",
     "elastic_runtime.log",
     "elastic_runtime.protocol.messages",
     "elastic_runtime.protocol.records",

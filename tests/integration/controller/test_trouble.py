@@ -134,6 +134,23 @@ def conditions(cluster: FakeCluster) -> Any:
     return (cluster.job("digits").get("status") or {}).get("conditions")
 
 
+def test_a_name_that_something_else_has_is_told(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    container = {"name": "mine", "image": "other"}
+    foreign = {"metadata": {"name": "digits-worker-0"}, "spec": {"containers": [container]}}
+    cluster.store.create(POD, NAMESPACE, foreign)
+
+    submit()
+    cluster.wait_for(
+        lambda: any('"digits-worker-0" already exists' in one["message"] for one in told(cluster)),
+        "an event that names the pod",
+    )
+
+    cluster.kubelet.lose(NAMESPACE, "digits-worker-0")
+    wait_until_running(cluster, "digits", 2)
+
+
 def test_a_conflict_is_looked_at_again(
     cluster: FakeCluster, controller: Running, submit: Run
 ) -> None:
