@@ -5,6 +5,7 @@
     ElasticError
     ├── UsageError              2   a flag, a file or a setting of the user's is wrong
     │   ├── JobConflict         2   another live job holds this run id with other settings
+    │   ├── InvalidSpec         2   a field of an ElasticJob is wrong (controller.fields)
     │   └── CheckpointError     2   a checkpoint directory cannot be used as asked
     │       └── DamagedCheckpoint   a checkpoint exists, but its bytes are not what was written
     │           └── UnknownFormat   … or a newer version of this package has written them

@@ -118,24 +118,11 @@ def etcd_pod(spec: JobSpec, default_image: str = ETCD_IMAGE) -> Json:
     Its data is in an emptyDir: a pod that is replaced starts with nothing, and the agents of a
     running job register again.
     """
-    # Leases are counted in elections: with these intervals one of 5 s is granted as 5 s.
-    command = [
-        "etcd",
-        "--name=etcd",
-        "--data-dir=/var/lib/etcd/data",
-        f"--listen-client-urls=http://0.0.0.0:{ETCD_PORT}",
-        f"--advertise-client-urls=http://{etcd_name(spec.name)}:{ETCD_PORT}",
-        "--listen-peer-urls=http://127.0.0.1:2380",
-        "--heartbeat-interval=100",
-        "--election-timeout=1000",
-        "--auto-compaction-mode=periodic",
-        "--auto-compaction-retention=1h",
-    ]
     container = {
         "name": "etcd",
         "image": spec.etcd.image or default_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": command,
+        "command": _etcd_command(etcd_name(spec.name)),
         "ports": [{"name": "client", "containerPort": ETCD_PORT}],
         "readinessProbe": {
             "httpGet": {"path": "/health", "port": "client"},
@@ -178,6 +165,22 @@ def etcd_pod(spec: JobSpec, default_image: str = ETCD_IMAGE) -> Json:
             "volumes": [{"name": "data", "emptyDir": {}}],
         },
     }
+
+
+def _etcd_command(name: str) -> list[str]:
+    # Leases are counted in elections: with these intervals one of 5 s is granted as 5 s.
+    return [
+        "etcd",
+        "--name=etcd",
+        "--data-dir=/var/lib/etcd/data",
+        f"--listen-client-urls=http://0.0.0.0:{ETCD_PORT}",
+        f"--advertise-client-urls=http://{name}:{ETCD_PORT}",
+        "--listen-peer-urls=http://127.0.0.1:2380",
+        "--heartbeat-interval=100",
+        "--election-timeout=1000",
+        "--auto-compaction-mode=periodic",
+        "--auto-compaction-retention=1h",
+    ]
 
 
 def etcd_service(spec: JobSpec) -> Json:

@@ -27,6 +27,7 @@ from elastic_runtime.controller.model import (
     Report,
 )
 from elastic_runtime.controller.plan import decide
+from tests.unit.controller.jobs import job
 
 BEGINNING = 1_750_000_000.0
 _MANY = 20
@@ -260,3 +261,13 @@ class Cluster:
     def reasons(self, kind: str = "") -> list[str]:
         """Of all events so far."""
         return [event.reason for event in self.events if kind in ("", event.type)]
+
+
+def running(replicas: int = 2, **spec: Any) -> Cluster:
+    """A job whose pods run."""
+    cluster = Cluster(job(replicas=replicas, **spec))
+    cluster.settle()
+    cluster.run()
+    cluster.settle()
+    assert cluster.holds("Running")
+    return cluster
