@@ -204,7 +204,7 @@ class JobSpec:
             suspend=spec.switch("suspend"),
             clean=spec.choice("cleanPodPolicy", CLEAN_POLICIES, CLEAN_RUNNING),
             ttl=spec.whole("ttlSecondsAfterFinished"),
-            deadline=spec.whole("activeDeadlineSeconds", least=1),
+            deadline=spec.whole("activeDeadlineSeconds", least=1, most=2**63 - 1),
             backoff_limit=spec.whole("backoffLimit") or 0,
             rules=tuple(_rules(spec)),
             checkpoint=_checkpoint(spec),
