@@ -149,6 +149,7 @@ def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False  # our events are the plan's
     settings.scanning.disabled = True  # asks for no right to read CRDs and namespaces
+    settings.watching.chunk_size = 100
     settings.queueing.idle_timeout = 1.0  # a task for each job would stay for that long
     settings.queueing.exit_timeout = 0.5
     settings.networking.error_backoffs = (0.5, 1, 2, 5)

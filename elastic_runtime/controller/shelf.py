@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from elastic_runtime.controller import seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection
 
     from elastic_runtime.controller.api import Json
     from elastic_runtime.controller.seen import Key
@@ -53,15 +53,12 @@ class Shelf(Generic[_V]):
         kept = self._kept.get(job, {})
         return {name: one.view for name, one in sorted(kept.items()) if one.owner == uid}
 
-    def replaced(self, items: Sequence[Json]) -> None:
-        """All objects there are."""
-        there = {item["metadata"]["uid"] for item in items}
+    def only(self, uids: Collection[str], version: int) -> None:
+        """Nothing else was there at that version; what is younger may be."""
         for job, kept in list(self._kept.items()):
             for name, one in list(kept.items()):
-                if one.uid not in there:
+                if one.uid not in uids and one.version <= version:
                     self._drop(job, name)
-        for item in items:
-            self.learned(item)
 
     def happened(self, type: str, item: Json) -> None:
         """An object has changed."""

@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 from elastic_runtime.controller.api import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from elastic_runtime.controller.api import Api, Json, Resource
     from elastic_runtime.events import Emit
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
+# Objects in one answer: a thousand pods at once would be most of this process' memory.
+_PAGE = "100"
 
 
 class Follower(Protocol):
     """Who is told what there is."""
 
-    def replaced(self, items: Sequence[Json]) -> None:
-        """All objects there are; what is not among them is gone."""
+    def learned(self, item: Json) -> None:
+        """An object is there, and looks so."""
+
+    def only(self, uids: Collection[str], version: int) -> None:
+        """Nothing else was there at that version."""
 
     def happened(self, type: str, item: Json) -> None:
         """An object was ``ADDED``, ``MODIFIED`` or ``DELETED``."""
@@ -78,9 +83,18 @@ class Watch:
         return pause
 
     async def _list(self) -> None:
-        found = await self.api.get(self.resource.path(self.namespace), self._query())
+        path, query = self.resource.path(self.namespace), {**self._query(), "limit": _PAGE}
+        uids: set[str] = set()
+        while True:
+            found = await self.api.get(path, query)
+            for item in found.get("items") or ():
+                uids.add(item["metadata"]["uid"])
+                self.follower.learned(item)
+            if not (more := found["metadata"].get("continue")):
+                break
+            query["continue"] = more
         self._version = str(found["metadata"]["resourceVersion"])
-        self.follower.replaced(found.get("items") or [])
+        self.follower.only(uids, int(self._version))
         self.listed.set()
 
     async def _watch(self) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.kube import patches
 from tests.kube.kinds import POD, Catalogue, Kind
-from tests.kube.store import Change, Object, Refusal, Store, now
+from tests.kube.store import Change, Object, Refusal, Store, key_of, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,10 +267,18 @@ class ApiServer:
             query.get("labelSelector", ""),
             query.get("fieldSelector", ""),
         )
+        meta = {"resourceVersion": str(self.store.version)}
+        if "continue" in query:
+            meta["resourceVersion"], _, after = query["continue"].partition(":")
+            items = [item for item in items if "/".join(key_of(item)) > after]
+        limit = int(query.get("limit") or 0)
+        if 0 < limit < len(items):
+            items = items[:limit]
+            meta["continue"] = f"{meta['resourceVersion']}:{'/'.join(key_of(items[-1]))}"
         return {
             "kind": f"{request.kind.name}List",
             "apiVersion": request.kind.api_version,
-            "metadata": {"resourceVersion": str(self.store.version)},
+            "metadata": meta,
             "items": items,
         }
 

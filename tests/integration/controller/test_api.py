@@ -13,7 +13,7 @@ from elastic_runtime.events import silent
 from tests.kube.kinds import JOB, POD
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Collection, Coroutine
 
     from tests.kube.cluster import FakeCluster
 
@@ -42,23 +42,27 @@ class Diary:
     """A follower that writes down what it is told, and can be waited for."""
 
     def __init__(self) -> None:
-        self.there: set[str] = set()
+        self._named: dict[str, str] = {}
         self.lists = 0
         self._changed = asyncio.Condition()
 
-    def replaced(self, items: Sequence[dict[str, Any]]) -> None:
+    def learned(self, item: dict[str, Any]) -> None:
+        self._named[item["metadata"]["uid"]] = item["metadata"]["name"]
+        self._tell()
+
+    def only(self, uids: Collection[str], _: int) -> None:
         self.lists += 1
-        self.there = {item["metadata"]["name"] for item in items}
+        self._named = {uid: name for uid, name in self._named.items() if uid in uids}
         self._tell()
 
     def happened(self, type: str, item: dict[str, Any]) -> None:
-        name = item["metadata"]["name"]
-        (self.there.discard if type == "DELETED" else self.there.add)(name)
-        self._tell()
+        self.learned(item)
+        if type == "DELETED":
+            del self._named[item["metadata"]["uid"]]
 
     async def until(self, there: set[str]) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self.there == there)
+            await self._changed.wait_for(lambda: set(self._named.values()) == there)
 
     def _tell(self) -> None:
         async def tell() -> None:
@@ -143,6 +147,25 @@ def test_a_watch_sees_what_its_selector_means(cluster: FakeCluster) -> None:
             task.cancel()
 
     run(play())
+
+
+def test_a_long_list_comes_in_parts(cluster: FakeCluster) -> None:
+    names = {f"pod-{number}" for number in range(250)}
+    for name in names:
+        cluster.add(POD, pod(name))
+
+    async def play() -> None:
+        async with Api(lambda: Access(cluster.url)) as api:
+            diary = Diary()
+            task = follow(api, diary)
+            await diary.until(names)
+            cluster.add(POD, pod("one-more"))
+            await diary.until(names | {"one-more"})
+            task.cancel()
+
+    run(play())
+    assert cluster.counts()["list pods"] == 3
+    assert cluster.counts()["watch pods"] == 1
 
 
 @pytest.mark.parametrize("forget", [False, True], ids=["goes on", "lists anew"])

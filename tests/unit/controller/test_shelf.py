@@ -74,10 +74,19 @@ def test_a_new_list_is_all_there_is(shelf: Shelf[str], told: list[Any]) -> None:
     shelf.learned(service(2, "there", name="workers"))
     told.clear()
 
-    shelf.replaced([service(2, "there", name="workers"), service(7, "new", name="third")])
+    listed = [service(2, "there", name="workers"), service(7, "new", name="third")]
+    for item in listed:
+        shelf.learned(item)
+    shelf.only({item["metadata"]["uid"] for item in listed}, 7)
 
     assert shelf.of(JOB, "job-1") == {"third": "new", "workers": "there"}
     assert told == [JOB, JOB]  # one went, one came; what stayed is not told
+
+
+def test_what_was_made_after_a_list_is_kept(shelf: Shelf[str]) -> None:
+    shelf.learned(service(8, "made by us"))
+    shelf.only(set(), 7)
+    assert shelf.of(JOB, "job-1") == {"etcd": "made by us"}
 
 
 def test_what_no_job_owns_is_not_kept(shelf: Shelf[str], told: list[Any]) -> None:
