@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # An agent whose predecessor did not reach the store is believed to run after so long (seconds),
 # if it does not say so earlier.
 _STORE_PATIENCE = 120.0
+# An agent that reports at all does so within this time (seconds); the others are classic images.
+_REPORT_PATIENCE = 15.0
 # A pod that needs a Secret is looked at more closely after so long (seconds).
 _START_PATIENCE = 60.0
 _STARTS = ("ContainerCreating", "PodInitializing")
@@ -168,7 +170,18 @@ def _why_not(work: Work) -> tuple[str, str] | None:
         return "Rendezvous", "the nodes come together"
     if report is None and not begun and not work.spec.endpoint and not (etcd and etcd.ready):
         return "WaitingForEtcd", "the job's etcd starts"
+    if report is None and not begun and _may_still_report(work):
+        return "Rendezvous", "the agents start"
     return None
+
+
+def _may_still_report(work: Work) -> bool:
+    """Whether the agents are so young that they may have had no time to say anything."""
+    starts = sorted(pod.started_at for pod in work.running)
+    due = starts[work.enough - 1] + _REPORT_PATIENCE
+    if due > work.now:
+        work.wake_at(due)
+    return due > work.now
 
 
 def _waits_for(work: Work) -> tuple[str, str]:

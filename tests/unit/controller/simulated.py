@@ -220,8 +220,11 @@ class Cluster:
         name = f"{self.job['metadata']['name']}-worker-{index}"
         self.pods[name] = replace(self.pods[name], **fields)
 
-    def run(self, *indices: int) -> None:
-        """The kubelet starts pods; without an index all that wait."""
+    def run(self, *indices: int, ago: float = 15.0) -> None:
+        """The kubelet has started pods; without an index all that wait.
+
+        So long ago that agents which can report would have done so.
+        """
         for pod in list(self.pods.values()):
             wanted = not indices or pod.index in indices
             if wanted and pod.phase == PENDING and not pod.deleting:
@@ -229,7 +232,7 @@ class Cluster:
                     pod.index,
                     phase=RUNNING,
                     ready=True,
-                    started_at=self.now,
+                    started_at=self.now - ago,
                     unschedulable="",
                     waiting_reason="",
                 )

@@ -99,6 +99,18 @@ def test_running_is_what_agents_say_where_they_say_it() -> None:
     assert "round" not in cluster.status
 
 
+def test_agents_are_given_time_to_report() -> None:
+    cluster = Cluster(job())
+    cluster.settle()
+    cluster.run(ago=0)
+    plan = cluster.settle()
+    assert cluster.condition("Running")["reason"] == "Rendezvous"
+    assert plan.wake_at == cluster.now + 15
+    cluster.now += 15  # a classic image, which never reports
+    cluster.settle()
+    assert cluster.holds("Running")
+
+
 def test_steps_are_not_written_each_time() -> None:
     cluster = running()
     cluster.report = Report(round=1, world=2, step=1, ready=True)
