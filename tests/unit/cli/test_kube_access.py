@@ -14,6 +14,7 @@ import pytest
 
 from elastic_runtime.cli.kube_access import Access, Connection
 from elastic_runtime.cli.kube_client import Cluster, NotAllowed
+from elastic_runtime.cli.kube_logs import Following, Wanted
 from elastic_runtime.errors import ClusterUnreachable, UsageError
 from tests.kube.cluster import kubeconfig
 
@@ -103,6 +104,36 @@ def test_what_is_no_answer_of_an_api_server_is_told_as_such(
     with pytest.raises(ClusterUnreachable, match=server.url) as error:
         Cluster(Access()).jobs()
     assert not isinstance(error.value, NotAllowed)
+
+
+@pytest.mark.usefixtures("config")
+def test_a_followed_log_that_ends_while_its_container_runs_is_opened_again(server: Server) -> None:
+    def answer(asked: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        logs = sum("/log?" in one.path for one in server.asked)
+        looks = sum(one.path.endswith("/one") for one in server.asked)
+        if "/log?" in asked.path:  # the server was told to end, and did so in good order
+            lines = [f"2026-01-01T00:00:0{at}.000000000Z {at}\n" for at in (1, 2)]
+            return 200, "".join(lines[:logs]).encode()
+        if "/pods?" in asked.path:
+            pod = {
+                "metadata": {"name": "one-worker-0", "uid": "p", "labels": {"replica-index": "0"}},
+                "spec": {"containers": [{"name": "c"}]},
+                "status": {
+                    "containerStatuses": [
+                        {"name": "c", "state": {"terminated" if logs > 1 else "running": {"x": 1}}}
+                    ]
+                },
+            }
+            return 200, json.dumps({"items": [pod]}).encode()
+        over = {"type": "Succeeded", "status": str(looks > 3)}
+        job = {"metadata": {"name": "one", "uid": "j"}, "status": {"conditions": [over]}}
+        return 200, json.dumps(job).encode()
+
+    server.answer = answer
+    lines = Following(Cluster(Access()), "one", Wanted()).lines()
+    assert [line.text for line in lines] == [b"1", b"2"]
+    again = [one.path for one in server.asked if "sinceTime=2026-01-01T00%3A00%3A0" in one.path]
+    assert again
 
 
 @pytest.mark.usefixtures("config")
