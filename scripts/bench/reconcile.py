@@ -69,7 +69,8 @@ class Figures:
         answers: seconds from the deletion of a pod to the creation of its successor.
         idle: what was asked while nothing happened.
         busy: share of a core that the controller took while nothing happened.
-        megabytes: of memory, now and at most.
+        megabytes: of memory, then and at most.
+        restarted: the same of a controller that was started when all jobs were there.
     """
 
     settled: float = 0.0
@@ -78,6 +79,7 @@ class Figures:
     idle: dict[str, int] = field(default_factory=dict)
     busy: float = 0.0
     megabytes: tuple[float, float] = (0.0, 0.0)
+    restarted: tuple[float, float] = (0.0, 0.0)
 
 
 def main() -> int:
@@ -91,17 +93,32 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for the whole result")
     args = parser.parse_args()
     task = Task(args.jobs, args.pods, args.endpoint, args.deletions, args.idle_seconds)
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        config = Path(directory) / "kubeconfig"
-        log = stack.enter_context((Path(directory) / "controller.log").open("w"))
-        url = stack.enter_context(_server(config))
-        controller = stack.enter_context(_controller(config, log))
-        figures = asyncio.run(measure(task, url, controller.pid))
+    figures = run(task)
     if args.json:
         report = {"machine": machine(), "task": asdict(task), "figures": asdict(figures)}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(table(task, figures))
     return 0
+
+
+def run(task: Task) -> Figures:
+    """Starts a server and a controller, takes the figures, and starts another controller."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        config = Path(directory) / "kubeconfig"
+        log = stack.enter_context((Path(directory) / "controller.log").open("w"))
+        url = stack.enter_context(_server(config))
+        with _controller(config, log) as controller:
+            figures = asyncio.run(measure(task, url, controller.pid))
+        with _controller(config, log) as controller:
+            figures.restarted = asyncio.run(_restarted(url, controller.pid))
+    return figures
+
+
+async def _restarted(url: str, controller: int) -> tuple[float, float]:
+    async with Api(lambda: Access(url)) as api:
+        await _until_it_follows(api, times=2)
+        await _quiet(api)
+        return _megabytes(controller)
 
 
 async def measure(task: Task, url: str, controller: int) -> Figures:
@@ -202,8 +219,8 @@ async def _answer(api: Api, view: _View, name: str) -> float:
     return view.created[name][1] - view.deleted[uid]
 
 
-async def _until_it_follows(api: Api) -> None:
-    while not (await _counts(api)).get("watch elasticjobs"):  # noqa: ASYNC110 - in another process
+async def _until_it_follows(api: Api, times: int = 1) -> None:
+    while (await _counts(api))["watch elasticjobs"] < times:  # noqa: ASYNC110 - in another process
         await asyncio.sleep(0.05)
 
 
@@ -264,7 +281,7 @@ def table(task: Task, figures: Figures) -> str:
     asked = sum(figures.requests.values())
     idle = {name: number for name, number in figures.idle.items() if name != _RENEWAL}
     median, worst = quantile(figures.answers, 0.5), max(figures.answers)
-    now, most = figures.megabytes
+    (now, most), (again, most_again) = figures.megabytes, figures.restarted
     renewed = figures.idle.get(_RENEWAL, 0)
     lines = [
         f"{task.jobs} jobs, {task.pods} pods each",
@@ -274,6 +291,7 @@ def table(task: Task, figures: Figures) -> str:
         f"                     but for the Lease, which was renewed {renewed} times",
         f"                     and {100 * figures.busy:.1f} % of a core were used",
         f"memory               {now:.0f} MB, {most:.0f} MB at most",
+        f"                     {again:.0f} MB, {most_again:.0f} MB at most after a restart",
     ]
     return "\n".join(lines)
 
