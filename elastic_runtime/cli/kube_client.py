@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 INSTALL = (
-    "kubectl apply -k deploy/base, or helm install elastic-runtime deploy/helm/elastic-runtime"
+    "kubectl apply --server-side -f deploy/crd.yaml, and the controller with kubectl apply "
+    "--server-side -k deploy/kustomize/overlays/cluster"
 )
 
 Object = dict[str, Any]

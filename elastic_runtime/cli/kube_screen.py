@@ -113,8 +113,8 @@ def _job(report: JobReport, now: float) -> Iterator[Text]:
         f" · {_times(report, now)}",
     )
     if line.state == states.UNSEEN:
-        question = "no controller has taken notice of it: is that of elastic-runtime running?"
-        yield Text(f"note    {question}", style="yellow")
+        look = "is one running? kubectl -n elastic-job get pods"
+        yield Text(f"note    no controller has taken notice of it: {look}", style="yellow")
     elif line.why:
         yield Text(f"note    {line.why}")
     yield Text(f"runs    {' '.join(report.args)} ({report.image})")
