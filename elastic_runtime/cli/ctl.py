@@ -26,10 +26,10 @@ from rich.live import Live
 from elastic_runtime import __version__
 from elastic_runtime.cli import kube, screen
 from elastic_runtime.cli.checkpoint import checkpoint
-from elastic_runtime.cli.endpoint import C10D, parse_endpoint, read_access
 from elastic_runtime.cli.kube_access import Access
 from elastic_runtime.cli.printing import FORMAT, console, show
 from elastic_runtime.cli.report import Records, Report, make_report, read_records
+from elastic_runtime.endpoint import C10D, parse_endpoint, read_access
 from elastic_runtime.errors import (
     EXIT_USAGE,
     ElasticError,

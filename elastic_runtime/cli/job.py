@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.endpoint import read_access
 from elastic_runtime.cli.entry import check_entry, read_entry
 from elastic_runtime.cli.place import (
     Embedded,
@@ -22,6 +21,7 @@ from elastic_runtime.cli.place import (
 from elastic_runtime.cli.resolve import Surroundings, job_config
 from elastic_runtime.cli.settings import VARIABLES
 from elastic_runtime.config import LOOPBACK, SCRIPT
+from elastic_runtime.endpoint import read_access
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

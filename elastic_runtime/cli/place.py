@@ -7,13 +7,13 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.endpoint import C10D, parse_endpoint, split_address
 from elastic_runtime.config import LOOPBACK, Endpoint
+from elastic_runtime.endpoint import C10D, parse_endpoint, split_address
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from elastic_runtime.cli.endpoint import Access
     from elastic_runtime.cli.settings import Setting, Settings
+    from elastic_runtime.endpoint import Access
 
 # Rendezvous of torch's that know no membership: torch's launcher runs them as it always did.
 _TORCHS_OWN = ("static", "etcd-v2")

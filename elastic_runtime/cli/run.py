@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.cli.job import (
     Job,
     join_command,
@@ -22,6 +21,7 @@ from elastic_runtime.cli.place import Torchruns, read_bounds
 from elastic_runtime.cli.resolve import notes
 from elastic_runtime.cli.settings import Settings, read_settings
 from elastic_runtime.cli.torchrun_parser import import_torch
+from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import ElasticError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.endpoint import parse_endpoint
 from elastic_runtime.controller.fields import InvalidSpec, Section
+from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.cli.ctl import main
-from elastic_runtime.cli.endpoint import parse_endpoint
 from elastic_runtime.config import Endpoint
+from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.records import (
     EventRecord,
     JobRecord,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.cli.endpoint import Access, parse_endpoint, read_access, split_address
 from elastic_runtime.config import Endpoint, Tls
+from elastic_runtime.endpoint import Access, parse_endpoint, read_access, split_address
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
