@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -19,6 +20,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kubeconfig", type=Path, required=True, help="is written when it is up")
     args = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each pod, and more
     cluster = FakeCluster()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests.kube.agents import Agents
 from tests.kube.kinds import EVENT, JOB, NAMESPACE, POD, Kind
 from tests.kube.kubelet import Kubelet
 from tests.kube.server import ApiServer, Request, Trouble
@@ -28,6 +29,7 @@ class FakeCluster:
         url: where it listens.
         store: what it remembers.
         kubelet: what runs its pods.
+        agents: what answers in those of workers.
         server: its HTTP.
     """
 
@@ -38,6 +40,7 @@ class FakeCluster:
         for name in ("default", "elastic-job"):
             self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
         self._loop = asyncio.new_event_loop()
+        self.agents = Agents(self.store, self._loop)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self.server.start(), self._loop).result(_PATIENCE)
@@ -45,6 +48,7 @@ class FakeCluster:
 
     def close(self) -> None:
         """Ends the server and its connections."""
+        asyncio.run_coroutine_threadsafe(self.agents.close(), self._loop).result(_PATIENCE)
         asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result(_PATIENCE)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_PATIENCE)

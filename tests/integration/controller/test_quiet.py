@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from tests import processes
@@ -13,7 +9,7 @@ from tests.integration.controller.conftest import NAMESPACE, wait_until_running
 from tests.kube.kinds import LEASE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.integration.controller.conftest import Running
     from tests.kube.cluster import FakeCluster
@@ -63,75 +59,44 @@ def test_it_shows_its_metrics(cluster: FakeCluster, running: Run, controller: Ru
 
 
 def test_the_status_says_what_agents_say(cluster: FakeCluster, running: Run) -> None:
-    running()
-    pod = cluster.pods("digits")["digits-worker-0"]
-    environment = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
-    said = {
-        "run_id": environment["PET_RDZV_ID"],
-        "node": "digits-worker-0",
+    cluster.agents.say["digits"] = {
         "round": 3,
         "world": 2,
         "step": 70,
         "checkpoint_step": 64,
-        "ready": True,
         "restarts": {"failed": 1, "killed": 2, "lost": 3, "planned": 4},
     }
+    running()
 
-    with agent(pod["status"]["podIP"], said):
-        cluster.wait_for(
-            lambda: cluster.job("digits")["status"].get("round") == 3, "the agent's round"
-        )
+    cluster.wait_for(
+        lambda: cluster.job("digits")["status"].get("round") == 3, "the round of the agents"
+    )
     status = cluster.job("digits")["status"]
     assert (status["worldSize"], status["step"], status["lastCheckpointStep"]) == (2, 70, 64)
     assert status["restarts"]["killed"] == 2
     assert status["restartCount"] == 6
 
 
-def test_what_is_no_agent_does_no_harm(cluster: FakeCluster, running: Run) -> None:
+def test_what_agents_say_later_is_noticed(cluster: FakeCluster, running: Run) -> None:
     running()
-    address = cluster.pods("digits")["digits-worker-0"]["status"]["podIP"]
-
-    with agent(address, ["not", "a", "report"]) as asked:
-        assert asked.wait(20)
-        before = cluster.pods("digits")["digits-worker-1"]["metadata"]["uid"]
-        cluster.kubelet.lose(NAMESPACE, "digits-worker-1")
-        cluster.wait_for(
-            lambda: (
-                cluster.pods("digits").get("digits-worker-1", {"metadata": {"uid": before}})[
-                    "metadata"
-                ]["uid"]
-                != before
-            ),
-            "a new pod",
-        )
+    cluster.agents.say["digits"] = {"round": 2, "ready": False}
+    cluster.wait_for(
+        lambda: cluster.job("digits")["status"].get("round") == 2, "the round of the agents"
+    )
 
 
-@contextmanager
-def agent(address: str, said: Any) -> Iterator[threading.Event]:
-    """Something that answers where an agent would; the event is set when it was asked."""
-    asked = threading.Event()
+def test_what_is_no_agent_does_no_harm(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    cluster.agents.say["digits"] = ["not", "a", "report"]
+    submit()
+    asked = cluster.agents.asked
+    processes.wait_for(lambda: asked["digits"] > 2, 20, "the agents are asked", controller.story)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps(said).encode()
-            self.send_response(200 if self.path == "/status" else 404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-            asked.set()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer((address, 9404), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    cluster.kubelet.lose(NAMESPACE, "digits-worker-1")
+    cluster.agents.say.clear()
+    wait_until_running(cluster, "digits", 2)
+    assert "Traceback" not in controller.log.read_text()
 
 
 def test_the_lease_is_where_the_controller_is(cluster: FakeCluster, running: Run) -> None:

@@ -1,0 +1,93 @@
+"""What answers at the addresses of worker pods that run: an agent, as the controller asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.kube.kinds import POD
+
+if TYPE_CHECKING:
+    from tests.kube.store import Change, Object, Store
+
+_PORT = 9404
+_WORKERS = "app.kubernetes.io/component=worker"
+
+
+class Agents:
+    """The agents of all workers: a job's are always in a round, with all that run.
+
+    Attributes:
+        answer: whether they answer at all; for pods that begin to run from now on.
+        say: what they say otherwise than that, by job; fields are merged into the answer.
+        asked: how often they have answered, by job.
+    """
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self.answer = True
+        self.say: dict[str, Any] = {}
+        self.asked: Counter[str] = Counter()
+        self._store, self._loop = store, loop
+        self._servers: dict[str, asyncio.AbstractServer] = {}
+        store.listeners.append(self._on_change)
+
+    async def close(self) -> None:
+        """Nobody answers any more."""
+        for server in self._servers.values():
+            server.close()
+
+    def _on_change(self, change: Change) -> None:
+        pod = change.item
+        if change.kind != POD or pod["metadata"].get("labels", {}).get("replica-type") != "worker":
+            return
+        address = pod["status"].get("podIP")
+        runs = change.type != "DELETED" and pod["status"]["phase"] == "Running"
+        if str(address).startswith("127.") and not self._loop.is_closed():
+            work = self._open(address, pod) if runs and self.answer else self._shut(address)
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _open(self, address: str, pod: Object) -> None:
+        if address in self._servers:
+            return
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+                body = json.dumps(self._report(pod)).encode()
+                head = (
+                    f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                )
+                writer.write(head.encode() + body)
+                await writer.drain()
+            except (asyncio.IncompleteReadError, ConnectionError):
+                pass
+            finally:
+                writer.close()
+
+        self._servers[address] = await asyncio.start_server(answer, address, _PORT)
+
+    async def _shut(self, address: str) -> None:
+        if server := self._servers.pop(address, None):
+            server.close()
+
+    def _report(self, pod: Object) -> Any:
+        job = pod["metadata"]["labels"]["job-name"]
+        environment = pod["spec"]["containers"][0].get("env") or ()
+        ids = [one.get("value") for one in environment if one["name"] == "PET_RDZV_ID"]
+        workers = self._store.list(POD, pod["metadata"]["namespace"], f"job-name={job},{_WORKERS}")
+        running = [one for one in workers if one["status"]["phase"] == "Running"]
+        said = {
+            "run_id": ids[0] if ids else "",
+            "node": pod["metadata"]["name"],
+            "round": 1,
+            "world": len(running),
+            "step": -1,
+            "checkpoint_step": -1,
+            "ready": True,
+            "restarts": {},
+        }
+        self.asked[job] += 1
+        other = self.say.get(job, {})
+        return {**said, **other} if isinstance(other, dict) else other
