@@ -217,6 +217,8 @@ class Draft:
             report: of the present attempt.
             last: the job ends: the step is written, however little has passed.
         """
+        if not report.round:
+            return  # of a newcomer, which knows nothing of the job: it would count anew
         counts = {name: int(report.restarts.get(name, 0)) for name in CLASSES}
         before = self.memory.counted
         anew = any(counts[name] < before.get(name, 0) for name in CLASSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,29 +231,52 @@ class Job:
 
     # Waiting
 
-    def await_world(self, size: int, patience: float = 120.0) -> Object:
-        """Waits until it runs with so many workers, and nothing else is under way."""
+    def await_world(self, size: int, after: int = 0, patience: float = 120.0) -> Object:
+        """Waits until it runs with so many workers, and nothing else is under way.
+
+        Args:
+            size: how many, one in each pod.
+            after: a round that must be over: its size is in the status until there is news.
+            patience: how long.
+
+        Returns:
+            The status.
+        """
 
         def happened() -> Object | None:
             status = self.status
             worker = (status.get("replicaStatuses") or {}).get("Worker") or {}
             settled = status.get("worldSize") == worker.get("active") == size
-            return status if settled and len(self.pods()) == size else None
+            is_new = status.get("round", 0) > after
+            return status if settled and is_new and len(self.pods()) == size else None
 
-        return dict(self.cluster.wait_for(happened, f"{self.name} has a world of {size}", patience))
+        what = f"{self.name} has a world of {size}"
+        return dict(self.cluster.wait_for(happened, what, patience))
+
+    def await_another(self, pod: str, uid: str) -> None:
+        """Waits until another pod has taken the place of one."""
+        self.cluster.wait_for(lambda: self.uids().get(pod, uid) != uid, f"{pod} is replaced")
+
+    def await_save(self, after: int) -> int:
+        """Waits until a later step than that is in a checkpoint; gives it."""
+        what = f"{self.name} goes on from {after}"
+        return int(self.cluster.wait_for(lambda: max(0, self.saved() - after), what)) + after
 
     def await_condition(self, type: str, patience: float = 120.0) -> Object:
         """Waits until a condition holds, and gives it."""
         self.cluster.wait_for(lambda: self.is_(type), f"{self.name} is {type}", patience)
         return self.condition(type)
 
-    def await_steps(self, more: int = 10, patience: float = 120.0) -> int:
-        """Waits until one of its pods has saved a checkpoint further on; gives its step."""
-        begun = self.saved()
-        self.cluster.wait_for(
-            lambda: self.saved() >= begun + more, f"{self.name} goes on from {begun}", patience
-        )
-        return self.saved()
+    def await_words(self, words: str, patience: float = 120.0) -> int:
+        """Waits until a pod says these words, and gives the number behind them."""
+        pattern = re.compile(re.escape(words) + r"(\d+)")
+
+        def happened() -> re.Match[str] | None:
+            return next(
+                filter(None, (pattern.search(self.cluster.log(p)) for p in self.pods())), None
+            )
+
+        return int(self.cluster.wait_for(happened, f"{self.name} says {words!r}", patience)[1])
 
     def saved(self) -> int:
         """The last step that the logs of its pods say is in a checkpoint; -1 if none is."""

@@ -91,7 +91,7 @@ def submit(cluster: Cluster) -> Iterator[Callable[..., Job]]:
     """Submits ElasticJobs that train digits; each is deleted after the test, and leaves nothing."""
     jobs: list[Job] = []
 
-    def begin(name: str, *args: str, command: list[str] | None = None, **spec: object) -> Job:
+    def begin(name: str, *args: str, command: tuple[str, ...] = (), **spec: object) -> Job:
         item = _digits(cluster, name, args, command)
         worker = item["spec"]["replicaSpecs"]["Worker"]
         if "replicas" in spec:
@@ -109,7 +109,7 @@ def submit(cluster: Cluster) -> Iterator[Callable[..., Job]]:
 
 
 def _digits(
-    cluster: Cluster, name: str, args: tuple[str, ...] = (), command: list[str] | None = None
+    cluster: Cluster, name: str, args: tuple[str, ...] = (), command: tuple[str, ...] = ()
 ) -> Object:
     """A job that is small enough for a node of two cores to run several pods."""
     environment = {
@@ -124,7 +124,7 @@ def _digits(
         "name": "elasticjob-worker",
         "image": cluster.image,
         "imagePullPolicy": "IfNotPresent",
-        "args": list(command or _TRAIN) + list(args),
+        "args": [*(command or _TRAIN), *args],
         "env": [
             {"name": "STORE", "value": _store_address(cluster)},
             *({"name": key, "value": value} for key, value in environment.items()),

@@ -11,16 +11,15 @@ several containers in a pod, init containers, scheduling, volumes that outlive a
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import contextlib
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
-import ssl
-import subprocess
+import socket
 import tempfile
 import threading
 import uuid
@@ -32,6 +31,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 import docker
 from tests.etcd_server import LABEL
 from tests.kube.cluster import FakeCluster
+from tests.kube.door import Door
 from tests.kube.kinds import CRD, KINDS, NAMESPACE, POD, SERVICE, Kind
 from tests.kube.patches import selected
 from tests.kube.store import Change, Object, now
@@ -83,7 +83,7 @@ class DockerCluster:
         self._closing = threading.Event()
         self._todo = threading.Event()
         self._addresses = iter(f"10.96.{200 + n // 250}.{n % 250 + 1}" for n in range(10000))
-        self._door = Door(self.fake.url, self.directory)
+        self._door = Door(self.fake.url, _GATEWAY, _PORT, self.directory)
         self.fake.store.listeners.append(self._on_change)
         self._keeper = threading.Thread(target=self._keep_deployments, daemon=True)
         self._keeper.start()
@@ -421,70 +421,12 @@ class Runner:
         return [self._memory_of(volume["name"]) for volume in volumes]
 
 
-class Door:
-    """Where pods find the API server: TLS, at the network's gateway."""
-
-    def __init__(self, url: str, directory: Path) -> None:
-        self._port = int(url.rpartition(":")[2])
-        pem, key = str(directory / "server.pem"), str(directory / "server.key")
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"),
-                *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", "/CN=test cluster"),
-                *("-addext", f"subjectAltName=IP:{_GATEWAY}", "-keyout", key, "-out", pem),
-            ],
-            check=True,
-            capture_output=True,
-        )
-        self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._tls.load_cert_chain(pem, key)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        opened = asyncio.start_server(self._meet, _GATEWAY, _PORT, ssl=self._tls)
-        self._server = asyncio.run_coroutine_threadsafe(opened, self._loop).result(20)
-
-    def close(self) -> None:
-        """Ends it with all that go through."""
-        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(20)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _shut(self) -> None:
-        self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
-        finally:
-            inner_writer.transport.abort()
-            writer.transport.abort()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError, ssl.SSLError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-    # Half a connection is of no use to HTTP.
-    writer.transport.abort() if writer.transport.is_closing() else writer.close()
-
-
 def _is_ready(pod: Object) -> bool:
     conditions = pod["status"].get("conditions", ())
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def _answers(address: str, port: int, path: str) -> bool:
-    import http.client
-    import socket
-
     try:
         if not path:
             socket.create_connection((address, port), 1).close()

@@ -99,6 +99,18 @@ def test_running_is_what_agents_say_where_they_say_it() -> None:
     assert "round" not in cluster.status
 
 
+def test_a_newcomer_who_knows_nothing_makes_no_loss_count_twice() -> None:
+    cluster = running()
+    for report in (
+        Report(f"{UID}-0", round=2, world=1, restarts={"lost": 1}, ready=True),
+        Report(f"{UID}-0"),
+        Report(f"{UID}-0", round=3, world=2, restarts={"lost": 1}, ready=True),
+    ):
+        cluster.report = report
+        cluster.settle()
+    assert cluster.status["restarts"]["lost"] == cluster.status["restartCount"] == 1
+
+
 def test_agents_are_given_time_to_report() -> None:
     cluster = Cluster(job())
     cluster.settle()
