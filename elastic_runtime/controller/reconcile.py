@@ -164,7 +164,7 @@ class Reconciler:
                     raise
                 self._world.lost(key, job["metadata"]["uid"])
                 return
-            self._world.learned(answer)
+            self._world.answered(answer)
         for event in plan.events:
             try:
                 await announce(self._api, job, event)

@@ -41,7 +41,7 @@ class World:
     def learned(self, job: Json) -> None:
         """An ElasticJob is there, and looks so; what is older than what is known is ignored."""
         meta = job["metadata"]
-        key, before = (meta["namespace"], meta["name"]), None
+        key = meta["namespace"], meta["name"]
         before = self.jobs.get(key)
         if before and before["metadata"]["uid"] == meta["uid"]:
             if int(before["metadata"]["resourceVersion"]) >= int(meta["resourceVersion"]):
@@ -51,6 +51,13 @@ class World:
         self._changed(key)
         if before is None or _ended(before) != _ended(job):
             self._tell_rivals(key, job)
+
+    def answered(self, job: Json) -> None:
+        """A request of ours was answered with a job, which may have gone before we read that."""
+        meta = job["metadata"]
+        known = self.jobs.get((meta["namespace"], meta["name"]))
+        if known and known["metadata"]["uid"] == meta["uid"]:
+            self.learned(job)
 
     def lost(self, key: Key, uid: str = "") -> None:
         """An ElasticJob is gone.
