@@ -318,6 +318,8 @@ def _state(job: Object) -> tuple[str, str]:
             # Why it does not run says more than that it is there.
             told = _part(conditions, "Running" if state == PENDING else type_)
             return state, told.get("message") or told.get("reason") or ""
+    if refused := conditions.get("Created"):  # its spec cannot be read
+        return PENDING, refused.get("message") or refused.get("reason") or ""
     return UNSEEN, ""
 
 

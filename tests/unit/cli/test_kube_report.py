@@ -92,7 +92,7 @@ def _event(kind: str, name: str, at: str = BORN, uid: str | None = None, **more:
     ],
 )
 def test_the_state_is_what_the_conditions_say(holding: tuple[str, ...], state: str) -> None:
-    line = job_line(_job(conditions=_conditions(*holding)))
+    line = job_line(_job(conditions=_conditions(*holding) if holding else []))
     assert line.state == state
     # What is pending says why it does not run.
     why = "Running" if state == states.PENDING else holding[-1] if holding else ""
@@ -132,6 +132,14 @@ def test_nothing_is_made_up_for_a_job_without_a_status() -> None:
     )
     shown = _shown(screen.jobs([line], NOW))
     assert shown.splitlines()[1].split() == ["one", "unseen", "3", "0", "–", "–", "–", "0", "5m"]
+
+
+def test_a_job_whose_spec_cannot_be_read_says_so_and_is_not_unseen() -> None:
+    refused = {"status": "False", "reason": "InvalidSpec", "message": "spec.minReplicas: no"}
+    line = job_line(
+        _job(conditions=[{"type": "Created", **refused}, {"type": "Running", **refused}])
+    )
+    assert (line.state, line.why) == (states.PENDING, "spec.minReplicas: no")
 
 
 def test_bounds_that_were_left_out_are_the_size() -> None:
