@@ -221,7 +221,7 @@ class Api:
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in filter(None, lines):
                         yield _said(json.loads(line), where)
-        except (aiohttp.ClientError, TimeoutError, OSError) as broken:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as broken:
             raise ApiError(0, "NoAnswer", _words(broken), where) from broken
 
     async def _ask(
@@ -244,7 +244,7 @@ class Api:
                         found: Json = json.loads(await answer.read())
                         return found
                     error = await _refusal(answer, where)
-            except (aiohttp.ClientError, TimeoutError, OSError) as broken:
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as broken:
                 self._counted(verb, 0)
                 raise ApiError(0, "NoAnswer", _words(broken), where) from broken
             if error.code != 401 or not again:
@@ -280,4 +280,6 @@ def _said(event: Json, where: str) -> Json:
 
 
 def _words(error: BaseException) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return "the answer is no JSON: something that is not the API server has answered"
     return "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)

@@ -6,6 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from elastic_runtime.controller.api import JOBS, PODS, SERVICES, Access, Api, ApiError
 from elastic_runtime.controller.watch import Watch
@@ -241,6 +243,25 @@ def test_credentials_are_asked_for_again_once(cluster: FakeCluster) -> None:
             with pytest.raises(ApiError) as refused:
                 await api.get(PODS.path())
             assert refused.value.code == 401
+
+    run(play())
+
+
+def test_an_answer_that_is_not_the_api_servers_is_a_failure_that_passes() -> None:
+    async def login_page(_: web.Request) -> web.Response:
+        return web.Response(text="<html>\n log in first\n</html>")
+
+    async def play() -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", login_page)
+        async with TestServer(app) as proxy, Api(lambda: Access(str(proxy.make_url("")))) as api:
+            with pytest.raises(ApiError, match="is no JSON") as asked:
+                await api.get(PODS.path())
+            with pytest.raises(ApiError, match="is no JSON") as watched:
+                async for _ in api.watch(PODS.path(), "1"):
+                    pass
+            assert asked.value.passing
+            assert watched.value.passing
 
     run(play())
 
