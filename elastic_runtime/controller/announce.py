@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -27,7 +28,8 @@ async def announce(api: Api, job: Json, event: Event) -> None:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{meta['name'][:200]}.{uuid.uuid4().hex[:16]}",
+            # Lists are in the order of names, and times are whole seconds.
+            "name": f"{meta['name'][:200]}.{time.time_ns():x}{uuid.uuid4().hex[:4]}",
             "namespace": meta["namespace"],
         },
         "involvedObject": {

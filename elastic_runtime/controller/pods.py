@@ -20,6 +20,7 @@ from elastic_runtime.controller.model import (
     DeletePod,
 )
 from elastic_runtime.controller.status import Slot
+from elastic_runtime.controller.work import LONGEST_PAUSE
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.model import Observed, PodView
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 # A pod that ends sooner after its start than this (seconds) has fallen, and so may the next one.
 SHORT_LIFE = 30.0
-LONGEST_PAUSE = 60
 
 
 def pause(falls: int) -> int:
@@ -132,7 +132,7 @@ def _note(work: Work, pod: PodView, why: str) -> None:
 def _remove(work: Work, pod: PodView, why: str) -> None:
     # Until its successor may come, it stays, with its logs.
     until = work.draft.memory.slots[pod.index].until
-    if until > work.now:
+    if work.is_ahead(until):
         work.wake_at(until)
     else:
         work.actions.append(DeletePod(pod.name, pod.uid, None, why))
@@ -198,7 +198,7 @@ def create_missing(work: Work) -> None:
             continue
         slot = memory.slots.get(index)
         until = max(memory.until, slot.until if slot else 0)
-        if until > work.now:
+        if work.is_ahead(until):
             work.wake_at(until)
             continue
         manifest = resources.worker_pod(spec, index, work.draft.attempt, work.endpoint, work.launch)

@@ -40,7 +40,8 @@ class Setback:
     """What has gone wrong with a job, and when it is tried again.
 
     Attributes:
-        until: no sooner than that nothing new is made for it, in seconds since 1970.
+        until: no sooner than that nothing new is made for it; a time of the loop's, since a
+            clock on the wall may be set back.
         tries: how often in a row it went wrong.
         problems: what the API server forbade.
     """
@@ -116,7 +117,7 @@ class Reconciler:
         if job["metadata"].get("deletionTimestamp"):
             return  # all that it owns goes with it
         now, setback = self._now(), self._setbacks.get(key, Setback())
-        waits = now < setback.until
+        waits = _ticks() < setback.until
         problems = setback.problems if waits else ()
         plan = self._decide(job, self._world.observe(key, problems), now)
         actions = [one for one in plan.actions if not (waits and adds(one))]
@@ -130,9 +131,11 @@ class Reconciler:
             if setback.problems:  # what is known now belongs into the status
                 plan = self._decide(job, self._world.observe(key, setback.problems), now)
         await self._write(key, job, plan)
-        wake_at = min(plan.wake_at, setback.until if setback.tries else NEVER)
-        if wake_at < NEVER:
-            self._queue.put_later(key, wake_at - self._now())
+        pause = plan.wake_at - self._now()
+        if setback.tries:
+            pause = min(pause, setback.until - _ticks())
+        if pause < NEVER:
+            self._queue.put_later(key, pause)
         else:
             self._queue.forget(key)
 
@@ -143,7 +146,7 @@ class Reconciler:
             return Setback()
         pause, tries = before.pause(soon=not outcome.problems), before.tries + 1
         problems = (*outcome.problems, *(outcome.taken if tries >= _TRIES else ()))
-        after = Setback(self._now() + pause, tries, problems)
+        after = Setback(_ticks() + pause, tries, problems)
         self._setbacks[key] = after
         self._metrics.refused.inc()
         for problem in problems:
@@ -178,6 +181,10 @@ class Reconciler:
         self._setbacks[key] = Setback(0.0, before.tries + 1, before.problems)
         self._emit("controller.error", job="/".join(key), reason=why, delay=pause)
         self._queue.put_later(key, pause)
+
+
+def _ticks() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:

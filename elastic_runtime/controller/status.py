@@ -230,7 +230,8 @@ class Draft:
         for name, value in (("round", report.round), ("worldSize", report.world)):
             if report.round and self.values.get(name) != value:
                 self.values[name], news = value, True
-        if news or last or self.now - self.memory.stepped >= STEPS_EVERY:
+        # However far it is: the clock may have been set back.
+        if news or last or abs(self.now - self.memory.stepped) >= STEPS_EVERY:
             for name, value in (
                 ("step", report.step),
                 ("lastCheckpointStep", report.checkpoint_step),

@@ -41,15 +41,7 @@ def find_problems(work: Work) -> None:
     no_image = [pod for pod in waiting if pod.waiting_reason in _NO_IMAGE]
     if no_image:
         found.append(_of_image(work, no_image[0]))
-    found.extend(
-        Problem(
-            pod.waiting_reason,
-            f"{pod.name} cannot start: {' '.join(pod.waiting_message.split())[:200]}",
-            f"{TEMPLATE}.spec",
-        )
-        for pod in waiting[:1]
-        if pod.waiting_reason in _NO_CONTAINER
-    )
+    found.extend(_of_container(work, p) for p in waiting[:1] if p.waiting_reason in _NO_CONTAINER)
     found.extend(_of_secrets(work))
     homeless = [pod for pod in work.pods if pod.unschedulable and not pod.deleting]
     if homeless and len(work.running) < work.enough:
@@ -62,6 +54,13 @@ def _of_image(work: Work, pod: PodView) -> Problem:
     field = next(named, next(iter(images)))
     text = f"the image {images[field]!r} cannot be pulled; kubectl describe pod {pod.name} says why"
     return Problem("ImagePullFailed", text, field)
+
+
+def _of_container(work: Work, pod: PodView) -> Problem:
+    said = " ".join(pod.waiting_message.split())[:200]
+    named = (field for field, name in work.spec.secrets.items() if f'"{name}"' in said)
+    field = next(named, f"{TEMPLATE}.spec")
+    return Problem(pod.waiting_reason, f"{pod.name} cannot start: {said}", field)
 
 
 def _of_secrets(work: Work) -> list[Problem]:
@@ -111,7 +110,8 @@ def _of_etcd(work: Work, etcd: EtcdView) -> list[Problem]:
 
 def _of_store(work: Work) -> list[Problem]:
     """Whether pods ended because the store did not answer, and none is in a round since."""
-    if work.report and work.report.round:
+    # What agents said counts as long as any is there: they may all have left since.
+    if work.report and work.report.round and work.running:
         return []
     for index, slot in sorted(work.draft.memory.slots.items()):
         if slot.code != EXIT_STORE_UNREACHABLE:
@@ -187,7 +187,7 @@ def _may_still_report(work: Work) -> bool:
 def _waits_for(work: Work) -> tuple[str, str]:
     if not work.endpoint:
         return "WaitingForEtcd", "the job's etcd has no address yet"
-    if work.draft.memory.until > work.now:
+    if work.is_ahead(work.draft.memory.until):
         return "BackOff", "the next attempt waits"
     if work.ending:
         return "Ending", "pods of the last attempt are ending"

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.spec import JobSpec
     from elastic_runtime.controller.status import Draft
 
+# Between two tries, in seconds.
+LONGEST_PAUSE = 60
+
 
 @dataclass
 class Work:
@@ -42,6 +45,10 @@ class Work:
     def wake_at(self, moment: float) -> None:
         """Asks for another decision at this moment, if that is ahead."""
         self.wake = min(self.wake, max(moment, self.now))
+
+    def is_ahead(self, until: float) -> bool:
+        """Whether a pause still lasts; what is further away was set by a clock that was wrong."""
+        return 0 < until - self.now <= LONGEST_PAUSE + 1
 
     def plan(self, reason: str) -> Plan:
         """The decision, made."""

@@ -86,6 +86,21 @@ def test_a_secret_that_may_be_missing_is_told_with_its_field() -> None:
     assert "'certs'" in told["message"]
 
 
+def test_a_secret_that_the_kubelet_misses_is_told_with_its_field() -> None:
+    made = job(rdzvEndpoint="etcd:2379", etcd={"auth": {"secretName": "password"}})
+    cluster = Cluster(made)
+    cluster.settle()
+    for reason, message, field in (
+        ("CreateContainerConfigError", 'secret "password" not found', "spec.etcd.auth.secretName"),
+        ("CreateContainerConfigError", 'configmap "password-2" not found', ".template.spec"),
+    ):
+        cluster.change(0, waiting_reason=reason, waiting_message=message)
+        cluster.settle()
+        told = cluster.condition("Running")
+        assert (told["status"], told["reason"]) == ("False", reason)
+        assert f"{field}: digits-worker-0 cannot start: {message}" in told["message"]
+
+
 def test_the_image_of_another_container_is_named_where_it_stands() -> None:
     made = job(replicas=1)
     pod = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
@@ -155,6 +170,18 @@ def test_a_store_that_does_not_answer_is_told_with_its_field() -> None:
     assert cluster.holds("Running")
 
 
+def test_a_store_that_answers_no_more_is_told_though_agents_had_met_there() -> None:
+    cluster = Cluster(CLASSIC)
+    cluster.settle()
+    cluster.run()
+    cluster.report = Report(round=1, world=2, ready=True)
+    cluster.settle()
+    cluster.end(0, 4)
+    cluster.end(1, 4)
+    cluster.settle()
+    assert cluster.condition("Running")["reason"] == "StoreUnreachable"
+
+
 def test_what_the_operator_knows_to_be_wrong_is_told() -> None:
     cluster = Cluster(job())
     cluster.problems = (Problem("SecretMissing", "there is no Secret 'a'", "spec.etcd.tls"),)
@@ -209,3 +236,31 @@ def test_a_pod_that_is_not_of_this_attempt_says_nothing() -> None:
     cluster.settle()
     assert cluster.status["attempt"] == 1
     assert "stray" not in cluster.pods
+
+
+def test_a_clock_that_is_set_back_holds_up_no_pod() -> None:
+    cluster = running(1)
+    for _ in range(4):  # falls in a row, so that the next pod has to wait
+        cluster.end(0, 143)
+        cluster.settle()
+        cluster.now += 10
+        cluster.settle()
+        cluster.run()
+        cluster.settle()
+    cluster.end(0, 143)
+    assert cluster.settle().wake_at > cluster.now
+    cluster.now -= 3600
+    cluster.settle()
+    cluster.vanish(0)
+    cluster.settle()
+    assert cluster.indices == [0]
+
+
+def test_a_clock_that_is_set_back_hides_no_steps() -> None:
+    cluster = running(1)
+    cluster.report = Report(round=1, world=1, step=5, ready=True)
+    cluster.settle()
+    cluster.now -= 3600
+    cluster.report = Report(round=1, world=1, step=9, ready=True)
+    cluster.settle()
+    assert cluster.status["step"] == 9

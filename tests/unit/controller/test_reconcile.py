@@ -1,15 +1,19 @@
-"""The patch of a status, and the queue of jobs."""
+"""The patch of a status, the queue of jobs, and what is tried again."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_runtime.controller.api import ApiError
+from elastic_runtime.controller.metrics import Metrics
+from elastic_runtime.controller.model import CreatePod, Plan
 from elastic_runtime.controller.queue import Queue
-from elastic_runtime.controller.reconcile import difference
+from elastic_runtime.controller.reconcile import Reconciler, difference
+from elastic_runtime.controller.world import World
 from tests.kube.patches import merged
 
 _VALUES = st.recursive(
@@ -71,5 +75,42 @@ def test_a_later_moment_replaces_the_one_before() -> None:
         queue.put_later(A, 0)
         async with asyncio.timeout(10):
             assert await queue.take() == A
+
+    asyncio.run(play())
+
+
+class _Refuses:
+    """An API server in trouble."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def create(self, *_: Any) -> Any:
+        self.asked += 1
+        raise ApiError(500, "InternalError", "no", "POST")
+
+
+def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
+    async def play() -> None:
+        queue, server, clock = Queue(), _Refuses(), [1e9]
+        world = World(queue.put)
+        meta = {"namespace": "default", "name": "a", "uid": "u", "resourceVersion": "1"}
+        world.learned({"metadata": meta, "spec": {}, "status": {}})
+        reconciler = Reconciler(
+            cast("Any", server),
+            world,
+            queue,
+            lambda *_: Plan(actions=(CreatePod(0, {}, "wanted"),)),
+            lambda: clock[0],
+            Metrics(queue.__len__, world.conditions),
+            lambda *_, **__: None,
+        )
+        async with asyncio.timeout(10):
+            for tries in (1, 2):
+                assert await queue.take() == A
+                await reconciler.look_at(A)
+                queue.done(A)
+                assert server.asked == tries
+                clock[0] -= 3600
 
     asyncio.run(play())
