@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 300.0
 _RENEWAL = "update leases"
+_FOLLOWS = "watch elasticjobs"
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,20 @@ def run(task: Task) -> Figures:
         url = stack.enter_context(_server(config))
         with _controller(config, log) as controller:
             figures = asyncio.run(measure(task, url, controller.pid))
+        watches = asyncio.run(_watches(url))
         with _controller(config, log) as controller:
-            figures.restarted = asyncio.run(_restarted(url, controller.pid))
+            figures.restarted = asyncio.run(_restarted(url, controller.pid, watches))
     return figures
 
 
-async def _restarted(url: str, controller: int) -> tuple[float, float]:
+async def _watches(url: str) -> int:
     async with Api(lambda: Access(url)) as api:
-        await _until_it_follows(api, times=2)
+        return (await _counts(api))[_FOLLOWS]
+
+
+async def _restarted(url: str, controller: int, watches: int) -> tuple[float, float]:
+    async with Api(lambda: Access(url)) as api:
+        await _until_it_follows(api, watches)
         await _quiet(api)
         return _megabytes(controller)
 
@@ -219,8 +226,9 @@ async def _answer(api: Api, view: _View, name: str) -> float:
     return view.created[name][1] - view.deleted[uid]
 
 
-async def _until_it_follows(api: Api, times: int = 1) -> None:
-    while (await _counts(api))["watch elasticjobs"] < times:  # noqa: ASYNC110 - in another process
+async def _until_it_follows(api: Api, watches: int = 0) -> None:
+    """Returns when jobs were watched more often than so."""
+    while (await _counts(api))[_FOLLOWS] <= watches:  # noqa: ASYNC110 - in another process
         await asyncio.sleep(0.05)
 
 
