@@ -32,6 +32,10 @@ def manifests(path: str) -> Iterator[Object]:
             yield item
 
 
+class NotInTime(AssertionError):
+    """Something was waited for in vain; the message tells what there was in the cluster."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A cluster.
@@ -120,14 +124,14 @@ class Cluster:
         """Looks until ``happened`` returns something true.
 
         Raises:
-            AssertionError: it did not in time; with what there is in the cluster.
+            NotInTime: it did not; with what there is in the cluster.
         """
         deadline = time.monotonic() + patience
         while True:
             if found := happened():
                 return found
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what}: not within {patience:g} s\n{self.story()}")
+                raise NotInTime(f"{what}: not within {patience:g} s\n{self.story()}")
             time.sleep(_PAUSE)
 
     def story(self) -> str:

@@ -15,21 +15,38 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import ROOT, Cluster, Job, Object, manifests
+from tests.cluster.cluster import ROOT, Cluster, Job, NotInTime, Object, manifests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
 _CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace")
 _STORE_PORT = 9000
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tells what there was in the cluster when a test failed."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    told = call.excinfo is not None and call.excinfo.errisinstance(NotInTime)
+    if report.when == "call" and report.failed and cluster is not None and not told:
+        report.sections.append(("the cluster", cluster.story()))
+    return report
+
+
 @pytest.fixture(scope="session")
-def _access(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def _access(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
     """A kubeconfig and the name of the image."""
     image = os.environ.get("ELASTIC_TEST_IMAGE", "")
     if os.environ.get("ELASTIC_TEST_CLUSTER") == "docker":
+        if not request.getfixturevalue("docker_works"):
+            pytest.skip("no cluster: it was to be made of containers, and docker does not answer")
         directory: Path = tmp_path_factory.mktemp("kube")
         yield from _in_docker(directory, image)
     elif not os.environ.get("KUBECONFIG"):
@@ -197,8 +214,14 @@ def _store(cluster: Cluster) -> Iterator[Object]:
     yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"small_s3.py": code}}
     service = {"selector": {"app": "store"}, "ports": [port]}
     yield {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service}
+    # A Deployment tries again where a namespace is so new that it has no service account.
     pod = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 1}
-    yield {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": {"app": "store"}},
+        "template": {"metadata": {"labels": {"app": "store"}}, "spec": pod},
+    }
+    yield {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
 
 
 def _store_address(cluster: Cluster) -> str:
