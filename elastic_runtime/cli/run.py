@@ -22,7 +22,7 @@ from elastic_runtime.cli.resolve import notes
 from elastic_runtime.cli.settings import Settings, read_settings
 from elastic_runtime.cli.torchrun_parser import import_torch
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
-from elastic_runtime.errors import ElasticError
+from elastic_runtime.errors import EXIT_LEFT, ElasticError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from elastic_runtime.events import Emit
 
 _INTERRUPTED = 128 + signal.SIGINT
+# The first process of a container. The kernel drops what such a process does not handle: a pod that
+# is deleted while torch is being imported would take all of its grace to end.
+_INIT = 1
 
 
 def main(
@@ -48,6 +51,8 @@ def main(
     Returns:
         The exit code (``errors`` lists them).
     """
+    if os.getpid() == _INIT:
+        signal.signal(signal.SIGTERM, _leave)
     try:
         return _main(sys.argv[1:] if argv is None else list(argv), local, hosted_here)
     except ElasticError as error:
@@ -55,6 +60,11 @@ def main(
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _leave(signum: int, frame: object) -> None:
+    """Ends a process that is still starting; the agent has a handler of its own later."""
+    raise SystemExit(EXIT_LEFT)
 
 
 def _say(message: str) -> None:

@@ -264,6 +264,8 @@ def worker_pod(
         TEMPLATE_ANNOTATION: template_mark(spec),
     }
     pod = {**template["spec"], "restartPolicy": "Never"}
+    # A name in DNS needs both, though the host name would be the same without being said.
+    pod.setdefault("hostname", name)
     pod.setdefault("subdomain", spec.name)
     # Variables for Services, of which there may be hundreds, could be taken for settings.
     pod.setdefault("enableServiceLinks", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from elastic_runtime.cli.place import Embedded
 from elastic_runtime.cli.run import main
 from elastic_runtime.cli.store_host import listening
-from elastic_runtime.errors import UsageError
+from elastic_runtime.errors import EXIT_LEFT, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,3 +125,20 @@ def test_a_taken_port_is_a_usage_error() -> None:
             listening(Embedded("127.0.0.1", port), ""),
         ):
             pass
+
+
+_AS_INIT = """
+import os, signal, sys
+from elastic_runtime.cli import run
+
+run._main = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or 0
+sys.exit(run.main([]))
+"""
+
+
+def test_the_first_process_of_a_container_can_be_ended_while_it_starts() -> None:
+    isolate = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*isolate, "true"], check=False).returncode:
+        pytest.skip("no namespace of processes can be made here")
+    ended = subprocess.run([*isolate, sys.executable, "-c", _AS_INIT], timeout=60, check=False)
+    assert ended.returncode == EXIT_LEFT

@@ -55,6 +55,11 @@ def test_a_pod_belongs_to_its_job() -> None:
     }
 
 
+def test_a_pod_has_a_name_in_dns() -> None:
+    made = pod(job(), 1)["spec"]
+    assert (made["hostname"], made["subdomain"]) == ("digits-worker-1", "digits")
+
+
 def test_a_pod_is_told_all_that_its_agent_needs() -> None:
     made = pod(job(nprocPerNode=2, maxRestarts=0, checkpoint={"url": "s3://b/c"}), 3, 1)
     told = env(made)
