@@ -97,19 +97,31 @@ class Performer:
                 if _is_deleting(answer):
                     world.pods.learned(answer)
             case Apply():
-                resource = BY_KIND[action.kind]
-                answer = await api.apply(resource, namespace, action.name, action.manifest)
-                shelves: dict[str, Any] = {
-                    "Pod": world.pods,
-                    "Service": world.services,
-                    "PodDisruptionBudget": world.budgets,
-                }
-                shelves[action.kind].learned(answer)
+                await self._apply(key, action)
             case DeleteOwned():
                 await api.delete(BY_KIND[action.kind], namespace, action.name)
             case DeleteJob():
                 uid = world.jobs[key]["metadata"]["uid"]
                 await api.delete(JOBS, namespace, name, uid)
+
+    async def _apply(self, key: Key, action: Apply) -> None:
+        """Makes an object so; what is not the job's is left alone, whatever its name.
+
+        Applying would take a Service of somebody else's over, and the garbage collector would
+        remove it with the job.
+        """
+        api, world = self._api, self._world
+        shelves: dict[str, Any] = {
+            "Pod": world.pods,
+            "Service": world.services,
+            "PodDisruptionBudget": world.budgets,
+        }
+        resource, shelf = BY_KIND[action.kind], shelves[action.kind]
+        if action.name in shelf.of(key, world.jobs[key]["metadata"]["uid"]):
+            answer = await api.apply(resource, key[0], action.name, action.manifest)
+        else:
+            answer = await api.create(resource, key[0], action.manifest)
+        shelf.learned(answer)
 
 
 def _is_deleting(answer: Json) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.etcd_server import free_port
 from tests.integration.controller.conftest import NAMESPACE, wait_until_running
-from tests.kube.kinds import JOB, POD
+from tests.kube.kinds import JOB, POD, SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,6 +148,24 @@ def test_a_name_that_something_else_has_is_told(
     )
 
     cluster.kubelet.lose(NAMESPACE, "digits-worker-0")
+    wait_until_running(cluster, "digits", 2)
+
+
+def test_a_service_of_somebody_elses_is_left_alone(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    theirs = cluster.store.create(
+        SERVICE, NAMESPACE, {"metadata": {"name": "digits"}, "spec": {"clusterIP": "None"}}
+    )
+
+    submit()
+    cluster.wait_for(
+        lambda: any('"digits" already exists' in one["message"] for one in told(cluster)),
+        "an event that names the Service",
+    )
+    assert cluster.store.get(SERVICE, NAMESPACE, "digits") == theirs
+
+    cluster.store.delete(SERVICE, NAMESPACE, "digits")
     wait_until_running(cluster, "digits", 2)
 
 

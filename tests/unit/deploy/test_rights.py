@@ -30,13 +30,8 @@ HOME = "elastic-job"
 RBAC = {identity(each): each for each in objects(DEPLOY / "controller" / "rbac.yaml")}
 IN_THE_CLUSTER = RBAC["ClusterRole", "", "elastic-controller"]["rules"]
 LEASE = RBAC["Role", HOME, "elastic-controller-lease"]["rules"]
-# What only a real API server asks for: when blockOwnerDeletion is set, and when an applied object
-# (a patch) is new.
-UNSEEN = {
-    "update elasticjobs/finalizers",
-    "create services",
-    "create poddisruptionbudgets",
-}
+# What only a real API server asks for: when blockOwnerDeletion is set.
+UNSEEN = {"update elasticjobs/finalizers"}
 
 
 def granted(rules: list[Object], request: Request) -> bool:
@@ -109,6 +104,9 @@ def a_life_of_jobs(cluster: FakeCluster, namespace: str) -> None:
         pods = cluster.pods("digits").values()
         return [pod["status"]["phase"] for pod in pods] == ["Running"] * count
 
+    def least() -> int:
+        return int(cluster.store.get(BUDGET, namespace, "digits")["spec"]["minAvailable"])
+
     def is_gone(kind: Kind) -> bool:
         return not cluster.store.list(kind)
 
@@ -116,6 +114,10 @@ def a_life_of_jobs(cluster: FakeCluster, namespace: str) -> None:
     for size in (3, 1):
         edit({"replicaSpecs": {"Worker": {"replicas": size}}})
         cluster.wait_for(lambda size=size: runs(size), f"{size} pods run")
+    edit({"minReplicas": 2, "replicaSpecs": {"Worker": {"replicas": 2}}})
+    cluster.wait_for(lambda: least() == 2, "the budget keeps two pods")
+    edit({"minReplicas": 1, "replicaSpecs": {"Worker": {"replicas": 1}}})
+    cluster.wait_for(lambda: runs(1), "one pod runs")
     edit({"suspend": True})
     cluster.wait_for(lambda: runs(0) and is_gone(BUDGET), "the job is suspended")
     edit({"suspend": False})
