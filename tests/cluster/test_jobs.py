@@ -48,7 +48,7 @@ def test_killed_pods_are_replaced_and_training_goes_on(submit: Submit) -> None:
     assert job.is_("Running") and not job.is_("Failed")
 
 
-def test_the_size_changes_while_it_trains(submit: Submit) -> None:
+def test_sizes_change_and_pods_are_preempted_and_no_step_is_lost(submit: Submit) -> None:
     job = submit("grows", *FOREVER, replicas=1)
     job.await_world(1)
     first = job.uids()
@@ -58,22 +58,15 @@ def test_the_size_changes_while_it_trains(submit: Submit) -> None:
     saved = job.await_save(after=saved)
     job.scale(2)
     status = job.await_world(2)
-    assert job.uids().keys() == {"grows-worker-0", "grows-worker-1"}
-    assert job.uids()["grows-worker-0"] == first["grows-worker-0"]
-    assert status["restartCount"] == 0
-    job.await_save(after=saved)
-
-
-def test_a_preempted_pod_leaves_in_order_and_is_replaced(submit: Submit) -> None:
-    job = submit("moves", *FOREVER, replicas=2)
-    status = job.await_world(2)
-    saved = job.await_save(after=0)
     before = job.uids()
-    job.cluster.delete_pod("moves-worker-0", grace=25)
-    job.await_another("moves-worker-0", before["moves-worker-0"])
+    assert before.keys() == {"grows-worker-0", "grows-worker-1"}
+    assert before["grows-worker-0"] == first["grows-worker-0"]
+    saved = job.await_save(after=saved)
+    job.cluster.delete_pod("grows-worker-0", grace=25)
+    job.await_another("grows-worker-0", before["grows-worker-0"])
     status = job.await_world(2, after=status["round"])
+    assert job.uids()["grows-worker-1"] == before["grows-worker-1"]
     assert status["restartCount"] == 0
-    assert job.uids()["moves-worker-1"] == before["moves-worker-1"]
     job.await_save(after=saved)
 
 
