@@ -77,6 +77,11 @@ class Connection:
         self._config, self.namespace = _configure(access)
         check_name("namespace", self.namespace)
         self.server: str = self._config.host
+        if not re.match("https?://[^/]", self.server):
+            raise UsageError(
+                f"the kubeconfig's cluster has the server {self.server!r}: that is no URL such as "
+                "https://host:6443"
+            )
         # It tells of failed attempts as warnings on standard error; they are told as errors here.
         logging.getLogger("urllib3").setLevel(logging.CRITICAL)
         self._urllib3 = need("urllib3")
@@ -260,7 +265,7 @@ def _from_file(config: Any, access: Access, paths: str) -> str:
         kubeconfig.load_kube_config(
             config_file=paths, context=context["name"], client_configuration=config
         )
-        namespace: str = access.namespace or context["context"].get("namespace") or "default"
+        namespace = str(access.namespace or context["context"].get("namespace") or "default")
     except broken as error:
         why = " ".join(str(error).split())
         raise UsageError(f"the kubeconfig {paths} cannot be used: {why}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import socket
 import sys
 import uuid
@@ -18,6 +19,8 @@ from elastic_runtime.log import AUTO, CONSOLE, JSON, make_emit
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Emit
+
+_LONGEST_LEASE = 3600
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         home=os.environ.get("POD_NAMESPACE", ""),
         namespace=args.namespace,
         port=args.liveness_port,
-        etcd_image=args.etcd_image,
+        etcd_image=args.etcd_image or ETCD_IMAGE,
         terms=Terms(args.lease_seconds),
     )
     try:
@@ -58,8 +61,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Looks after the ElasticJobs of a cluster, or of one namespace.",
     )
     add = parser.add_argument
-    add("--namespace", default="", help="look after the jobs of this namespace only (all)")
-    add("--liveness-port", type=int, default=8080, help="/healthz, /readyz, /metrics (8080)")
+    add(
+        "--namespace",
+        type=_namespace,
+        default="",
+        help="look after the jobs of this namespace only (all)",
+    )
+    add("--liveness-port", type=_port, default=8080, help="/healthz, /readyz, /metrics (8080)")
     add(
         "--etcd-image",
         default=os.environ.get("ELASTIC_ETCD_IMAGE") or ETCD_IMAGE,
@@ -75,10 +83,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _namespace(text: str) -> str:
+    if text and not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a namespace")
+    return text
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port (0 to 65535)")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError("must be positive")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= _LONGEST_LEASE:  # a Lease says whole seconds
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of seconds from 1 to {_LONGEST_LEASE}"
+        )
     return seconds
 
 

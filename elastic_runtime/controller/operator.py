@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import threading
 import time
 from concurrent.futures import Future
@@ -38,7 +39,10 @@ def login() -> Access:
     """
     info = _login(kopf.OperatorSettings())
     # Without credentials of the client's or a CA of the cluster's the ordinary check is enough.
-    tls = info.as_ssl_context() if info.server.startswith("https:") else None
+    try:
+        tls = info.as_ssl_context() if info.server.startswith("https:") else None
+    except (OSError, ValueError) as error:
+        raise _unreadable(error) from None
     return Access(info.server, info.as_http_headers(), tls, info.default_namespace or "")
 
 
@@ -160,8 +164,8 @@ def _login(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
     try:
         inside = kopf.login_with_service_account(settings=settings)
         info = inside or kopf.login_with_kubeconfig(settings=settings)
-    except (OSError, ValueError, KeyError, AttributeError, kopf.LoginError) as error:
-        raise UsageError(f"the credentials for the cluster cannot be read: {error!r}") from error
+    except Exception as error:  # the shape of a kubeconfig is taken for granted
+        raise _unreadable(error) from None
     if info is None:
         raise UsageError(
             "no cluster to work for: neither a service account (outside of a pod) nor a "
@@ -174,7 +178,19 @@ def _login(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
     if inside and host:  # an address needs no DNS
         shown = f"[{host}]" if ":" in host else host
         info = replace(info, server=f"https://{shown}:{port}")
+    if not re.match("https?://[^/]", str(info.server)):
+        raise UsageError(
+            f"the kubeconfig's cluster has the server {info.server!r}: that is no URL such as "
+            "https://host:6443"
+        )
     return info
+
+
+def _unreadable(error: Exception) -> UsageError:
+    # An error of YAML quotes the file, and that holds secrets.
+    mark = getattr(error, "problem_mark", None)
+    why = f"line {mark.line + 1} is no YAML" if mark else repr(error)
+    return UsageError(f"the credentials for the cluster cannot be read: {why}")
 
 
 class _Warnings(logging.Handler):

@@ -467,6 +467,26 @@ def test_a_kubeconfig_that_is_none(
     assert (code, words in err, str(path) in err, err.count("\n")) == (2, True, True, 1)
 
 
+@pytest.mark.parametrize(
+    ("part", "wrong", "words"),
+    [
+        ("clusters", {"cluster": {"server": "host:6443"}}, "that is no URL"),
+        ("clusters", {"cluster": {}}, "that is no URL"),
+        ("contexts", {"context": {"cluster": "fake", "user": "tester", "namespace": 3}}, None),
+    ],
+)
+def test_a_kubeconfig_with_a_part_that_cannot_be(
+    quick: Ctl, tmp_path: Path, part: str, wrong: dict[str, Any], words: str | None
+) -> None:
+    path = tmp_path / "other"
+    written = kubeconfig("http://127.0.0.1:1", "default")
+    written[part][0].update(wrong)
+    path.write_text(json.dumps(written))
+    code, _, err = quick("jobs", env={"KUBECONFIG": str(path)})
+    expected = words or "the API server http://127.0.0.1:1 does not answer"
+    assert (code, expected in err, err.count("\n")) == (2 if words else 4, True, 1)
+
+
 def test_a_context_or_a_namespace_that_cannot_be(quick: Ctl) -> None:
     code, _, err = quick("jobs", "--context", "prod")
     assert (code, "has no context 'prod': it has 'fake'" in err) == (2, True)
