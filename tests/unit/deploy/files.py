@@ -15,6 +15,17 @@ CHART = DEPLOY / "helm" / "elastic-runtime"
 Object = dict[str, Any]
 
 
+class _Strict(yaml.SafeLoader):
+    """Refuses what says a thing twice: the last one would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Object:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise ValueError(f"twice: {', '.join(sorted(twice))}{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
 def objects(source: Path | str) -> list[Object]:
     """All objects of a file, or of text.
 
@@ -22,7 +33,7 @@ def objects(source: Path | str) -> list[Object]:
         source: a path, or YAML with any number of documents.
     """
     text = source.read_text() if isinstance(source, Path) else source
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in yaml.load_all(text, _Strict) if each]
 
 
 def jobs(source: Path) -> list[Object]:
