@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
+# What scripts/build-images builds on when it is told nothing.
+OWN_BASE, PUBLIC_BASE = "elastic-base:bookworm", "python:3.11-slim-bookworm"
 LABEL = "elastic-runtime.test-pid"
 
 
@@ -56,7 +58,8 @@ def images() -> Images:
     )
     assert built.returncode == 0, built.stderr
     worker, controller = built.stdout.split()
-    return Images(worker, controller, os.environ.get("BASE_IMAGE", "elastic-base:bookworm"))
+    own = OWN_BASE if docker("image", "inspect", OWN_BASE).returncode == 0 else PUBLIC_BASE
+    return Images(worker, controller, os.environ.get("BASE_IMAGE", own))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.etcd_server import free_port
-from tests.images.conftest import Container, Images, docker
+from tests.images.conftest import OWN_BASE, Container, Images, docker
 from tests.kube.cluster import FakeCluster
 
 if TYPE_CHECKING:
@@ -69,5 +69,5 @@ def test_it_has_no_torch_and_is_small(images: Images) -> None:
     ended = docker("run", "--rm", "--entrypoint", "python3", images.controller, "-c", see)
     assert ended.stdout.strip() == "None", ended.stderr
     size = int(docker("inspect", "--format", "{{.Size}}", images.controller).stdout)
-    if images.base == "elastic-base:bookworm":
+    if images.base == OWN_BASE:
         assert size <= 150_000_000
