@@ -44,6 +44,16 @@ class Terms:
         return self.seconds / 3
 
     @property
+    def retry(self) -> float:
+        """After a renewal that failed: one failure must not be the end."""
+        return self.seconds / 15
+
+    @property
+    def attempt(self) -> float:
+        """Until a renewal without an answer is given up and tried again."""
+        return self.seconds / 5
+
+    @property
     def patience(self) -> float:
         """Without a successful renewal, until the leader gives up."""
         return self.seconds * 2 / 3
@@ -98,24 +108,26 @@ class Lease:
         Raises:
             LostLease: it did not work for too long, or another has taken the Lease.
         """
-        renewed = self._clock.now()
+        terms, renewed, pause = self._terms, self._clock.now(), self._terms.pause
+        why = "no time was left"
         while True:
-            await asyncio.sleep(self._terms.pause)
-            left = renewed + self._terms.patience - self._clock.now()
+            await asyncio.sleep(pause)
+            left = renewed + terms.patience - self._clock.now()
+            if left <= 0:
+                raise LostLease(f"the Lease could not be renewed in time ({why})")
             try:
-                async with asyncio.timeout(max(left, 0.0)):
-                    self._held = await self._write(self._held)
-                renewed = self._clock.now()
+                async with asyncio.timeout(min(left, terms.attempt)):
+                    await self._renew()
+                renewed, pause = self._clock.now(), terms.pause
+                continue
             except ApiError as error:
-                if error.conflict and await self._still_ours():
-                    continue
                 if error.conflict or error.gone:
                     raise LostLease(f"another controller leads now ({error})") from None
-                self._emit("lease.failed", reason=str(error))
-                if self._clock.now() - renewed >= self._terms.patience:
-                    raise LostLease(f"the Lease could not be renewed in time ({error})") from None
+                why = str(error)
             except TimeoutError:
-                raise LostLease("the Lease could not be renewed in time") from None
+                why = "no answer in time"
+            self._emit("lease.failed", reason=why)
+            pause = terms.retry
 
     async def release(self) -> None:
         """Lets another lead at once."""
@@ -148,6 +160,14 @@ class Lease:
                 return "?"
             raise
         return self._identity
+
+    async def _renew(self) -> None:
+        try:
+            self._held = await self._write(self._held)
+        except ApiError as error:
+            if not (error.conflict and await self._still_ours()):
+                raise
+            self._held = await self._write(self._held)
 
     async def _still_ours(self) -> bool:
         """After a conflict: a renewal of ours may have counted though its answer never came."""

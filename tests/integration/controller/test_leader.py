@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from tests import processes
 from tests.integration.controller.conftest import NAMESPACE, wait_until_running
 from tests.kube.kinds import JOB, LEASE
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # Long enough for a loaded machine, short enough for a test.
 _LEASE = ("--lease-seconds", "3")
 _NAME = "elastic-controller"
+_PATIENCE = 20.0
 
 
 def holder(cluster: FakeCluster) -> str:
@@ -109,6 +111,25 @@ def test_who_cannot_renew_the_lease_ends(cluster: FakeCluster, start: Start) -> 
     with cluster.trouble(lambda asked: asked.kind == LEASE, 500, "InternalError", "no store"):
         assert first.process.wait(20) == 1
     assert "could not be renewed" in first.log.read_text()
+
+
+def test_a_renewal_that_fails_is_tried_again(cluster: FakeCluster, start: Start) -> None:
+    def renewals() -> int:
+        return cluster.counts()["update leases"]
+
+    first = start(*_LEASE)
+    with cluster.trouble(lambda asked: asked.kind == LEASE, 500, "InternalError", "no store", 1):
+        first.wait_for_log("lease.failed")
+    before = renewals()
+
+    processes.wait_for(
+        lambda: renewals() > before + 1 or first.process.poll() is not None,
+        _PATIENCE,
+        "renewals",
+        first.story,
+    )
+    assert first.process.poll() is None, first.story()
+    assert holder(cluster)
 
 
 def test_without_a_cluster_it_says_what_is_missing(cluster: FakeCluster, start: Start) -> None:
