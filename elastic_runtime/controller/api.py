@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _SECONDS = 20.0
 # More at once does not make a server faster, and other clients want to be served too.
 _CONNECTIONS = 16
-# A watch hears something at least once a minute: a bookmark, if nothing else.
+# A watch hears a bookmark every minute, or nothing at all for many minutes where nothing has
+# happened to objects of its kind since the API server started.
 _SILENCE = 120.0
 
 
@@ -202,7 +204,8 @@ class Api:
     ) -> AsyncIterator[Json]:
         """What happens to a list of objects after ``version``, bookmarks included.
 
-        Ends when the server ends it, which is no failure.
+        Ends when the server ends it, or has been silent for so long that the connection may be
+        lost; neither is a failure.
 
         Raises:
             ApiError: it is refused, or broke.
@@ -217,10 +220,11 @@ class Api:
                 if answer.status >= 400:
                     raise await _refusal(answer, where)
                 rest = b""
-                async for chunk in answer.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in filter(None, lines):
-                        yield _said(json.loads(line), where)
+                with suppress(aiohttp.SocketTimeoutError):
+                    async for chunk in answer.content.iter_any():
+                        *lines, rest = (rest + chunk).split(b"\n")
+                        for line in filter(None, lines):
+                            yield _said(json.loads(line), where)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as broken:
             raise ApiError(0, "NoAnswer", _words(broken), where) from broken
 

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from elastic_runtime.controller import api as api_module
 from elastic_runtime.controller.api import JOBS, PODS, SERVICES, Access, Api, ApiError
 from elastic_runtime.controller.watch import Watch
 from elastic_runtime.events import silent
@@ -188,6 +189,36 @@ def test_a_watch_that_breaks(cluster: FakeCluster, forget: bool) -> None:
             task.cancel()
 
     run(play())
+
+
+def test_a_watch_that_is_silent_is_begun_anew(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "_SILENCE", 0.1)
+    broken: list[str] = []
+
+    async def play() -> None:
+        watches: list[int] = []
+        again = asyncio.Event()
+
+        def count(verb: str, code: int) -> None:
+            if verb == "WATCH":
+                watches.append(code)
+            if len(watches) > 1:
+                again.set()
+
+        async with Api(lambda: Access(cluster.url), count) as api:
+            diary = Diary()
+            watch = Watch(api, PODS, "", "", diary, lambda name, **_: broken.append(name))
+            task = asyncio.create_task(watch.run())
+            await again.wait()
+            cluster.add(POD, pod("a"))
+            await diary.until({"a"})
+            assert diary.lists == 1
+            task.cancel()
+
+    run(play())
+    assert broken == []
 
 
 def test_a_watch_whose_version_is_refused_lists_anew(cluster: FakeCluster) -> None:
