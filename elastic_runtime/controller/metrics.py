@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -100,6 +101,8 @@ async def serve(port: int, metrics: Metrics, why_not_ready: Callable[[], str]) -
         why = why_not_ready()
         return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
 
+    # It writes a traceback for each request that is none, and anybody may send such.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     app = web.Application()
     app.router.add_get("/metrics", show_metrics)
     app.router.add_get("/healthz", healthz)

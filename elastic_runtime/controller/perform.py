@@ -58,13 +58,21 @@ class Performer:
     def __init__(self, api: Api, world: World) -> None:
         self._api, self._world = api, world
 
-    async def perform(self, key: Key, actions: Sequence[Action]) -> Outcome:
-        """Performs actions: those that make something one after the other as long as none is
-        refused, in groups that grow, so that a quota is not run against many times at once."""
-        errors = await self._all(key, [one for one in actions if not adds(one)])
+    async def perform(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
+        """Performs actions.
+
+        Those that make something one after the other as long as none is refused, in groups that
+        grow, so that a quota is not run against many times at once.
+
+        Args:
+            key: of the job.
+            uid: of the job; it may be gone at any moment.
+            actions: what is to be done.
+        """
+        errors = await self._all(key, uid, [one for one in actions if not adds(one)])
         making, size = [one for one in actions if adds(one)], 1
         while making and not errors:
-            errors += await self._all(key, making[:size])
+            errors += await self._all(key, uid, making[:size])
             making, size = making[size:], 2 * size
         problems = {_problem(error) for error in errors if not (error.passing or error.conflict)}
         return Outcome(
@@ -74,20 +82,20 @@ class Performer:
             deleted=any(isinstance(action, DeleteJob) for action in actions),
         )
 
-    async def _all(self, key: Key, actions: Sequence[Action]) -> list[ApiError]:
-        done = await asyncio.gather(*(self._one(key, action) for action in actions))
+    async def _all(self, key: Key, uid: str, actions: Sequence[Action]) -> list[ApiError]:
+        done = await asyncio.gather(*(self._one(key, uid, action) for action in actions))
         return [error for error in done if error]
 
-    async def _one(self, key: Key, action: Action) -> ApiError | None:
+    async def _one(self, key: Key, uid: str, action: Action) -> ApiError | None:
         try:
-            await self._do(key, action)
+            await self._do(key, uid, action)
         except ApiError as error:
             if error.gone and not adds(action):
                 return None  # somebody else has deleted it
             return error
         return None
 
-    async def _do(self, key: Key, action: Action) -> None:
+    async def _do(self, key: Key, uid: str, action: Action) -> None:
         api, world, (namespace, name) = self._api, self._world, key
         match action:
             case CreatePod():
@@ -97,14 +105,13 @@ class Performer:
                 if _is_deleting(answer):
                     world.pods.learned(answer)
             case Apply():
-                await self._apply(key, action)
+                await self._apply(key, uid, action)
             case DeleteOwned():
                 await api.delete(BY_KIND[action.kind], namespace, action.name)
             case DeleteJob():
-                uid = world.jobs[key]["metadata"]["uid"]
                 await api.delete(JOBS, namespace, name, uid)
 
-    async def _apply(self, key: Key, action: Apply) -> None:
+    async def _apply(self, key: Key, uid: str, action: Apply) -> None:
         """Makes an object so; what is not the job's is left alone, whatever its name.
 
         Applying would take a Service of somebody else's over, and the garbage collector would
@@ -117,7 +124,7 @@ class Performer:
             "PodDisruptionBudget": world.budgets,
         }
         resource, shelf = BY_KIND[action.kind], shelves[action.kind]
-        if action.name in shelf.of(key, world.jobs[key]["metadata"]["uid"]):
+        if action.name in shelf.of(key, uid):
             answer = await api.apply(resource, key[0], action.name, action.manifest)
         else:
             answer = await api.create(resource, key[0], action.manifest)

@@ -40,12 +40,14 @@ class Setback:
     """What has gone wrong with a job, and when it is tried again.
 
     Attributes:
+        about: uid and generation of the job: what is asked for otherwise is tried at once.
         until: no sooner than that nothing new is made for it; a time of the loop's, since a
             clock on the wall may be set back.
         tries: how often in a row it went wrong.
         problems: what the API server forbade.
     """
 
+    about: tuple[str, int] = ("", 0)
     until: float = 0.0
     tries: int = 0
     problems: tuple[Problem, ...] = ()
@@ -116,16 +118,16 @@ class Reconciler:
             return
         if job["metadata"].get("deletionTimestamp"):
             return  # all that it owns goes with it
-        now, setback = self._now(), self._setbacks.get(key, Setback())
+        now, setback = self._now(), self._setback(key)
         waits = _ticks() < setback.until
         problems = setback.problems if waits else ()
         plan = self._decide(job, self._world.observe(key, problems), now)
         actions = [one for one in plan.actions if not (waits and adds(one))]
         if plan.reason and (actions or plan.events):
             self._emit("controller.decided", job="/".join(key), reason=plan.reason)
-        outcome = await self._performer.perform(key, actions)
-        if outcome.deleted:
-            return
+        outcome = await self._performer.perform(key, job["metadata"]["uid"], actions)
+        if outcome.deleted or not self._is_there(key, job):
+            return  # the next look finds that out
         if not waits:
             setback = self._remember(key, setback, outcome)
             if setback.problems:  # what is known now belongs into the status
@@ -139,6 +141,16 @@ class Reconciler:
         else:
             self._queue.forget(key)
 
+    def _setback(self, key: Key) -> Setback:
+        about, before = ("", 0), self._setbacks.get(key)
+        if job := self._world.jobs.get(key):
+            about = job["metadata"]["uid"], int(job["metadata"].get("generation") or 0)
+        return before if before and before.about == about else Setback(about)
+
+    def _is_there(self, key: Key, job: Json) -> bool:
+        now = self._world.jobs.get(key)
+        return bool(now and now["metadata"]["uid"] == job["metadata"]["uid"])
+
     def _remember(self, key: Key, before: Setback, outcome: Outcome) -> Setback:
         """What went wrong this time, on top of what went wrong before."""
         if not (outcome.problems or outcome.again):
@@ -146,7 +158,7 @@ class Reconciler:
             return Setback()
         pause, tries = before.pause(soon=not outcome.problems), before.tries + 1
         problems = (*outcome.problems, *(outcome.taken if tries >= _TRIES else ()))
-        after = Setback(_ticks() + pause, tries, problems)
+        after = Setback(before.about, _ticks() + pause, tries, problems)
         self._setbacks[key] = after
         self._metrics.refused.inc()
         for problem in problems:
@@ -175,10 +187,10 @@ class Reconciler:
                 self._emit("controller.event_lost", job="/".join(key), reason=str(error))
 
     def _failed(self, key: Key, why: str, passing: bool) -> None:
-        before = self._setbacks.get(key, Setback())
+        before = self._setback(key)
         self._metrics.errors.inc()
         pause = before.pause(soon=passing)
-        self._setbacks[key] = Setback(0.0, before.tries + 1, before.problems)
+        self._setbacks[key] = Setback(before.about, 0.0, before.tries + 1, before.problems)
         self._emit("controller.error", job="/".join(key), reason=why, delay=pause)
         self._queue.put_later(key, pause)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.controller.api import ApiError
 from elastic_runtime.controller.metrics import Metrics
-from elastic_runtime.controller.model import CreatePod, Plan
+from elastic_runtime.controller.model import Apply, CreatePod, Plan
 from elastic_runtime.controller.queue import Queue
 from elastic_runtime.controller.reconcile import Reconciler, difference
 from elastic_runtime.controller.world import World
 from tests.kube.patches import merged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _VALUES = st.recursive(
     st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),
@@ -79,38 +83,100 @@ def test_a_later_moment_replaces_the_one_before() -> None:
     asyncio.run(play())
 
 
-class _Refuses:
-    """An API server in trouble."""
+class _Server:
+    """An API server; what it answers is up to the test."""
 
-    def __init__(self) -> None:
-        self.asked = 0
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer, self.asked = answer, 0
 
     async def create(self, *_: Any) -> Any:
         self.asked += 1
-        raise ApiError(500, "InternalError", "no", "POST")
+        return self._answer()
+
+
+def _refuses() -> Any:
+    raise ApiError(500, "InternalError", "no", "POST")
+
+
+def _forbids() -> Any:
+    raise ApiError(403, "Forbidden", "exceeded quota", "POST")
+
+
+class _Scene:
+    """A reconciler whose plan is always to make something."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self.now, self.told = 1e9, list[str]()
+        self.queue, self.server = Queue(), _Server(answer)
+        self.world = World(self.queue.put)
+        metrics = Metrics(self.queue.__len__, self.world.conditions)
+        client = cast("Any", self.server)
+        wanted = (CreatePod(0, {}, "wanted"), Apply({"kind": "Service", "metadata": {"name": "a"}}))
+        self.reconciler = Reconciler(
+            client,
+            self.world,
+            self.queue,
+            lambda *_: Plan(actions=wanted),
+            lambda: self.now,
+            metrics,
+            lambda name, /, **_: self.told.append(name),
+        )
+
+    def learn(self, uid: str = "u", generation: int = 1, version: int = 1) -> None:
+        meta = {"namespace": "default", "name": "a", "uid": uid, "generation": generation}
+        self.world.learned(
+            {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": {}}
+        )
+
+    async def look(self) -> None:
+        async with asyncio.timeout(10):
+            assert await self.queue.take() == A
+            await self.reconciler.look_at(A)
+            self.queue.done(A)
 
 
 def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
     async def play() -> None:
-        queue, server, clock = Queue(), _Refuses(), [1e9]
-        world = World(queue.put)
-        meta = {"namespace": "default", "name": "a", "uid": "u", "resourceVersion": "1"}
-        world.learned({"metadata": meta, "spec": {}, "status": {}})
-        reconciler = Reconciler(
-            cast("Any", server),
-            world,
-            queue,
-            lambda *_: Plan(actions=(CreatePod(0, {}, "wanted"),)),
-            lambda: clock[0],
-            Metrics(queue.__len__, world.conditions),
-            lambda *_, **__: None,
-        )
-        async with asyncio.timeout(10):
-            for tries in (1, 2):
-                assert await queue.take() == A
-                await reconciler.look_at(A)
-                queue.done(A)
-                assert server.asked == tries
-                clock[0] -= 3600
+        scene = _Scene(_refuses)
+        scene.learn()
+        for tries in (1, 2):
+            await scene.look()
+            assert scene.server.asked == tries
+            scene.now -= 3600
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("uid", "generation", "tries"),
+    [("u", 1, 1), ("u", 2, 2), ("another", 1, 2)],
+    ids=["the same", "edited", "another of this name"],
+)
+def test_what_is_asked_for_otherwise_is_tried_at_once(
+    uid: str, generation: int, tries: int
+) -> None:
+    async def play() -> None:
+        scene = _Scene(_forbids)
+        scene.learn()
+        await scene.look()
+        scene.learn(uid, generation, version=2)
+        await scene.look()
+        assert scene.server.asked == tries
+
+    asyncio.run(play())
+
+
+def test_a_job_that_goes_in_the_middle_is_no_error() -> None:
+    async def play() -> None:
+        def goes() -> Any:
+            scene.world.lost(A)
+            item = {"namespace": "default", "name": "a", "uid": "1", "resourceVersion": "1"}
+            return {"kind": "Pod", "metadata": item}
+
+        scene = _Scene(goes)
+        scene.learn()
+        await scene.look()
+        await scene.look()
+        assert scene.server.asked == 2
 
     asyncio.run(play())
