@@ -28,7 +28,7 @@ class Running:
     """A controller that was started."""
 
     def __init__(self, command: list[str], log: Path, config: Path, port: int) -> None:
-        self.log, self._port = log, port
+        self.log, self.port = log, port
         with log.open("w") as stream:
             self.process = subprocess.Popen(
                 command,
@@ -40,7 +40,7 @@ class Running:
     def probe(self, path: str) -> tuple[int, str]:
         """What it answers at ``/readyz`` and the like; code 0 if it does not listen yet."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as said:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as said:
                 return said.status, said.read().decode()
         except urllib.error.HTTPError as refused:
             with refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 from tests import processes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Running]
 
 _RENEWAL = "update leases"
+_PATIENCE = 20.0
 
 
 def let_pass(cluster: FakeCluster, renewals: int) -> None:
@@ -56,6 +58,15 @@ def test_it_shows_its_metrics(cluster: FakeCluster, running: Run, controller: Ru
     assert "elastic_controller_queue_length" in lines
     assert controller.probe("/healthz")[0] == 200
     assert controller.probe("/readyz")[0] == 200
+
+
+def test_what_is_no_request_leaves_no_traceback(controller: Running) -> None:
+    with socket.create_connection(("127.0.0.1", controller.port)) as stranger:
+        stranger.settimeout(_PATIENCE)
+        stranger.sendall(b"GET / HTTP/9.9\r\n\r\n")
+        assert b" 400 " in stranger.recv(4096)
+    assert controller.probe("/healthz")[0] == 200
+    assert "Traceback" not in controller.log.read_text()
 
 
 def test_the_status_says_what_agents_say(cluster: FakeCluster, running: Run) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _VALUES = st.recursive(
-    st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),
+    st.integers() | st.text("xyz", max_size=3) | st.lists(st.integers(), max_size=2),
     lambda below: st.dictionaries(st.sampled_from("abcd"), below, max_size=3),
     max_leaves=8,
 )
