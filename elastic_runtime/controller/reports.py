@@ -13,7 +13,7 @@ from elastic_runtime.controller.model import CLASSES, PodView, Report
 from elastic_runtime.controller.resources import METRICS_PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_runtime.clock import Clock
     from elastic_runtime.controller.seen import Key
@@ -27,6 +27,7 @@ _ANSWER_SECONDS = 2.0
 _AT_ONCE = 16
 _TRIED = 3
 _LARGEST = 64 * 1024
+_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,13 @@ class Reports:
     async def _fetch(self, session: aiohttp.ClientSession, address: str) -> Report | None:
         host = f"[{address}]" if ":" in address else address
         try:
-            async with session.get(f"http://{host}:{self._port}/status") as answer:
+            url = f"http://{host}:{self._port}/status"
+            # Pods are the users': they do not choose what else the controller asks.
+            async with session.get(url, allow_redirects=False) as answer:
                 if answer.status != 200:
                     return None
-                said = json.loads(await answer.content.read(_LARGEST))
-                return _report(said)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError):
+                return read_report(await answer.content.read(_LARGEST))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None  # no agent, not yet, or none of ours
 
 
@@ -152,25 +154,38 @@ def _round_of(report: Report) -> tuple[object, ...]:
     return report.run_id, report.round, report.world, report.ready, dict(report.restarts)
 
 
-def _report(said: Any) -> Report:
+def read_report(body: bytes) -> Report:
     """What an agent said.
 
+    Args:
+        body: whatever has come; anybody may run a server in a pod.
+
     Raises:
-        ValueError, TypeError: it is not what an agent says.
+        ValueError: it is not what an agent says.
     """
-    if not isinstance(said, dict):
+    try:
+        said = json.loads(body)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    restarts = said.get("restarts") or {} if isinstance(said, dict) else None
+    if not isinstance(restarts, dict):
         raise ValueError("not an object")
-    restarts = said.get("restarts") or {}
     return Report(
         run_id=str(said.get("run_id") or ""),
-        round=int(said.get("round") or 0),
-        world=int(said.get("world") or 0),
-        step=_step(said.get("step")),
-        checkpoint_step=_step(said.get("checkpoint_step")),
-        restarts={name: int(restarts.get(name) or 0) for name in CLASSES},
+        round=_count(said, "round"),
+        world=_count(said, "world"),
+        step=_count(said, "step", unknown=-1),
+        checkpoint_step=_count(said, "checkpoint_step", unknown=-1),
+        restarts={name: _count(restarts, name) for name in CLASSES},
         ready=bool(said.get("ready")),
     )
 
 
-def _step(said: Any) -> int:
-    return -1 if said is None else int(said)
+def _count(said: Mapping[str, Any], name: str, unknown: int = 0) -> int:
+    """A whole number that the status of a job can hold."""
+    value = said.get(name)
+    if value is None:
+        return unknown
+    if not isinstance(value, int) or not unknown <= value <= _MOST:
+        raise ValueError(f"{name} is no count")
+    return value

@@ -99,7 +99,7 @@ def test_what_agents_say_later_is_noticed(cluster: FakeCluster, running: Run) ->
 def test_what_is_no_agent_does_no_harm(
     cluster: FakeCluster, controller: Running, submit: Run
 ) -> None:
-    cluster.agents.say["digits"] = ["not", "a", "report"]
+    cluster.agents.say["digits"] = {"round": float("inf")}
     submit()
     asked = cluster.agents.asked
     processes.wait_for(lambda: asked["digits"] > 2, 20, "the agents are asked", controller.story)
