@@ -208,6 +208,7 @@ def _too_late(work: Work) -> Plan | None:
 
 def _after(spec: JobSpec, draft: Draft, observed: Observed) -> Plan:
     """Cleans up behind a job that has ended."""
+    draft.values.setdefault("completionTime", stamp(draft.now))  # who says Failed by hand does not
     actions: list[Action] = []
     late = draft.reason(FAILED) == DEADLINE
     for pod in observed.pods:

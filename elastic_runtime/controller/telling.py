@@ -23,7 +23,12 @@ _REPORT_PATIENCE = 15.0
 _START_PATIENCE = 60.0
 _STARTS = ("ContainerCreating", "PodInitializing")
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-_NO_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_NO_CONTAINER = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "CrashLoopBackOff",  # of a container beside the worker's, or of etcd
+)
 
 
 def find_problems(work: Work) -> None:
@@ -102,6 +107,9 @@ def _of_etcd(work: Work, etcd: EtcdView) -> list[Problem]:
         image = work.spec.etcd.image or work.etcd_image
         text = f"the image {image!r} of the job's etcd cannot be pulled"
         return [Problem("ImagePullFailed", text, "spec.etcd.image")]
+    if etcd.waiting_reason in _NO_CONTAINER:
+        text = f"{etcd.name} cannot start; kubectl logs {etcd.name}, or describe pod, says why"
+        return [Problem(etcd.waiting_reason, text, "spec.etcd")]
     if etcd.unschedulable:
         text = f"there is no place for {etcd.name}; kubectl describe pod {etcd.name} says why"
         return [Problem("Unschedulable", text, "spec.etcd")]
@@ -124,7 +132,8 @@ def _of_store(work: Work) -> list[Problem]:
             work.wake_at(trusted)
         where = work.endpoint or "etcd"
         text = f"{where} does not answer, or refuses the job ({slot.why})"
-        return [Problem("StoreUnreachable", text, "spec.rdzvEndpoint")]
+        field = "spec.rdzvEndpoint" if work.spec.endpoint else "spec.etcd"
+        return [Problem("StoreUnreachable", text, field)]
     return []
 
 

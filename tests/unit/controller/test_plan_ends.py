@@ -368,3 +368,13 @@ def test_nothing_is_done_about_a_job_that_is_being_deleted() -> None:
     before = cluster.status
     plan = cluster.step()
     assert (plan.actions, plan.status) == ((), before)
+
+
+def test_an_end_that_was_said_by_hand_is_an_end() -> None:
+    cluster = running(2, ttlSecondsAfterFinished=60)
+    cluster.job["status"]["conditions"] = [{"type": "Failed", "status": "True"}]
+    cluster.settle()
+    assert moment(cluster.status["completionTime"]) == int(cluster.now)
+    cluster.now += 60
+    cluster.settle()
+    assert cluster.deleted

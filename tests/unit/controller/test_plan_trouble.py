@@ -209,6 +209,26 @@ def test_trouble_of_the_jobs_own_etcd_is_told() -> None:
     assert "spec.etcd.image: the image 'nowhere/etcd'" in cluster.condition("Running")["message"]
 
 
+def test_an_etcd_that_ends_again_and_again_is_told() -> None:
+    cluster = Cluster(job())
+    cluster.settle()
+    cluster.etcd = EtcdView("digits-etcd", "e", waiting_reason="CrashLoopBackOff")
+    cluster.settle()
+    told = cluster.condition("Running")
+    assert (told["status"], told["reason"]) == ("False", "CrashLoopBackOff")
+    assert "spec.etcd: digits-etcd cannot start" in told["message"]
+
+
+def test_a_sidecar_that_ends_again_and_again_is_told() -> None:
+    cluster = Cluster(job(replicas=1))
+    cluster.settle()
+    message = "back-off restarting failed container proxy"
+    cluster.change(0, waiting_reason="CrashLoopBackOff", waiting_message=message)
+    cluster.settle()
+    told = cluster.condition("Running")
+    assert (told["reason"], message in told["message"]) == ("CrashLoopBackOff", True)
+
+
 def test_an_etcd_that_ended_is_followed_by_another() -> None:
     cluster = running(1)
     cluster.etcd = EtcdView("digits-etcd", "old", phase="Failed")
