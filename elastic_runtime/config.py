@@ -180,6 +180,8 @@ class JobConfig:
         min_workers: in place, how many of them are enough for the node to go on.
         node_unit: the world is kept a multiple of this many nodes.
         node_name: for people; "" means the host's name.
+        node_life: which life of the node of this name it is; earlier ones, with lower numbers, are
+            certainly over. 0: not numbered.
         local_addr: address under which other nodes reach this one; "" means: find out.
         max_restarts: failures of user code that the whole job may have.
         timeouts: all time-outs.
@@ -207,6 +209,7 @@ class JobConfig:
     min_workers: int = 1
     node_unit: int = 1
     node_name: str = ""
+    node_life: int = 0
     local_addr: str = ""
     max_restarts: int = 3
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -145,7 +145,14 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         )
         self._probes = ProbeServer("", self._introduce)
         self._address = address
-        seed = Seed(config.node_name, address, config.workers, self._probes.port, config.settings)
+        seed = Seed(
+            config.node_name,
+            address,
+            config.workers,
+            self._probes.port,
+            config.settings,
+            config.node_life,
+        )
         self._participant = Participant(store, _policy(config), seed, self._inbox.put, times.probe)
         self._turned = time.time()
         self._reached = -1  # for threads that must not look at workers that come and go

@@ -100,6 +100,15 @@ OURS: tuple[Option, ...] = (
         "",
     ),
     _ours(
+        "--node-life",
+        kinds.WHOLE,
+        JOB,
+        "N",
+        "for launchers that never run two nodes of one name: a number that grows with each start "
+        "of it, so that earlier ones are known to be over (0: not numbered)",
+        0,
+    ),
+    _ours(
         "--listen",
         kinds.TEXT,
         STORE,

@@ -102,6 +102,7 @@ def job_config(
         min_workers=fewest.value,
         node_unit=unit.value,
         node_name=settings["node_name"],
+        node_life=_life(settings),
         local_addr=settings["local_addr"] or "",
         max_restarts=restarts.value,
         timeouts=_timeouts(settings, around),
@@ -119,6 +120,13 @@ def job_config(
         metrics_host=settings["metrics_host"] or LOOPBACK,  # "" would be every address
         log_format=settings["log_format"],
     )
+
+
+def _life(settings: Settings) -> int:
+    given = settings.of("node_life")
+    if given.value < 0:
+        raise UsageError(f"{given}: it cannot be negative")
+    return int(given.value)
 
 
 def _workers(settings: Settings) -> int:

@@ -201,6 +201,9 @@ def create_missing(work: Work) -> None:
         if work.is_ahead(until):
             work.wake_at(until)
             continue
-        manifest = resources.worker_pod(spec, index, work.draft.attempt, work.endpoint, work.launch)
+        life = int(work.now * 1000)
+        manifest = resources.worker_pod(
+            spec, index, work.draft.attempt, work.endpoint, work.launch, life
+        )
         why = (slot and slot.why) or f"the job is to have {work.wanted} pods"
         work.actions.append(CreatePod(index, manifest, why))

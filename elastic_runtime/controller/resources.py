@@ -237,7 +237,12 @@ def disruption_budget(spec: JobSpec) -> Json:
 
 
 def worker_pod(
-    spec: JobSpec, index: int, attempt: int, endpoint: str, bounds: tuple[int, int]
+    spec: JobSpec,
+    index: int,
+    attempt: int,
+    endpoint: str,
+    bounds: tuple[int, int],
+    life: int = 0,
 ) -> Json:
     """One worker pod.
 
@@ -248,6 +253,8 @@ def worker_pod(
         endpoint: where the workers meet.
         bounds: fewest and most nodes, as this attempt was launched with. Agents that say different
             bounds take each other for different jobs.
+        life: grows with each pod of this name. A pod is made when the one before is gone, so its
+            agent tells the others that nobody has to wait for that one.
     """
     template = spec.template
     given = template.get("metadata") or {}
@@ -272,7 +279,7 @@ def worker_pod(
     containers = list(pod["containers"])
     worker = dict(containers[spec.container])
     _add_args(worker, _launch_args(spec, attempt, endpoint, bounds))
-    _add_env(worker, _environment(spec, name, attempt, endpoint, bounds, _grace(pod)))
+    _add_env(worker, _environment(spec, name, attempt, endpoint, bounds, _grace(pod), life))
     _add_volumes(spec, pod, worker)
     containers[spec.container] = worker
     pod["containers"] = containers
@@ -325,6 +332,7 @@ def _environment(
     endpoint: str,
     bounds: tuple[int, int],
     grace: int,
+    life: int,
 ) -> list[dict[str, Any]]:
     plain = {
         "PET_LOCAL_ADDR": "$(POD_IP)",
@@ -332,6 +340,7 @@ def _environment(
         "PET_RDZV_ID": spec.run_id(attempt),
         "PET_NNODES": f"{bounds[0]}:{bounds[1]}",
         "ELASTIC_NODE_NAME": name,
+        "ELASTIC_NODE_LIFE": str(life),
         "ELASTIC_METRICS_PORT": str(METRICS_PORT),
         "ELASTIC_METRICS_HOST": "::",  # every address: the controller asks, and port-forward
         "ELASTIC_GRACE": str(max(grace - _GOODBYE, 1)),

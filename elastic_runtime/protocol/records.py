@@ -249,6 +249,7 @@ class NodeRecord(Record):
         done_round: the round in which this node's workers ended well; 0: none.
         step: the highest step committed, written at changes only; -1: none reported.
         fault: why round ``left`` was left.
+        life: which life under this name it is; those with lower numbers are over. 0: unnumbered.
     """
 
     kind: ClassVar[str] = "node"
@@ -266,13 +267,15 @@ class NodeRecord(Record):
     done_round: int = 0
     step: int = -1
     fault: FaultReport | None = None
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One node of a round; its place in the list is its group rank.
 
-    ``workers`` is how many take part; ``store_port`` is where it would host a later round's store.
+    ``workers`` is how many take part; ``store_port`` is where it would host a later round's store;
+    ``life`` is as in ``NodeRecord``.
     """
 
     node: str
@@ -281,6 +284,7 @@ class Member:
     workers: int
     probe_port: int = 0
     store_port: int = 0
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)

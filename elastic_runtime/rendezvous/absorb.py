@@ -11,6 +11,7 @@ from elastic_runtime.protocol.records import (
     DONE,
     GONE,
     JobRecord,
+    Member,
     NodeRecord,
     Record,
     RoundRecord,
@@ -22,6 +23,7 @@ from elastic_runtime.rendezvous.state import (
     OTHER,
     OWN,
     REFUSED,
+    REPLACED,
     Applied,
     Available,
     BadRecord,
@@ -71,9 +73,9 @@ def absorb(state: State, event: Event, now: float) -> State:
     """
     match event:
         case Snapshot():
-            return _snapshot(state, event, now)
+            return _without_former_lives(_snapshot(state, event, now))
         case Changed():
-            return _changed(state, event, now)
+            return _without_former_lives(_changed(state, event, now))
         case Lost(why):
             if not state.connected and state.lost_at:
                 return state
@@ -106,6 +108,24 @@ def _probed(state: State, event: Probed) -> State:
     if event.answer not in _PROOFS:
         return state
     return replace(state, dead={**state.dead, event.node: event.answer})
+
+
+def _without_former_lives(state: State) -> State:
+    """Takes nodes for dead that a later life of the same name has followed."""
+    if state.record is None or not state.record.life:
+        return state  # who launched us does not number lives, and so it is with the others
+    last = state.round_record
+    there = [state.record, *(peer.record for peer in state.peers.values())]
+    lives: dict[str, int] = {}
+    for record in there:
+        lives[record.name] = max(record.life, lives.get(record.name, 0))
+    known: list[NodeRecord | Member] = [*there, *(last.members if last else ())]
+    over = {
+        one.node: REPLACED
+        for one in known
+        if 0 < one.life < lives.get(one.name, 0) and one.node not in (state.me, *state.dead)
+    }
+    return replace(state, dead={**state.dead, **over}) if over else state
 
 
 # ---------------------------------------------------------------- the agent's commands

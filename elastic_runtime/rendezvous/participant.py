@@ -64,6 +64,7 @@ class Seed:
     workers: int
     probe_port: int = 0
     settings: str = ""
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ class Participant:
             probe_port=self._seed.probe_port,
             store_port=store_port,
             settings=self._seed.settings,
+            life=self._seed.life,
         )
         self._inbox.put(Join(record))
         if not self._started:

@@ -230,6 +230,7 @@ def _seal(
                 node.workers,
                 node.probe_port,
                 node.store_port,
+                node.life,
             )
             for node in chosen
         ),

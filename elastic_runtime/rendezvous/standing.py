@@ -16,7 +16,7 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.rendezvous.budget import Verdict, judge
-from elastic_runtime.rendezvous.state import OTHER, REFUSED, Peer, State
+from elastic_runtime.rendezvous.state import OTHER, REFUSED, REPLACED, Peer, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,11 +25,15 @@ RUNNING = "running"  # as far as we know
 BACK = "back"  # its workers have ended, it wants to go on
 ENDED_WELL = "done"
 LEFT = "left"  # said goodbye
-DEAD = "dead"  # proven by a probe
+DEAD = "dead"  # proven
 LEASE_ENDED = "absent"
 
 OVER = (LEFT, DEAD, LEASE_ENDED)
-_HOW = {REFUSED: "its port refuses", OTHER: "another process answers there"}
+_HOW = {
+    REFUSED: "its port refuses",
+    OTHER: "another process answers there",
+    REPLACED: "another node has its name by now",
+}
 
 
 def eligible(state: State, peer: Peer) -> bool:

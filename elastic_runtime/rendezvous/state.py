@@ -97,6 +97,8 @@ ALIVE = "alive"
 REFUSED = "refused"  # nothing listens there
 OTHER = "other"  # another life answers
 SILENT = "silent"  # no answer in time: no proof of anything
+# A proof of death that needs no probe: a later life of the node of this name.
+REPLACED = "replaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +370,7 @@ class State:
         old_outcome: version of the outcome that was there when this life began: not ours.
         peers: the other nodes that are followed, by uuid.
         strange: keys among those of nodes that cannot be read, and since when.
-        dead: nodes proven dead by a probe, with the proof.
+        dead: nodes proven dead, by a probe or a later life, with the proof.
         done_seen: nodes seen to have ended well, with the round.
         holds: transactions in flight or to be waited for, by tag, with the end of the hold.
         probed: last probes, by node, with when they were sent; ``answers`` the last answers.

@@ -12,6 +12,7 @@ import atexit
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._join_timeout = policy.join
         self._connect_timeout = connect_timeout
         self._probes = ProbeServer("", lambda: {"node": self._participant.node})
-        seed = Seed(seed.name, seed.address, seed.workers, self._probes.port, seed.settings)
+        seed = replace(seed, probe_port=self._probes.port)
         self._participant = Participant(store, policy, seed, self._hear)
         self._seed = seed
         self._listener: socket.socket | None = None

@@ -378,3 +378,22 @@ def test_an_end_that_was_said_by_hand_is_an_end() -> None:
     cluster.now += 60
     cluster.settle()
     assert cluster.deleted
+
+
+def _life(cluster: Cluster, name: str) -> int:
+    (told,) = (
+        int(each["value"])
+        for each in cluster.manifests[name]["spec"]["containers"][0]["env"]
+        if each["name"] == "ELASTIC_NODE_LIFE"
+    )
+    return told
+
+
+def test_a_later_pod_of_a_name_says_so() -> None:
+    cluster = running(2)
+    first = _life(cluster, "digits-worker-0")
+    assert first > 0
+    cluster.now += 0.01
+    cluster.vanish(0)
+    cluster.settle()
+    assert _life(cluster, "digits-worker-0") > first

@@ -14,7 +14,7 @@ from tests.unit.controller.jobs import CLASSIC, UID, container, job
 def pod(made: Any, index: int = 0, attempt: int = 0, endpoint: str = "") -> Any:
     spec = JobSpec.of(made)
     endpoint = endpoint or spec.endpoint or "10.0.0.7:2379"
-    return resources.worker_pod(spec, index, attempt, endpoint, (spec.minimum, spec.maximum))
+    return resources.worker_pod(spec, index, attempt, endpoint, (spec.minimum, spec.maximum), 7)
 
 
 def env(manifest: Any, of: int = 0) -> dict[str, Any]:
@@ -68,6 +68,7 @@ def test_a_pod_is_told_all_that_its_agent_needs() -> None:
     del told["POD_IP"]
     assert told == {
         "PET_LOCAL_ADDR": "$(POD_IP)",
+        "ELASTIC_NODE_LIFE": "7",
         "PET_RDZV_BACKEND": "etcd-v3",
         "PET_RDZV_ENDPOINT": "10.0.0.7:2379",
         "PET_RDZV_ID": f"{UID}-1",

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R", bound=Record)
 
 
-def node(name: str, **fields: object) -> NodeRecord:
+def node(name: str, /, **fields: object) -> NodeRecord:
     """A node's record; its port tells it apart."""
     port = 1000 + ord(name[0])
     record = NodeRecord(name, name, "127.0.0.1", 1, probe_port=port, store_port=port, settings="s")

@@ -20,6 +20,7 @@ from elastic_runtime.protocol.records import (
     Budget,
     FaultReport,
     JobRecord,
+    Member,
     OutcomeRecord,
     RoundRecord,
     SwitchRecord,
@@ -27,7 +28,9 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.rendezvous.state import (
     OTHER,
     REFUSED,
+    REPLACED,
     SILENT,
+    Join,
     Probed,
     Tick,
     Waiting,
@@ -197,6 +200,45 @@ def test_a_new_life_begins_at_once_where_the_old_one_is_proven_dead() -> None:
     transaction = seat.transaction(JOB)
     assert transaction is not None
     assert set(transaction.deletes) == {ROUND, SWITCH, OUTCOME}
+
+
+def _pod(node_: str, index: int, life: int) -> Member:
+    return Member(node_, f"pod-{index}", "127.0.0.1", 1, 1000 + ord(node_[0]), life=life)
+
+
+@pytest.mark.parametrize(
+    ("former", "own", "over"),
+    [(5, 8, True), (8, 8, False), (9, 8, False), (0, 8, False), (5, 0, False)],
+)
+def test_a_later_life_of_a_name_proves_that_earlier_ones_are_over(
+    former: int, own: int, over: bool
+) -> None:
+    seat = Seat("d").feed(Join(node("d", name="pod-0", life=own)))
+    last = replace(sealed(3, "a"), members=(_pod("a", 0, former),))
+    seat.sees(job(), last, node("d", name="pod-0", life=own))
+    assert (seat.state.dead == {"a": REPLACED}) is over
+    assert (seat.transaction(JOB) is not None) is over
+    assert (seat.probes() == []) is over
+
+
+def test_a_later_life_says_nothing_about_other_names() -> None:
+    seat = Seat("d").feed(Join(node("d", name="pod-0", life=8)))
+    last = replace(sealed(3, "a", "b"), members=(_pod("a", 0, 5), _pod("b", 1, 6)))
+    seat.sees(job(), last, node("d", name="pod-0", life=8))
+    assert seat.transaction(JOB) is None
+    assert seat.state.dead == {"a": REPLACED}
+    later = node("e", name="pod-1", life=9)
+    assert seat.changes(later).transaction(JOB) is not None
+
+
+def test_a_former_life_does_not_lead_for_as_long_as_its_lease() -> None:
+    seat = Seat("d").feed(Join(node("d", name="pod-0", life=8)))
+    former = node("a", name="pod-0", life=5)
+    seat.sees(job(low=2), former, node("b", name="pod-1", life=6), node("d", name="pod-0", life=8))
+    seat.feed(Tick(), POLICY.last_call + 0.1)
+    assert seat.state.dead == {"a": REPLACED}
+    # It is no leader, and no member of the round that follows.
+    assert "a" not in seat.members()
 
 
 @pytest.mark.parametrize(
