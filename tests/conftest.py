@@ -10,8 +10,13 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.etcd_server import EtcdCluster, EtcdContainer, EtcdProcess, EtcdServer, why_no_docker
+
+# No test is about how long anything takes: machines are busy with other things, too.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 _REASON = pytest.StashKey[str]()
 _ENDED = pytest.StashKey[str]()
