@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # A pod that ends sooner after its start than this (seconds) has fallen, and so may the next one.
 SHORT_LIFE = 30.0
+# Whatever is in the way may go without a word.
+LOOK_AGAIN = 60.0
 
 
 def pause(falls: int) -> int:
@@ -188,7 +190,10 @@ def create_missing(work: Work) -> None:
     A name is free when the pod that had it is gone, not before.
     """
     memory, spec = work.draft.memory, work.spec
-    if not work.endpoint or any(problem.blocks for problem in work.observed.problems):
+    if any(problem.blocks for problem in work.observed.problems):
+        work.wake_at(work.now + LOOK_AGAIN)
+        return
+    if not work.endpoint:
         return
     if work.ending:
         return

@@ -111,6 +111,7 @@ class Reconciler:
         Raises:
             ApiError: the status could not be written.
         """
+        await self._make_sure_of_rival(key)
         job = self._world.jobs.get(key)
         if job is None:
             self._setbacks.pop(key, None)
@@ -140,6 +141,20 @@ class Reconciler:
             self._queue.put_later(key, pause)
         else:
             self._queue.forget(key)
+
+    async def _make_sure_of_rival(self, key: Key) -> None:
+        """Whoever is in a job's way may be gone: kopf misses what is deleted in a gap."""
+        while rival := self._world.rival(key):
+            uid = self._world.jobs[rival]["metadata"]["uid"]
+            try:
+                found = await self._api.get(JOBS.path(*rival))
+            except ApiError as error:
+                if not error.gone:
+                    return
+                found = {"metadata": {}}
+            if found["metadata"].get("uid") == uid:
+                return
+            self._world.lost(rival, uid)
 
     def _setback(self, key: Key) -> Setback:
         about, before = ("", 0), self._setbacks.get(key)

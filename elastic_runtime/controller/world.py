@@ -84,15 +84,23 @@ class World:
         uid = job["metadata"]["uid"]
         pods = self.pods.of(key, uid).values()
         budgets = self.budgets.of(key, uid)
-        rival = self._rival(key, job)
+        rival = self.rival(key)
         return Observed(
             pods=tuple(pod for pod in pods if isinstance(pod, PodView)),
             services=self.services.of(key, uid),
             etcd=next((pod for pod in pods if isinstance(pod, EtcdView)), None),
             pdb=next(iter(budgets.values()), None),
             report=self.reports.get(key),
-            problems=(*problems, *((rival,) if rival else ())),
+            problems=(*problems, *((_taken(job, rival),) if rival else ())),
         )
+
+    def rival(self, key: Key) -> Key | None:
+        """The job that has the same run id at the same endpoint as this one, and came first."""
+        job = self.jobs.get(key)
+        for other in self._rivals(key, job) if job else ():
+            if not _ended(self.jobs[other]) and self._turn(other) <= self._turn(key):
+                return other
+        return None
 
     def conditions(self) -> Mapping[str, int]:
         """How many jobs have each type of condition."""
@@ -102,19 +110,6 @@ class World:
                 if one.get("status") == "True":
                     found[one["type"]] = found.get(one["type"], 0) + 1
         return found
-
-    def _rival(self, key: Key, job: Json) -> Problem | None:
-        """The job that has the same run id at the same endpoint, and came first."""
-        for other in self._rivals(key, job):
-            if _ended(self.jobs[other]) or self._turn(other) > self._turn(key):
-                continue
-            message = (
-                f"the job {'/'.join(other)} uses {_meeting(job)[1]!r} at the same endpoint, and "
-                "their workers would take each other for their own: choose another rdzvId, or "
-                "leave it out"
-            )
-            return Problem("RunIdTaken", message, "spec.rdzvId", blocks=True)
-        return None
 
     def _turn(self, key: Key) -> tuple[bool, str, str]:
         """Who comes first: a job that has pods, else the older one."""
@@ -136,6 +131,14 @@ class World:
 def _meeting(job: Json) -> tuple[str, str]:
     spec = job.get("spec") or {}
     return str(spec.get("rdzvEndpoint") or ""), str(spec.get("rdzvId") or "")
+
+
+def _taken(job: Json, rival: Key) -> Problem:
+    message = (
+        f"the job {'/'.join(rival)} uses {_meeting(job)[1]!r} at the same endpoint, and their "
+        "workers would take each other for their own: choose another rdzvId, or leave it out"
+    )
+    return Problem("RunIdTaken", message, "spec.rdzvId", blocks=True)
 
 
 def _ended(job: Json) -> bool:

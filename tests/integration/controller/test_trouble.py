@@ -243,6 +243,22 @@ def test_two_jobs_do_not_share_a_run_id(
     wait_until_running(cluster, "digits", 2)
 
 
+def test_a_job_that_went_in_a_gap_is_in_nobodys_way(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    meeting = {"rdzvEndpoint": "etcd.example:2379", "rdzvId": "mine"}
+    submit("first", suspend=True, **meeting)
+    cluster.wait_for(lambda: cluster.condition("first", "Suspended"), "the first is suspended")
+    watches = cluster.counts()["watch elasticjobs"]
+    with cluster.store.lock:
+        cluster.store.delete(JOB, NAMESPACE, "first")
+        cluster.break_watches(forget=True)
+    cluster.wait_for(lambda: cluster.counts()["watch elasticjobs"] > watches, "another watch")
+
+    submit("second", **meeting)
+    wait_until_running(cluster, "second", 2)
+
+
 def test_without_the_custom_resource_it_says_so_and_waits(
     cluster: FakeCluster, start: Start, submit: Run
 ) -> None:
