@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
     Submit = Callable[..., Job]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    # Somebody's kubeconfig may say insecure-skip-tls-verify.
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),
+]
 
 FOREVER = ("--epochs", "100000")
 
@@ -46,6 +50,17 @@ def test_killed_pods_are_replaced_and_training_goes_on(submit: Submit) -> None:
     restarts = job.status["restarts"]
     assert restarts["lost"] <= 2 and restarts["failed"] == restarts["killed"] == 0
     assert job.is_("Running") and not job.is_("Failed")
+
+
+def test_a_job_survives_its_only_pod(submit: Submit) -> None:
+    job = submit("lonely", *FOREVER, replicas=1)
+    status = job.await_world(1)
+    saved = job.await_save(after=0)
+    before = job.uids()["lonely-worker-0"]
+    job.cluster.delete_pod("lonely-worker-0", grace=0)
+    job.await_another("lonely-worker-0", before)
+    job.await_world(1, after=status["round"])
+    job.await_save(after=saved)
 
 
 def test_sizes_change_and_pods_are_preempted_and_no_step_is_lost(submit: Submit) -> None:
