@@ -55,6 +55,10 @@ class Slot:
     why: str = ""
 
 
+def _known(kind: type[Slot | Memory], kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: kept[name] for name in kind.__dataclass_fields__ if name in kept}
+
+
 @dataclass(slots=True)
 class Memory:
     """What the next decision has to know.
@@ -85,12 +89,13 @@ class Memory:
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Memory:
-        """As it was kept in the status."""
-        given = {name: kept[name] for name in cls.__dataclass_fields__ if name in kept}
+        """As it was kept in the status, perhaps by a controller that keeps more."""
+        given = _known(cls, kept)
         for name in ("launch", "told"):
             if name in given:
                 given[name] = tuple(given[name])
-        given["slots"] = {int(n): Slot(**slot) for n, slot in kept.get("slots", {}).items()}
+        slots = kept.get("slots", {})
+        given["slots"] = {int(n): Slot(**_known(Slot, slot)) for n, slot in slots.items()}
         given["counted"] = dict(kept.get("counted", {}))
         return cls(**given)
 

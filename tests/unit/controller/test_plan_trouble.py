@@ -284,3 +284,15 @@ def test_a_clock_that_is_set_back_hides_no_steps() -> None:
     cluster.report = Report(round=1, world=1, step=9, ready=True)
     cluster.settle()
     assert cluster.status["step"] == 9
+
+
+def test_what_a_newer_controller_has_noted_is_passed_over() -> None:
+    cluster = running(2)
+    cluster.end(0, 143)
+    cluster.settle()
+    memory = cluster.job["status"]["memory"]
+    memory["later"] = 1
+    memory["slots"]["0"]["later"] = 1
+    cluster.vanish(0)
+    cluster.settle()
+    assert cluster.indices == [0, 1]
