@@ -55,6 +55,8 @@ _MORE_KINDS = [
 ]
 _UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 _LONGEST_PAUSE = 10.0
+# Seconds that a kubelet gives even a pod that is deleted at once (grace 0).
+_LEAST_GRACE = 1
 
 
 class DockerCluster:
@@ -127,7 +129,7 @@ class DockerCluster:
                 self._runners[meta["uid"]] = Runner(self, change.item)
             elif runner := self._runners.get(meta["uid"]):
                 if change.type == "DELETED":
-                    runner.kill()
+                    runner.end(_LEAST_GRACE)
                 elif meta.get("deletionTimestamp"):
                     runner.end(int(meta["deletionGracePeriodSeconds"]))
         elif change.kind == CRD and change.type == "ADDED":
@@ -199,7 +201,7 @@ class Runner:
 
     def end(self, grace: int) -> None:
         """SIGTERM, and SIGKILL after so many seconds; the pod goes away then."""
-        if not self._ending.is_set():
+        if not self._ending.is_set() or grace <= _LEAST_GRACE:
             self._ending.set()
             threading.Thread(target=self._stop, args=(grace,), daemon=True).start()
 
