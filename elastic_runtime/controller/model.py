@@ -211,7 +211,9 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of an object that is not a worker pod: Service, budget, etcd.
+    """Make an object so that is not a worker pod: Service, budget, etcd.
+
+    One that is missing is created, one of the job's is changed by server-side apply.
 
     Attributes:
         manifest: with ``kind`` and ``metadata.name``.
