@@ -90,7 +90,18 @@ _COUNT = click.IntRange(1)
 # ---------------------------------------------------------------- submit
 
 
-@click.command()
+class _Submit(click.Command):
+    """Says where the script's own options belong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            told = f"{error.message} Options of the script come after --."
+            raise click.NoSuchOption(error.option_name, told, error.possibilities, ctx) from None
+
+
+@click.command(cls=_Submit)
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1)
 @click.option("-f", "--file", help="the manifest of an ElasticJob instead of flags; - is stdin")

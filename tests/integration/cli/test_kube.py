@@ -104,6 +104,12 @@ def test_bad_bounds_are_refused_before_anything_is_sent(cluster: FakeCluster, qu
     assert not cluster.counts()
 
 
+def test_options_of_the_script_are_told_their_place(quick: Ctl) -> None:
+    code, _, err = quick("submit", "train.py", "--image", "x:1", "--epochs", "3")
+    assert code == 2
+    assert "'--epochs'. Options of the script come after --." in err
+
+
 @pytest.mark.parametrize(("end", "code"), [("Succeeded", 0), ("Failed", 1), ("", 2)])
 def test_submit_waits_for_the_end(
     cluster: FakeCluster, start: Callable[..., Running], end: str, code: int
