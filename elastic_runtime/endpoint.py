@@ -145,8 +145,7 @@ def _without_user(text: str, rest: str) -> tuple[str, str]:
     if ":" in user:
         raise UsageError(
             f"the endpoint {_shown(text)!r} holds a password, which everyone on the machine could "
-            f"read: leave it out, and set {PASSWORD_VARIABLE} or --etcd-password-file, or "
-            "etcd.auth.secretName in an ElasticJob"
+            f"read: leave it out, and set {PASSWORD_VARIABLE} or --etcd-password-file"
         )
     if not user:
         raise UsageError(f"the endpoint {_shown(text)!r} has an @ without a user before it")
