@@ -85,14 +85,14 @@ def test_no_object_makes_a_decision_raise(path: tuple[Any, ...]) -> None:
         for step in path[:-1]:
             target = target[step]
         target[path[-1]] = copy.deepcopy(odd)
-        Cluster(made).decide()
+        assert Cluster(made).decide().status["conditions"], odd
         running = Cluster(FULL)
         running.job["status"] = copy.deepcopy(RUNS.status)
         running.pods = dict(RUNS.pods)
         running.job["spec"] = made["spec"]
-        running.decide()
+        assert running.decide().status["conditions"], odd
         running.end(0, 1)
-        running.decide()
+        assert running.decide().status["conditions"], odd
 
 
 def test_every_part_of_the_object_is_tried() -> None:
