@@ -95,7 +95,7 @@ class Fleet:
         log = self._directory / f"{name}.log"
         with log.open("wb") as out:
             agent = subprocess.Popen(
-                [*self._command[:3], "--node-name", name, *self._command[3:]],
+                [*self.place(name), *self._command[:3], "--node-name", name, *self._command[3:]],
                 env={
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
@@ -109,6 +109,10 @@ class Fleet:
             )
         self.nodes.append(Node(name, mark, agent, log))
         return self.nodes[-1]
+
+    def place(self, name: str) -> Sequence[str]:
+        """What a node's command begins with, to run it somewhere else than right here."""
+        return ()
 
     def kill_agent(self, node: Node) -> None:
         """SIGKILL to the agent alone."""

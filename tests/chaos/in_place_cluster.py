@@ -73,9 +73,18 @@ class InPlaceCluster(Fleet):
         directory: for logs, histories and weights.
         etcd: where the nodes meet.
         seconds: length of a step.
+        bounds: fewest and most nodes.
+        options: further options of ``elastic-run``.
     """
 
-    def __init__(self, directory: Path, etcd: EtcdServer, seconds: float = 0.02) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        etcd: EtcdServer,
+        seconds: float = 0.02,
+        bounds: tuple[int, int] = (1, 4),
+        options: tuple[str, ...] = _OPTIONS,
+    ) -> None:
         self.strikes: list[Strike] = []
         self.sizes: list[tuple[Size, Size]] = []  # of the first node's agent and worker
         self._etcd = etcd
@@ -96,7 +105,7 @@ class InPlaceCluster(Fleet):
             *(str(_SCRIPT), "--histories", str(self._histories), "--goal", str(self._goal)),
             *("--weights", str(self._weights), "--seconds", str(seconds)),
         ]
-        super().__init__(directory, f"etcd://{etcd.endpoint}", script, (1, 4), _OPTIONS)
+        super().__init__(directory, f"etcd://{etcd.endpoint}", script, bounds, options)
 
     def start(self, count: int = 1) -> list[Node]:
         """Starts nodes, and returns at once."""
