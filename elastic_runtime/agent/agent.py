@@ -61,7 +61,7 @@ from elastic_runtime.agent.watchdogs import Watchdogs
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.log import remembered
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
-from elastic_runtime.protocol.records import EVENT_SLOTS, EventRecord, Member, RoundRecord
+from elastic_runtime.protocol.records import EventRecord, Member, RoundRecord, event_key
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.rendezvous.state import Policy
@@ -279,14 +279,14 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         text = remembered(name, fields)
         last = self._life.state.round
         whole_job = name in ("round.sealed", "round.recovered")
-        if not text or (whole_job and last and last.rank_of(self._participant.node) != 0):
+        rank = last.rank_of(self._participant.node) if last else -1
+        if not text or (whole_job and last and rank != 0):
             return
         self._events += 1
-        slot = f"{self._config.node_name}-{self._events % EVENT_SLOTS}"
         record = EventRecord(
             time.time(), name, last.number if last else 0, self._config.node_name, text
         )
-        self._participant.record_event(slot, record)
+        self._participant.record_event(event_key(rank, self._events), record)
 
     def _recovered(self, note: Note) -> None:
         """The first step of a round is done, by the first of our workers that says so."""

@@ -12,7 +12,7 @@ Keys, all under ``<prefix>/<run id>/``::
     round               RoundRecord     the one agreed membership
     switch              SwitchRecord    "leave round n now": it broke, or a change is planned
     outcome             OutcomeRecord   the end
-    events/<slot>       EventRecord     the last events, for ``elasticctl``
+    events/<rank>-<n>   EventRecord     the last events, for ``elasticctl``
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SWITCH = "switch"
 OUTCOME = "outcome"
 NODES = "nodes/"
 EVENTS = "events/"
-# Each node keeps its last few events, in slots of its own that are written over in turn.
+# Each place in the job has so many slots for events, which are written over in turn.
 EVENT_SLOTS = 8
 
 # Statuses of a node. Whether it is a member, a joiner or a spare follows from the round.
@@ -60,6 +60,20 @@ def called(name: str) -> str:
 def node_key(node: str) -> str:
     """The key of the node with this uuid."""
     return NODES + node
+
+
+def event_key(group_rank: int, count: int) -> str:
+    """Where a node keeps an event.
+
+    Slots belong to ranks, not to names: a job whose nodes come with ever new names (as pods do)
+    leaves no more keys behind than it ever had nodes at a time.
+
+    Args:
+        group_rank: of the node in its last round; below 0: it was in none, as all newcomers.
+        count: how many events it has told so far.
+    """
+    place = str(group_rank) if group_rank >= 0 else "new"
+    return f"{EVENTS}{place}-{count % EVENT_SLOTS}"
 
 
 @dataclass(frozen=True, slots=True)

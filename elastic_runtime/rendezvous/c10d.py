@@ -27,7 +27,7 @@ from elastic_runtime.rendezvous.c10d_link import HostedStore, host_store
 from elastic_runtime.rendezvous.c10d_reader import Reader
 from elastic_runtime.rendezvous.c10d_run import NOTHING
 from elastic_runtime.rendezvous.c10d_session import Connector, Session
-from elastic_runtime.rendezvous.store import Entry, Found, LeaseLost, Lost
+from elastic_runtime.rendezvous.store import Entry, Found, LeaseLost, Lost, MainLoopSilent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -120,7 +120,7 @@ class C10dStore:
         self._lock = threading.Lock()
         self._asked: tuple[str, bool, frozenset[str]] = ("", False, frozenset())
         self._lease = _Lease()
-        self._beat_at = 0.0
+        self._beat_at = self._clock.now()
         # Guards the present session.
         self._ready = threading.Condition()
         self._session: Session | None = None
@@ -178,6 +178,8 @@ class C10dStore:
             written = session.run.perform(transaction, self._take_lease, self._ttl)
             if written:
                 session.run.announce(written, leads=self._asked[1])
+        except MainLoopSilent:
+            raise
         except StoreUnavailable as error:
             self._commands.put(_Failed(session, str(error)))
             raise
@@ -223,10 +225,12 @@ class C10dStore:
             lease = self._lease
             fresh = not lease.id
             if fresh:
+                silent = self._clock.now() - self._beat_at
+                if silent > self._ttl:
+                    raise MainLoopSilent(silent)
                 lease.id = os.urandom(16)
             lease.keys.add(key)
         if fresh:
-            self._beat_at = self._clock.now()
             run.beat(lease.id)
         return lease.id
 

@@ -21,6 +21,7 @@ from elastic_runtime.rendezvous.store import (
     Found,
     LeaseLost,
     Lost,
+    MainLoopSilent,
     Snapshot,
 )
 
@@ -110,6 +111,7 @@ class MemoryServer:
                 if (found.version if found else ABSENT) != expect.version:
                     return False
             puts: list[Entry] = []
+            lease = store._take_lease() if any(put.leased for put in transaction.puts) else None
             for put in transaction.puts:
                 self._revision += 1
                 old = self._entries.get(put.key)
@@ -117,8 +119,8 @@ class MemoryServer:
                 puts.append(Entry(put.key, put.value, created, self._revision))
                 self._entries[put.key] = puts[-1]
                 self._leases.pop(put.key, None)
-                if put.leased:
-                    self._leases[put.key] = store._take_lease()
+                if put.leased and lease is not None:
+                    self._leases[put.key] = lease
             self._spread(puts, self._remove(transaction.deletes))
             return True
 
@@ -167,6 +169,7 @@ class MemoryStore:
         self._server = server
         self._ttl = lease_ttl
         self._lease: _Lease | None = None
+        self._beaten = server._clock.now()
         self._own = ""
         self._leader = ""
         self._wide = False
@@ -182,6 +185,7 @@ class MemoryStore:
 
     def start(self, own_key: str, listener: Listener) -> None:
         """Begins to deliver events."""
+        self.beat()
         self._own = own_key
         self._thread = threading.Thread(
             target=self._deliver, args=(listener,), name="memory-store", daemon=True
@@ -214,8 +218,9 @@ class MemoryStore:
     def beat(self) -> None:
         """Renews the lease."""
         with self._server._lock:
+            self._beaten = self._server._clock.now()
             if self._lease and self._server._up:
-                self._lease.renewed = self._server._clock.now()
+                self._lease.renewed = self._beaten
 
     def read(self, prefix: str) -> tuple[Entry, ...]:
         """All entries under a prefix."""
@@ -235,6 +240,9 @@ class MemoryStore:
 
     def _take_lease(self) -> _Lease:
         if self._lease is None:
+            silent = self._server._clock.now() - self._beaten
+            if silent > self._ttl:
+                raise MainLoopSilent(silent)
             self._lease = _Lease(self._ttl, self._server._clock.now())
         return self._lease
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import RecordError, StoreUnavailable
-from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
+from elastic_runtime.protocol.records import GONE, NODES, NodeRecord, node_key
 from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb
 from elastic_runtime.rendezvous.probe import probe
@@ -196,14 +196,14 @@ class Participant:
         """Says that this node was asked to leave."""
         self._inbox.put(Drain())
 
-    def record_event(self, slot: str, event: EventRecord) -> None:
+    def record_event(self, key: str, event: EventRecord) -> None:
         """Keeps an event in the store for ``elasticctl``; lost without harm if the store is away.
 
         Args:
-            slot: where; an earlier event in the same slot is overwritten, so that they stay few.
+            key: where, see ``records.event_key``; an earlier event there is overwritten.
             event: what happened.
         """
-        self._inbox.put(_Write(Put(EVENTS + slot, event.encode())))
+        self._inbox.put(_Write(Put(key, event.encode())))
 
     def beat(self) -> None:
         """Says that the agent's main loop lives; without it the lease is not kept."""

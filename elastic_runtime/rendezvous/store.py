@@ -24,7 +24,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from elastic_runtime.errors import StoreUnavailable
+
 ABSENT = 0
+
+
+class MainLoopSilent(StoreUnavailable):
+    """A leased key was not written: the agent's main loop has not said that it lives."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the agent's main loop has not turned for {seconds:.0f} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +184,17 @@ class Store(Protocol):
             effect, the adapter reads back and answers what is true.
 
         Raises:
+            MainLoopSilent: it would need a lease, and there was no ``beat`` for one TTL. It had
+                no effect. Else an agent that hangs would come back as soon as its lease ends.
             StoreUnavailable: no answer; it may have taken effect or not.
         """
         ...
 
     def beat(self) -> None:
-        """Says that the agent's main loop lives. Without it, keep-alives stop within one TTL."""
+        """Says that the agent's main loop lives; ``start`` counts as the first time.
+
+        Without it, keep-alives stop within one TTL, and no new lease is taken.
+        """
         ...
 
     def read(self, prefix: str) -> tuple[Entry, ...]:

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 
 import pytest
 
+from elastic_runtime.protocol.records import node_key
+from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.state import Policy
 from elastic_runtime.rendezvous.store import (
     ABSENT,
     Entry,
     Expect,
     LeaseLost,
+    MainLoopSilent,
     Put,
     Snapshot,
     Store,
@@ -303,8 +307,35 @@ class StoreContract:
         other.ear.lacks(silent.key)
         silent.ear.hears(LeaseLost)
         silent.ear.lacks(silent.key)
+        with pytest.raises(MainLoopSilent):
+            silent.put(silent.key, b"back", ABSENT, leased=True)
+        silent.put("job", b"needs no lease")
+        silent.store.beat()
         silent.put(silent.key, b"back", ABSENT, leased=True)
         other.ear.has(silent.key, b"back")
+
+    def test_a_participant_whose_main_loop_hangs_stays_away_until_it_turns(
+        self, open_node: OpenNode, new_store: NewStore
+    ) -> None:
+        other, silent = open_node("b", wide=True), open_node("silent", ttl=1.0)
+        seed = Seed("hangs", "127.0.0.1", 1)
+        participant = Participant(new_store(1.0), Policy(), seed, lambda notice: None)
+        try:
+            participant.join()
+            key = node_key(participant.node)
+            other.ear.has("round")
+            other.ear.lacks(key)
+            # A member comes back at once if nobody has gone on without it. It must not: another
+            # lease of that length ends meanwhile.
+            silent.store.beat()
+            silent.register()
+            other.ear.has(silent.key)
+            other.ear.lacks(silent.key)
+            assert key not in other.ear.known
+            participant.beat()
+            other.ear.has(key)
+        finally:
+            participant.close()
 
     def test_beats_keep_the_lease(self, open_node: OpenNode) -> None:
         alive, silent = open_node("alive", ttl=1.0), open_node("silent", ttl=1.0)

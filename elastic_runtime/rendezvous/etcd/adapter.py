@@ -21,7 +21,7 @@ from elastic_runtime.rendezvous.etcd.hub import Hub
 from elastic_runtime.rendezvous.etcd.keys import RunKeys, took_effect, with_read_back
 from elastic_runtime.rendezvous.etcd.lease import KEEPER, Lease
 from elastic_runtime.rendezvous.etcd.view import View
-from elastic_runtime.rendezvous.store import LeaseLost
+from elastic_runtime.rendezvous.store import LeaseLost, MainLoopSilent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,8 @@ _T = TypeVar("_T")
 # Seconds for a blocking operation with its retries, and for giving the lease back at the end.
 _OPERATION = 4.0
 _FAREWELL = 1.0
+# To try again is of no use.
+_FINAL = (StoreRefused, MainLoopSilent)
 
 
 class EtcdStore:
@@ -70,6 +72,7 @@ class EtcdStore:
 
     def start(self, own_key: str, listener: Listener) -> None:
         """Connects in the background and begins to deliver events."""
+        self._holding.beat()
         self._hub.post(lambda: self._view.start(own_key, listener))
 
     def follow(self, own_key: str) -> None:
@@ -94,6 +97,7 @@ class EtcdStore:
         ``apply`` finishes them.
 
         Raises:
+            MainLoopSilent: it needs a lease, and there was no ``beat`` for one TTL.
             StoreUnavailable: no answer; it may have taken effect or not.
             StoreRefused: a kind of it; the store will never take us.
             ValueError: more than 128 puts or conditions, or a key written twice.
@@ -145,7 +149,7 @@ class EtcdStore:
         limit = _OPERATION if self._hub.connected_once else self._connect_timeout
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(
-                lambda e: isinstance(e, StoreUnavailable) and not isinstance(e, StoreRefused)
+                lambda e: isinstance(e, StoreUnavailable) and not isinstance(e, _FINAL)
             ),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
             stop=tenacity.stop_after_delay(limit) | tenacity.stop_when_event_set(self._closing),
@@ -185,25 +189,31 @@ class _Holding:
         self._lost = lost
         self._lock = threading.Lock()
         self._lease: Lease | None = None
+        self._beaten = KEEPER.now()
 
     def number(self) -> int:
         """The id of the present lease; takes one if there is none.
 
         Raises:
+            MainLoopSilent: there was no ``beat`` for as long as a lease lasts.
             StoreUnavailable: none was granted.
         """
         with self._lock:
             if self._lease is None:
                 asked_at = KEEPER.now()
+                if asked_at - self._beaten > self._ttl:
+                    raise MainLoopSilent(asked_at - self._beaten)
                 number, ttl = self._hub.client.grant(self._ttl)
                 client = self._hub.client
                 self._lease = Lease(number, ttl, asked_at, client.keep_alive, self._ended)
+                self._lease.beaten = self._beaten
                 self.granted_ttl = float(ttl)
                 KEEPER.keep(self._lease)
             return self._lease.number
 
     def beat(self) -> None:
         """The main loop lives."""
+        self._beaten = KEEPER.now()
         if (lease := self._lease) is not None:
             KEEPER.beat(lease)
 

@@ -281,7 +281,8 @@ def test_a_beating_loop_keeps_its_lease_and_a_silent_one_loses_it(etcd: EtcdServ
             hangs.next(LeaseLost)
             assert "nodes/lives" in watcher.values()
             assert not any(isinstance(event, LeaseLost) for event in lives.events)
-            # Life goes on with a new lease.
+            # Once its loop turns again, life goes on with a new lease.
+            hangs.store.beat()
             hangs.register(b"back")
             watcher.until(lambda values: values.get("nodes/hangs") == b"back")
         finally:
