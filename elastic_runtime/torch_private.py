@@ -201,6 +201,52 @@ def abort_nccl() -> None:
             group._get_backend(torch.device("cuda")).abort()
 
 
+def nccl_collectives() -> int | None:
+    """How many collectives this process has queued on NCCL, in all groups that exist.
+
+    There is no public count. It tells whether anything was queued between two looks; what goes
+    from one rank to another (send and receive) is not counted.
+
+    Returns:
+        The number, or None if a group does not say.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return 0
+    counted = 0
+    for group in all_groups():
+        # A group of gloo alone has no part in it: it says so by a RuntimeError.
+        with suppress(RuntimeError):
+            backend = group._get_backend(torch.device("cuda"))
+            count = getattr(backend, "_get_sequence_number_for_group", None)
+            if count is None:
+                return None
+            counted += count()
+    return counted
+
+
+def nccl_failure() -> str:
+    """What a group of NCCL says of itself that no caller has heard yet; "" if nothing.
+
+    A collective that ran out of time, or an error of the network, is noticed by a thread of torch,
+    which ends the collective. There is no public way to ask.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not (torch.cuda.is_available() and dist.is_initialized()):
+        return ""
+    for group in all_groups():
+        with suppress(RuntimeError):
+            ask = getattr(group._get_backend(torch.device("cuda")), "get_error", None)
+            said = ask() if ask is not None else None
+            if said is not None and said.name != "SUCCESS":
+                return str(said.name)
+    return ""
+
+
 def tensor_pickle(dtype: torch.dtype, shape: tuple[int, ...], size: int) -> bytes:
     """The pickle by which ``torch.save`` says how to make a tensor of its raw bytes.
 

@@ -9,7 +9,7 @@ import torch
 
 from elastic_runtime.data.seeds import generator
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state import tensor_bytes
+from elastic_runtime.worker.picture import tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import traceback
+from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
+from elastic_runtime import torch_private
 from elastic_runtime.worker import boot
 from elastic_runtime.worker.ranks import Interrupted
+
+if TYPE_CHECKING:
+    from elastic_runtime.worker.ranks import Ranks
+
+
+class WorldChanged(BaseException):
+    """Ends ``train``: the world is about to be another one. Not an error, and not to be caught."""
+
+
+def check_groups(ranks: Ranks | None) -> None:
+    """Returns if what the collectives have given so far can be relied on.
+
+    Args:
+        ranks: those of the round; None where no agent interrupts.
+
+    Raises:
+        WorldChanged: the round was interrupted: collectives of the GPU may have been cut off.
+        DistBackendError: torch itself has ended a collective.
+    """
+    if ranks is not None and ranks.interrupted.is_set():
+        raise WorldChanged("the round is broken")
+    if failure := torch_private.nccl_failure():
+        raise dist.DistBackendError(f"NCCL error: a collective has failed ({failure})")
 
 
 def forget(error: BaseException) -> None:

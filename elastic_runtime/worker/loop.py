@@ -19,6 +19,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -43,8 +44,10 @@ from elastic_runtime.protocol.messages import (
 )
 from elastic_runtime.worker import blame, whereabouts
 from elastic_runtime.worker.agreement import Agreement, Wish
+from elastic_runtime.worker.blame import WorldChanged
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.ending import end_quickly
+from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.peers import Connection
 from elastic_runtime.worker.ranks import Place, Ranks, Stores, drop_later, rehearse
 from elastic_runtime.worker.sync import bring_together
@@ -65,10 +68,6 @@ class _Entering(Protocol):
 
     def enter(self, world: World) -> None:
         """Another world begins."""
-
-
-class WorldChanged(BaseException):
-    """Ends ``train``: the world is about to be another one. Not an error, and not to be caught."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +182,7 @@ class _Loop:
             connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
             self._settle(connection, world)
             self._state._on_commit = self._committer(group, None)
+            self._state._gate = Gate(partial(blame.check_groups, None))
             value = self._train(world)
             self._finish_saving()
             return value
@@ -304,6 +304,7 @@ class _Loop:
         self._connect_ahead(order.spares)
         commit = self._committer(group, ranks)
         self._state._on_commit = commit
+        self._state._gate = Gate(partial(blame.check_groups, ranks))
         value = self._train(world)
         self._state._on_commit = None
         self._await_all(commit, order)

@@ -7,16 +7,15 @@ changes elsewhere (buffers, counters, generators, schedulers) is remembered at e
 
 from __future__ import annotations
 
-import ctypes
-import json
-import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elastic_runtime.errors import ElasticError, UsageError
 from elastic_runtime.worker import plain
+from elastic_runtime.worker.counters import CountersEntry
+from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.generators import Generators
 from elastic_runtime.worker.parts import (
     Form,
@@ -26,6 +25,7 @@ from elastic_runtime.worker.parts import (
     StatefulPart,
     same_keys,
 )
+from elastic_runtime.worker.picture import Picture, digest_of, forms_of
 from elastic_runtime.worker.room import Room
 from elastic_runtime.worker.standing import Condition, Standing
 
@@ -34,41 +34,9 @@ if TYPE_CHECKING:
 
     from elastic_runtime.worker.parts import Part
 
-# How much of each tensor the digest looks at.
-_SAMPLE_BYTES = 4096
-
 
 class StateLost(ElasticError):
     """This rank cannot go back to its last commit: a step is half done."""
-
-
-class CountersEntry:
-    """The counters of a State, as a checkpoint takes and gives them."""
-
-    def __init__(self, counters: dict[str, Any]) -> None:
-        """Refers to these counters: which ones there are may change."""
-        self._counters = counters
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of them, as they are now."""
-        return dict(self._counters)
-
-    def load_state_dict(self, counters: dict[str, Any]) -> None:
-        """Replaces all of them."""
-        self._counters.clear()
-        self._counters.update(counters)
-
-
-class Picture(NamedTuple):
-    """The whole state of a commit.
-
-    Attributes:
-        meta: for JSON: the step, all plain values, and the form of each tensor.
-        tensors: those in use, not copies; they change with the next step.
-    """
-
-    meta: dict[str, Any]
-    tensors: list[torch.Tensor]
 
 
 class State:
@@ -104,6 +72,7 @@ class State:
     _usual: dict[str, int]  # the most that each optimizer has made from one commit to the next
     _spare: Room  # for what may be received
     _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
+    _gate: Gate  # set by elastic.run; what optimizers and commits must pass
 
     def __init__(self, *, shadow: bool = False, generators: bool = True, **named: Any) -> None:
         """Takes the objects; they are first touched when training begins.
@@ -136,6 +105,7 @@ class State:
         self._usual = {}
         self._spare = Room(())
         self._on_commit = None
+        self._gate = Gate(lambda: None)
         self._parts = list(self._sorted(named))
         for part in self._parts:
             # With a shadow a step can be undone wherever it is: it leaves the memory clean.
@@ -160,6 +130,7 @@ class State:
                 "commit() outside of elastic.run: only inside the function that elastic.run calls "
                 "does the runtime know of the other ranks; call it there, after optimizer.step()"
             )
+        self._gate.before_commit()
         self._advance()
         self._on_commit()
 
@@ -355,18 +326,7 @@ class State:
 
         It covers all plain values, names, shapes and types, and a sample of each tensor.
         """
-        meta, tensors = self.picture()
-        words = {name: plain.canonical(part) for name, part in meta.pop("parts").items()}
-        words |= meta | {"counters": plain.canonical(meta["counters"])}
-        digest = zlib.crc32(json.dumps(words, sort_keys=True).encode())
-        samples: dict[torch.device, list[torch.Tensor]] = {}
-        for tensor in tensors:
-            if tensor.numel():
-                samples.setdefault(tensor.device, []).append(_sample(tensor))
-        # By the device of their first tensor, which is the same one on every rank.
-        for parts in samples.values():
-            digest = zlib.crc32(tensor_bytes(torch.cat(parts).cpu()), digest)
-        return digest
+        return digest_of(self.picture())
 
     # Counters
 
@@ -421,6 +381,7 @@ class State:
     def _watch(self, part: OptimizerPart) -> None:
 
         def before(*_: object) -> None:
+            self._gate.before_optimizer(part.optimizer)
             self._running = self._running + 1
             if self._condition is not Condition.NEW:
                 self._condition = Condition.DIRTY
@@ -448,8 +409,6 @@ class State:
         )
 
     def _advance(self) -> None:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # a failed collective shows here, before the step counts
         self._condition = Condition.DIRTY
         for name, count in self._finished.items():
             self._usual[name] = max(count, self._usual.get(name, 0))
@@ -479,19 +438,3 @@ class State:
 
 
 _OWN = frozenset(State.__annotations__)
-
-
-def forms_of(meta: dict[str, Any]) -> list[Form]:
-    """The forms of all tensors of a picture."""
-    return [Form(dtype, tuple(shape), device) for dtype, shape, device, _ in meta["tensors"]]
-
-
-def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    """The bytes of a contiguous CPU tensor, without NumPy."""
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
-
-
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """At most about 4 KiB of a tensor, evenly spread, as bytes."""
-    stride = -(-tensor.nbytes // _SAMPLE_BYTES)
-    return tensor.reshape(-1)[::stride].contiguous().view(torch.uint8)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.errors import ElasticError, UsageError
+from elastic_runtime.worker.picture import forms_of, tensor_bytes
 from elastic_runtime.worker.standing import Choice, Condition, Standing, choose
-from elastic_runtime.worker.state import forms_of, tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,6 +6,9 @@ whose commits nobody follows up; ``2 ranks`` is ``elastic.run`` in two processes
 agreement of all ranks. What an agent adds, the published step, is a store to shared memory.
 
     scripts/bench/commit.py --steps 2000 --json /tmp/commit.json
+
+``--gpu`` measures something else, on one GPU: what whole steps of a small transformer cost when
+each optimizer waits for its gradients on the host (``worker/gate.py``), and when it does not.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
+from elastic_runtime.worker.gate import Gate
 from scripts.bench.measure.figures import quantile
 from scripts.bench.measure.report import machine
 from tests.etcd_server import free_port
@@ -58,7 +62,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=2000, help="commits in each run")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--gpu", action="store_true", help="what waiting for gradients costs")
     args = parser.parse_args()
+    if args.gpu:
+        return _on_gpu(args.steps)
     costs = []
     for generators in (True, False):
         costs.append(Cost(1, generators, *_alone(generators, args.steps)))
@@ -71,6 +78,47 @@ def main() -> int:
         report = {"machine": machine(), "costs": [asdict(cost) for cost in costs]}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
+
+
+def _on_gpu(steps: int) -> int:
+    """Times whole steps, with optimizers that wait for their gradients and without."""
+    if not torch.cuda.is_available():
+        print("there is no GPU here", file=sys.stderr)
+        return 1
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+    model = nn.TransformerEncoder(layer, 8).cuda()
+    optim = torch.optim.AdamW(model.parameters())
+    state = elastic.State(model=model, optim=optim)
+    state.hold(0)
+    state._on_commit = lambda: None
+    ddp = DistributedDataParallel(model)
+    inputs = torch.randn(8, 128, 512, device="cuda")
+    # In turn, so that a clock that slows down falls on both.
+    millis: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(2 * (_WARM_UP + steps)):
+        waits = bool(number % 2)
+        state._gate = Gate(lambda: None) if waits else _NoGate(lambda: None)
+        began = time.perf_counter()
+        optim.zero_grad()
+        ddp(inputs).square().mean().backward()
+        optim.step()
+        state.commit()
+        millis[waits].append(1e3 * (time.perf_counter() - began))
+    for waits, name in ((False, "optimizers do not wait"), (True, "optimizers wait       ")):
+        taken = millis[waits][_WARM_UP:]
+        print(f"{name}  median {quantile(taken, 0.5):7.3f} ms  p95 {quantile(taken, 0.95):7.3f} ms")
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+class _NoGate(Gate):
+    """The order without a look before the optimizer."""
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
 
 
 def _state(generators: bool) -> tuple[nn.Module, torch.optim.Optimizer, elastic.State]:

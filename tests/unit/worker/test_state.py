@@ -12,8 +12,9 @@ from torch import nn
 
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.picture import Picture
 from elastic_runtime.worker.standing import Condition, Standing
-from elastic_runtime.worker.state import Picture, State, StateLost
+from elastic_runtime.worker.state import State, StateLost
 
 
 class Job:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from typing import Any
 
 from elastic_runtime.worker import whereabouts
 
@@ -55,3 +57,22 @@ def test_the_place_is_that_of_the_script_and_no_collective() -> None:
     assert not any(collective for collective, _ in seen)
     assert any("test_whereabouts.py" in where and "in script" in where for _, where in seen)
     assert whereabouts.of(0) == (False, "nowhere")
+
+
+def test_whoever_waits_for_the_gpu_waits_for_others() -> None:
+    ready = threading.Event()
+    done: list[bool] = []
+    namespace: dict[str, Any] = {"ready": ready, "done": done}
+    code = "def synchronize():\n    ready.set()\n    while not done:\n        pass\n"
+    exec(compile(code, "/lib/site-packages/torch/cuda/streams.py", "exec"), namespace)
+    thread = threading.Thread(target=namespace["synchronize"], daemon=True)
+    thread.start()
+    assert ready.wait(PATIENCE)
+    assert thread.ident is not None
+    try:
+        deadline = time.monotonic() + PATIENCE  # it may still be inside of set()
+        while not whereabouts.of(thread.ident)[0]:
+            assert time.monotonic() < deadline
+    finally:
+        done.append(True)
+        thread.join()
