@@ -24,6 +24,7 @@ from torch.distributed.elastic.agent.server.api import (
 
 from elastic_runtime.agent import lifecycle, workers
 from elastic_runtime.agent.crew import Crew, FromWorker
+from elastic_runtime.agent.hang import HangClock
 from elastic_runtime.agent.life import (
     Alarm,
     AskDrain,
@@ -163,8 +164,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._trouble_at: float | None = None
         self._events = 0
         self._closed = False
-        self._longest = 0.0  # between two steps, in seconds
-        self._steps_seen = (-1, 0.0, 0)  # step, when, in which round
+        self._clock = HangClock(times.hang)
 
     # ------------------------------------------------------------ the loop
 
@@ -300,21 +300,13 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._tell("round.recovered", fields)
 
     def _look_for_progress(self) -> None:
-        """In place: notices that no step was committed for longer than any took so far."""
-        idle = self._crew.idle() if self._life.state.in_place else None
-        if idle is None or not self._config.timeouts.hang:
+        """In place: notices that a step takes longer than it should."""
+        if not self._life.state.in_place:
             return
-        step, last = self._crew.step(), self._life.state.round
-        number = last.number if last else 0
-        seen, at, before = self._steps_seen
-        if (step, number) != (seen, before):
-            # The end of a hang is no step: the next one would have to be three times as long.
-            if seen >= 0 and number == before:
-                self._longest = max(self._longest, (time.monotonic() - at) / max(1, step - seen))
-            self._steps_seen = (step, time.monotonic(), number)
-        limit = max(self._config.timeouts.hang, 3.0 * self._longest)
-        if idle > limit:
-            self._take(NoProgress(idle, limit))
+        last, now = self._life.state.round, time.monotonic()
+        self._clock = self._clock.seen(self._crew.pulse(), last.number if last else 0, now)
+        if self._clock.overdue(now):
+            self._take(NoProgress(self._clock.idle(now), self._clock.limit))
 
     # ------------------------------------------------------------ what goes out
 
@@ -350,8 +342,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 crew.change(number, reason, goes)
             case AskWorkers(local_ranks):
                 crew.ask(local_ranks)
-            case KillWorkers(local_ranks):
-                crew.kill(local_ranks)
+            case KillWorkers(local_ranks, why):
+                crew.kill(local_ranks, why)
             case DismissWorkers(saves):
                 crew.dismiss(saves)
             case _:

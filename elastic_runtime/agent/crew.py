@@ -7,7 +7,6 @@ becomes "the worker with this local rank". What a process says after it was repl
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from elastic_runtime.agent import workers
 from elastic_runtime.agent.channel import Channel
 from elastic_runtime.agent.environment import PortKeeper, worker_environment
 from elastic_runtime.agent.faults import classify, parse_error_file
+from elastic_runtime.agent.hang import Pulse
 from elastic_runtime.agent.life import (
     WorkerDrains,
     WorkerExited,
@@ -77,6 +77,7 @@ class _Post:
     started_for: int  # round
     progress: ProgressFile
     error_file: str
+    ended_for: str = ""  # why we have ended it
 
 
 class Crew:
@@ -179,9 +180,16 @@ class Crew:
         """SIGTERM to all workers, SIGKILL after ``grace`` seconds."""
         self._workers.stop(grace)
 
-    def kill(self, local_ranks: Iterable[int]) -> None:
-        """Has workers dump the stacks of all their threads into their logs, and ends them."""
+    def kill(self, local_ranks: Iterable[int], why: str) -> None:
+        """Has workers dump the stacks of all their threads into their logs, and ends them.
+
+        Args:
+            local_ranks: which ones.
+            why: what their end is put down to.
+        """
         for local_rank in local_ranks:
+            if local_rank in self._posts:
+                self._posts[local_rank].ended_for = why
             self._workers.abort(local_rank, _DUMP_SECONDS)
 
     def running(self) -> frozenset[int]:
@@ -207,7 +215,15 @@ class Crew:
             with open(post.error_file, "rb") as file:
                 error = parse_error_file(file.read())
         step = post.progress.read()[0]
-        fault = classify(item.round, post.rank, item.code, error, step=step, lifetime=item.lifetime)
+        fault = classify(
+            item.round,
+            post.rank,
+            item.code,
+            error,
+            step=step,
+            lifetime=item.lifetime,
+            ended_for=post.ended_for,
+        )
         if not (told_to_stop and item.code < 0):
             self.failures[post.rank] = ProcessFailure(
                 local_rank=local_rank, pid=item.pid, exitcode=item.code, error_file=post.error_file
@@ -318,10 +334,13 @@ class Crew:
         step, count, moment = max(seen, key=lambda one: one[2], default=(-1, 0, 0))
         return step, count, moment / 1e9
 
-    def idle(self) -> float | None:
-        """Seconds since a worker has last reported a step; None before the first one."""
-        moments = [p.progress.read()[2] for p in self._posts.values() if p.progress.read()[1]]
-        return time.monotonic() - max(moments) / 1e9 if moments else None
+    def pulse(self) -> Pulse:
+        """What those workers show of their progress that have not ended."""
+        running = self._workers.running()
+        posts = [post for rank, post in self._posts.items() if rank in running]
+        read = max((p.progress.read() for p in posts), key=lambda one: one[2], default=(-1, 0, 0))
+        expected = max((post.progress.expected for post in posts), default=0)
+        return Pulse(read[1], read[2] / 1e9, expected / 1e9 if expected else None)
 
     def reserve(self) -> int:
         """A port on which this node would host the next round's store; 0: none."""

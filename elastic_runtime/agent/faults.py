@@ -17,6 +17,8 @@ from elastic_runtime.worker.boot import is_echo
 
 # Ended from outside: whoever sends these is not the script.
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+# With these an agent ends a worker that hangs: the stacks of its threads first.
+_OURS = frozenset({signal.SIGABRT, signal.SIGKILL})
 _TAKEN_PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _MOVING_PARTS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LONGEST_TRACEBACK = 8000
@@ -81,6 +83,7 @@ def classify(
     *,
     step: int = -1,
     lifetime: float = 0.0,
+    ended_for: str = "",
 ) -> FaultReport:
     """Gives a worker's unwanted end its name.
 
@@ -91,6 +94,7 @@ def classify(
         error: its error file, if it wrote one.
         step: the highest step that it reported, -1 for none.
         lifetime: seconds it had run.
+        ended_for: why this agent has ended it with SIGABRT, "" if it has not.
 
     Returns:
         The report; ``consequence`` is set for errors that only echo the end of a peer.
@@ -98,6 +102,9 @@ def classify(
     base = FaultReport(
         round_number, FAILED, rank=rank, exit_code=code, step=step, lifetime=lifetime
     )
+    if ended_for and -code in _OURS:
+        reason = f"worker {rank} was ended: {ended_for}"
+        return replace(base, kind=KILLED, reason=reason, signature="ended")
     if code < 0 and -code in _KILLS:
         name = signal_name(-code)
         return replace(

@@ -68,6 +68,8 @@ _NEVER = float("inf")
 _MOST_BOOTS = 3
 # What a worker's channel thread needs to answer, in seconds.
 _ANSWER = 0.5
+# After this time an answer says nothing about where the worker is now.
+_OLD_ANSWER = 5.0
 
 
 def step(state: State, event: Event, now: float) -> Step | None:
@@ -430,7 +432,7 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     if state.interrupted_at is not None:
         return Step(state)
     recently = now < state.asked_at + _ANSWER
-    if not state.asking:
+    if not state.asking or now > state.asked_at + _OLD_ANSWER:
         if recently:
             return Step(state)
         state = replace(state, asking=True, asked_at=now, heard={})

@@ -287,11 +287,12 @@ class ProgressFile:
 
     Layout (little endian, 8-byte fields, each written by one aligned store): the step, -1 if none
     was reported; the steps completed by this process; the moment of the last one, in nanoseconds
-    on the machine's monotonic clock.
+    on the machine's monotonic clock; in place, the moment since which a next step is to be
+    expected, on the same clock, or 0 while none is.
     """
 
-    SIZE = 24
-    _LAYOUT = struct.Struct("<qqq")
+    SIZE = 32
+    _LAYOUT = struct.Struct("<qqqq")
 
     def __init__(self, path: str, *, create: bool = False) -> None:
         """Maps the file at ``path``; with ``create`` it is made anew, saying "no step yet"."""
@@ -304,7 +305,7 @@ class ProgressFile:
         finally:
             os.close(descriptor)
         if create:
-            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0)
+            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0, 0)
         self._view = memoryview(self._map).cast("q")
 
     def publish(self, step: int, count: int, moment_ns: int) -> None:
@@ -312,6 +313,15 @@ class ProgressFile:
         self._view[2] = moment_ns
         self._view[1] = count
         self._view[0] = step
+
+    def expect(self, since_ns: int) -> None:
+        """Says since when a next step is to be expected; 0: none is, until this is said again."""
+        self._view[3] = since_ns
+
+    @property
+    def expected(self) -> int:
+        """Since when a next step is to be expected, in nanoseconds; 0: none is."""
+        return self._view[3]
 
     def read(self) -> tuple[int, int, int]:
         """``(step, count, moment in ns)`` as last published."""

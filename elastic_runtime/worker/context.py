@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import RecordError
@@ -37,7 +37,7 @@ from elastic_runtime.protocol.messages import (
 from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _LOG = logging.getLogger("elastic_runtime")
 
@@ -70,6 +70,8 @@ class WorkerContext:
         self._progress_path = environ.get(ENV_PROGRESS, "")
         self._progress: ProgressFile | None = None
         self._steps = 0
+        self._in_train = False
+        self._busy: list[str] = []
         self._drains = False
         self.drain = threading.Event()
         self._life = int(environ.get(ENV_LIFE) or 0)
@@ -119,13 +121,39 @@ class WorkerContext:
         self._steps += 1
         if self._steps == 1 and self.has_agent:
             self.note("step.first", step=step)  # the agent tells people how long a recovery took
-        if self._progress is None:
-            if not self._progress_path:
-                return
-            self._progress = self._open_progress()
-            if self._progress is None:
-                return
-        self._progress.publish(step, self._steps, time.monotonic_ns())
+        if (progress := self._progress_file()) is not None:
+            progress.publish(step, self._steps, time.monotonic_ns())
+
+    @contextmanager
+    def in_train(self) -> Iterator[None]:
+        """While the block runs steps are to be expected: ``train`` of a round in place."""
+        self._in_train = True
+        self._expect()
+        try:
+            yield
+        finally:
+            self._in_train = False
+            self._expect()
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """While the block runs no step is to be expected.
+
+        Args:
+            what: for people, such as ``evaluation``.
+        """
+        self._busy.append(what)
+        self._expect()
+        try:
+            yield
+        finally:
+            self._busy.remove(what)
+            self._expect()
+
+    @property
+    def busy_with(self) -> str:
+        """What the script says that it does, "" if nothing."""
+        return next(iter(self._busy[-1:]), "")  # other threads change it
 
     def listen(self, listener: Callable[[Message], None]) -> None:
         """Hands every message of the agent to ``listener``, in the channel's thread.
@@ -230,6 +258,17 @@ class WorkerContext:
             self.drain.set()
         elif self._listener is not None:
             self._listener(message)
+
+    def _expect(self) -> None:
+        """Publishes since when a step is to be expected; the hang time-out counts from there."""
+        if (progress := self._progress_file()) is not None:
+            expected = self._in_train and not self._busy
+            progress.expect(time.monotonic_ns() if expected else 0)
+
+    def _progress_file(self) -> ProgressFile | None:
+        if self._progress is None and self._progress_path:
+            self._progress = self._open_progress()
+        return self._progress
 
     def _open_progress(self) -> ProgressFile | None:
         try:

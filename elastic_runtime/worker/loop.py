@@ -89,7 +89,6 @@ class _Out:
 
 
 _ran = False
-_busy: list[str] = []
 
 
 @contextmanager
@@ -99,11 +98,8 @@ def busy(what: str) -> Iterator[None]:
     Args:
         what: for people, such as ``evaluation``.
     """
-    _busy.append(what)
-    try:
+    with context().busy(what):
         yield
-    finally:
-        _busy.pop()
 
 
 def run(state: State, checkpointer: Saver | None = None) -> Callable[[Callable[[World], T]], T]:
@@ -228,8 +224,7 @@ class _Loop:
                     self._thrown = number
                     whereabouts.throw(self._main, WorldChanged)
                     collective = False
-        said = _busy[-1] if _busy else ""
-        self._here.tell(Heard(collective=collective, where=where, busy=said))
+        self._here.tell(Heard(collective=collective, where=where, busy=self._here.busy_with))
 
     # ------------------------------------------------------------ rounds
 
@@ -305,9 +300,10 @@ class _Loop:
         commit = self._committer(group, ranks)
         self._state._on_commit = commit
         self._state._gate = Gate(partial(blame.check_groups, ranks))
-        value = self._train(world)
-        self._state._on_commit = None
-        self._await_all(commit, order)
+        with self._here.in_train():
+            value = self._train(world)
+            self._state._on_commit = None
+            self._await_all(commit, order)
         self._finish_saving()
         self._here.tell(Returned(order.round))
         return _Done(value)

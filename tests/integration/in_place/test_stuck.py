@@ -45,9 +45,25 @@ def test_who_hangs_outside_of_a_collective_is_named_and_replaced(tmp_path: Path)
         # The stacks of all its threads are in its log.
         assert "in obey" in job.log
         assert "steps.py" in job.log
+        assert "no step for" in job.event("worker.killed")["reason"]
+        assert not job.events("fault.retry"), "that is no failure of the script"
         # Who says that it is busy does not hang.
         job.order(full[0], "busy", 4.0)
         further = job.step + 20
         job.wait(lambda: job.step > further, "steps after the evaluation")
         assert len(job.events("worker.hangs")) == 1
+        job.finish()
+
+
+def test_who_waits_for_a_slow_replacement_does_not_hang(tmp_path: Path) -> None:
+    options = ("--local-nodes", "2", "--min", "2", "--hang-timeout", "2")
+    with Job(tmp_path, "steps.py", *options, kind="slow", seconds=1.0) as job:
+        before = job.ranks(2)
+        (tmp_path / "slow").touch()  # more than three times as long as the time-out
+        job.kill(before[1])
+        again = job.ranks(2, after=before[0].round)
+        assert before[0].pid in {note.pid for note in again.values()}
+        assert again[0].round == before[0].round + 1
+        assert not job.events("worker.hangs"), job.story()
+        assert not job.events("fault.retry"), job.story()
         job.finish()

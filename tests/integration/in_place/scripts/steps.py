@@ -14,11 +14,14 @@ import elastic_runtime as elastic
 
 FEATURES = 8
 BATCH = 12
+SLOW = 11.0  # seconds that a worker needs to start, once the test says so
 
 
 def main() -> None:
     args = options()
     notes = Notes(args.folder)
+    if args.kind == "slow" and notes.has("slow"):
+        time.sleep(SLOW)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
     optim = torch.optim.Adam(model.parameters(), lr=0.01)

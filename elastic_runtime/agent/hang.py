@@ -1,0 +1,105 @@
+"""When a round in place counts as hanging: pure.
+
+Time counts from the moment at which ``train`` was entered in the present round, from the last step
+of it, or from the end of a ``busy()`` of the script, whichever is latest. Outside of that nothing
+is expected and nothing counts: ranks that wait for a node, connect, or load do not hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median_low
+
+# Of so many steps the usual one is taken. A stall that has healed is one among them: were it the
+# longest step that counted, the next stall would be noticed three times as late.
+_REMEMBERED = 15
+_PATIENCE = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What the workers of a node show of their progress.
+
+    Attributes:
+        count: which step of the round that was that one of them has reported last.
+        moment: when, in seconds on the monotonic clock.
+        expected: since when the next step is expected, on that clock; None: none is, as the ranks
+            are in no round, are on their way into ``train``, or are busy with something else.
+    """
+
+    count: int = 0
+    moment: float = 0.0
+    expected: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HangClock:
+    """How long the present step takes, and how long it may.
+
+    Attributes:
+        least: a step may always take so long, in seconds; 0: for ever.
+        round: the round that runs.
+        began: when the present step began; None: none is expected.
+        count: the steps of this round so far.
+        first: how long the first step took that was ever seen here, from the entry into ``train``.
+            What a new process has to do once, such as compiling, is in it; 0.0: none was seen, and
+            until then the first one may take for ever.
+        steps: how long the last steps took, without the first ones of rounds.
+        odd: how long the present step takes is no measure for others: the workers were asked where
+            they are, or somebody was busy in the middle of it.
+    """
+
+    least: float
+    round: int = 0
+    began: float | None = None
+    count: int = 0
+    first: float = 0.0
+    steps: tuple[float, ...] = ()
+    odd: bool = False
+
+    @property
+    def limit(self) -> float:
+        """How long the present step may take, in seconds: ``least``, or three times as long as it
+        usually does, if that is more. The first one of a round may take three times as long as the
+        first of all did."""
+        usual = median_low(self.steps) if self.steps else 0.0
+        return max(self.least, _PATIENCE * max(usual, 0.0 if self.count else self.first))
+
+    def idle(self, now: float) -> float:
+        """For how many seconds a step has been expected; 0.0 if none is."""
+        if self.began is None or not self.first or not self.least:
+            return 0.0
+        return now - self.began
+
+    def overdue(self, now: float) -> bool:
+        """Whether it is time to ask the workers where they are."""
+        return self.idle(now) > self.limit
+
+    def seen(self, pulse: Pulse, number: int, now: float) -> HangClock:
+        """The clock after a look at the workers.
+
+        Args:
+            pulse: what they show.
+            number: the round that they are in.
+            now: seconds on the monotonic clock.
+        """
+        clock = self
+        if number != self.round:
+            clock = replace(self, round=number, began=None, count=0, odd=False)
+        if pulse.expected is None:
+            return replace(clock, began=None, odd=clock.odd or clock.began is not None)
+        began = pulse.expected if clock.began is None else clock.began
+        if pulse.moment > began:
+            clock = clock._measured(pulse, began)
+        clock = replace(clock, began=max(pulse.expected, pulse.moment))
+        return replace(clock, odd=clock.odd or clock.overdue(now))
+
+    def _measured(self, pulse: Pulse, began: float) -> HangClock:
+        """With the time of the steps that were made since ``began``."""
+        took = (pulse.moment - began) / max(1, pulse.count - self.count)
+        clock = replace(self, count=pulse.count, odd=False)
+        if not self.first:
+            return replace(clock, first=took)
+        if self.odd or not self.count:
+            return clock
+        return replace(clock, steps=(*self.steps, took)[-_REMEMBERED:])
