@@ -58,7 +58,12 @@ from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.protocol.messages import HANG
 from elastic_runtime.protocol.records import ASKED, FAILED, PLANNED, START, FaultReport
 from elastic_runtime.rendezvous.budget import root_cause
-from elastic_runtime.rendezvous.state import Excluded, Prepare, Sealed, Switch
+from elastic_runtime.rendezvous.notices import (
+    Excluded,
+    Prepare,
+    Sealed,
+    Switch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.rendezvous.state import Notice
+from elastic_runtime.rendezvous.notices import Notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

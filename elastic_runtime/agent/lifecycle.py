@@ -57,7 +57,7 @@ from elastic_runtime.agent.life import (
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE, EXIT_USAGE
 from elastic_runtime.protocol.records import ASKED, PLANNED, START, FaultReport
-from elastic_runtime.rendezvous.state import (
+from elastic_runtime.rendezvous.notices import (
     BadRecord,
     Conflict,
     Ended,

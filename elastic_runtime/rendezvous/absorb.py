@@ -17,6 +17,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     node_key,
 )
+from elastic_runtime.rendezvous.notices import BadRecord, StoreState
 from elastic_runtime.rendezvous.state import (
     COMMON,
     EMPTY,
@@ -26,7 +27,6 @@ from elastic_runtime.rendezvous.state import (
     REPLACED,
     Applied,
     Available,
-    BadRecord,
     Done,
     Drain,
     Event,
@@ -38,7 +38,6 @@ from elastic_runtime.rendezvous.state import (
     Probed,
     Slot,
     State,
-    StoreState,
     Tick,
 )
 from elastic_runtime.rendezvous.store import (

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime.rendezvous.notices import Conflict, Prepare
 from elastic_runtime.rendezvous.standing import leader_of
-from elastic_runtime.rendezvous.state import ALIVE, SILENT, Conflict, Peer, Prepare, State
+from elastic_runtime.rendezvous.state import (
+    ALIVE,
+    SILENT,
+    Peer,
+    State,
+)
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import Member, NodeRecord

@@ -20,16 +20,18 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.rendezvous.entrance import may_register
 from elastic_runtime.rendezvous.lives import restore
-from elastic_runtime.rendezvous.standing import eligible, leader_of
-from elastic_runtime.rendezvous.state import (
-    OWN,
+from elastic_runtime.rendezvous.notices import (
     Ended,
     Excluded,
     Fenced,
-    Look,
     Sealed,
-    State,
     Switch,
+)
+from elastic_runtime.rendezvous.standing import eligible, leader_of
+from elastic_runtime.rendezvous.state import (
+    OWN,
+    Look,
+    State,
 )
 from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
 

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
     from elastic_runtime.clock import Clock
     from elastic_runtime.protocol.records import EventRecord, FaultReport
-    from elastic_runtime.rendezvous.state import Notice, State
+    from elastic_runtime.rendezvous.notices import Notice
+    from elastic_runtime.rendezvous.state import State
     from elastic_runtime.rendezvous.store import Entry, Store
 
 # While there is nothing to do, the loop still looks around this often (seconds).

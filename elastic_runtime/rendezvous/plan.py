@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.rendezvous.state import Action, Apply, Probe, State, Waiting
+from elastic_runtime.rendezvous.notices import Waiting
+from elastic_runtime.rendezvous.state import (
+    Action,
+    Apply,
+    Probe,
+    State,
+)
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import Member, NodeRecord

@@ -24,6 +24,8 @@ from elastic_runtime.rendezvous.store import ABSENT, StoreEvent, Transaction
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.rendezvous.notices import Notice
+
 # The tag under which a node writes its own key; other writes go by the key that they write.
 OWN = "own"
 
@@ -178,99 +180,6 @@ class Notify:
     notice: Notice
 
 
-# ---------------------------------------------------------------- notices to the agent
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """This node is a member of a new round."""
-
-    round: RoundRecord
-    group_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """Leave the round: at once if it is broken, at a step boundary otherwise."""
-
-    round: int
-    broken: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Excluded:
-    """The job went on without this node: stop the workers, then join again as a new life."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The job is over."""
-
-    outcome: OutcomeRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """The job recovers in place: have the workers ready before this node asks in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """No round yet, and why; sent when the reason changes."""
-
-    reason: str
-    have: int
-    minimum: int
-    maximum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Another live job holds this run id."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """No contact to the store for so long that others may go on without us: stop the workers."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoreState:
-    """The store was lost (``up`` False), answers again, or has forgotten everything."""
-
-    up: bool
-    why: str = ""
-    forgot: bool = False
-    refused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BadRecord:
-    """A record in the store cannot be used; it is ignored."""
-
-    key: str
-    why: str
-
-
-Notice = (
-    Sealed
-    | Switch
-    | Excluded
-    | Ended
-    | Prepare
-    | Waiting
-    | Conflict
-    | Fenced
-    | StoreState
-    | BadRecord
-)
 Action = Apply | Look | Follow | Probe | Notify
 
 

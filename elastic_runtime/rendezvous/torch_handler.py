@@ -31,9 +31,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from elastic_runtime.errors import EXIT_FAILED, EXIT_NOT_ENOUGH_NODES, StoreUnavailable
 from elastic_runtime.protocol.records import OUTCOME, PLANNED, FaultReport, OutcomeRecord
 from elastic_runtime.rendezvous.c10d_link import ANSWER, Link, listen_anywhere
-from elastic_runtime.rendezvous.participant import Participant, Seed
-from elastic_runtime.rendezvous.probe import ProbeServer
-from elastic_runtime.rendezvous.state import (
+from elastic_runtime.rendezvous.notices import (
     Conflict,
     Ended,
     Excluded,
@@ -42,13 +40,16 @@ from elastic_runtime.rendezvous.state import (
     StoreState,
     Switch,
 )
+from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.rendezvous.store import Expect, Put, Transaction
 
 if TYPE_CHECKING:
     import socket
 
     from elastic_runtime.protocol.records import RoundRecord
-    from elastic_runtime.rendezvous.state import Notice, Policy
+    from elastic_runtime.rendezvous.notices import Notice
+    from elastic_runtime.rendezvous.state import Policy
     from elastic_runtime.rendezvous.store import Store
 
 # Seconds: between two signs of life, a third of the shortest lease; that a round's store may take

@@ -12,6 +12,16 @@ from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport, NodeRecord, RoundRecord
 from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb
+from elastic_runtime.rendezvous.notices import (
+    Conflict,
+    Ended,
+    Excluded,
+    Fenced,
+    Notice,
+    Prepare,
+    Sealed,
+    Switch,
+)
 from elastic_runtime.rendezvous.state import (
     ALIVE,
     OTHER,
@@ -21,27 +31,19 @@ from elastic_runtime.rendezvous.state import (
     Applied,
     Apply,
     Available,
-    Conflict,
     Done,
     Drain,
-    Ended,
     Event,
-    Excluded,
-    Fenced,
     Follow,
     Goodbye,
     InPlace,
     Join,
     Left,
     Look,
-    Notice,
     Notify,
     Policy,
-    Prepare,
     Probe,
     Probed,
-    Sealed,
-    Switch,
     Tick,
 )
 from tests.model.clockwork import Violation

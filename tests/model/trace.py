@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import NodeRecord, RoundRecord
-from elastic_runtime.rendezvous.state import Apply, Join, Notify, Sealed
+from elastic_runtime.rendezvous.notices import Sealed
+from elastic_runtime.rendezvous.state import (
+    Apply,
+    Join,
+    Notify,
+)
 from elastic_runtime.rendezvous.store import Changed, Snapshot
 
 

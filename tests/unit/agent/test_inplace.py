@@ -42,7 +42,13 @@ from elastic_runtime.agent.life import (
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.protocol.records import KILLED, FaultReport, Member, RoundRecord
-from elastic_runtime.rendezvous.state import Excluded, Prepare, Sealed, StoreState, Switch
+from elastic_runtime.rendezvous.notices import (
+    Excluded,
+    Prepare,
+    Sealed,
+    StoreState,
+    Switch,
+)
 
 SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2, connect=15.0, join=600.0)
 

@@ -48,7 +48,7 @@ from elastic_runtime.protocol.records import (
     OutcomeRecord,
     RoundRecord,
 )
-from elastic_runtime.rendezvous.state import (
+from elastic_runtime.rendezvous.notices import (
     Conflict,
     Ended,
     Excluded,

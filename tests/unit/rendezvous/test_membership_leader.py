@@ -25,6 +25,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.rendezvous.notices import Waiting
 from elastic_runtime.rendezvous.state import (
     OTHER,
     REFUSED,
@@ -33,7 +34,6 @@ from elastic_runtime.rendezvous.state import (
     Join,
     Probed,
     Tick,
-    Waiting,
 )
 from elastic_runtime.rendezvous.store import ABSENT
 from tests.unit.rendezvous.seat import (
