@@ -14,6 +14,7 @@
     ├── StoreUnreachable        4   the rendezvous store cannot be reached
     ├── ClusterUnreachable      4   the Kubernetes API server cannot be reached, or refuses us
     ├── LeftOnRequest           5   the node was asked to leave (SIGTERM, SIGINT) and did
+    ├── AgentCrashed            6   a defect of this package ended the agent, and its node only
     ├── StoreUnavailable        –   one call to the store failed; the caller tries again
     └── RecordError             –   a record in the store is not ours, or corrupt
 
@@ -29,6 +30,7 @@ EXIT_USAGE = 2
 EXIT_NOT_ENOUGH_NODES = 3
 EXIT_STORE_UNREACHABLE = 4
 EXIT_LEFT = 5
+EXIT_CRASHED = 6
 
 
 class ElasticError(Exception):
@@ -92,6 +94,12 @@ class LeftOnRequest(ElasticError):
     """The node was asked to leave and left; the rest of the job goes on."""
 
     exit_code = EXIT_LEFT
+
+
+class AgentCrashed(ElasticError):
+    """A defect of this package ended this node's agent; the rest of the job goes on."""
+
+    exit_code = EXIT_CRASHED
 
 
 class StoreUnavailable(ElasticError):

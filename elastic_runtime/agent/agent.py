@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,11 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
+from elastic_runtime import threads
 from elastic_runtime.agent import lifecycle, workers
+from elastic_runtime.agent.crash import ended_by, fault_of
 from elastic_runtime.agent.crew import Crew, FromWorker
+from elastic_runtime.agent.environment import provisional
 from elastic_runtime.agent.hang import HangClock
 from elastic_runtime.agent.life import (
     Alarm,
@@ -49,7 +53,6 @@ from elastic_runtime.agent.life import (
     ServerDied,
     ServerReady,
     SetAlarm,
-    Settings,
     StartServer,
     StartWorkers,
     StopWorkers,
@@ -57,6 +60,7 @@ from elastic_runtime.agent.life import (
 )
 from elastic_runtime.agent.metrics import TROUBLE, TURNED
 from elastic_runtime.agent.private import PrivateDirectory
+from elastic_runtime.agent.settings import policy_of, settings_of
 from elastic_runtime.agent.snapshots import SnapshotStore
 from elastic_runtime.agent.watchdogs import Watchdogs
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
@@ -65,7 +69,6 @@ from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
 from elastic_runtime.protocol.records import EventRecord, Member, RoundRecord, event_key
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.probe import ProbeServer
-from elastic_runtime.rendezvous.state import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -74,7 +77,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from elastic_runtime.agent.forkclient import Ahead
-    from elastic_runtime.agent.life import Action, Event, Step
+    from elastic_runtime.agent.life import Action, Event
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
     from elastic_runtime.protocol.records import FaultReport
@@ -112,25 +115,15 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         watch: Emit | None = None,
     ) -> None:
         super().__init__(spec)
-        times = config.timeouts
         self._config = config
         self._emit = emit
         self._watch = watch
-        self._inbox: queue.SimpleQueue[Event | FromWorker | workers.WorkerEvent] = (
+        self._inbox: queue.SimpleQueue[Event | FromWorker | workers.WorkerEvent | threads.Crash] = (
             queue.SimpleQueue()
         )
-        self._life = lifecycle.begin(
-            Settings(
-                config.workers,
-                times.grace,
-                times.broken_grace,
-                times.connect,
-                times.join,
-                config.max_restarts,
-                min_workers=config.min_workers,
-                rejoin=times.rejoin,
-            )
-        )
+        self._crash: threads.Crash | None = None
+        self._unwatch = threads.watch(self._inbox.put)
+        self._life = lifecycle.begin(settings_of(config))
         self._finish: Finish | None = None
         self._alarm = float("inf")
         self._directory = PrivateDirectory()
@@ -154,7 +147,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             config.settings,
             config.node_life,
         )
-        self._participant = Participant(store, _policy(config), seed, self._inbox.put, times.probe)
+        self._participant = Participant(
+            store, policy_of(config), seed, self._inbox.put, config.timeouts.probe
+        )
         self._turned = time.time()
         self._reached = -1  # for threads that must not look at workers that come and go
         self._watchdogs = Watchdogs(
@@ -164,11 +159,18 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._trouble_at: float | None = None
         self._events = 0
         self._closed = False
-        self._clock = HangClock(times.hang)
+        self._clock = HangClock(config.timeouts.hang)
 
     # ------------------------------------------------------------ the loop
 
     def _invoke_run(self, role: str = "default") -> RunResult:
+        try:
+            self._turn()
+        except Exception as error:
+            self._crashed(threads.Crash.of("main", error))
+        return self._result()
+
+    def _turn(self) -> None:
         self._watchdogs.start()
         self._perform(self._life.actions)
         while self._finish is None:
@@ -185,15 +187,24 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                     continue
                 self._alarm = float("inf")
                 item = Alarm()
+            if isinstance(item, threads.Crash):
+                self._crashed(item)
+                return
             event = self._translate(item)
             if isinstance(event, Asked):
                 event = replace(event, alone=self._participant.alone)
             if event is not None:
                 self._take(event)
-        return self._result()
+
+    def _crashed(self, crash: threads.Crash) -> None:
+        """A defect of ours ends this agent, before the others have to find out."""
+        self._crash = crash
+        self._finish, report = ended_by(crash, self._config)
+        with suppress(Exception):
+            self._tell(report.name, report.fields)
 
     def _take(self, event: Event) -> None:
-        step: Step = lifecycle.step(self._life.state, event, time.monotonic())
+        step = lifecycle.step(self._life.state, event, time.monotonic())
         self._life = step
         self._perform(step.actions)
 
@@ -404,17 +415,10 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         )
 
     def _provisional(self) -> tuple[RoundRecord, int]:
-        """The round that a worker finds in its environment before it enters one: the last one,
-        with this node as one of its members."""
+        """The round that a worker finds in its environment before it enters one."""
         part, config = self._participant, self._config
         me = Member(part.node, config.node_name, self._address, config.workers)
-        last = self._life.state.round or part.state.round_record
-        if last is None:
-            return RoundRecord(1, "", (me,), 0, ""), 0
-        rank = last.rank_of(part.node)
-        if rank >= 0:
-            return last, rank
-        return replace(last, members=(*last.members, me)), len(last.members)
+        return provisional(me, self._life.state.round or part.state.round_record)
 
     def _form_group(self, last: RoundRecord, group_rank: int, local_ranks: Sequence[int]) -> None:
         """Fills in torch's description of the group."""
@@ -454,36 +458,36 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         if self._closed:
             return
         self._closed = True
-        self._watchdogs.stop()
-        self._crew.close()
-        ended = self._finish is not None and self._finish.outcome is not None
-        if ended and (
-            self._config.endpoint.hosted_here or getattr(self._rendezvous, "hosting", False)
-        ):
-            self._participant.outlast(_OUTLAST)
-        self._participant.close()
-        self._probes.close()
-        self._snapshots.close()
-        self._crew.hang_up()
+        ends = (
+            self._watchdogs.stop,
+            self._crew.close,
+            self._say_farewell,
+            self._participant.close,
+            self._probes.close,
+            self._snapshots.close,
+            self._crew.hang_up,
+        )
+        for end in ends:
+            try:
+                end()
+            except Exception:
+                if self._crash is None:  # else it may be for the same reason: end what can be
+                    raise
+        self._unwatch()
         failures = self._crew.failures.values()
         named = any(os.path.isfile(failure.error_file) for failure in failures)
         failed = self._finish is not None and self._finish.exit_code == EXIT_FAILED
         # The report names the error files; what it names must be there.
         self._directory.remove(keep="logs" if failed and named else "")
 
-
-def _policy(config: JobConfig) -> Policy:
-    times = config.timeouts
-    return Policy(
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        node_unit=config.node_unit,
-        entry=config.entry.name,
-        max_restarts=config.max_restarts,
-        last_call=times.last_call,
-        join=times.join,
-        rejoin=times.rejoin,
-        fence=times.fence,
-        batch=times.batch,
-        settle=max(3.0, times.lease_ttl),
-    )
+    def _say_farewell(self) -> None:
+        """Says the last word to the others, now that no worker runs here any more."""
+        last, finish = self._life.state.round, self._finish
+        if self._crash is not None:
+            if last is not None:
+                self._participant.leave(last.number, fault_of(self._crash, last), stays=False)
+            self._participant.goodbye(_FAREWELL)
+        elif finish is not None and finish.outcome is not None:
+            # Whoever hosts the store goes last.
+            if self._config.endpoint.hosted_here or getattr(self._rendezvous, "hosting", False):
+                self._participant.outlast(_OUTLAST)

@@ -12,6 +12,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from elastic_runtime import threads
 from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol.messages import MAX_LINE, Hello, Message, decode
 
@@ -49,8 +50,7 @@ class Channel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="channel", daemon=True)
-        self._thread.start()
+        self._thread = threads.spawn(self._serve, name="channel")
 
     def tell(self, lives: Collection[int], message: Message) -> int:
         """Sends a message to workers, as far as they are connected.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.messages import (
@@ -14,11 +15,11 @@ from elastic_runtime.protocol.messages import (
     ENV_PROGRESS,
     ENV_ROUND,
 )
+from elastic_runtime.protocol.records import Member, RoundRecord
 from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
-    from elastic_runtime.protocol.records import RoundRecord
 
 # Below the range from which the kernel takes ports for outgoing connections (32768 and up by
 # default), so that a port that is reserved now is still free when a worker binds it.
@@ -54,6 +55,21 @@ class PortKeeper:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def provisional(me: Member, last: RoundRecord | None) -> tuple[RoundRecord, int]:
+    """The round that a worker finds in its environment before it enters one, and its rank there.
+
+    Args:
+        me: this node.
+        last: the last round that is known; this node is taken for one more member of it.
+    """
+    if last is None:
+        return RoundRecord(1, "", (me,), 0, ""), 0
+    rank = last.rank_of(me.node)
+    if rank >= 0:
+        return last, rank
+    return replace(last, members=(*last.members, me)), len(last.members)
 
 
 def worker_environment(

@@ -14,12 +14,14 @@ from elastic_runtime.agent.forkclient import Ahead
 from elastic_runtime.agent.naming import own_name
 from elastic_runtime.config import FUNCTION, Entry, JobConfig
 from elastic_runtime.errors import (
+    EXIT_CRASHED,
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_LEFT,
     EXIT_NOT_ENOUGH_NODES,
     EXIT_STORE_UNREACHABLE,
     EXIT_USAGE,
+    AgentCrashed,
     ElasticError,
     JobConflict,
     LeftOnRequest,
@@ -40,6 +42,7 @@ _ERRORS: dict[int, type[ElasticError]] = {
     EXIT_NOT_ENOUGH_NODES: NotEnoughNodes,
     EXIT_STORE_UNREACHABLE: StoreUnreachable,
     EXIT_LEFT: LeftOnRequest,
+    EXIT_CRASHED: AgentCrashed,
 }
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
+
+from elastic_runtime import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,8 +73,7 @@ class MetricsServer:
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="metrics-server", daemon=True)
-        self._thread.start()
+        self._thread = threads.spawn(self._run, name="metrics-server")
 
     def close(self) -> None:
         """Stops listening, and hangs up."""

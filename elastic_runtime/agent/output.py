@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_runtime import threads
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -90,8 +92,7 @@ class Console:
         self._gone = False
         self._closing = False
         self._was_full = False
-        self._thread = threading.Thread(target=self._write_all, name="elastic-console", daemon=True)
-        self._thread.start()
+        self._thread = threads.spawn(self._write_all, name="elastic-console")
 
     def write(self, owner: object, prefix: bytes, text: bytes) -> None:
         """Shows lines, each with the prefix; the last one may be unfinished.

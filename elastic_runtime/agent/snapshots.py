@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from elastic_runtime import threads
 from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.machine import boot_id, total_memory
 from elastic_runtime.protocol.snapshots import (
@@ -122,7 +123,7 @@ class SnapshotServer:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server((address, 0), family=family, backlog=128)
         self.port: int = self._socket.getsockname()[1]
-        threading.Thread(target=self._serve, name="snapshot-server", daemon=True).start()
+        threads.spawn(self._serve, name="snapshot-server")
 
     def close(self) -> None:
         """Stops listening and hangs up."""
@@ -150,11 +151,11 @@ class SnapshotServer:
                     self._clients.add(client)
             if full:
                 client.close()
-            else:
-                talk = threading.Thread(
-                    target=self._talk, args=(client,), name="snapshot-client", daemon=True
-                )
-                talk.start()
+                continue
+            try:
+                threads.spawn(self._talk, client, name="snapshot-client")
+            except RuntimeError:  # no thread for this one: it asks elsewhere, or again
+                self._forget(client)
 
     def _talk(self, client: socket.socket) -> None:
         try:
@@ -162,8 +163,12 @@ class SnapshotServer:
                 if self._welcome(client):
                     self._answer_all(client)
         finally:
-            with self._lock:
-                self._clients.discard(client)
+            self._forget(client)
+
+    def _forget(self, client: socket.socket) -> None:
+        client.close()
+        with self._lock:
+            self._clients.discard(client)
 
     def _welcome(self, client: socket.socket) -> bool:
         challenge = secrets.token_bytes(CHALLENGE)

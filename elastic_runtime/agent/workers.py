@@ -20,6 +20,7 @@ from functools import partial
 from select import POLLIN, poll
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime import threads
 from elastic_runtime.agent import forkclient, forkserver
 from elastic_runtime.agent.output import Pump, Stream, open_consoles
 from elastic_runtime.agent.starts import Starts
@@ -159,8 +160,7 @@ class Workers:
         self._pump = Pump(self._selector)
         self._consoles = open_consoles(stdout, stderr, self._wake)
         self._starts = Starts(config, self._consoles)
-        self._thread = threading.Thread(target=self._run, name="elastic-workers", daemon=True)
-        self._thread.start()
+        self._thread = threads.spawn(self._run, name="elastic-workers")
 
     # ------------------------------------------------------------ what the agent calls
 

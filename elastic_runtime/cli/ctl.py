@@ -324,15 +324,15 @@ def _ask_all(records: Records) -> Mapping[str, Mapping[str, Any]]:
     if not nodes:
         return {}
 
-    def answer(address: str, port: int) -> Mapping[str, Any] | None:
+    def answer(node: str, address: str, port: int) -> Mapping[str, Any] | None:
         try:
-            return ask(address, port, _ASK)
+            return ask(node, address, port, _ASK)
         except OSError:
             return None
 
     with ThreadPoolExecutor(min(len(nodes), _ASKERS)) as pool:
         told = list(
-            pool.map(answer, *zip(*((n.address, n.probe_port) for n in nodes), strict=True))
+            pool.map(answer, *zip(*((n.node, n.address, n.probe_port) for n in nodes), strict=True))
         )
     return {n.node: a for n, a in zip(nodes, told, strict=True) if a and a.get("node") == n.node}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.controller.model import FAILED, SUCCEEDED
 from elastic_runtime.controller.spec import COUNT, EXIT_CODE, FAIL_JOB, IGNORE, NEVER, RESTART
 from elastic_runtime.errors import (
+    EXIT_CRASHED,
     EXIT_LEFT,
     EXIT_NOT_ENOUGH_NODES,
     EXIT_STORE_UNREACHABLE,
@@ -51,7 +52,13 @@ class End:
 
 
 # What agents end with though nothing is wrong with the script, and what killed processes end with.
-_RETRYABLE = {EXIT_NOT_ENOUGH_NODES, EXIT_STORE_UNREACHABLE, EXIT_LEFT, 130, 137, 138, 143}
+_RETRYABLE = {
+    EXIT_NOT_ENOUGH_NODES,
+    EXIT_STORE_UNREACHABLE,
+    EXIT_LEFT,
+    EXIT_CRASHED,
+    *(130, 137, 138, 143),
+}
 # The cluster took the pod away, or would not have it: of the kubelet, of the scheduler, and of the
 # condition DisruptionTarget.
 _TAKEN = {
@@ -79,6 +86,7 @@ _KNOWN = {
     EXIT_NOT_ENOUGH_NODES: "fewer nodes than the minimum came together in time",
     EXIT_STORE_UNREACHABLE: "the rendezvous store did not answer, or refused it",
     EXIT_LEFT: "it was asked to leave",
+    EXIT_CRASHED: "its agent has crashed",
 }
 
 

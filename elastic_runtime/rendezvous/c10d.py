@@ -19,6 +19,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elastic_runtime import threads
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol.records import NODES
@@ -114,7 +115,7 @@ class C10dStore:
         self._connect_timeout = connect_timeout
         self._clock = MonotonicClock()
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._keeper = threading.Thread(target=self._keep, name="c10d-keeper", daemon=True)
+        self._keeper: threading.Thread | None = None
         self._closing = threading.Event()
         # Guards what is asked for by the node's own thread; never held during I/O.
         self._lock = threading.Lock()
@@ -153,7 +154,7 @@ class C10dStore:
         self._beat_at = self._clock.now()
         # A thread that still waits in torch while the interpreter ends aborts the process.
         atexit.register(self.close)
-        self._keeper.start()
+        self._keeper = threads.spawn(self._keep, name="c10d-keeper")
 
     def follow(self, own_key: str) -> None:
         """Changes the own key; gives the old lease up."""
@@ -214,7 +215,7 @@ class C10dStore:
         self._commands.put(_Stop())
         with self._ready:
             self._ready.notify_all()
-        if self._keeper.is_alive() and self._keeper is not threading.current_thread():
+        if self._keeper is not None and self._keeper is not threading.current_thread():
             self._keeper.join(_JOIN)
         self._connector.hosted = None
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed import DistStoreError, TCPStore
 
+from elastic_runtime import threads
 from elastic_runtime.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -257,8 +258,7 @@ def _guard(link: Link) -> None:
     with _guarding:
         _links.add(link)
         if _guard_thread is None or not _guard_thread.is_alive():
-            _guard_thread = threading.Thread(target=_keep_guard, name="c10d-guard", daemon=True)
-            _guard_thread.start()
+            _guard_thread = threads.spawn(_keep_guard, name="c10d-guard")
 
 
 def _keep_guard() -> None:

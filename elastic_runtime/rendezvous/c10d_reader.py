@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Protocol
 
+from elastic_runtime import threads
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.c10d_run import Run
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable
 
     from elastic_runtime.rendezvous.c10d_cells import Cell
@@ -36,7 +37,7 @@ class Audience(Protocol):
         ...
 
 
-class Reader(threading.Thread):
+class Reader:
     """Reads one tape over a connection of its own.
 
     Args:
@@ -59,7 +60,7 @@ class Reader(threading.Thread):
         position: int,
         audience: Audience,
     ) -> None:
-        super().__init__(name="c10d-reader", daemon=True)
+        self._thread: threading.Thread | None = None
         self._connect = connect
         self._run_id = run_id
         self._tape = tape
@@ -68,6 +69,19 @@ class Reader(threading.Thread):
         self._link: Link | None = None
         self._ended = False
         self.listening = False
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threads.spawn(self._run, name="c10d-reader")
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self, timeout: float) -> None:
+        """Waits for the end of the thread, for so many seconds at most."""
+        if self._thread is not None:
+            self._thread.join(timeout)
 
     def end(self) -> None:
         """Ends the reader, at its next announcement."""
@@ -79,8 +93,7 @@ class Reader(threading.Thread):
         if self._link is not None:
             self._link.cut()
 
-    def run(self) -> None:
-        """The thread."""
+    def _run(self) -> None:
         try:
             self._link = self._connect()
             run = Run(self._link, self._run_id)

@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_runtime import threads
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol.records import EVENTS, NODES
@@ -187,16 +188,13 @@ class MemoryStore:
         """Begins to deliver events."""
         self.beat()
         self._own = own_key
-        self._thread = threading.Thread(
-            target=self._deliver, args=(listener,), name="memory-store", daemon=True
-        )
         with self._server._lock:
             self._server._stores.append(self)
             if self._server._up:
                 self._show()
             else:
                 self._tell(Lost(_WHY))
-        self._thread.start()
+        self._thread = threads.spawn(self._deliver, listener, name="memory-store")
 
     def follow(self, own_key: str) -> None:
         """Changes the own key; ends the old lease."""

@@ -13,12 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_runtime import threads
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.records import GONE, NODES, NodeRecord, node_key
 from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb
-from elastic_runtime.rendezvous.probe import probe
+from elastic_runtime.rendezvous.probe import Prober
 from elastic_runtime.rendezvous.standing import alone
 from elastic_runtime.rendezvous.state import (
     Action,
@@ -102,7 +103,6 @@ class Participant:
         self._store = store
         self._seed = seed
         self._notify = notify
-        self._probe_timeout = probe_timeout
         self._clock = clock or MonotonicClock()
         self._inbox: queue.SimpleQueue[Event | _Stop | _Write] = queue.SimpleQueue()
         self._state = membership.begin(policy)
@@ -112,7 +112,8 @@ class Participant:
         self._said_goodbye = threading.Event()
         self._never = threading.Event()
         self._node = uuid.uuid4().hex
-        self._thread = threading.Thread(target=self._run, name="participant", daemon=True)
+        self._prober = Prober(probe_timeout, self._probed)
+        self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------ commands (any thread)
 
@@ -160,7 +161,8 @@ class Participant:
             self._started = True
             self._following = node_key(self._node)
             self._store.start(self._following, self._inbox.put)
-            self._thread.start()
+            self._prober.start()
+            self._thread = threads.spawn(self._run, name="participant")
 
     def leave(
         self,
@@ -220,7 +222,9 @@ class Participant:
             Whether the store knows.
         """
         self._inbox.put(Goodbye())
-        return self._said_goodbye.wait(timeout) if self._started else False
+        if self._thread is None or not self._thread.is_alive():
+            return False
+        return self._said_goodbye.wait(timeout)
 
     def outlast(self, timeout: float) -> None:
         """Waits until every other node has said goodbye or is gone.
@@ -254,8 +258,9 @@ class Participant:
             return
         self._closed = True
         self._inbox.put(_Stop())
-        if self._started and threading.current_thread() is not self._thread:
+        if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
+        self._prober.close()
         self._store.close()
 
     # ------------------------------------------------------------ the loop
@@ -317,11 +322,9 @@ class Participant:
                     self._following = own_key
                     self._store.follow(own_key)
             case Probe(node, address, port):
-                threading.Thread(
-                    target=self._probe, args=(node, address, port), name="probe", daemon=True
-                ).start()
+                self._prober.probe(node, address, port)
             case Notify(notice):
                 self._notify(notice)
 
-    def _probe(self, node: str, address: str, port: int) -> None:
-        self._inbox.put(Probed(node, probe(node, address, port, self._probe_timeout)))
+    def _probed(self, node: str, answer: str) -> None:
+        self._inbox.put(Probed(node, answer))

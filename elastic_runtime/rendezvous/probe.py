@@ -1,25 +1,42 @@
 """Probes: asking a node whether it lives, without the store.
 
-Each agent answers on a TCP port. The question is one line of JSON, the answer too: who answers,
-and how far it has come. Only a refused connection, or an answer from another life, proves a death;
-silence proves nothing, and the lease decides then.
+Each agent answers on a TCP port. The question is one line of JSON that names the life that is
+asked for; who knows that knows the job, as it is written nowhere but in its store. The answer is
+one line, too: that life says how far it has come, any other one says no and nothing else, and what
+is no question gets no answer. Only a refused connection, or a no, proves a death; silence proves
+nothing, and the lease decides then.
+
+Both ends are one event loop in one thread, however many ask or are asked, and each exchange has one
+deadline: no client can be slow enough to be in the way of another one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime import threads
 from elastic_runtime.rendezvous.state import ALIVE, OTHER, REFUSED, SILENT
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
-_MAX_LINE = 65536
-# One silent client must not keep the next one waiting for long.
+_MAX_LINE = 4096
+# For one whole exchange, in seconds.
 _CLIENT_PATIENCE = 1.0
+# Clients at the same time; when one more comes, the one that has been there longest has to go.
+_MOST_CLIENTS = 512
+# Probes under way at the same time; further ones wait for their turn.
+_MOST_PROBES = 128
+# Threads that look names up, where nodes have names for addresses.
+_RESOLVERS = 2
+_CLOSE = 2.0
 
 
 class ProbeServer:
@@ -27,11 +44,17 @@ class ProbeServer:
 
     Args:
         address: where to listen, ``""`` for all interfaces.
-        answer: gives the fields of the answer; must hold ``node``, this life's uuid.
+        answer: gives the fields of the answer; must hold ``node``, this life's uuid. Called in the
+            server's thread; who asks for another life never sees it.
+        patience: seconds that a client may take.
     """
 
-    def __init__(self, address: str, answer: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, address: str, answer: Callable[[], dict[str, Any]], patience: float = _CLIENT_PATIENCE
+    ) -> None:
         self._answer = answer
+        self._patience = patience
+        self._clients: dict[asyncio.Task[Any], None] = {}
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,61 +62,102 @@ class ProbeServer:
         # A fault makes many members ask at once; a full backlog would look like a death.
         self._socket.listen(1024)
         self.port: int = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, name="probe-server", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            with client:
-                try:
-                    client.settimeout(_CLIENT_PATIENCE)
-                    _read_line(client)
-                    client.sendall(json.dumps(self._answer()).encode() + b"\n")
-                except Exception:  # one answer that fails must not be the last one
-                    continue
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threads.spawn(self._run, name="probe-server")
 
     def close(self) -> None:
         """Stops listening: from now on probes are refused."""
-        try:
+        with suppress(RuntimeError):  # it has been closed before
+            self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(_CLOSE)
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()
 
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
 
-def _read_line(connection: socket.socket) -> bytes:
+    async def _listen(self) -> None:
+        # Without descriptors for another client, for one: it is tried again.
+        self._loop.set_exception_handler(lambda loop, context: None)
+        server = await asyncio.start_server(self._serve, sock=self._socket, limit=_MAX_LINE)
+        await self._over.wait()
+        server.close()  # the clients' tasks end with the loop
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._clients) >= _MOST_CLIENTS:
+            next(iter(self._clients)).cancel()
+        self._clients[task] = None
+        try:
+            async with asyncio.timeout(self._patience):
+                told = self._told(await reader.readuntil(b"\n"))
+                if told is not None:
+                    writer.write(json.dumps(told).encode() + b"\n")
+                    writer.close()
+                    await writer.wait_closed()
+        except Exception:  # one answer that fails must not be the last one
+            pass
+        finally:
+            self._clients.pop(task, None)
+            writer.transport.abort()
+
+    def _told(self, line: bytes) -> dict[str, Any] | None:
+        """The answer to a question; None: it is none of ours, and nothing is said."""
+        question = json.loads(line)
+        asked_for = question.get("node") if isinstance(question, dict) else None
+        if not isinstance(asked_for, str) or not asked_for:
+            return None
+        answer = self._answer()
+        return answer if answer["node"] == asked_for else {"node": ""}
+
+
+def _question(node: str) -> bytes:
+    return json.dumps({"hello": "elastic", "node": node}).encode() + b"\n"
+
+
+def _read_line(connection: socket.socket, deadline: float) -> bytes:
     data = b""
-    while not data.endswith(b"\n"):
+    while not data.endswith(b"\n") and len(data) <= _MAX_LINE:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no whole answer in time")
+        connection.settimeout(left)
         part = connection.recv(4096)
-        if not part or len(data) > _MAX_LINE:
+        if not part:
             break
         data += part
     return data
 
 
-def ask(address: str, port: int, timeout: float) -> dict[str, Any] | None:
-    """Asks the agent at ``address:port``.
+def ask(node: str, address: str, port: int, timeout: float) -> dict[str, Any] | None:
+    """Asks for one life of a node at ``address:port``.
 
     Args:
+        node: the uuid of that life.
         address: host name or address.
         port: its probe port.
         timeout: seconds for the whole exchange.
 
     Returns:
-        Its answer; None if what answered is no agent.
+        Its answer; None if what answered is no agent. ``node`` in it is empty if it is not the
+        one that was asked for.
 
     Raises:
         ConnectionRefusedError: nothing listens there.
         OSError: no answer (``TimeoutError`` included).
     """
+    deadline = time.monotonic() + timeout
     with socket.create_connection((address, port), timeout=timeout) as connection:
-        connection.settimeout(timeout)
-        connection.sendall(b'{"hello":"elastic"}\n')
-        line = _read_line(connection)
+        connection.sendall(_question(node))
+        line = _read_line(connection, deadline)
+    return _body(line)
+
+
+def _body(line: bytes) -> dict[str, Any] | None:
     if not line:
         # Accepted by the kernel, then closed: the process is on its way out, or in.
         raise ConnectionResetError("closed without an answer")
@@ -111,9 +175,122 @@ def probe(node: str, address: str, port: int, timeout: float) -> str:
         ``alive``, ``refused``, ``other`` (another life, or another program) or ``silent``.
     """
     try:
-        body = ask(address, port, timeout)
+        return _judged(node, ask(node, address, port, timeout))
     except ConnectionRefusedError:
         return REFUSED
     except OSError:
         return SILENT
+
+
+def _judged(node: str, body: dict[str, Any] | None) -> str:
     return ALIVE if body is not None and body.get("node") == node else OTHER
+
+
+class Prober:
+    """Sends probes from a thread of its own, many at a time, and at most one of each node.
+
+    Args:
+        timeout: seconds that a probe may take, from when it is its turn.
+        done: called with the node and the answer, in the prober's thread; must not block.
+    """
+
+    def __init__(self, timeout: float, done: Callable[[str, str], None]) -> None:
+        self._timeout = timeout
+        self._done = done
+        self._loop = asyncio.new_event_loop()
+        self._turn = asyncio.Semaphore(_MOST_PROBES)
+        self._under_way: set[str] = set()  # the loop's thread only
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._loop.set_default_executor(ThreadPoolExecutor(_RESOLVERS, "probe-names"))
+        self._thread = threads.spawn(self._run, name="prober")
+
+    def probe(self, node: str, address: str, port: int) -> None:
+        """Sends a probe; ``done`` follows, unless one of this node is under way already."""
+        with suppress(RuntimeError):  # closed
+            self._loop.call_soon_threadsafe(self._begin, node, address, port)
+
+    def close(self) -> None:
+        """Ends the thread; probes under way come to nothing."""
+        if self._thread is None:
+            self._loop.close()
+            return
+        with suppress(RuntimeError):  # it has been closed before
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(lambda loop, context: None)
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.close()  # a look-up that hangs is not waited for
+
+    def _begin(self, node: str, address: str, port: int) -> None:
+        if node in self._under_way:
+            return
+        self._under_way.add(node)
+        task = self._loop.create_task(self._probe(node, address, port))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            threads.report(error)
+
+    async def _probe(self, node: str, address: str, port: int) -> None:
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    answer = _judged(node, _body(await self._ask(node, address, port)))
+            except ConnectionRefusedError:
+                answer = REFUSED
+            except (OSError, RuntimeError):  # the latter: no thread for the look-up of a name
+                answer = SILENT
+        self._under_way.discard(node)
+        self._done(node, answer)
+
+    async def _ask(self, node: str, address: str, port: int) -> bytes:
+        with await self._connect(address, port) as connection:
+            await self._loop.sock_sendall(connection, _question(node))
+            data = b""
+            while not data.endswith(b"\n") and len(data) <= _MAX_LINE:
+                part = await self._loop.sock_recv(connection, 4096)
+                if not part:
+                    break
+                data += part
+            return data
+
+    async def _connect(self, address: str, port: int) -> socket.socket:
+        found = await self._addresses(address, port)
+        errors: list[OSError] = []
+        for family, kind, protocol, _, target in found:
+            connection = socket.socket(family, kind, protocol)
+            connection.setblocking(False)
+            try:
+                await self._loop.sock_connect(connection, target)
+                return connection
+            except BaseException as error:
+                connection.close()
+                if not isinstance(error, OSError) or isinstance(error, TimeoutError):
+                    raise
+                errors.append(error)
+        # Only if all that the name stands for refuses, nothing is there.
+        others = [error for error in errors if not isinstance(error, ConnectionRefusedError)]
+        raise (others or errors or [OSError(f"{address} has no address")])[0]
+
+    async def _addresses(self, address: str, port: int) -> list[Any]:
+        with suppress(socket.gaierror):  # what is an address already needs no thread
+            return socket.getaddrinfo(
+                address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            )
+        return await self._loop.getaddrinfo(address, port, type=socket.SOCK_STREAM)

@@ -28,6 +28,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from elastic_runtime import threads
 from elastic_runtime.errors import EXIT_FAILED, EXIT_NOT_ENOUGH_NODES, StoreUnavailable
 from elastic_runtime.protocol.records import OUTCOME, PLANNED, FaultReport, OutcomeRecord
 from elastic_runtime.rendezvous.c10d_link import ANSWER, Link, listen_anywhere
@@ -95,6 +96,8 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._round: RoundRecord | None = None
         self._contacted = False
         self._gone = threading.Event()
+        self._crash = ""
+        self._unwatch = threads.watch(self._crashed)
         # What was heard; guarded, and waited for.
         self._news = threading.Condition()
         self._sealed: Sealed | None = None
@@ -145,7 +148,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         """1 if the present round is to be left, for whatever reason; else 0."""
         with self._news:
             failed = self._outcome is not None and not self._outcome.succeeded
-            return 1 if self._why_leave or self._out or failed else 0
+            return 1 if self._why_leave or self._out or failed or self._crash else 0
 
     @property
     def _why_leave(self) -> str:
@@ -188,7 +191,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         if not self._contacted and self._round is None:
             # torch does not call shutdown() for an agent that a signal ends.
             atexit.register(self._depart)
-            threading.Thread(target=self._keep_beating, name="beats", daemon=True).start()
+            threads.spawn(self._keep_beating, name="beats")
             self._participant.join(self._reserve())
             return
         with self._news:
@@ -237,7 +240,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
                 raise RendezvousConnectionError(f"no contact to the store in {limit:g} s: {why}")
 
     def _has_news(self) -> bool:
-        return bool(self._sealed or self._out or self._outcome or self._trouble)
+        return bool(self._sealed or self._out or self._outcome or self._trouble or self._crash)
 
     def _enter(self, sealed: Sealed) -> RendezvousInfo | None:
         """Opens the round's store; None if its host is gone already."""
@@ -277,7 +280,9 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def _raise_if_over(self) -> None:
         with self._news:
-            outcome = self._outcome
+            outcome, crash = self._outcome, self._crash
+        if crash:
+            raise RendezvousStateError(crash)
         if outcome is None:
             return
         if outcome.exit_code == EXIT_NOT_ENOUGH_NODES:
@@ -303,6 +308,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         if self._gone.is_set():
             return True
         self._gone.set()
+        self._unwatch()
         atexit.unregister(self._depart)
         known = self._participant.goodbye(_FAREWELL)
         self._participant.close()
@@ -328,6 +334,15 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
                     self._trouble = notice
                 case StoreState():
                     self._trouble = None
+            self._news.notify_all()
+
+    def _crashed(self, crash: threads.Crash) -> None:
+        path = threads.write_down(crash)
+        with self._news:
+            self._crash = (
+                f"the rendezvous of {self._seed.name} has crashed: {crash.error} (in its thread "
+                f"{crash.thread}); the traceback is in {path or 'no file'}"
+            )
             self._news.notify_all()
 
     def _keep_beating(self) -> None:

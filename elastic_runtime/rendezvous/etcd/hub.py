@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from elastic_runtime import threads
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.etcd.client import Client, canceled
@@ -83,8 +84,7 @@ class Hub:
         self._numbers = itertools.count(1)
         self._watchers: dict[int, Watcher] = {}
         self._stream: _Stream | None = None
-        self._thread = threading.Thread(target=self._run, name="etcd-hub", daemon=True)
-        self._thread.start()
+        self._thread = threads.spawn(self._run, name="etcd-hub")
 
     # ------------------------------------------------------------ the thread
 
@@ -107,9 +107,10 @@ class Hub:
                 break
             try:
                 call()
-            except Exception:
-                # A listener's fault is its own; the other stores go on.
-                _LOG.exception("an event of the store %s was not taken", self.endpoint)
+            except Exception as error:
+                # A store that has missed an event shows what is no longer so: its owner has to go.
+                if not threads.report(error):
+                    _LOG.exception("an event of the store %s was not taken", self.endpoint)
         if self._stream is not None:
             self._stream.close()
         self.client.close()
@@ -182,7 +183,7 @@ class _Stream:
         self._hub = hub
         self._requests: queue.SimpleQueue[rpc.WatchRequest | None] = queue.SimpleQueue()
         self._call = hub.client.watch(iter(self._requests.get, None))
-        threading.Thread(target=self._read, name="etcd-watch", daemon=True).start()
+        threads.spawn(self._read, name="etcd-watch")
 
     def send(self, request: rpc.WatchRequest) -> None:
         self._requests.put(request)

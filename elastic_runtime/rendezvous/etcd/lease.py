@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from elastic_runtime import threads
 from elastic_runtime.clock import MonotonicClock
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ class Keeper:
         with self._wake:
             self._leases.add(lease)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
-                self._thread.start()
+                self._thread = threads.spawn(self._run, name="lease-keeper")
             self._wake.notify()
 
     def beat(self, lease: Lease) -> None:

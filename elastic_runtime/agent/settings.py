@@ -1,0 +1,44 @@
+"""What the pure parts of an agent are told of the job's settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.life import Settings
+from elastic_runtime.rendezvous.state import Policy
+
+if TYPE_CHECKING:
+    from elastic_runtime.config import JobConfig
+
+
+def settings_of(config: JobConfig) -> Settings:
+    """The settings of the agent's life."""
+    times = config.timeouts
+    return Settings(
+        config.workers,
+        times.grace,
+        times.broken_grace,
+        times.connect,
+        times.join,
+        config.max_restarts,
+        min_workers=config.min_workers,
+        rejoin=times.rejoin,
+    )
+
+
+def policy_of(config: JobConfig) -> Policy:
+    """The settings of the rendezvous."""
+    times = config.timeouts
+    return Policy(
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        node_unit=config.node_unit,
+        entry=config.entry.name,
+        max_restarts=config.max_restarts,
+        last_call=times.last_call,
+        join=times.join,
+        rejoin=times.rejoin,
+        fence=times.fence,
+        batch=times.batch,
+        settle=max(3.0, times.lease_ttl),
+    )
