@@ -17,6 +17,7 @@ from elastic_runtime.protocol.messages import (
 )
 from elastic_runtime.protocol.records import Member, RoundRecord
 from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS
+from elastic_runtime.rendezvous.address import interface_of
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
@@ -105,6 +106,7 @@ def worker_environment(
     world = last.world_size
     first = last.members[0]
     environment = {
+        **_way_of_gloo(last.members[group_rank].address),
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
@@ -129,6 +131,17 @@ def worker_environment(
         environment["LOCAL_RANK"] = "0"
         environment["CUDA_VISIBLE_DEVICES"] = _visible_device(local_rank)
     return environment
+
+
+def _way_of_gloo(address: str) -> dict[str, str]:
+    """Has gloo listen where the other nodes reach this one.
+
+    By itself it asks what the host's name stands for. That is 127.0.1.1 as Debian sets machines up,
+    so that no rank on another machine can connect; and where no name server answers, the question
+    takes seconds.
+    """
+    interface = interface_of(address)
+    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
 def _of_torchelastic(config: JobConfig, last: RoundRecord, error_file: str) -> dict[str, str]:

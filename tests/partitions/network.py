@@ -154,9 +154,8 @@ class Network:
         for place in self.places:
             name = self._prefix + place
             (_ETC / name).mkdir(parents=True)
-            (_ETC / name / "hosts").write_text(
-                f"127.0.0.1 localhost\n{self.address(place)} {place}\n"
-            )
+            # As Debian writes it: the host's own name is no way to it for others.
+            (_ETC / name / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {place}\n")
             (_ETC / name / "resolv.conf").write_text("")  # no DNS: nothing may need it
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")

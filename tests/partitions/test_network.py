@@ -71,12 +71,13 @@ def test_an_answer_that_does_not_come_back_is_silence(net: Network) -> None:
 
 def test_places_have_names_and_addresses_of_their_own(net: Network) -> None:
     told = subprocess.run(
-        [*net.inside("n1"), "sh", "-c", "hostname; hostname -i"],
+        [*net.inside("n1"), "sh", "-c", "hostname; ip -brief -4 address show eth0"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.split() == ["n1", net.address("n1")]
+    name, _, _, address = told.stdout.split()
+    assert (name, address) == ("n1", f"{net.address('n1')}/24")
 
 
 def test_what_a_killed_run_has_left_is_removed_by_the_next(net: Network) -> None:
