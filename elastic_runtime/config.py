@@ -139,6 +139,7 @@ class Output:
         ranks: local ranks shown on the console; None: all.
         stdout_filters, stderr_filters: lines that are also copied to a file of their own.
         prefix: a ``string.Template`` for the line prefix; "" means ``[${role_name}${rank}]:``.
+        keep: of how many rounds logs are kept, on each node: the first and the newest; 0: of all.
     """
 
     log_dir: str | None = None
@@ -148,6 +149,7 @@ class Output:
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
     prefix: str = ""
+    keep: int = 100
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,17 @@ becomes "the worker with this local rank". What a process says after it was repl
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elastic_runtime.agent import workers
 from elastic_runtime.agent.channel import Channel
 from elastic_runtime.agent.environment import PortKeeper, worker_environment
-from elastic_runtime.agent.faults import classify, parse_error_file
+from elastic_runtime.agent.error_files import failure, read_error_file
+from elastic_runtime.agent.faults import classify
 from elastic_runtime.agent.hang import Pulse
 from elastic_runtime.agent.life import (
     WorkerDrains,
@@ -49,8 +50,11 @@ from elastic_runtime.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
     from elastic_runtime.agent.forkclient import Ahead
     from elastic_runtime.agent.life import Event
+    from elastic_runtime.agent.logdir import Place
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.records import RoundRecord
 
@@ -76,7 +80,8 @@ class _Post:
     rank: int  # global
     started_for: int  # round
     progress: ProgressFile
-    error_file: str
+    progress_path: str
+    place: Place
     ended_for: str = ""  # why we have ended it
 
 
@@ -152,7 +157,7 @@ class Crew:
             if old is not None:
                 old.progress.close()
             progress = ProgressFile(path, create=True)
-            self._posts[local_rank] = _Post(life, rank, last.number, progress, place.error_file)
+            self._posts[local_rank] = _Post(life, rank, last.number, progress, path, place)
             environment = worker_environment(
                 self._config,
                 last,
@@ -205,15 +210,17 @@ class Crew:
         """
         local_rank = item.local_rank
         post = self._posts[local_rank]
+        # What it has mapped stays readable; nobody looks for the file any more.
+        with suppress(FileNotFoundError):
+            os.unlink(post.progress_path)
+        self._logs.ended(post.started_for, post.place.directory)
         if item.code == 0:
             self._values[local_rank] = self._workers.return_value(local_rank)
             return WorkerExited(item.round, local_rank, 0)
         if item.code == EXIT_DRAINED:
             return WorkerExited(item.round, local_rank, item.code, drained=True)
-        error = None
-        if os.path.isfile(post.error_file):
-            with open(post.error_file, "rb") as file:
-                error = parse_error_file(file.read())
+        path = post.place.error_file
+        error = read_error_file(path)
         step = post.progress.read()[0]
         fault = classify(
             item.round,
@@ -225,9 +232,7 @@ class Crew:
             ended_for=post.ended_for,
         )
         if not (told_to_stop and item.code < 0):
-            self.failures[post.rank] = ProcessFailure(
-                local_rank=local_rank, pid=item.pid, exitcode=item.code, error_file=post.error_file
-            )
+            self.failures[post.rank] = failure(local_rank, item.pid, item.code, path, error)
         return WorkerExited(item.round, local_rank, item.code, fault=fault)
 
     def values(self, local_rank: int) -> Any:

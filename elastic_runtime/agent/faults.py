@@ -50,21 +50,27 @@ def parse_error_file(data: bytes) -> WorkerError | None:
     """
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     inner = body.get("message") if isinstance(body, dict) else None
     if isinstance(inner, str):
-        return WorkerError(inner)
+        return WorkerError(_printable(inner))
     if not isinstance(inner, dict) or not isinstance(inner.get("message"), str):
         return None
     extra = inner.get("extraInfo")
     extra = extra if isinstance(extra, dict) else {}
     try:
         moment = float(extra.get("timestamp", 0))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         moment = 0.0
     usage = extra.get("exit_code") == 2
-    return WorkerError(inner["message"], str(extra.get("py_callstack", "")), moment, usage)
+    trace = _printable(str(extra.get("py_callstack", "")))
+    return WorkerError(_printable(inner["message"]), trace, moment, usage)
+
+
+def _printable(text: str) -> str:
+    """Without what is no character, and could not be written to a log."""
+    return text.encode(errors="replace").decode()
 
 
 def signal_name(number: int) -> str:

@@ -6,14 +6,17 @@
     <log dir>/<run id>/round-<n>/<node>/filtered_{stdout,stderr}.log
 
 A directory that exists already is somebody's log: it is never removed and never written to
-again; ``<node>-2`` and so on are taken instead.
+again; ``<node>-2`` and so on are taken instead. Of its own directories an agent keeps those of the
+first round and of the newest ones.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +79,11 @@ class LogDirs:
             self.root = Path(private, "logs")
         self._run = self.root / _one_level(config.run_id)
         self._node = _one_level(config.node_name)
+        self._keep = output.keep
+        # What this agent has made, by round; the one whose worker has ended last comes last.
+        self._first = 0
         self._homes: dict[int, Path] = {}
+        self._used: dict[int, set[str]] = {}  # by round: the directories of living workers
 
     def place(self, round_number: int, rank: int) -> Place:
         """Makes the directory for a worker that is about to be started.
@@ -87,9 +94,37 @@ class LogDirs:
         """
         home = self._homes.get(round_number)
         if home is None:
+            self._forget()
             home = _new_directory(self._run / f"round-{round_number}" / self._node)
-            self._homes = {round_number: home}
-        return Place(str(_new_directory(home / f"rank-{rank}")), str(home))
+            self._homes[round_number] = home
+            self._first = self._first or round_number
+        directory = str(_new_directory(home / f"rank-{rank}"))
+        self._used.setdefault(round_number, set()).add(directory)
+        return Place(directory, str(home))
+
+    def ended(self, round_number: int, directory: str) -> None:
+        """Says that a worker has ended.
+
+        Args:
+            round_number: the round that it was started for.
+            directory: its own.
+        """
+        self._used.get(round_number, set()).discard(directory)
+        if round_number in self._homes:
+            self._homes[round_number] = self._homes.pop(round_number)
+
+    def _forget(self) -> None:
+        """Removes the oldest directories, so that there is room for another round."""
+        ended = [n for n in self._homes if n != self._first and not self._used.get(n)]
+        if not self._keep:
+            return
+        # Beside the first and the new one; the last that has ended may be what ends the job.
+        for number in ended[: -max(1, self._keep - 2)]:
+            home = self._homes.pop(number)
+            self._used.pop(number, None)
+            shutil.rmtree(home, ignore_errors=True)
+            with suppress(OSError):
+                home.parent.rmdir()  # that of the round, if no other node is in it
 
 
 def _one_level(name: str) -> str:

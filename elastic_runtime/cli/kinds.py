@@ -116,6 +116,13 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    number = _whole(text)
+    if number < 0:
+        raise ValueError
+    return number
+
+
 def _port(text: str) -> int:
     port = _whole(text)
     if not 0 <= port <= 65535:
@@ -191,6 +198,7 @@ def choice(*values: str) -> Kind:
 TEXT = Kind("text", str)
 WHOLE = Kind("a whole number", _whole, (int,))
 PORT = Kind("a port (1 to 65535, or 0 for none)", _port, (int,))
+COUNT = Kind("a whole number, 0 or more", _count, (int,))
 NUMBER = Kind("a number", float, (int, float))
 WORKERS = Kind("a number of workers (auto, cpu, gpu, xpu or a whole number)", str, (str, int))
 NODES = Kind("a number of nodes (N or MIN:MAX)", _nodes, (str, int))

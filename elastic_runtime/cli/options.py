@@ -177,7 +177,7 @@ OURS: tuple[Option, ...] = (
         kinds.SECONDS,
         TIMES,
         "TIME",
-        "in place, how long no step may be committed, at least; three times the longest step if "
+        "in place, how long a step may take, at least; three times as long as steps usually do if "
         "that is more; 0: for ever (30)",
     ),
     _ours(
@@ -200,6 +200,15 @@ OURS: tuple[Option, ...] = (
         "how much memory snapshots of a Checkpointer may take on this node: 8GiB, 25%%; 0: none "
         "are taken (25%%)",
         MemoryLimit(share=0.25),
+    ),
+    _ours(
+        "--keep-logs",
+        kinds.COUNT,
+        SHOWN,
+        "N",
+        "of how many rounds this node keeps its workers' logs: the first one and the newest; 0: of "
+        "all (100)",
+        100,
     ),
     _ours(
         "--log-format",

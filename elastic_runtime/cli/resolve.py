@@ -217,6 +217,7 @@ def _grace(settings: Settings, around: Surroundings) -> float | None:
 def _output(settings: Settings, around: Surroundings) -> Output:
     return Output(
         log_dir=settings["log_dir"],
+        keep=settings["keep_logs"],
         redirects=settings["redirects"],
         tee=settings["tee"],
         ranks=settings["local_ranks_filter"],

@@ -40,6 +40,10 @@ ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 _PR_SET_PDEATHSIG = 1
 
+# What is longer in an error file is cut, in characters.
+_LONGEST_MESSAGE = 1 << 16
+_LONGEST_TRACEBACK = 1 << 20
+
 # A module that is no longer in sys.modules is emptied; this one's code is still on the stack.
 _replaced: list[types.ModuleType] = []
 
@@ -227,6 +231,8 @@ def _is_usage(error: BaseException) -> bool:
 def write_error_file(path: str, error: BaseException) -> None:
     """Writes what torch's ``ErrorHandler.record_exception`` writes, unless it has done so already.
 
+    The file is there as a whole or not at all, also if this process is killed meanwhile.
+
     Args:
         path: the file; one that exists is left as it is.
         error: the exception that ends the worker.
@@ -235,21 +241,37 @@ def write_error_file(path: str, error: BaseException) -> None:
     import time
     import traceback
 
-    message: dict[str, object] = {"message": f"{type(error).__name__}: {error}"}
+    told = f"{type(error).__name__}: {error}"
+    message: dict[str, object] = {"message": told[:_LONGEST_MESSAGE]}
     extra: dict[str, object] = {"timestamp": str(int(time.time()))}
     if _is_usage(error):
         extra["exit_code"] = 2
         extra["py_callstack"] = ""
     else:
-        extra["py_callstack"] = "".join(traceback.format_exception(error))
+        extra["py_callstack"] = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
     message["extraInfo"] = extra
+    draft = f"{path}.{os.getpid()}"
     try:
-        with open(path, "x") as file:
-            json.dump({"message": message}, file)
-    except FileExistsError:
-        pass
+        try:
+            with open(draft, "x") as file:
+                json.dump({"message": message}, file)
+            _put_in_place(draft, path)
+        finally:
+            if os.path.exists(draft):
+                os.unlink(draft)
     except OSError as failure:
         sys.stderr.write(f"the error file {path} cannot be written: {failure.strerror}\n")
+
+
+def _put_in_place(draft: str, path: str) -> None:
+    """Gives a file its name, unless that is taken."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links here
+        if not os.path.lexists(path):
+            os.rename(draft, path)
 
 
 def _main() -> None:

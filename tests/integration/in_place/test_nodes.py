@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) -> None:
-    with Job(tmp_path, "steps.py", "--nproc-per-node", "3") as job:
+    (tmp_path / "tmp").mkdir()
+    environ = {"TMPDIR": str(tmp_path / "tmp")}
+    with Job(tmp_path, "steps.py", "--nproc-per-node", "3", environ=environ) as job:
         before = job.ranks(3)
         job.kill(before[0])
         fewer = job.ranks(2, after=before[0].round)
@@ -20,4 +22,7 @@ def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) ->
         full = job.ranks(3, after=fewer[0].round)
         assert [full[r].pid for r in (0, 1)] == [before[r].pid for r in (1, 2)]
         assert full[2].pid not in {note.pid for note in before.values()}
+        # Of the one that was killed nothing is left beside its log.
+        (private,) = tmp_path.glob("tmp/elastic-agent-*")
+        assert len(list(private.glob("progress-*"))) == 3
         job.finish()

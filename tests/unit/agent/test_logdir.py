@@ -68,3 +68,42 @@ def test_a_directory_that_is_a_file(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match=rf"--log-dir {path} cannot be used \(.*\): name a"):
             LogDirs(config(path), "unused")
+
+
+def rounds(root: Path) -> list[str]:
+    return sorted((p.parent.name for p in root.glob("run/round-*/n")), key=lambda n: int(n[6:]))
+
+
+def test_the_logs_of_the_first_round_and_of_the_newest_are_kept(tmp_path: Path) -> None:
+    logs = LogDirs(config(tmp_path, keep=3), "unused")
+    (tmp_path / "run" / "round-2" / "other").mkdir(parents=True)
+    for number in range(1, 7):
+        place = logs.place(number, 0)
+        Path(place.log("stdout")).write_text("text")
+        logs.ended(number, place.directory)
+    assert rounds(tmp_path) == ["round-1", "round-5", "round-6"]
+    # What another node has written is not touched.
+    assert (tmp_path / "run" / "round-2" / "other").is_dir()
+    assert not (tmp_path / "run" / "round-3").exists()
+
+
+def test_the_logs_of_a_living_worker_and_of_the_last_that_ended_are_kept(tmp_path: Path) -> None:
+    logs = LogDirs(config(tmp_path, keep=2), "unused")
+    for number in range(1, 4):
+        logs.place(number, 0)
+    old = logs.place(2, 1)
+    for number in range(4, 8):
+        logs.ended(number, logs.place(number, 0).directory)
+    assert rounds(tmp_path) == [f"round-{n}" for n in (1, 2, 3, 6, 7)]
+    # An old worker fails, and ends the job before or after another start.
+    logs.ended(2, str(tmp_path / "run" / "round-2" / "n" / "rank-0"))
+    logs.ended(2, old.directory)
+    logs.place(8, 0)
+    assert "round-2" in rounds(tmp_path)
+
+
+def test_all_logs_are_kept_if_that_is_wanted(tmp_path: Path) -> None:
+    logs = LogDirs(config(tmp_path, keep=0), "unused")
+    for number in range(1, 200):
+        logs.ended(number, logs.place(number, 0).directory)
+    assert len(rounds(tmp_path)) == 199

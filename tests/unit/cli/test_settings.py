@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _SAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     kinds.TEXT.what: (("a", '"a"'), ("b", '"b"')),
     kinds.WHOLE.what: (("2", "2"), ("3", "3")),
+    kinds.COUNT.what: (("2", "2"), ("0", "0")),
     kinds.PORT.what: (("9404", "9404"), ("0", "0")),
     kinds.NUMBER.what: (("0.5", "0.5"), ("2", "2")),
     kinds.WORKERS.what: (("auto", '"auto"'), ("2", "2")),
