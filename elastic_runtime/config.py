@@ -23,6 +23,8 @@ FUNCTION = "function"
 
 LOOPBACK = "127.0.0.1"
 
+# Seconds that a write to the store may take to fail.
+ANSWER = 4.0
 # The part of the fence time-out that is left for an agent without a store to stop its workers in.
 FENCE_REST = 0.2
 
@@ -124,9 +126,25 @@ class Timeouts:
     hang: float = 30.0
 
     @property
+    def stop(self) -> float:
+        """How long the workers of a node take to end, when it has to be quick."""
+        return self.broken_grace + self.kill
+
+    @property
+    def lag(self) -> float:
+        """After which a node certainly knows that its lease is lost: when its own clock says so, a
+        write is under way that the store does not answer, and one more is tried."""
+        return self.lease_ttl + 2 * ANSWER
+
+    @property
     def shortest_fence(self) -> float:
-        """The shortest ``fence`` with which no worker trains on when others stop waiting for it."""
-        return (self.broken_grace + self.kill) / FENCE_REST
+        """The shortest ``fence`` with which no worker trains on when others stop waiting for it.
+
+        All counts from the last sign of life that the store has acknowledged: a node without the
+        store stops its workers after ``1 - FENCE_REST`` of the fence, or when it knows of its loss
+        if that is later; and they need ``stop`` to end.
+        """
+        return max(self.stop / FENCE_REST, self.lag + self.stop)
 
 
 @dataclass(frozen=True)
@@ -254,8 +272,11 @@ class JobConfig:
         times = self.timeouts
         if times.fence < times.shortest_fence:
             raise UsageError(
-                f"--fence-timeout is {times.fence:g} s: a fifth of it is too short for a node that "
-                f"has lost the store to stop its workers; give {times.shortest_fence:g} s or more"
+                f"--fence-timeout is {times.fence:g} s, too short for a node that has lost the "
+                f"store: it stops its workers after four fifths of it, but knows of the loss only "
+                f"after {times.lag:g} s (--lease-ttl {times.lease_ttl:g} s + 2 × {ANSWER:g} s for "
+                f"a write to fail), and they need {times.stop:g} s to end; "
+                f"give {times.shortest_fence:g} s or more"
             )
 
     @property

@@ -107,6 +107,8 @@ def _sealed(fields: Fields) -> str:
 
 def _waiting(fields: Fields) -> str:
     shown = _Shown(fields)
+    if fields.get("minimum") == 0:
+        return f"waiting: {shown['reason']}"
     enough = isinstance(fields.get("have"), int) and fields["have"] >= fields.get("minimum", 0)
     if enough and fields.get("reason"):
         return f"waiting: {shown['reason']} ({count(fields['have'], 'node')})"
@@ -188,6 +190,7 @@ _LINES: dict[str, Line] = {
     _NO_STORE_YET: Line(
         "the store does not answer ({why}); trying again", "warning", whole_job=False
     ),
+    "store.trouble": Line("{why} (for {seconds})", "warning", whole_job=False),
     "store.found": Line(_found, whole_job=False),
     "store.forgot": Line("the store lost its memory; the job is written down again", "warning"),
     "record.bad": Line("ignored a record in the store, {key}: {why}", "warning", whole_job=False),
@@ -244,7 +247,9 @@ _PATIENCE = 5.0
 _UNKNOWN = Line("{event}", "debug", shown=False)
 
 
-_NOT_REMEMBERED = frozenset({"job.join_command", "job.waiting", "local.started", "store.lost"})
+_NOT_REMEMBERED = frozenset(
+    {"job.join_command", "job.waiting", "local.started", "store.lost", "store.trouble"}
+)
 
 
 def remembered(name: str, fields: Fields) -> str:

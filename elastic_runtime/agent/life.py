@@ -409,8 +409,6 @@ class Settings:
     workers: int
     grace: float
     broken_grace: float
-    connect: float
-    join: float
     max_restarts: int = 3
     min_workers: int = 1
     stuck: float = 2.0
@@ -434,9 +432,7 @@ class State:
         why: why the round is left if no worker failed.
         server: the fork server is ready.
         server_deaths: how often in a row it died before it was ready.
-        connected: the store answers.
-        contacted: it has answered at least once.
-        lost_why: why it does not answer.
+        contacted: the store has answered at least once.
         asked: how many signals asked us to leave.
         finish: what to end with.
         group_rank: this node's rank in the round.
@@ -464,9 +460,7 @@ class State:
     why: FaultReport | None = None
     server: bool = False
     server_deaths: int = 0
-    connected: bool = False
     contacted: bool = False
-    lost_why: str = ""
     asked: int = 0
     finish: Finish | None = None
     group_rank: int = 0

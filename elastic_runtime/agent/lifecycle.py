@@ -65,6 +65,8 @@ from elastic_runtime.rendezvous.notices import (
     Fenced,
     Sealed,
     StoreState,
+    StoreTimeout,
+    StoreTrouble,
     Switch,
     Waiting,
 )
@@ -74,8 +76,6 @@ if TYPE_CHECKING:
 
 # A server that dies more often in a row without ever being ready will not be ready next time.
 _MOST_SERVER_DEATHS = 3
-# What these phases wait for comes from the store.
-_NEEDS_STORE = (Phase.STARTING, Phase.WAITING, Phase.DONE)
 
 
 def begin(settings: Settings) -> Step:
@@ -125,7 +125,11 @@ def _step(state: State, event: Event, now: float) -> Step:
         case Conflict(message):
             return leave_with(state, Finish(EXIT_USAGE, message))
         case StoreState():
-            return _store(state, event, now)
+            return _store(state, event)
+        case StoreTrouble(why, seconds):
+            return Step(state, (Report("store.trouble", {"why": why, "seconds": seconds}),), why)
+        case StoreTimeout(why):
+            return leave_with(state, Finish(EXIT_STORE_UNREACHABLE, why))
         case Waiting() if state.asked:
             return Step(state)  # it waits for nothing any more
         case Waiting(reason, have, minimum, maximum):
@@ -150,8 +154,6 @@ def _server_ready(state: State, event: ServerReady, now: float) -> Step:
     if state.phase is Phase.STARTING:
         state = replace(state, phase=Phase.WAITING)
         actions.append(SayJoin())
-        if not state.contacted:
-            actions.append(SetAlarm(now + state.settings.connect))
     elif state.phase is Phase.STOPPING and not state.alive:
         return all_ended(state, actions)
     return Step(state, tuple(actions), "the fork server is ready")
@@ -267,10 +269,6 @@ def _drain(state: State, reason: str, now: float) -> Step:
 def _alarm(state: State) -> Step:
     if state.draining:
         return stop_all(state, state.settings.broken_grace, "the workers did not leave in time")
-    if not state.connected and state.phase in _NEEDS_STORE:
-        why = f": {state.lost_why}" if state.lost_why else ""
-        text = f"the rendezvous store does not answer{why}; is --rdzv-endpoint right, and is it up?"
-        return leave_with(state, Finish(EXIT_STORE_UNREACHABLE, text))
     return Step(state)
 
 
@@ -324,18 +322,14 @@ def _ended(state: State, outcome: OutcomeRecord) -> Step:
 # ---------------------------------------------------------------- the store
 
 
-def _store(state: State, event: StoreState, now: float) -> Step:
+def _store(state: State, event: StoreState) -> Step:
+    """Tells people; how long a node waits for a lost store is decided in ``rendezvous.outage``."""
     if event.refused:
         return leave_with(state, Finish(EXIT_STORE_UNREACHABLE, event.why))
-    waits = state.phase in _NEEDS_STORE
     if not event.up:
-        first = not state.contacted
-        state = replace(state, connected=False, lost_why=event.why)
-        alarm = (SetAlarm(now + state.settings.join),) if waits and not first else ()
-        return Step(state, (Report("store.lost", {"why": event.why}), *alarm), event.why)
+        return Step(state, (Report("store.lost", {"why": event.why}),), event.why)
     news = (Report("store.found"),) if state.contacted else ()
-    state = replace(state, connected=True, contacted=True)
+    state = replace(state, contacted=True)
     if event.forgot:
         return Step(state, (Report("store.forgot"),), "the store has lost its memory")
-    actions: tuple[Action, ...] = (SetAlarm(float("inf")),) if waits else ()
-    return Step(state, (*actions, *news), "the store answers")
+    return Step(state, news, "the store answers")

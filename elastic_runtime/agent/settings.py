@@ -8,7 +8,7 @@ from elastic_runtime.agent.life import Settings
 from elastic_runtime.rendezvous.state import Policy
 
 if TYPE_CHECKING:
-    from elastic_runtime.config import JobConfig
+    from elastic_runtime.config import Endpoint, JobConfig
 
 
 def settings_of(config: JobConfig) -> Settings:
@@ -18,8 +18,6 @@ def settings_of(config: JobConfig) -> Settings:
         config.workers,
         times.grace,
         times.broken_grace,
-        times.connect,
-        times.join,
         config.max_restarts,
         min_workers=config.min_workers,
         rejoin=times.rejoin,
@@ -41,4 +39,17 @@ def policy_of(config: JobConfig) -> Policy:
         fence=times.fence,
         batch=times.batch,
         settle=max(3.0, times.lease_ttl),
+        connect=times.connect,
+        remedy=_remedy(config.endpoint),
+    )
+
+
+def _remedy(endpoint: Endpoint) -> str:
+    """What people can do about a store that is lost for good."""
+    if endpoint.backend != "c10d":
+        return ""
+    host = endpoint.hosts[0]
+    return (
+        f"it was hosted at {host}: if that machine is gone, start the job anew with another "
+        "--rdzv-endpoint, and it resumes from its checkpoint; an etcd outlives any node"
     )

@@ -25,6 +25,7 @@ from elastic_runtime.rendezvous.state import (
     OWN,
     REFUSED,
     REPLACED,
+    STALE,
     Applied,
     Available,
     Done,
@@ -39,6 +40,7 @@ from elastic_runtime.rendezvous.state import (
     Slot,
     State,
     Tick,
+    Trouble,
 )
 from elastic_runtime.rendezvous.store import (
     ABSENT,
@@ -60,6 +62,8 @@ _R = TypeVar("_R", bound=Record)
 _PROOFS: tuple[str, ...] = (REFUSED, OTHER)
 # How long a decision that was written, refused or not answered waits to be seen, in seconds.
 _PAUSES = {True: 1.0, False: 0.05, None: 0.2}
+# A store that has taken no write for so long is asked less often (seconds).
+_LONG, _LONG_PAUSE = 5.0, 2.0
 
 
 def absorb(state: State, event: Event, now: float) -> State:
@@ -75,21 +79,20 @@ def absorb(state: State, event: Event, now: float) -> State:
             return _without_former_lives(_snapshot(state, event, now))
         case Changed():
             return _without_former_lives(_changed(state, event, now))
-        case Lost(why):
+        case Lost(why, acked_at):
             if not state.connected and state.lost_at:
-                return state
-            return replace(state, connected=False, lost_at=now).tell(StoreState(False, why))
+                return replace(state, lost_why=why)
+            state = replace(state, connected=False, lost_at=now, lost_why=why)
+            return _acked(state, acked_at, now).tell(StoreState(False, why))
         case Found():
-            return replace(state, connected=True, regained_at=now).tell(StoreState(True))
-        case LeaseLost():
+            return _regained(state, now).tell(StoreState(True))
+        case LeaseLost(acked_at):
             # We may have stood still ourselves: for a while, absent keys of others prove nothing.
-            return replace(state, lease_lost=True, regained_at=now)
+            return _acked(replace(state, lease_lost=True, regained_at=now), acked_at, now)
         case Refused(why):
             return state.tell(StoreState(False, why, refused=True), once="refused")
-        case Applied(tag, ok):
-            if tag not in state.holds:
-                return state  # what it did, or what was in its way, was seen already
-            return replace(state, holds={**state.holds, tag: now + _PAUSES[ok]})
+        case Applied():
+            return _applied(state, event, now)
         case Probed():
             return _probed(state, event)
         case Join(record):
@@ -100,6 +103,30 @@ def absorb(state: State, event: Event, now: float) -> State:
             return replace(state, policy=replace(state.policy, in_place=True), prepared=True)
         case Tick():
             return state
+
+
+def _acked(state: State, acked_at: float | None, now: float) -> State:
+    """Notes when others may have heard of us last."""
+    return replace(state, acked_at=now if acked_at is None else max(state.acked_at, acked_at))
+
+
+def _regained(state: State, now: float) -> State:
+    return replace(state, connected=True, contacted=True, regained_at=now)
+
+
+def _applied(state: State, event: Applied, now: float) -> State:
+    if event.ok is None:
+        before = state.unwritten if now < state.refused_at + STALE else None
+        trouble = Trouble(before.since if before else now, event.why)
+        state = replace(state, unwritten=trouble, refused_at=now)
+    else:
+        state = replace(state, unwritten=None)
+    if event.tag not in state.holds:
+        return state  # what it did, or what was in its way, was seen already
+    pause = _PAUSES[event.ok]
+    if state.unwritten is not None and now - state.unwritten.since > _LONG:
+        pause = _LONG_PAUSE
+    return replace(state, holds={**state.holds, event.tag: now + pause})
 
 
 def _probed(state: State, event: Probed) -> State:
@@ -181,6 +208,7 @@ def _command(state: State, event: Left | Available | Done | Drain | Goodbye, now
                 incarnation=incarnation,
                 step=max(record.step, step),
             )
+            state = replace(state, marks={**state.marks, "wait": now})
         case Drain():
             record = replace(record, status=records.DRAINING)
         case Goodbye():
@@ -201,7 +229,7 @@ def _snapshot(state: State, event: Snapshot, now: float) -> State:
         if key not in entries:
             state = _with_slot(state, key, EMPTY)
     if not state.connected:
-        state = replace(state, connected=True, regained_at=now).tell(StoreState(True))
+        state = _regained(state, now).tell(StoreState(True))
     kept = {node: peer for node, peer in state.peers.items() if node_key(node) in entries}
     strange = {key: since for key, since in state.strange.items() if key in entries}
     state = replace(state, peers=kept, strange=strange, wide=event.wide, snapshot=True, holds={})

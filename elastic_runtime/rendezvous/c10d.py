@@ -127,6 +127,7 @@ class C10dStore:
         self._session: Session | None = None
         self._store_id = ""
         self._lost = False
+        self._acked_at: float | None = None
         self._forgot = False
         self._step = _STEP
         # Guards what the listener has heard, and that it hears one thing at a time.
@@ -232,8 +233,14 @@ class C10dStore:
                 lease.id = os.urandom(16)
             lease.keys.add(key)
         if fresh:
-            run.beat(lease.id)
+            self._move(run, lease.id)
         return lease.id
+
+    def _move(self, run: Run, lease: bytes) -> None:
+        """Shows the others that the lease lives."""
+        sent = self._clock.now()
+        run.beat(lease)
+        self._acked_at = sent
 
     def _wait_for_session(self) -> Session:
         with self._ready:
@@ -257,7 +264,7 @@ class C10dStore:
             with self._ready:
                 self._session = None
             if not self._closing.is_set():
-                self._deliver(Lost(why))
+                self._deliver(Lost(why, self._acked_at))
                 self._lost = True
             session.cut()
 
@@ -268,7 +275,7 @@ class C10dStore:
                 return self._connector.open()
             except StoreUnavailable as error:
                 if not self._lost and self._clock.now() - since > _QUIET:
-                    self._deliver(Lost(str(error)))
+                    self._deliver(Lost(str(error), self._acked_at))
                     self._lost = True
             self._closing.wait(_AGAIN)
         return None
@@ -384,15 +391,15 @@ class C10dStore:
         self._step = min(2 * self._step, _STEP, self._ttl / 6)
         lease = self._lease
         if lease.id and gap > self._ttl:  # this process was stopped
-            self._deliver(LeaseLost())
+            self._deliver(LeaseLost(self._acked_at))
             ticks.looked = now
-            session.run.beat(lease.id)
+            self._move(session.run, lease.id)
             self._show(session)
         elif lease.id and now - self._beat_at > self._ttl:
             self._give_up(session, lease)
         elif lease.id and now - ticks.beaten >= self._ttl / 3 - _STEP / 10:
             ticks.beaten = now
-            session.run.beat(lease.id)
+            self._move(session.run, lease.id)
         if session.deaf or now - ticks.looked >= self._ttl / 3:
             ticks.looked = now
             self._look_again(session)
@@ -403,7 +410,7 @@ class C10dStore:
         with self._lock:
             if self._lease is lease:
                 self._lease = _Lease()
-        self._deliver(LeaseLost())
+        self._deliver(LeaseLost(self._acked_at))
         self._remove(session, tuple(lease.keys), lease.id)
 
     def _look_again(self, session: Session) -> None:

@@ -76,6 +76,7 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
         fence=times.fence,
         batch=times.batch,
         settle=max(3.0, times.lease_ttl),
+        connect=times.connect,
     )
     seed = Seed(
         name=f"{socket.gethostname()}-{os.getpid()}",
@@ -84,7 +85,7 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
         settings=f"torchrun {params.min_nodes}:{params.max_nodes}",
     )
     store = open_store(endpoint, params.run_id, times.lease_ttl, times.connect)
-    return ElasticRendezvousHandler(name, params.run_id, store, policy, seed, times.connect)
+    return ElasticRendezvousHandler(name, params.run_id, store, policy, seed)
 
 
 def endpoint_of(name: str, params: RendezvousParameters) -> Endpoint:

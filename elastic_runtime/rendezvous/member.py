@@ -23,10 +23,10 @@ from elastic_runtime.rendezvous.lives import restore
 from elastic_runtime.rendezvous.notices import (
     Ended,
     Excluded,
-    Fenced,
     Sealed,
     Switch,
 )
+from elastic_runtime.rendezvous.outage import cope
 from elastic_runtime.rendezvous.standing import eligible, leader_of
 from elastic_runtime.rendezvous.state import (
     OWN,
@@ -38,36 +38,19 @@ from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.plan import Plan
 
-# An agent without contact stops its workers a little before the others stop waiting for it.
-FENCE_SHARE = 0.8
-
 
 def conduct(state: State, plan: Plan, now: float) -> State:
     """Decides about this node. Appends to ``plan`` and returns the new state."""
     if state.record is None or state.excluded:
         return state
-    if not state.connected:
-        return _without_store(state, plan, now)
-    if not state.snapshot:
+    state = cope(state, plan, now)
+    if not (state.connected and state.snapshot):
         return state
     for step in (_fate, _restore, _skip, _own_key, _news, _find_leader, _watch_leader):
         state = step(state, plan, now)
         if state.excluded or not state.snapshot:
             break
     return state
-
-
-def _without_store(state: State, plan: Plan, now: float) -> State:
-    """A lost store does not stop a whole group, but not for ever: others may take us for dead."""
-    if state.current is None:
-        return state
-    limit = state.lost_at + FENCE_SHARE * state.policy.fence
-    if now < limit:
-        plan.wake_at(limit)
-        return state
-    plan.reason = "no contact to the store for too long"
-    text = f"no contact to the store for {now - state.lost_at:.0f} s; others may go on without us"
-    return state.tell(Fenced(text), once=f"fence/{state.lost_at}")
 
 
 def _fate(state: State, plan: Plan, now: float) -> State:

@@ -22,6 +22,9 @@ from elastic_runtime.rendezvous.state import (
     State,
 )
 
+# Seconds after which a node decides again, whatever has happened.
+LOOK_AROUND = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -30,7 +33,8 @@ class Decision:
     Attributes:
         state: the new knowledge.
         actions: to be performed in this order.
-        wake: when to come back without any event; infinity: never.
+        wake: when to come back without any event; at most ``LOOK_AROUND`` seconds from then, so
+            that nothing which this node waits for can be waited for for ever.
         reason: why, or why nothing is done.
     """
 
@@ -68,4 +72,5 @@ def decide(state: State, now: float, event: Event | None = None) -> Decision:
     state = lead(state, plan, now)
     notices = tuple(Notify(notice) for notice in state.notices)
     state = replace(state, notices=())
-    return Decision(state, (*plan.actions, *notices), plan.wake, plan.reason)
+    wake = min(plan.wake, now + LOOK_AROUND)
+    return Decision(state, (*plan.actions, *notices), wake, plan.reason)

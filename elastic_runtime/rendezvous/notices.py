@@ -80,6 +80,26 @@ class StoreState:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreTrouble:
+    """The store still does not serve this node, which waits for nothing; told time and again.
+
+    Attributes:
+        why: for people.
+        seconds: for how long.
+    """
+
+    why: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTimeout:
+    """This node has waited for too long without being served by the store: end."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class BadRecord:
     """A record in the store cannot be used; it is ignored."""
 
@@ -97,5 +117,7 @@ Notice = (
     | Conflict
     | Fenced
     | StoreState
+    | StoreTrouble
+    | StoreTimeout
     | BadRecord
 )

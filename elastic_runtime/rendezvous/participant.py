@@ -9,14 +9,13 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime import threads
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import RecordError, StoreUnavailable
-from elastic_runtime.protocol.records import GONE, NODES, NodeRecord, node_key
+from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
 from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb
 from elastic_runtime.rendezvous.probe import Prober
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.state import State
     from elastic_runtime.rendezvous.store import Entry, Store
 
-# While there is nothing to do, the loop still looks around this often (seconds).
-_IDLE = 60.0
 _ASK_AGAIN = 0.05
 
 
@@ -109,6 +106,7 @@ class Participant:
         self._started = False
         self._following = ""
         self._closed = False
+        self._refused = ""  # why the store has not performed a transaction of this turn
         self._said_goodbye = threading.Event()
         self._never = threading.Event()
         self._node = uuid.uuid4().hex
@@ -286,15 +284,15 @@ class Participant:
             decision = membership.decide(self._state, now)
             self._state = decision.state
             wake = decision.wake
+            self._refused = ""
             for action in (*actions, *decision.actions):
                 self._perform(action)
             self._check_goodbye()
             if writes and self._state.connected:
-                with suppress(StoreUnavailable):
-                    self._store.apply(Transaction(puts=tuple(writes)))
+                self._apply(EVENTS, Transaction(puts=tuple(writes)))
 
     def _wait(self, wake: float) -> list[Event | _Stop | _Write]:
-        timeout = max(0.0, min(wake - self._clock.now(), _IDLE))
+        timeout = max(0.0, wake - self._clock.now())
         try:
             events: list[Event | _Stop | _Write] = [self._inbox.get(timeout=timeout)]
         except queue.Empty:
@@ -310,11 +308,7 @@ class Participant:
     def _perform(self, action: Action) -> None:
         match action:
             case Apply(tag, transaction):
-                try:
-                    ok: bool | None = self._store.apply(transaction)
-                except StoreUnavailable:
-                    ok = None
-                self._inbox.put(Applied(tag, ok))
+                self._apply(tag, transaction)
             case Look(wide, without):
                 self._store.look(wide, without)
             case Follow(own_key):
@@ -325,6 +319,16 @@ class Participant:
                 self._prober.probe(node, address, port)
             case Notify(notice):
                 self._notify(notice)
+
+    def _apply(self, tag: str, transaction: Transaction) -> None:
+        # After one that failed, the others would only keep us from looking at what has come.
+        ok: bool | None = None
+        if not self._refused:
+            try:
+                ok = self._store.apply(transaction)
+            except StoreUnavailable as error:
+                self._refused = str(error)
+        self._inbox.put(Applied(tag, ok, self._refused if ok is None else ""))
 
     def _probed(self, node: str, answer: str) -> None:
         self._inbox.put(Probed(node, answer))

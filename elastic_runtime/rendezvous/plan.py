@@ -57,12 +57,13 @@ class Plan:
         self.wake_at(now + every)
         return replace(state, probed={**state.probed, node: now})
 
-    def wait(self, state: State, reason: str, have: int = 0) -> State:
-        """Says why nothing happens."""
+    def wait(self, state: State, reason: str, have: int = 0, counts: bool = True) -> State:
+        """Says why nothing happens; not ``counts``: it is not for a lack of nodes."""
         self.reason = reason
         job, policy = state.job_record, state.policy
         low = job.min_nodes if job else policy.min_nodes
         high = job.max_nodes if job else policy.max_nodes
         # Once a round: a later one may wait for the same again.
         name = f"waiting/{state.last_number}/{reason}/{have}"
-        return state.tell(Waiting(reason, have, low, high), once=name)
+        notice = Waiting(reason, have, low, high) if counts else Waiting(reason, 0, 0, high)
+        return state.tell(notice, once=name)

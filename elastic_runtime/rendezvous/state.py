@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from elastic_runtime.config import ANSWER
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import (
     JobRecord,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from elastic_runtime.rendezvous.notices import Notice
 
+# A write that failed so long ago, and was not tried again, says nothing about the store (seconds).
+STALE = 15.0
 # The tag under which a node writes its own key; other writes go by the key that they write.
 OWN = "own"
 
@@ -113,10 +116,17 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A transaction came to its end; ``ok`` is None if the store did not answer."""
+    """A transaction came to its end.
+
+    Attributes:
+        tag: as in ``Apply``.
+        ok: whether its conditions held; None: the store did not perform it, as far as is known.
+        why: the reason for that.
+    """
 
     tag: str
     ok: bool | None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +209,9 @@ class Policy:
             key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
         probe_after, probe_every: when a silent node is probed first, and how often.
         ahead: extra wait per rank before a waiting member probes the leader, against storms.
+        connect: how long the first contact with the store may take.
+        answer: how long a write may take to succeed or to fail.
+        remedy: what people can do about a store that is lost for good.
     """
 
     min_nodes: int = 1
@@ -217,6 +230,17 @@ class Policy:
     probe_after: float = 0.03
     probe_every: float = 0.25
     ahead: float = 0.005
+    connect: float = 15.0
+    answer: float = ANSWER
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why the store does not serve this node, and since when (our clock)."""
+
+    since: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +290,11 @@ class State:
         prepared: its workers are ready, as those of a job in place must be before it asks in.
         excluded: it was told to begin anew.
         lease_lost: the lease may have ended; nothing is done until the store has shown our key.
-        connected, lost_at: contact to the store, and since when there is none.
+        connected, lost_at, lost_why: contact to the store, since when there is none, and why.
+        contacted: there was contact at least once.
+        unwritten: since when no write was taken, and why; ``refused_at``: the last of them.
+        acked_at: when the request was sent that last kept our lease, as of its loss, or of that
+            of contact.
         regained_at: when contact was regained last.
         forgot_at: when the store was last found to have lost its memory.
         snapshot: a snapshot of the present life and width has arrived.
@@ -300,6 +328,11 @@ class State:
     lease_lost: bool = False
     connected: bool = False
     lost_at: float = 0.0
+    lost_why: str = ""
+    contacted: bool = False
+    unwritten: Trouble | None = None
+    refused_at: float = float("-inf")
+    acked_at: float = float("-inf")
     regained_at: float = float("-inf")
     forgot_at: float = float("-inf")
     snapshot: bool = False
@@ -373,6 +406,18 @@ class State:
         """Whether the job in the store is another one than ours."""
         job, record = self.job_record, self.record
         return bool(job and record and job.settings and job.settings != record.settings)
+
+    @property
+    def waits(self) -> bool:
+        """Whether this node waits for something that comes through the store: a round, an end."""
+        return "wait" in self.marks
+
+    def trouble(self, now: float) -> Trouble | None:
+        """Why the store does not serve this node; None if it does."""
+        if not self.connected:
+            return Trouble(self.lost_at or self.marks.get("wait", 0.0), self.lost_why)
+        # What is needed is tried again and again; an old failure is nobody's concern any more.
+        return self.unwritten if now < self.refused_at + STALE else None
 
     def remembering(self, now: float) -> bool:
         """Whether the store forgot so lately that a running group may still have to speak."""

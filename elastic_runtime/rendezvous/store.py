@@ -117,9 +117,16 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The store does not answer; the adapter keeps trying."""
+    """The store does not answer; the adapter keeps trying.
+
+    Attributes:
+        why: for people.
+        acked_at: when the request was sent that kept our lease last, as far as the store has
+            acknowledged it (seconds, monotonic); None: there is no lease.
+    """
 
     why: str
+    acked_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """Our lease has ended, or may have: everything put under it is, or will be, gone."""
+    """Our lease has ended, or may have: everything put under it is, or will be, gone.
+
+    Attributes:
+        acked_at: as in ``Lost``.
+    """
+
+    acked_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

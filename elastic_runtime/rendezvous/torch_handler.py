@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -39,6 +38,7 @@ from elastic_runtime.rendezvous.notices import (
     Fenced,
     Sealed,
     StoreState,
+    StoreTimeout,
     Switch,
 )
 from elastic_runtime.rendezvous.participant import Participant, Seed
@@ -70,7 +70,6 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         store: a store that was not started yet.
         policy: the settings of the decisions.
         seed: who this node is, but for its probe port.
-        connect_timeout: seconds for the first contact with the store.
     """
 
     def __init__(
@@ -80,13 +79,10 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         store: Store,
         policy: Policy,
         seed: Seed,
-        connect_timeout: float,
     ) -> None:
         self._name = name
         self._run_id = run_id
         self._store = store
-        self._join_timeout = policy.join
-        self._connect_timeout = connect_timeout
         self._probes = ProbeServer("", lambda: {"node": self._participant.node})
         seed = replace(seed, probe_port=self._probes.port)
         self._participant = Participant(store, policy, seed, self._hear)
@@ -94,7 +90,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._listener: socket.socket | None = None
         self._round_store: TCPStore | None = None
         self._round: RoundRecord | None = None
-        self._contacted = False
+        self._joined = False
         self._gone = threading.Event()
         self._crash = ""
         self._unwatch = threads.watch(self._crashed)
@@ -104,7 +100,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._switch: Switch | None = None
         self._out = ""
         self._outcome: OutcomeRecord | None = None
-        self._trouble: Conflict | StoreState | None = None
+        self._trouble: Conflict | StoreState | StoreTimeout | None = None
 
     # ------------------------------------------------------------ what torch asks
 
@@ -188,7 +184,8 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
     # ------------------------------------------------------------ entering and leaving
 
     def _begin(self) -> None:
-        if not self._contacted and self._round is None:
+        if not self._joined:
+            self._joined = True
             # torch does not call shutdown() for an agent that a signal ends.
             atexit.register(self._depart)
             threads.spawn(self._keep_beating, name="beats")
@@ -217,8 +214,6 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._participant.leave(last.number, fault, self._reserve())
 
     def _wait_for_round(self) -> Sealed:
-        limit = self._join_timeout if self._contacted else self._connect_timeout
-        silent_since = time.monotonic()
         while True:
             with self._news:
                 self._news.wait_for(self._has_news, _BEAT)
@@ -226,18 +221,12 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             self._raise_if_over()
             if isinstance(trouble, Conflict):
                 raise RendezvousStateError(trouble.message)
-            if trouble is not None and trouble.refused:
+            if trouble is not None:
                 raise RendezvousConnectionError(trouble.why)
             if out:
                 self._begin_anew()
             elif sealed is not None:
                 return sealed
-            now = time.monotonic()
-            if self._participant.state.connected:
-                self._contacted, silent_since, limit = True, now, self._join_timeout
-            elif now - silent_since > limit:
-                why = trouble.why if trouble else "no answer"
-                raise RendezvousConnectionError(f"no contact to the store in {limit:g} s: {why}")
 
     def _has_news(self) -> bool:
         return bool(self._sealed or self._out or self._outcome or self._trouble or self._crash)
@@ -330,10 +319,8 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
                     self._sealed, self._out = None, reason
                 case Ended(outcome):
                     self._outcome = outcome
-                case Conflict() | StoreState(up=False):
+                case Conflict() | StoreTimeout() | StoreState(refused=True):
                     self._trouble = notice
-                case StoreState():
-                    self._trouble = None
             self._news.notify_all()
 
     def _crashed(self, crash: threads.Crash) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.rendezvous import absorb, leader, lives, member, sealing
+from elastic_runtime.rendezvous import absorb, leader, lives, member, outage, sealing
 from elastic_runtime.rendezvous.state import SILENT, State
 from elastic_runtime.rendezvous.store import Transaction
 from tests.model.schedule import CHURN, ENDING, FORGETTING, ISLANDS, MIXED, OUTAGE, Theme
@@ -76,7 +76,7 @@ def round_not_given_back(patch: pytest.MonkeyPatch) -> None:
 
 def never_fenced(patch: pytest.MonkeyPatch) -> None:
     """A group without contact to the store goes on for ever."""
-    patch.setattr(member, "_without_store", lambda state, plan, now: state)
+    patch.setattr(outage, "_fence", lambda state, plan, now: state)
 
 
 def never_excluded(patch: pytest.MonkeyPatch) -> None:

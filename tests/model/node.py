@@ -20,6 +20,7 @@ from elastic_runtime.rendezvous.notices import (
     Notice,
     Prepare,
     Sealed,
+    StoreTimeout,
     Switch,
 )
 from elastic_runtime.rendezvous.state import (
@@ -46,6 +47,7 @@ from elastic_runtime.rendezvous.state import (
     Probed,
     Tick,
 )
+from elastic_runtime.rendezvous.store import LeaseLost, Lost
 from tests.model.clockwork import Violation
 from tests.model.store import Client
 from tests.model.trace import brief
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from tests.model.world import World
 
 PROBE_TIMEOUT = 0.5
+# What an agent acts upon.
+_HEARD = Sealed | Switch | Excluded | Fenced | Ended | Conflict | StoreTimeout | Prepare
 # More than this in one simulated second is a storm: twice the most that was ever seen.
 STORM = {"decide": 60, "Apply": 20, "Probe": 15, "Look": 18, "Notify": 15}
 
@@ -180,6 +184,8 @@ class Node:
 
     def _from_store(self, event: Event) -> None:
         if self.alive:
+            if isinstance(event, Lost | LeaseLost) and event.acked_at is not None:
+                event = replace(event, acked_at=event.acked_at + self.zero)
             self.feed(event)
 
     def _turn(self) -> None:
@@ -206,12 +212,9 @@ class Node:
                 self.state = absorb(self.state, event, now)
         decision = membership.decide(self.state, now)
         self.state = decision.state
-        if decision.wake == float("inf"):
-            self.wake = float("inf")
-        else:
-            self.wake = max(decision.wake - self.zero, clock.now + 1e-6)
-            self.alarm = token = object()
-            clock.after(self.wake - clock.now, self._woken, token)
+        self.wake = max(decision.wake - self.zero, clock.now + 1e-6)
+        self.alarm = token = object()
+        clock.after(self.wake - clock.now, self._woken, token)
         self.todo.extend(actions)
         self.todo.extend(decision.actions)
         self._perform()
@@ -243,7 +246,7 @@ class Node:
 
     def answered(self, tag: str, ok: bool | None) -> None:
         """A transaction came to its end."""
-        self.later(0.0, self._unblock, Applied(tag, ok))
+        self.later(0.0, self._unblock, Applied(tag, ok, "no answer" if ok is None else ""))
 
     def _unblock(self, event: Applied) -> None:
         self.blocked = False
@@ -280,7 +283,7 @@ class Agent:
 
     def hear(self, notice: Notice) -> None:
         """Takes a notice, a moment later: the agent's loop is another thread."""
-        if isinstance(notice, Sealed | Switch | Excluded | Fenced | Ended | Conflict | Prepare):
+        if isinstance(notice, _HEARD):
             self.node.later(0.0002, self._take, notice)
 
     def _take(self, notice: Notice) -> None:
@@ -303,6 +306,8 @@ class Agent:
                 self._end_with("done" if outcome.succeeded else f"failed: {outcome.exit_code}")
             case Conflict():
                 self._end_with("conflict")
+            case StoreTimeout():
+                self._end_with("store")
             case Prepare():
                 self._replace()
 

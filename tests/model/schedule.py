@@ -10,7 +10,7 @@ from elastic_runtime.protocol import records
 from elastic_runtime.rendezvous.state import Policy
 from elastic_runtime.rendezvous.store import Put
 from tests.model.clockwork import Clockwork, Violation
-from tests.model.store import RECONNECT
+from tests.model.store import ANSWER, RECONNECT
 from tests.model.world import GARBAGE, Key, World, key_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ POLICY = Policy(
     fence=8.0,
     batch=0.4,
     settle=1.5,
+    connect=6.0,
+    answer=ANSWER,
     max_restarts=6,
 )
 # Longest time from the last fault until all are together, and from then until all have left.

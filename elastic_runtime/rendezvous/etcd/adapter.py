@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import tenacity
 
+from elastic_runtime.config import ANSWER
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.etcd.client import LeaseGone, StoreRefused
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # Seconds for a blocking operation with its retries, and for giving the lease back at the end.
-_OPERATION = 4.0
+_OPERATION = ANSWER
 _FAREWELL = 1.0
 # To try again is of no use.
 _FINAL = (StoreRefused, MainLoopSilent)
@@ -60,7 +61,7 @@ class EtcdStore:
         self._connect_timeout = connect_timeout
         self._hub = Hub.acquire(endpoint)
         self._holding = _Holding(self._hub, math.ceil(lease_ttl), self._lease_lost)
-        self._view = View(self._hub, self._keys, endpoint)
+        self._view = View(self._hub, self._keys, endpoint, lambda: self._holding.acked_at)
         self._closing = threading.Event()
 
     @property
@@ -85,7 +86,7 @@ class EtcdStore:
         self._hub.post(lambda: self._view.aim(wide=wide, without=without))
 
     def _lease_lost(self) -> None:
-        self._hub.post(lambda: self._view.tell(LeaseLost()))
+        self._hub.post(lambda: self._view.tell(LeaseLost(self._holding.acked_at)))
 
     # ------------------------------------------------------------ blocking operations
 
@@ -190,6 +191,7 @@ class _Holding:
         self._lock = threading.Lock()
         self._lease: Lease | None = None
         self._beaten = KEEPER.now()
+        self._acked_at: float | None = None
 
     def number(self) -> int:
         """The id of the present lease; takes one if there is none.
@@ -210,6 +212,13 @@ class _Holding:
                 self.granted_ttl = float(ttl)
                 KEEPER.keep(self._lease)
             return self._lease.number
+
+    @property
+    def acked_at(self) -> float | None:
+        """When the request was sent that kept the last lease last; None: there never was one."""
+        if (lease := self._lease) is not None:
+            self._acked_at = lease.acked_at
+        return self._acked_at
 
     def beat(self) -> None:
         """The main loop lives."""
@@ -247,5 +256,5 @@ class _Holding:
         with self._lock:
             if self._lease is not lease:
                 return
-            self._lease = None
+            self._lease, self._acked_at = None, lease.acked_at
         self._lost()

@@ -45,6 +45,9 @@ class Lease:
         granted_at: when the grant was asked for, on the keeper's clock.
         send: sends a keep-alive.
         lost: called once, from any thread, when it has ended or may have.
+
+    Attributes:
+        acked_at: when the last question was sent that has an answer.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Lease:
         self.ttl = ttl
         self.send = send
         self.lost = lost
+        self.acked_at = granted_at
         self.deadline = granted_at + ttl
         self.due = granted_at + ttl / _PER_TTL
         self.beaten = granted_at
@@ -128,6 +132,7 @@ class Keeper:
                     self._wake.notify()
             elif answer > 0:
                 with self._wake:
+                    lease.acked_at = max(lease.acked_at, now)
                     lease.deadline = max(lease.deadline, now + answer)
             else:
                 self._end(lease)

@@ -68,12 +68,20 @@ class View:
         hub: the connection.
         keys: the run's keys.
         endpoint: for a diagnosis, if nothing that we understand is there.
+        acked_at: when the request was sent that kept our lease last; None: there is none.
     """
 
-    def __init__(self, hub: Hub, keys: RunKeys, endpoint: Endpoint) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        keys: RunKeys,
+        endpoint: Endpoint,
+        acked_at: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._hub = hub
         self._keys = keys
         self._endpoint = endpoint
+        self._acked_at = acked_at
         self._listener: Listener | None = None
         self._goal = Goal("")
         # The highest revision of any answer; no later answer may be below it.
@@ -91,7 +99,7 @@ class View:
         self._unconfirmed: set[int] = set()
         self._looking: _Look | None = None
         self._attempt = 0
-        self._lost = False
+        self._lost = ""  # why
         self._pause = _PAUSE_FIRST
 
     # ------------------------------------------------------------ what the store asks for
@@ -240,7 +248,7 @@ class View:
         except StoreUnavailable as error:
             self._failed(error)
             return
-        client.txn_later(request, came, CALL_TIMEOUT, patient=self._lost)
+        client.txn_later(request, came, CALL_TIMEOUT, patient=bool(self._lost))
 
     def _failed(self, error: StoreUnavailable) -> None:
         if isinstance(error, HistoryGone):
@@ -276,13 +284,13 @@ class View:
         self._hub.later(self._pause * random.uniform(0.5, 1.0), again)
 
     def _lose(self, why: str) -> None:
-        if not self._lost:
-            self._lost = True
-            self.tell(Lost(why))
+        if why != self._lost:
+            self._lost = why
+            self.tell(Lost(why, self._acked_at()))
 
     def _found(self) -> None:
         if self._lost:
-            self._lost = False
+            self._lost = ""
             self.tell(Found())
 
     # ------------------------------------------------------------ watching

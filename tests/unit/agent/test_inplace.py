@@ -50,7 +50,7 @@ from elastic_runtime.rendezvous.notices import (
     Switch,
 )
 
-SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2, connect=15.0, join=600.0)
+SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2)
 
 
 def sealed(number: int, workers: int = 2, others: int = 1) -> Sealed:

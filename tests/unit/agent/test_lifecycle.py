@@ -55,11 +55,12 @@ from elastic_runtime.rendezvous.notices import (
     Fenced,
     Sealed,
     StoreState,
+    StoreTimeout,
     Switch,
     Waiting,
 )
 
-SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2, connect=15.0, join=600.0)
+SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2)
 A = TypeVar("A")
 
 
@@ -114,7 +115,6 @@ def test_a_node_asks_in_only_when_its_workers_can_start_at_once() -> None:
     assert walk.none(SayJoin)
     walk.play(ServerReady())
     assert walk.one(SayJoin)
-    assert walk.one(SetAlarm).at == 115.0
 
 
 def test_a_sealed_round_starts_its_workers() -> None:
@@ -244,11 +244,10 @@ def test_a_conflict_ends_a_node_that_runs_nothing() -> None:
     assert walk.one(Finish).message == "another job"
 
 
-def test_a_store_that_never_answers_ends_the_agent_and_one_that_answers_does_not() -> None:
-    walk = Walk(ServerReady(), Alarm())
-    assert walk.one(Finish).exit_code == EXIT_STORE_UNREACHABLE
-    walk = Walk(ServerReady(), StoreState(True))
-    assert walk.one(SetAlarm).at == float("inf")
+def test_a_store_that_was_waited_for_too_long_ends_the_agent() -> None:
+    walk = Walk(ServerReady(), StoreTimeout("it does not answer"))
+    finish = walk.one(Finish)
+    assert (finish.exit_code, finish.message) == (EXIT_STORE_UNREACHABLE, "it does not answer")
 
 
 def test_a_lost_store_does_not_stop_a_running_group() -> None:
@@ -302,6 +301,7 @@ EVENTS = st.one_of(
     st.builds(Excluded, st.just("x")),
     st.builds(Fenced, st.just("x")),
     st.builds(StoreState, st.booleans()),
+    st.builds(StoreTimeout, st.just("x")),
     st.builds(Ended, st.just(OutcomeRecord("life", True, 0, "x"))),
 )
 

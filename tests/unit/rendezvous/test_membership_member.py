@@ -22,7 +22,6 @@ from elastic_runtime.rendezvous.notices import (
     Conflict,
     Ended,
     Excluded,
-    Fenced,
     Sealed,
     StoreState,
     Switch,
@@ -48,9 +47,7 @@ from elastic_runtime.rendezvous.store import (
     Changed,
     Entry,
     Expect,
-    Found,
     LeaseLost,
-    Lost,
     Refused,
 )
 from tests.unit.rendezvous.seat import LIFE, POLICY, Seat, back, job, node, sealed, switch
@@ -276,22 +273,6 @@ def test_the_job_of_others_that_are_gone_is_followed_by_ours() -> None:
 
 
 # ---------------------------------------------------------------- the store
-
-
-def test_a_group_without_the_store_goes_on_for_most_of_the_fence() -> None:
-    seat = _member().feed(Lost("refused"))
-    assert seat.told(StoreState) == [StoreState(False, "refused")]
-    assert seat.wake == seat.now + 0.8 * POLICY.fence
-    assert not seat.feed(Tick(), 0.8 * POLICY.fence - 0.1).told(Fenced)
-    assert seat.feed(Tick(), 0.1).told(Fenced)
-    assert not seat.feed(Tick(), 1.0).told(Fenced)
-
-
-def test_contact_that_comes_back_in_time_saves_the_group() -> None:
-    seat = _member().feed(Lost("refused")).feed(Found(), 0.7 * POLICY.fence)
-    assert seat.told(StoreState) == [StoreState(True)]
-    seat.feed(Lost("again"), 1.0)
-    assert not seat.feed(Tick(), 0.7 * POLICY.fence).told(Fenced)
 
 
 def test_a_store_that_forgot_gets_the_round_back_before_anything_else() -> None:
