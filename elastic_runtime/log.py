@@ -211,6 +211,7 @@ _LINES: dict[str, Line] = {
     ),
     "worker.hangs": Line("{why}", "warning", whole_job=False),
     "state.given": Line("step {step} was given to {to} ranks from memory", shown=False),
+    "state.unfit": Line("memory of step {step} cannot serve: {reason}", "warning"),
     "state.loaded": Line("went back to step {step}: {reason}", "warning"),
     "state.fresh": Line("training begins anew: {reason}", "warning"),
     "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),

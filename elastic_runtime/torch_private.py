@@ -247,6 +247,29 @@ def nccl_failure() -> str:
     return ""
 
 
+def keep_versions_in_ddp() -> None:
+    """Makes ``DDP(model)`` leave the version counters of parameters as they are.
+
+    DDP begins by giving all ranks the parameters of rank 0. In place all ranks have them already,
+    so nothing changes; but to the version counters, by which changes outside of optimizers are
+    seen, it would look like a change of everything. There is no hook around that broadcast, and
+    ``init_sync=False`` is the script's to say.
+    """
+    import torch
+    from torch.nn.parallel import distributed
+
+    sync = distributed._sync_module_states
+    if hasattr(sync, "__wrapped__"):
+        return
+
+    @wraps(sync)
+    def quietly(module: torch.nn.Module, *args: Any, **options: Any) -> None:
+        with torch.autograd._unsafe_preserve_version_counter(tuple(module.parameters())):
+            sync(module, *args, **options)
+
+    distributed._sync_module_states = quietly
+
+
 def tensor_pickle(dtype: torch.dtype, shape: tuple[int, ...], size: int) -> bytes:
     """The pickle by which ``torch.save`` says how to make a tensor of its raw bytes.
 

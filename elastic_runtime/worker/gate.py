@@ -52,6 +52,13 @@ class Gate:
         self._device: Device = device or _Cuda()
         self._arrived = -1  # so many collectives had ended well when somebody last looked
 
+    @property
+    def certain(self) -> bool:
+        """Whether all that collectives have given was there when somebody last looked."""
+        if not self._device.in_use():
+            return True
+        return self._arrived >= 0 and self._device.collectives() == self._arrived
+
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Returns when all that an optimizer is about to use is there.
 
@@ -61,7 +68,7 @@ class Gate:
         Raises:
             BaseException: what ``check`` raises; the optimizer has changed nothing then.
         """
-        if self._device.in_use() and not self._is_certain():
+        if not self.certain:
             self._pass(optimizer)
 
     def before_commit(self) -> None:
@@ -73,7 +80,7 @@ class Gate:
         """
         if not self._device.in_use():
             return
-        if self._is_certain():
+        if self.certain:
             self._device.wait(None)
         else:
             self._pass(None)
@@ -84,9 +91,6 @@ class Gate:
         # In this order: an abort that comes after the look finds the queue empty.
         self._check()
         self._arrived = -1 if queued is None else queued
-
-    def _is_certain(self) -> bool:
-        return self._arrived >= 0 and self._device.collectives() == self._arrived
 
 
 class _Cuda:

@@ -131,6 +131,7 @@ def run(state: State, checkpointer: Saver | None = None) -> Callable[[Callable[[
                 "group itself, and again after each change: remove the call"
             )
         _ran = True
+        torch_private.keep_versions_in_ddp()
         here = context()
         loop = _Loop(state, checkpointer, train, here)
         value: T = loop.run() if here.has_agent else loop.run_alone()
@@ -265,6 +266,8 @@ class _Loop:
             return self._attempt(order, ranks)
         finally:
             self._state._on_commit = None
+            if why := self._state.leave():
+                self._here.note("state.unfit", step=self._state.step, reason=why)
             with self._lock:
                 self._ranks = None
             ranks.take_apart()

@@ -136,12 +136,21 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 class ModulePart:
-    """A module: parameters and all buffers, also those that its state dict leaves out."""
+    """A module: parameters and all buffers, also those that its state dict leaves out.
+
+    Attributes:
+        held: the parameters as of the last snapshot.
+        restless, on_trial: ids of parameters that a snapshot copies, like buffers: those that are
+            known to change outside of an optimizer, and those that may.
+    """
 
     def __init__(self, name: str, module: torch.nn.Module, *, shadow: bool) -> None:
         self.name = name
         self.module = unwrapped(module)
         self._shadow = shadow
+        self.held: list[torch.Tensor] = []
+        self.restless: set[int] = set()
+        self.on_trial: set[int] = set()
         self._copies = Copies()
         self._buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._extra: dict[str, Any] = {}
@@ -152,8 +161,12 @@ class ModulePart:
         # A step may put another tensor in a buffer's place, or make a new one.
         self._buffers = [(m._buffers, m._buffers.copy()) for m in modules]
         tensors = [b for _, kept in self._buffers for b in kept.values() if b is not None]
+        self.held = [p for m in modules for p in m._parameters.values() if p is not None]
         if self._shadow:
-            tensors.extend(p for m in modules for p in m._parameters.values() if p is not None)
+            tensors.extend(self.held)
+        elif self.restless or self.on_trial:
+            some = self.restless | self.on_trial
+            tensors.extend(p for p in self.held if id(p) in some)
         self._copies.take(tensors)
         self._extra = {n: copied(m.get_extra_state()) for n, m in self._with_extra.items()}
 
@@ -164,6 +177,19 @@ class ModulePart:
         self._copies.give_back()
         for name, state in self._extra.items():
             self._with_extra[name].set_extra_state(copied(state))
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The parameters as they are now, by name."""
+        return dict(self.module.named_parameters(remove_duplicate=False))
+
+    def buffers_now(self) -> list[tuple[int, int]]:
+        """What tells whether a buffer has changed: which tensor it is, and its version."""
+        return [
+            (id(buffer), 0 if buffer.is_inference() else buffer._version)
+            for buffers, _ in self._buffers
+            for buffer in buffers.values()
+            if buffer is not None
+        ]
 
     def drop_gradients(self) -> None:
         """Sets all gradients to None: those of a broken step must not be added to the next."""
@@ -234,9 +260,13 @@ class OptimizerPart:
         self._copies = Copies()
         self._names()  # refuses parameters that are in none of the modules
 
-    def snapshot(self) -> None:
+    def hyperparameters(self) -> list[Tree]:
+        """A copy of all that the groups of parameters have, but for the parameters."""
         groups = self.optimizer.param_groups
-        self._groups = [{k: copied(v) for k, v in g.items() if k != "params"} for g in groups]
+        return [{k: copied(v) for k, v in g.items() if k != "params"} for g in groups]
+
+    def snapshot(self) -> None:
+        self._groups = self.hyperparameters()
         if self._shadow:
             self._state = {p: _apart(s) for p, s in self.optimizer.state.items()}
             self._copies.take(

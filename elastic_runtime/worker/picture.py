@@ -35,7 +35,8 @@ def digest_of(picture: Picture) -> int:
     """
     meta, tensors = picture
     words = {name: plain.canonical(part) for name, part in meta["parts"].items()}
-    words |= {name: value for name, value in meta.items() if name != "parts"}
+    # What a rank has learned of its script ("tail") is no part of its state.
+    words |= {name: value for name, value in meta.items() if name not in ("parts", "tail")}
     words |= {"counters": plain.canonical(meta["counters"])}
     digest = zlib.crc32(json.dumps(words, sort_keys=True).encode())
     samples: dict[torch.device, list[torch.Tensor]] = {}

@@ -14,6 +14,7 @@ import torch
 
 from elastic_runtime.errors import ElasticError, UsageError
 from elastic_runtime.worker import plain
+from elastic_runtime.worker.changes import Changes
 from elastic_runtime.worker.counters import CountersEntry
 from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.generators import Generators
@@ -70,6 +71,7 @@ class State:
     _running: int  # optimizers inside their step
     _finished: Counter[str]  # steps of each optimizer since the last commit
     _usual: dict[str, int]  # the most that each optimizer has made from one commit to the next
+    _changes: Changes | None  # None with a shadow, which undoes all
     _spare: Room  # for what may be received
     _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
     _gate: Gate  # set by elastic.run; what optimizers and commits must pass
@@ -107,10 +109,11 @@ class State:
         self._on_commit = None
         self._gate = Gate(lambda: None)
         self._parts = list(self._sorted(named))
+        self._changes = None if shadow else Changes(self._parts, self._counters)
         for part in self._parts:
             # With a shadow a step can be undone wherever it is: it leaves the memory clean.
-            if isinstance(part, OptimizerPart) and not shadow:
-                self._watch(part)
+            if isinstance(part, OptimizerPart) and self._changes is not None:
+                self._watch(part, self._changes)
 
     # What users call
 
@@ -156,11 +159,15 @@ class State:
             step: how many steps that commit counts.
         """
         self._condition = Condition.DIRTY  # until it is remembered
+        if self._changes is not None:
+            self._changes.choose()
         for part in self._parts:
             part.snapshot()
         self._kept_counters = {k: plain.copied(v) for k, v in self._counters.items()}
         if self._generators is not None:
             self._generators.snapshot()
+        if self._changes is not None:
+            self._changes.record()
         self._step = step
         self._finished.clear()
         self._running = 0
@@ -174,6 +181,24 @@ class State:
         """
         self._step = step
         self._condition = Condition.DIRTY
+
+    def leave(self) -> str:
+        """Says that training ends or was interrupted here: finds out what memory is worth now.
+
+        To be called before the groups are taken apart.
+
+        Returns:
+            Why this rank can neither go back to its last commit nor take the step that was under
+            way as committed, though no optimizer is in the middle of it; "" if it can.
+        """
+        why = ""
+        if self._changes is not None and self._condition is Condition.CLEAN:
+            why = self._changes.undoable()
+        elif self._changes is not None and self._condition is Condition.FINISHED:
+            why = self._changes.unfinished(certain=self._gate.certain)
+        if why:
+            self._condition = Condition.DIRTY
+        return why
 
     def roll_back(self) -> None:
         """Goes back to the last commit, exactly; gradients become None.
@@ -194,6 +219,8 @@ class State:
         self._counters.update({k: plain.copied(v) for k, v in self._kept_counters.items()})
         if self._generators is not None:
             self._generators.restore()
+        if self._changes is not None:
+            self._changes.record()
         self._drop_gradients()
         self._finished.clear()
         self._running = 0
@@ -223,6 +250,7 @@ class State:
             "parts": structure,
             "counters": plain.encode(self._counters, "state", tensors),
             "usual": self._usual,
+            "tail": sorted(self._changes.tail) if self._changes is not None else [],
         }
         alike = {slot for slot, _, same in self._room(meta, len(tensors)) if same}
         meta["tensors"] = [
@@ -318,6 +346,8 @@ class State:
         self._counters.clear()
         self._counters.update(plain.decode(meta["counters"], tensors))
         self._usual = dict(meta["usual"])
+        if self._changes is not None:
+            self._changes.tail = set(meta["tail"])
         self._drop_gradients()
         self.hold(meta["step"])
 
@@ -378,10 +408,12 @@ class State:
         if name.startswith("_") or hasattr(type(self), name):
             raise UsageError(f"{name!r} is a name of State's own; take another one")
 
-    def _watch(self, part: OptimizerPart) -> None:
+    def _watch(self, part: OptimizerPart, changes: Changes) -> None:
 
         def before(*_: object) -> None:
             self._gate.before_optimizer(part.optimizer)
+            if not self._running and not self._finished:
+                changes.before_optimizers()
             self._running = self._running + 1
             if self._condition is not Condition.NEW:
                 self._condition = Condition.DIRTY
@@ -389,8 +421,11 @@ class State:
         def after(*_: object) -> None:
             self._running = self._running - 1
             self._finished[part.name] += 1
-            if self._condition is Condition.DIRTY and self._is_usual():
+            finished = self._is_usual()
+            if self._condition is Condition.DIRTY and finished:
                 self._condition = Condition.FINISHED
+            if finished or not (self._usual or self._running):
+                changes.after_optimizers()
 
         part.optimizer.register_step_pre_hook(before)
         part.optimizer.register_step_post_hook(after)
@@ -412,6 +447,8 @@ class State:
         self._condition = Condition.DIRTY
         for name, count in self._finished.items():
             self._usual[name] = max(count, self._usual.get(name, 0))
+        if self._changes is not None:
+            self._changes.commit(optimized=bool(self._finished))
         for part in self._parts:
             if isinstance(part, StatefulPart):
                 part.commit()

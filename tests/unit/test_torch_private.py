@@ -132,3 +132,19 @@ def where_a_shard_is() -> Any:
 
 def test_a_shard_says_where_it_is() -> None:
     assert values(run_ranks(2, where_a_shard_is)) == [((0, 0), (3, 2)), ((3, 0), (2, 2))]
+
+
+def versions_around_ddp() -> list[int]:
+    torch_private.keep_versions_in_ddp()
+    torch_private.keep_versions_in_ddp()  # a second time changes nothing
+    model = torch.nn.Linear(2, 2)
+    before = [p._version for p in model.parameters()]
+    torch.nn.parallel.DistributedDataParallel(model)
+    after = [p._version for p in model.parameters()]
+    with torch.no_grad():
+        model.weight.add_(1)
+    return [a - b for a, b in zip(after, before, strict=True)] + [model.weight._version - after[0]]
+
+
+def test_ddp_leaves_the_version_counters_as_they_are() -> None:
+    assert values(run_ranks(2, versions_around_ddp)) == [[0, 0, 1]] * 2
