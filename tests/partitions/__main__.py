@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.partitions import cuts
 from tests.partitions.cuts import Cut, Kind
-from tests.partitions.job import PartitionedJob
+from tests.partitions.job import InPlaceJob, PlainJob
 from tests.partitions.network import How, Network, why_not
 
 
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, nargs="+", default=[10.0], help="of a cut")
     parser.add_argument("--one", type=int, default=1, help="index of the node that is struck")
     parser.add_argument("--how", choices=[how.name.lower() for how in How], default="drop")
+    parser.add_argument("--plain", action="store_true", help="a script that restarts")
     parser.add_argument("--hang-timeout", type=float, default=6.0)
     parser.add_argument("--seed", type=int, help="draw cuts instead")
     parser.add_argument("--count", type=int, default=10, help="how many to draw")
@@ -51,10 +52,11 @@ def main() -> None:
     directory = args.directory or Path(tempfile.mkdtemp(prefix="elastic-partitions-"))
     directory.mkdir(parents=True, exist_ok=True)
     print(f"logs: {directory}", flush=True)
+    make = PlainJob if args.plain else InPlaceJob
     names = [f"n{number}" for number in range(args.nodes)]
     with (
         Network(names, directory) as network,
-        PartitionedJob(directory, network, args.min, args.hang_timeout) as job,
+        make(directory, network, args.min, args.hang_timeout) as job,
     ):
         job.start(args.nodes)
         for number, cut in enumerate(plan):

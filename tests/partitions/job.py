@@ -1,18 +1,20 @@
-"""Real jobs on a network that is cut, and what a cut costs them."""
+"""Real jobs, each node in a namespace of its own, whose network is cut."""
 
 from __future__ import annotations
 
 import base64
 import json
 import time
-from collections import defaultdict
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import RoundRecord
+from tests.chaos.fleet import Fleet
+from tests.chaos.harness import Cluster
 from tests.chaos.in_place_cluster import InPlaceCluster
 from tests.model.history import Committed, Entered, Strike
+from tests.partitions import figures
+from tests.partitions.figures import Figures, Made
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,49 +24,76 @@ if TYPE_CHECKING:
     from tests.partitions.cuts import Cut
     from tests.partitions.network import Network
 
+# How long after a heal all nodes may take to be back, in seconds. No promise: what it took is told.
 _PATIENCE = 90.0
-# What a job must make by itself, with all its nodes, before it counts as whole again.
-_STEPS = 3
+_OPTIONS = ("--last-call", "1", "--max-restarts", "0", "--hang-timeout")
+_ENDLESS = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a cut cost. All times in seconds.
+class Partitioned(Fleet):
+    """What can be done to a job on a network of ours; mixed into one of the clusters of chaos."""
 
-    Attributes:
-        cut: which one.
-        others: from the cut to the first step of a round that was formed after it; -1: none was.
-        stalled: the longest time in which nobody made a step, from the cut until all were back.
-        back: from the heal until all nodes had made a step together.
-        rounds: how many rounds it took.
-        replaced: workers that were not there before.
-        failures, fruitless: what the budget counted more than before.
-    """
+    network: Network
+    spells: list[tuple[set[str], int, int]]  # whom cuts touched, from when to when
 
-    cut: Cut
-    others: float
-    stalled: float
-    back: float
-    rounds: int
-    replaced: int
-    failures: int
-    fruitless: int
+    def place(self, name: str) -> Sequence[str]:
+        """In its namespace."""
+        return self.network.inside(name)
 
-    def __str__(self) -> str:
-        others = "-" if self.others < 0 else f"{self.others:.1f}"
-        return (
-            f"{self.cut}: others go on after {others}, stalled {self.stalled:.1f}, back "
-            f"{self.back:.1f} after the heal; {self.rounds} rounds, {self.replaced} workers "
-            f"replaced, {self.failures} failures counted, {self.fruitless} fruitless"
+    def made(self) -> list[Made]:
+        """All steps that all ranks have made so far."""
+        raise NotImplementedError
+
+    def suffer(self, cut: Cut) -> Figures:
+        """Cuts, heals, waits until all nodes train together again, and says what it cost."""
+        names = self.network.places[1:]
+        since = time.monotonic_ns() if cut.calm else 0
+        self.wait(lambda: self._whole_at(since) > 0, f"all together before: {cut}")
+        before, made = self._budget(), self.made()
+        ways = cut.ways(names)
+        self.network.cut(ways, cut.how)
+        began = time.monotonic_ns()
+        # The length of the cut is what is tested.
+        self.wait(lambda: time.monotonic_ns() > began + cut.seconds * 1e9, "", cut.seconds + 30)
+        self.network.heal()
+        healed = time.monotonic_ns()
+        touched = {place for way in ways for place in (way.sender, way.receiver)}
+        self.spells.append((touched, began, healed))
+        self.wait(lambda: self._whole_at(healed) > 0, f"all together after: {cut}", _PATIENCE)
+        whole = self._whole_at(healed)
+        after, rounds = self._budget(), max(one.round for one in made)
+        known, made = {one.worker for one in made}, self.made()
+        return Figures(
+            cut,
+            others=figures.others_after(made, began, whole, rounds),
+            stalled=figures.longest_stall(made, began, whole),
+            back=(whole - healed) / 1e9,
+            rounds=max(one.round for one in made) - rounds,
+            replaced=len({one.worker for one in made} - known),
+            repeated=figures.repeated_steps(made, began),
+            failures=after.failures - before.failures,
+            fruitless=max(0, after.fruitless - before.fruitless),
         )
 
+    def _whole_at(self, since: int) -> int:
+        return figures.whole_at(self.made(), len(self.nodes), since)
 
-class PartitionedJob(InPlaceCluster):
-    """A job in place with each node in a namespace of its own.
+    def _budget(self) -> Budget:
+        """The job's budget, as the newest round in the store has it."""
+        listed = json.loads(self.network.etcdctl("get", "--prefix", "", "-w", "json"))
+        for pair in listed["kvs"]:
+            key = base64.b64decode(pair["key"]).decode()
+            if key.endswith("/round"):
+                return RoundRecord.decode(key, base64.b64decode(pair["value"])).budget
+        raise AssertionError(f"no round in the store: {listed}")
+
+
+class InPlaceJob(Partitioned, InPlaceCluster):
+    """A job in place.
 
     Args:
         directory: for logs, histories and weights.
-        network: where it runs; it has a place for each node.
+        network: where it runs; each of its places gets a node.
         least: fewest nodes that train.
         hang: ``--hang-timeout``.
         options: further options of ``elastic-run``.
@@ -78,80 +107,25 @@ class PartitionedJob(InPlaceCluster):
         hang: float = 6.0,
         options: Sequence[str] = (),
     ) -> None:
-        self._network = network
-        self.names = network.places[1:]
-        self.figures: list[Figures] = []
-        # Whom cuts touched, and from when to when.
-        self._spells: list[tuple[set[str], int, int]] = []
-        own = ("--last-call", "1", "--max-restarts", "0", "--hang-timeout", str(hang), *options)
-        bounds = least, len(self.names)
+        self.network, self.spells = network, []
+        bounds = least, len(network.places) - 1
+        own = (*_OPTIONS, str(hang), *options)
         super().__init__(directory, network, bounds=bounds, options=own)  # type: ignore[arg-type]
 
-    def place(self, name: str) -> Sequence[str]:
-        """In its namespace."""
-        return self._network.inside(name)
-
-    def suffer(self, cut: Cut) -> Figures:
-        """Cuts, heals, and waits until all nodes train together again."""
-        if cut.calm:
-            self._until_calm()
-        before = self.budget()
-        workers, rounds = set(self._processes), self.round
-        ways = cut.ways(self.names)
-        self._network.cut(ways, cut.how)
-        began = time.monotonic_ns()
-        # The length of the cut is what is tested.
-        self.wait(lambda: time.monotonic_ns() > began + cut.seconds * 1e9, "", cut.seconds + 30)
-        self._network.heal()
-        healed = time.monotonic_ns()
-        touched = {place for way in ways for place in (way.sender, way.receiver)}
-        self._spells.append((touched, began, healed))
-        self.wait(lambda: self._whole_since(healed) > 0, f"all back after: {cut}", _PATIENCE)
-        whole = self._whole_since(healed)
-        after = self.budget()
-        made = [one for one in self._records if isinstance(one, Committed)]
-        steps = sorted(one.at for one in made if began < one.at <= whole)
-        later = [one.at for one in made if one.round > rounds and one.at > began]
-        gaps = [b - a for a, b in zip([began, *steps], [*steps, whole], strict=True)]
-        figures = Figures(
-            cut,
-            others=(min(later) - began) / 1e9 if later else -1.0,
-            stalled=max(gaps) / 1e9,
-            back=(whole - healed) / 1e9,
-            rounds=self.round - rounds,
-            replaced=len(set(self._processes) - workers),
-            failures=after.failures - before.failures,
-            fruitless=max(0, after.fruitless - before.fruitless),
-        )
-        self.figures.append(figures)
-        return figures
-
-    def budget(self) -> Budget:
-        """The job's budget, as the newest round in the store has it."""
-        listed = json.loads(self._network.etcdctl("get", "--prefix", "", "-w", "json"))
-        for pair in listed["kvs"]:
-            key = base64.b64decode(pair["key"]).decode()
-            if key.endswith("/round"):
-                return RoundRecord.decode(key, base64.b64decode(pair["value"])).budget
-        raise AssertionError(f"no round in the store: {listed}")
+    def made(self) -> list[Made]:
+        """All commits."""
+        self.read()
+        worlds = {one.round: one.world for one in self._records if isinstance(one, Entered)}
+        return [
+            Made(one.at, one.process, one.round, worlds[one.round], one.step)
+            for one in self._records
+            if isinstance(one, Committed)
+        ]
 
     def check(self, steps: int) -> None:
         """The history keeps the guarantee; who was out of reach is taken as stopped."""
         self.strikes = self._unreached()
         super().check(steps)
-
-    def _whole_since(self, moment: int) -> int:
-        """When all nodes had made a step together after a moment; 0: not yet."""
-        self.read()
-        count = len(self.names)
-        here = self._rounds[self.round]
-        if [one.world for one in here if isinstance(one, Entered)] != [count] * count:
-            return 0
-        times: dict[int, list[int]] = defaultdict(list)  # of the commits, by step
-        for one in here:
-            if isinstance(one, Committed) and one.at > moment:
-                times[one.step].append(one.at)
-        return min((max(ats) for ats in times.values() if len(ats) == count), default=0)
 
     def _unreached(self) -> list[Strike]:
         """Those whom a round left out while they were cut off: what they alone held is not lost,
@@ -165,7 +139,7 @@ class PartitionedJob(InPlaceCluster):
             since, opened = (min(one.at for one in here) for here in (before, after))
             cut_off = {
                 node
-                for nodes, began, healed in self._spells
+                for nodes, began, healed in self.spells
                 if began < opened and since < healed
                 for node in nodes
             }
@@ -177,3 +151,33 @@ class PartitionedJob(InPlaceCluster):
                 and self._processes[one.process].mark.rpartition("/")[2] in cut_off
             ]
         return found
+
+
+class PlainJob(Partitioned, Cluster):
+    """A script that restarts, with a checkpointer. Arguments as for ``InPlaceJob``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        network: Network,
+        least: int = 1,
+        hang: float = 6.0,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.network, self.spells = network, []
+        bounds = least, len(network.places) - 1
+        own = (*_OPTIONS, str(hang), *options)
+        endpoint = f"etcd://{network.endpoint}"
+        super().__init__(directory, endpoint, _ENDLESS, bounds, own, seconds=0.02)
+
+    def made(self) -> list[Made]:
+        """All notes."""
+        return [
+            Made(int(note.at * 1e9), note.worker, note.round, note.world, note.step)
+            for note in self.notes()
+        ]
+
+    def finish(self, patience: float = 120.0) -> None:
+        """Ends the training, and checks all that must be true of it."""
+        self.end_training()
+        super().finish(patience)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.partitions import network
 from tests.partitions.cuts import Cut, Kind
-from tests.partitions.job import PartitionedJob
+from tests.partitions.job import InPlaceJob
 from tests.partitions.network import Network
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def _possible() -> None:
 
 def test_a_node_loses_sight_of_the_store(tmp_path: Path) -> None:
     names = ["n0", "n1"]
-    with Network(names, tmp_path) as net, PartitionedJob(tmp_path, net) as job:
+    with Network(names, tmp_path) as net, InPlaceJob(tmp_path, net) as job:
         job.start(len(names))
         figures = job.suffer(Cut(Kind.STORE, 1, 3))
         job.finish()
