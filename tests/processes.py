@@ -62,6 +62,15 @@ def parent(pid: int) -> int:
     return int(status[1]) if status else 0
 
 
+def ancestors(pid: int) -> list[int]:
+    """A process, its parent, and so on up to the first of all."""
+    line = []
+    while pid:
+        line.append(pid)
+        pid = parent(pid)
+    return line
+
+
 def cpu_seconds(pid: int) -> float:
     """The processor time that a process has used so far, its children's not counted."""
     status = _stat(pid)

@@ -339,9 +339,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             case EnterWorkers(last, group_rank, local_ranks):
                 self._form_group(last, group_rank, local_ranks)
                 crew.enter(last, group_rank, local_ranks)
-            case StopWorkers(grace):
+            case StopWorkers(grace, local_ranks):
                 self._note_trouble()
-                crew.stop(grace)
+                crew.stop(grace, local_ranks)
             case AskDrain(number, reason):
                 self._note_trouble()
                 crew.drain(number, reason)

@@ -48,7 +48,7 @@ from elastic_runtime.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -83,6 +83,7 @@ class _Post:
     progress_path: str
     place: Place
     ended_for: str = ""  # why we have ended it
+    shielded: bool = False  # a SIGTERM of somebody else's does not end it
 
 
 class Crew:
@@ -181,9 +182,20 @@ class Crew:
             )
         self._workers.start(specs)
 
-    def stop(self, grace: float) -> None:
-        """SIGTERM to all workers, SIGKILL after ``grace`` seconds."""
-        self._workers.stop(grace)
+    def stop(self, grace: float, local_ranks: Collection[int] = ()) -> None:
+        """SIGTERM to workers, SIGKILL after ``grace`` seconds.
+
+        Those that catch a SIGTERM of somebody else's get SIGKILL at once, which ends them as
+        SIGTERM ends others that do not handle it.
+
+        Args:
+            grace: see above.
+            local_ranks: which ones; none: all.
+        """
+        chosen = frozenset(local_ranks or self._posts)
+        shielded = frozenset(r for r in chosen if r in self._posts and self._posts[r].shielded)
+        self._workers.stop(0.0, shielded)
+        self._workers.stop(grace, chosen - shielded)
 
     def kill(self, local_ranks: Iterable[int], why: str) -> None:
         """Has workers dump the stacks of all their threads into their logs, and ends them.
@@ -251,7 +263,8 @@ class Crew:
         if local_rank is None:
             return None
         match item.message:
-            case Hello(drains=can):
+            case Hello(drains=can, shielded=shielded):
+                self._posts[local_rank].shielded = shielded
                 return WorkerDrains(self._posts[local_rank].started_for, local_rank, can)
             case Ready():
                 return WorkerReady(local_rank)

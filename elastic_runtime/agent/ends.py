@@ -24,7 +24,7 @@ from elastic_runtime.agent.life import (
     WorkerExited,
 )
 from elastic_runtime.errors import EXIT_LEFT
-from elastic_runtime.protocol.records import ASKED, KILLED, PLANNED, FaultReport
+from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, PLANNED, FaultReport
 from elastic_runtime.rendezvous.budget import root_cause
 
 if TYPE_CHECKING:
@@ -49,11 +49,17 @@ def begun(last: RoundRecord, group_rank: int) -> Report:
 def boot(state: State, actions: Iterable[Action] = ()) -> Step:
     """In place: starts every worker that has no process, to be ready for a round."""
     missing = tuple(sorted(set(range(state.settings.workers)) - state.alive))
-    if not missing:
+    if not missing or state.asked:
         return Step(state, tuple(actions))
     seats = {**state.seats, **dict.fromkeys(missing, Seated())}
     state = replace(state, alive=state.alive | set(missing), seats=seats)
     return Step(state, (*actions, BootWorkers(missing)), "workers start")
+
+
+def as_asked(state: State, fault: FaultReport) -> FaultReport:
+    """A worker's failure once this node was asked to leave: the same signal may have reached it,
+    or a process of its own. It costs the job nothing, as this node is on its way out."""
+    return replace(fault, kind=ASKED) if state.asked and fault.kind == FAILED else fault
 
 
 def failure(event: WorkerExited, fault: FaultReport) -> Report:

@@ -116,6 +116,11 @@ def classify(
         return replace(
             base, kind=KILLED, reason=f"worker {rank} was killed ({name})", signature=name
         )
+    if error is None and code - 128 in _KILLS:
+        # What a handler of the script's exits with, or a shell around it.
+        name = signal_name(code - 128)
+        reason = f"worker {rank} ended with {code}, as after {name}"
+        return replace(base, kind=KILLED, reason=reason, signature=name)
     if error is None:
         what = signal_name(-code) if code < 0 else f"exit code {code}"
         return replace(base, reason=f"worker {rank} ended with {what}", signature=what)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.ends import begun, boot, failure, leave_with, stop_all
+from elastic_runtime.agent.ends import as_asked, begun, boot, failure, leave_with, stop_all
 from elastic_runtime.agent.faults import signal_name
 from elastic_runtime.agent.life import (
     Action,
@@ -47,6 +47,7 @@ from elastic_runtime.agent.life import (
     SetAlarm,
     State,
     Step,
+    StopWorkers,
     Then,
     WorkerExited,
     WorkerHeard,
@@ -55,6 +56,7 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import HANG
 from elastic_runtime.protocol.records import ASKED, FAILED, PLANNED, START, FaultReport
 from elastic_runtime.rendezvous.budget import root_cause
@@ -266,6 +268,9 @@ def _dismiss(
     state: State, actions: list[Action], saves: int | None, reason: str, now: float
 ) -> Step:
     """From here on it is a matter of processes that end, or are ended."""
+    # Those on their way to elastic.run would hear of it only there.
+    if coming := state.seated(Seat.BOOT):
+        actions.append(StopWorkers(0.0, coming))
     actions += [DismissWorkers(saves), SetAlarm(now + state.settings.grace)]
     state = replace(state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, draining=True)
     return Step(state, tuple(actions), reason)
@@ -317,7 +322,11 @@ def _asked(state: State, event: Asked, now: float) -> Step | None:
     text = "stopped on request" if alone else "left on request; other nodes may go on"
     why = FaultReport(last.number, ASKED, "the node was asked to leave")
     state = replace(
-        state, asked=1, then=Then.LEAVE, why=state.why or why, finish=Finish(EXIT_LEFT, text)
+        state,
+        asked=Request(event.signum, now),
+        then=Then.LEAVE,
+        why=state.why or why,
+        finish=Finish(EXIT_LEFT, text),
     )
     actions: tuple[Action, ...] = (
         Report("node.leaving", {"reason": f"asked to by {signal_name(event.signum)}"}),
@@ -335,7 +344,9 @@ def _asked_alone(state: State, event: Asked, now: float) -> Step | None:
     remembering = [rank for rank in ready if last and state.seats[rank].since <= last.number]
     if not remembering:
         return None
-    state = replace(state, asked=1, finish=Finish(EXIT_LEFT, "stopped on request"))
+    state = replace(
+        state, asked=Request(event.signum, now), finish=Finish(EXIT_LEFT, "stopped on request")
+    )
     actions: list[Action] = [
         Report("node.leaving", {"reason": f"asked to by {signal_name(event.signum)}"}),
         SayDrain(),
@@ -359,6 +370,7 @@ def _exited(state: State, event: WorkerExited, now: float) -> Step:
     text = f"a worker ended with exit code {event.code} in the middle of its work"
     # The process was started for an older round; its end breaks this one.
     fault = replace(event.fault or FaultReport(number, FAILED, text), round=number)
+    fault = as_asked(state, fault)
     actions: list[Action] = [failure(event, fault)]
     if seated.seat is Seat.OUT:
         return _undone(state, fault, actions)

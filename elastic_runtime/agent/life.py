@@ -14,6 +14,7 @@ from elastic_runtime.rendezvous.notices import Notice
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.leaving import Request
     from elastic_runtime.protocol.records import FaultReport, OutcomeRecord, RoundRecord
 
 # ---------------------------------------------------------------- events
@@ -183,9 +184,10 @@ class StartWorkers:
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """SIGTERM to all workers, SIGKILL after ``grace`` seconds."""
+    """SIGTERM to workers (to all if none are named), SIGKILL after ``grace`` seconds."""
 
     grace: float
+    local_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,7 @@ class AskDrain:
 
 @dataclass(frozen=True, slots=True)
 class SayLeft:
-    """All workers of the round have ended here, or, in place, have left it.
-
-    ``workers`` is how many can take part in the next one, in place.
-    """
+    """All workers of the round have ended here, or have left it; so many can take part then."""
 
     round: int
     fault: FaultReport
@@ -433,18 +432,17 @@ class State:
         server: the fork server is ready.
         server_deaths: how often in a row it died before it was ready.
         contacted: the store has answered at least once.
-        asked: how many signals asked us to leave.
+        asked: the signal that asked us to leave.
         finish: what to end with.
         group_rank: this node's rank in the round.
         in_place: the script has come to ``elastic.run``, or the job is known to.
         seats: in place, where each worker that has a process is, by local rank.
         joined: in place, this node has asked in.
         interrupted_at: in place, when the workers were told to leave the round at once.
-        heard: in place, which workers have said where they are since they were asked, and whether
-            they wait for other ranks.
+        heard: in place, what workers have said of where they are since they were asked.
         asking: in place, they were asked.
         asked_at: when they were last asked about a lack of progress.
-        boots: in place, how many workers in a row have ended before they came to ``elastic.run``.
+        boots: in place, how many workers in a row ended before they came to ``elastic.run``.
     """
 
     settings: Settings
@@ -461,7 +459,7 @@ class State:
     server: bool = False
     server_deaths: int = 0
     contacted: bool = False
-    asked: int = 0
+    asked: Request | None = None
     finish: Finish | None = None
     group_rank: int = 0
     in_place: bool = False

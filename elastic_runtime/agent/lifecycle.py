@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.agent import inplace
 from elastic_runtime.agent.ends import (
     all_ended,
+    as_asked,
     begun,
     boot,
     end,
@@ -56,6 +57,7 @@ from elastic_runtime.agent.life import (
     WorkerExited,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE, EXIT_USAGE
+from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.records import ASKED, PLANNED, START, FaultReport
 from elastic_runtime.rendezvous.notices import (
     BadRecord,
@@ -93,6 +95,8 @@ def step(state: State, event: Event, now: float) -> Step:
     """
     if state.phase is Phase.ENDED:
         return Step(state)
+    if isinstance(event, Asked) and state.asked and state.asked.repeated_by(event.signum, now):
+        return Step(state, (), "the same request again")
     return inplace.step(state, event, now) or _step(state, event, now)
 
 
@@ -226,9 +230,10 @@ def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
     actions: list[Action] = []
     ours = state.told_to_stop and event.code < 0
     if event.fault is not None and not event.drained and not ours:
-        state = replace(state, faults=(*state.faults, event.fault))
+        fault = as_asked(state, event.fault)
+        state = replace(state, faults=(*state.faults, fault))
         if not state.told_to_stop:
-            actions.append(failure(event, event.fault))
+            actions.append(failure(event, fault))
             state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
             if state.alive:
                 actions.append(StopWorkers(state.settings.broken_grace))
@@ -276,13 +281,13 @@ def _alarm(state: State) -> Step:
 
 
 def _asked(state: State, signum: int, now: float) -> Step:
-    state = replace(state, asked=state.asked + 1)
-    if state.asked > 1:
+    if state.asked:
         state = replace(state, then=Then.END, finish=Finish(128 + signum, ""))
         if state.alive:
             state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
             return Step(state, (StopWorkers(0.0),), "asked twice")
         return end(state, [])
+    state = replace(state, asked=Request(signum, now))
     report = Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"})
     alone = state.round is None or len(state.round.members) == 1
     text = "stopped on request" if alone else "left on request; other nodes may go on"

@@ -28,7 +28,7 @@ from elastic_runtime.config import COMMAND, JobConfig
 from elastic_runtime.worker import boot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from elastic_runtime.agent.logdir import Place
 
@@ -203,14 +203,25 @@ class Workers:
                     for stream in worker.streams:
                         stream.prefix = prefix
 
-    def stop(self, grace: float) -> None:
-        """Asks all workers to end, and ends those that have not after ``grace`` seconds."""
+    def stop(self, grace: float, local_ranks: Collection[int] | None = None) -> None:
+        """Asks workers to end, and ends those that have not after ``grace`` seconds.
+
+        Args:
+            grace: 0: they are ended at once.
+            local_ranks: which ones; None: all.
+        """
         deadline = time.monotonic() + grace
         with self._lock:
-            for worker in self._workers.values():
+            chosen = [
+                worker
+                for worker in self._workers.values()
+                if local_ranks is None or worker.spec.local_rank in local_ranks
+            ]
+            for worker in chosen:
                 worker.kill_at = min(worker.kill_at or deadline, deadline)
         if grace > 0:
-            self._signal_all(signal.SIGTERM)
+            for worker in chosen:
+                self._call(partial(self._send_signal, worker.id, signal.SIGTERM))
         else:
             self._wake()
 
@@ -313,12 +324,6 @@ class Workers:
                 worker.kill_at = None
         for worker in overdue:
             self._send_signal(worker.id, signal.SIGKILL)
-
-    def _signal_all(self, signum: int) -> None:
-        with self._lock:
-            ids = list(self._workers)
-        for number in ids:
-            self._call(partial(self._send_signal, number, signum))
 
     def _adopt(self, server: forkclient.ServerProcess) -> None:
         self._selector.register(server.channel, selectors.EVENT_READ, server)

@@ -11,9 +11,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
+from elastic_runtime.leaving import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,7 +49,7 @@ def run_nodes(
         The exit code of the whole.
     """
     nodes = {name: _start(arguments, hosted, environ) for name, arguments in commands.items()}
-    asked = False
+    request: Request | None = None
     try:
         emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
         meanwhile()
@@ -55,15 +57,17 @@ def run_nodes(
             number = signal.sigwaitinfo(WATCHED).si_signo
             if number == signal.SIGCHLD:
                 continue
+            if request is not None and request.repeated_by(number, time.monotonic()):
+                continue
             for node in nodes.values():
-                node.send_signal(signal.SIGKILL if asked else number)
-            asked = True
+                node.send_signal(signal.SIGKILL if request else number)
+            request = request or Request(number, time.monotonic())
     finally:
         for node in nodes.values():
             node.kill()
             node.wait()
     code = combined(node.returncode for node in nodes.values())
-    if not asked and all(node.returncode < 0 for node in nodes.values()):
+    if request is None and all(node.returncode < 0 for node in nodes.values()):
         # None of them could say anything.
         ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
         reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())

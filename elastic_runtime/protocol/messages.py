@@ -59,6 +59,7 @@ class Hello(Message):
         pid: its process.
         drains: it can save and leave at a step boundary when asked (it has a checkpointer).
         life: which of the agent's workers it is, as in ``ELASTIC_WORKER``.
+        shielded: a SIGTERM that is not its agent's does not end it.
     """
 
     kind: ClassVar[str] = "hello"
@@ -68,6 +69,7 @@ class Hello(Message):
     pid: int
     drains: bool
     life: int = 0
+    shielded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ Nothing here needs torch.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -20,12 +21,15 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import RecordError
+from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_LIFE,
     ENV_PROGRESS,
     ENV_ROUND,
     MAX_LINE,
+    Change,
+    Dismiss,
     Drain,
     Drained,
     Hello,
@@ -43,6 +47,10 @@ _LOG = logging.getLogger("elastic_runtime")
 
 # An agent reads at once. One that does not is stopped or dead, and no step waits for it.
 _SEND_TIMEOUT = 5.0
+# An agent that was signalled as well says so within this time, in seconds.
+_WORD = 3.0
+# What it says then.
+_LEAVE = (Drain, Change, Dismiss)
 # What makes a process a worker, and none of its children.
 _OF_AGENT = (ENV_CHANNEL, ENV_PROGRESS, ENV_SNAPSHOTS)
 
@@ -79,7 +87,10 @@ class WorkerContext:
         self._snapshots = environ.get(ENV_SNAPSHOTS, "")
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
-        self._catches_sigterm = False
+        self._handler: Callable[[int, Any], None] | None = None  # of SIGTERM
+        self._request: Request | None = None
+        self._waits_for_word = False
+        self._told_at = float("-inf")  # to leave
 
     @property
     def has_agent(self) -> bool:
@@ -95,23 +106,30 @@ class WorkerContext:
         """Says that this worker can save and leave at a step boundary.
 
         Without an agent the request is a SIGTERM, unless the program handles that itself; a
-        second one ends the process as usual.
+        second one that does not follow at once ends the process as usual.
         """
         self._drains = True
         if self.has_agent:
-            self._say(self._hello())
-        elif (
-            threading.current_thread() is threading.main_thread()
-            and multiprocessing.parent_process() is None
-            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        ):
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-            self._catches_sigterm = True
+            self.shield()
+        else:
+            self._catch_sigterm(self._on_sigterm)
+
+    def shield(self) -> None:
+        """Says hello to the agent, and no longer ends by a SIGTERM that is not the agent's.
+
+        Slurm and others signal a whole tree of processes. The agent is asked to leave then, and has
+        its workers leave at a step that all ranks agree on; until then they are needed. If no word
+        of the agent's follows, this process alone was meant, and ends as it would have at once. A
+        program that handles SIGTERM itself goes on to do so.
+        """
+        self._catch_sigterm(self._on_outer_sigterm)
+        self._say(self._hello())
 
     def withdraw_drain(self) -> None:
         """Takes ``offer_drain`` back: from now on a request to leave ends this process at once."""
         self._drains = False
         if self.has_agent:
+            self._release_sigterm()
             self._say(self._hello())
         elif self._release_sigterm() and self.drain.is_set():
             signal.raise_signal(signal.SIGTERM)  # it came too late for a step to honour it
@@ -204,7 +222,12 @@ class WorkerContext:
 
     def _hello(self) -> Hello:
         return Hello(
-            rank=self.rank, round=self.round, pid=os.getpid(), drains=self._drains, life=self._life
+            rank=self.rank,
+            round=self.round,
+            pid=os.getpid(),
+            drains=self._drains,
+            life=self._life,
+            shielded=self._handler is not None,
         )
 
     def _say(self, message: Message) -> None:
@@ -254,6 +277,8 @@ class WorkerContext:
         except RecordError as error:
             _LOG.warning("%s", error)
             return
+        if isinstance(message, _LEAVE):
+            self._told_at = time.monotonic()
         if isinstance(message, Drain) and message.round == self.round:
             self.drain.set()
         elif self._listener is not None:
@@ -281,15 +306,46 @@ class WorkerContext:
     # Signals and forks
 
     def _on_sigterm(self, number: int, frame: object) -> None:
-        self.drain.set()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        now = time.monotonic()
+        if self._request is None:
+            self._request = Request(number, now)
+            self.drain.set()
+        elif not self._request.repeated_by(number, now):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    def _on_outer_sigterm(self, number: int, frame: object) -> None:
+        if not self._waits_for_word:
+            self._waits_for_word = True
+            threading.Thread(
+                target=self._await_word,
+                args=(time.monotonic(),),
+                name="elastic-sigterm",
+                daemon=True,
+            ).start()
+
+    def _await_word(self, signalled: float) -> None:
+        time.sleep(_WORD)
+        self._waits_for_word = False
+        if self._told_at < signalled - _WORD:
+            ctypes.CDLL(None).signal(signal.SIGTERM, 0)  # signal.signal is for the main thread
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _catch_sigterm(self, handler: Callable[[int, Any], None]) -> None:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and multiprocessing.parent_process() is None
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            signal.signal(signal.SIGTERM, handler)
+            self._handler = handler
 
     def _release_sigterm(self) -> bool:
-        if not self._catches_sigterm or threading.current_thread() is not threading.main_thread():
+        if self._handler is None or threading.current_thread() is not threading.main_thread():
             return False  # only the main thread can
-        self._catches_sigterm = False
-        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+        if signal.getsignal(signal.SIGTERM) == self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._handler = None
         return True
 
 

@@ -232,6 +232,7 @@ class _Loop:
     def run(self) -> Any:
         """Takes part in one round after the other."""
         self._here.listen(self._listen)
+        self._here.shield()
         rehearse()
         self._state.make_room()
         self._here.tell(Ready())

@@ -57,14 +57,14 @@ class Job:
         environ: dict[str, str] | None = None,
     ) -> None:
         self.folder = folder
-        self._mark = f"in-place-{uuid.uuid4().hex}"
+        self.mark = f"in-place-{uuid.uuid4().hex}"
         self._log = folder / "log"
         words = ["--folder", str(folder), "--kind", kind, "--seconds", str(seconds)]
         command = [*ELASTIC_RUN, "--log-format", "json", *options, str(SCRIPTS / script), *words]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
-                env={**os.environ, **ENVIRONMENT, **(environ or {}), processes.MARKER: self._mark},
+                env={**os.environ, **ENVIRONMENT, **(environ or {}), processes.MARKER: self.mark},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -75,7 +75,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        processes.end(self._mark)
+        processes.end(self.mark)
         self.process.wait()
 
     # What is seen of it
@@ -221,7 +221,7 @@ class Job:
             "the end of the job",
             self.story,
         )[0]
-        processes.wait_for(lambda: not processes.marked(self._mark), 10, "no process left")
+        processes.wait_for(lambda: not processes.marked(self.mark), 10, "no process left")
         return int(code)
 
     def finish(self) -> None:

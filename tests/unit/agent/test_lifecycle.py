@@ -209,10 +209,26 @@ def test_asked_to_leave_a_node_drains_says_goodbye_and_ends() -> None:
 
 
 def test_asked_twice_ends_at_once() -> None:
-    walk = running(Asked(signal.SIGTERM), Asked(signal.SIGTERM))
+    walk = running(Asked(signal.SIGTERM))
+    walk.play(Asked(signal.SIGTERM), now=102.5)
     assert walk.one(StopWorkers).grace == 0.0
     walk.play(killed(0), killed(1))
     assert walk.one(Finish).exit_code == 128 + signal.SIGTERM
+
+
+def test_the_same_signal_shortly_after_is_the_same_request() -> None:
+    walk = running(WorkerDrains(1, 0), WorkerDrains(1, 1), Asked(signal.SIGTERM))
+    walk.play(Asked(signal.SIGTERM), now=101.9)
+    assert not walk.actions
+    walk.play(Asked(signal.SIGINT), now=101.9)
+    assert walk.one(StopWorkers).grace == 0.0
+
+
+def test_what_fails_once_the_node_was_asked_to_leave_is_no_failure_of_the_script() -> None:
+    walk = running(WorkerDrains(1, 0), WorkerDrains(1, 1), Asked(signal.SIGTERM))
+    walk.play(failed(0, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated."))
+    walk.play(ended_by_us(1))
+    assert (walk.one(SayLeft).fault.kind, walk.one(SayLeft).stays) == (ASKED, False)
 
 
 def test_an_excluded_node_stops_before_it_joins_again() -> None:

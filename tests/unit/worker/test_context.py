@@ -97,7 +97,8 @@ def test_the_first_word_is_hello(agent: FakeAgent, worker: WorkerContext) -> Non
     assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=False)
     assert agent.hear() == Note(name="checkpoint.saved", rank=3, round=7, fields={"step": 10})
     worker.offer_drain()
-    assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=True)
+    hello = Hello(rank=3, round=7, pid=os.getpid(), drains=True, shielded=True)
+    assert agent.hear() == hello
     worker.drained(12)
     assert agent.hear() == Drained(rank=3, round=7, step=12)
     worker.withdraw_drain()
@@ -174,17 +175,20 @@ def test_a_forked_child_does_not_speak_for_its_parent(agent: FakeAgent) -> None:
         [sys.executable, "-c", _FORKS],
         env={**os.environ, "PYTHONPATH": os.getcwd(), ENV_CHANNEL: agent.path, ENV_ROUND: "1"},
     )
-    assert agent.hear() == Hello(rank=0, round=1, pid=worker.pid, drains=True)
+    assert agent.hear() == Hello(rank=0, round=1, pid=worker.pid, drains=True, shielded=True)
     assert agent.hear() == Note(name="parent", rank=0, round=1, fields={})
     assert worker.wait(DEADLINE) == 0
 
 
 _SIGNALS = """
 import os, signal, sys
+from elastic_runtime import leaving
 from elastic_runtime.worker.context import context
 context().offer_drain()
 os.kill(os.getpid(), signal.SIGTERM)
 assert context().drain.is_set()
+os.kill(os.getpid(), signal.SIGTERM)  # the same request once more
+leaving._ONE_REQUEST = 0.0
 {then}
 print("alive")
 """

@@ -1,0 +1,26 @@
+"""When a signal asks for the same thing as the one before it: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Slurm sends SIGTERM to a step and then to its job, container runtimes to a process and then to its
+# group, and a terminal to a whole group: within this time (seconds) that is one request.
+_ONE_REQUEST = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A signal that asked this process to end.
+
+    Attributes:
+        signum: which one.
+        at: when, in seconds on the monotonic clock.
+    """
+
+    signum: int
+    at: float
+
+    def repeated_by(self, signum: int, now: float) -> bool:
+        """Whether another signal only says it again; if not, it asks to end at once."""
+        return signum == self.signum and now < self.at + _ONE_REQUEST
