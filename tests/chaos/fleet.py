@@ -54,6 +54,11 @@ class Fleet:
         script: the script and its arguments.
         bounds: fewest and most nodes.
         options: further options of ``elastic-run``.
+
+    Attributes:
+        nodes: all that were ever started.
+        job: as options of ``elasticctl``: which job it is.
+        environ: variables that its processes get beside those of this one.
     """
 
     def __init__(
@@ -65,12 +70,14 @@ class Fleet:
         options: tuple[str, ...],
     ) -> None:
         self.nodes: list[Node] = []
+        self.job = ("--rdzv-endpoint", endpoint, "--run-id", f"chaos-{uuid.uuid4().hex[:8]}")
+        self.environ = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
         self._directory = directory
         self._mark = f"chaos-{uuid.uuid4().hex}"
         least, most = (str(bound) for bound in bounds)
         self._command = [
             *(sys.executable, "-m", "elastic_runtime", "--min", least, "--max", most),
-            *("--rdzv-endpoint", endpoint, "--run-id", f"chaos-{uuid.uuid4().hex[:8]}"),
+            *self.job,
             *("--log-format", "json", "--log-dir", str(directory / "logs"), "--redirects", "3"),
             *(*options, *script),
         ]
@@ -96,12 +103,7 @@ class Fleet:
         with log.open("wb") as out:
             agent = subprocess.Popen(
                 [*self.place(name), *self._command[:3], "--node-name", name, *self._command[3:]],
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "RES_OPTIONS": "timeout:1 attempts:1",
-                    processes.MARKER: mark,
-                },
+                env={**os.environ, **self.environ, processes.MARKER: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -1,66 +1,64 @@
-"""A job in place that is hurt, and everything that is known of it: histories, strikes, sizes."""
+"""A job in place that is hurt, and everything that must be true of it."""
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import time
-from collections import defaultdict
-from dataclasses import dataclass
-from itertools import islice
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
+from elastic_runtime.cli.ctl import main as elasticctl
 from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT
 from tests import processes
-from tests.chaos.fleet import Fleet, Lines, Node
-from tests.chaos.in_place_job import Points, learn, network, sampler
+from tests.chaos.faulty_disk import Disk
+from tests.chaos.fleet import Fleet, Node
 from tests.chaos.in_place_plan import LOSSES, Kind, Pace, Target
-from tests.model.history import (
-    Committed,
-    Entered,
-    Left,
-    Process,
-    Strike,
-    parse,
-    violations,
+from tests.chaos.in_place_plays import PLAYS
+from tests.chaos.in_place_sight import Checkpoints, Histories, Size
+from tests.chaos.in_place_truth import (
+    broken_rules,
+    check_logs,
+    check_saved,
+    check_weights,
+    stalls,
 )
+from tests.chaos.leftovers import Leftovers
+from tests.chaos.stopped_thread import StoppedThread
+from tests.model.history import Strike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
     from typing import Literal
 
     from tests.chaos.in_place_plan import Fault
     from tests.etcd_server import EtcdServer
-    from tests.model.history import Record
+    from tests.model.history import Process
 
 _SCRIPT = Path(__file__).with_name("in_place_job.py")
-_OPTIONS = ("--lease-ttl", "1", "--last-call", "1", "--max-restarts", "0")
-# A stopped node goes on after so many seconds.
-_STOPPED = 5.0
+# Seconds without a step that are a hang.
+HANG = 4.0
+_OPTIONS = (
+    *("--lease-ttl", "1", "--last-call", "1", "--max-restarts", "0"),
+    *("--hang-timeout", str(HANG)),
+)
+# A node that is out of reach comes back after so many seconds.
+_AWAY = 5.0
+# Longer than a lease.
+_PAUSED = 2.5
 # A round counts once it has made so many steps.
 _STEPS = 3
 # All ranks have seen the goal long before they get there.
 _AHEAD = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """What a process takes: memory of its own in KiB, descriptors, threads."""
-
-    memory: int
-    descriptors: int
-    threads: int
-
-    @classmethod
-    def of(cls, pid: int) -> Size:
-        """That of a process now."""
-        status = Path(f"/proc/{pid}/status").read_text()
-        fields = dict(line.split(":", 1) for line in status.splitlines())
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-        return cls(int(fields["RssAnon"].split()[0]), descriptors, int(fields["Threads"]))
+# What a worker may leave where its error should be, when it is killed.
+_BROKEN = {
+    Target.LEADER: "",
+    Target.FIRST: '{"message": {"mess',
+    Target.MIDDLE: "[1]",
+    Target.LAST: '{"message": null}',
+}
 
 
 class InPlaceCluster(Fleet):
@@ -70,11 +68,19 @@ class InPlaceCluster(Fleet):
     costs.
 
     Args:
-        directory: for logs, histories and weights.
+        directory: for logs, histories, checkpoints and weights.
         etcd: where the nodes meet.
         seconds: length of a step.
         bounds: fewest and most nodes.
         options: further options of ``elastic-run``.
+        save_every: how often the job saves; nothing: it has no checkpointer.
+        shadow: whether the job can undo an optimizer's step.
+
+    Attributes:
+        strikes: what was done to its processes from here.
+        sizes: of the first node's agent and worker, at each moment of calm.
+        struck: each fault that is over, with when it began (seconds on the monotonic clock).
+        disk: where its checkpoints are.
     """
 
     def __init__(
@@ -84,33 +90,44 @@ class InPlaceCluster(Fleet):
         seconds: float = 0.02,
         bounds: tuple[int, int] = (1, 4),
         options: tuple[str, ...] = _OPTIONS,
+        save_every: str = "",
+        *,
+        shadow: bool = False,
     ) -> None:
         self.strikes: list[Strike] = []
-        self.sizes: list[tuple[Size, Size]] = []  # of the first node's agent and worker
+        self.sizes: list[tuple[Size, Size]] = []
+        self.struck: list[tuple[Fault, float]] = []
+        for name in ("histories", "orders", "weights"):
+            (directory / name).mkdir()
+        self.disk = Disk(directory / "checkpoints", directory / "trouble")
+        self.checkpoints = Checkpoints(self.disk.path)
         self._etcd = etcd
         self._goal = directory / "goal"
-        self._histories, self._weights = directory / "histories", directory / "weights"
-        self._histories.mkdir()
-        self._weights.mkdir()
-        self._lines: dict[Path, Lines] = {}
-        self._records: list[Record] = []
-        self._processes: dict[str, Process] = {}
-        self._rounds: dict[int, list[Record]] = defaultdict(list)
-        self._struck: tuple[Kind | None, int, int] = (None, 0, 0)  # the last fault: round, step
+        self._saves = bool(save_every)
+        self._histories = Histories(directory / "histories")
+        self._last: tuple[Kind | None, int, int] = (None, 0, 0)  # the last fault: round, step
         self._nodes_of: dict[str, Node] = {}
-        self._gone: dict[str, int] = {}  # by the node's name: the exit code it must have
-        self._elders: list[Node] = []  # the oldest first: it leads
-        self._stopped: tuple[Node, float] | None = None
-        script = [
-            *(str(_SCRIPT), "--histories", str(self._histories), "--goal", str(self._goal)),
-            *("--weights", str(self._weights), "--seconds", str(seconds)),
-        ]
+        self.gone: dict[str, int] = {}  # by the node's name: the exit code it must have
+        self.elders: list[Node] = []  # the oldest first: it leads
+        self.limit = self.most = bounds[1]
+        self._away: tuple[Node, float, StoppedThread | None] | None = None
+        script = [str(_SCRIPT), "--folder", str(directory), "--seconds", str(seconds)]
+        script += ["--save-every", save_every] if save_every else []
+        script += ["--shadow"] if shadow else []
         super().__init__(directory, f"etcd://{etcd.endpoint}", script, bounds, options)
+        self._leftovers = Leftovers()
+        self.environ["TMPDIR"] = str(self._leftovers.temporary)
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self._leftovers.close()
+        self.disk.close()
 
     def start(self, count: int = 1) -> list[Node]:
         """Starts nodes, and returns at once."""
         made = super().start(count)
-        self._elders += made
+        self._leftovers.started()
+        self.elders += made
         self._nodes_of |= {node.mark: node for node in made}
         return made
 
@@ -119,68 +136,182 @@ class InPlaceCluster(Fleet):
     def strike(self, fault: Fault) -> str:
         """Waits until it is time for a fault, and brings it about; returns what was done."""
         self._await(fault.pace)
-        self._struck = fault.kind, self.round, self.step
+        self._last = fault.kind, self.round, self.step
+        self.struck.append((fault, time.monotonic()))
         match fault.kind:
             case Kind.JOIN:
                 return self.start()[0].name
             case Kind.ETCD:
                 self._etcd.restart()
                 return "etcd"
+            case Kind.ETCD_PAUSE:
+                self._etcd.pause()
+                since = time.monotonic()
+                self.wait(lambda: time.monotonic() > since + _PAUSED, "the end of the pause")
+                self._etcd.unpause()
+                return f"etcd for {_PAUSED} s"
+            case Kind.DISK_FULL:
+                return self.disk.fill()
+            case Kind.DISK_ERRORS:
+                return self.disk.break_it()
+            case Kind.DISK_WELL:
+                self.disk.mend()
+                return "the disk"
+            case Kind.SCALE_DOWN:
+                return self.scale(len(self.elders) - 1)
+            case Kind.SCALE_UP:
+                return self.scale(self.most)
             case Kind.RESUME:
-                return self._resume()
-        victim = self._victim(fault)
-        worker = self._seats()[victim.mark]
-        if fault.kind is Kind.KILL_WORKER:
-            self._note([worker], "killed")
-            processes.send([worker.pid], signal.SIGKILL)
-            return victim.name
-        self._elders.remove(victim)
-        mine = [one for one in self._processes.values() if one.mark == victim.mark]
-        living = [one for one in mine if processes.state(one.pid)]
-        if fault.kind is Kind.KILL_NODE:
-            self._gone[victim.name] = -signal.SIGKILL
-            self._note(living, "killed")
-            self.kill_node(victim)
-        elif fault.kind is Kind.STOP_NODE:
-            self._stopped = victim, time.monotonic()
-            self._note(living, "stopped")
-            self.stop_node(victim)
-        elif fault.kind is Kind.ASK:
-            self._gone[victim.name] = EXIT_LEFT
-            self._note(living, "asked")
-            self.ask_to_leave(victim)
-        return victim.name
+                return self.resume()
+        if fault.kind in PLAYS:
+            return PLAYS[fault.kind](self)
+        return self.act(fault)
 
-    def _resume(self) -> str:
-        assert self._stopped is not None
-        node, since = self._stopped
-        self.wait(lambda: time.monotonic() > since + _STOPPED, "five seconds")
-        self._stopped = None
-        self._elders.append(node)  # its key is gone, and it registers anew
-        processes.send(node.processes(), signal.SIGCONT)
+    def act(self, fault: Fault) -> str:
+        """Does something to a node; returns to which."""
+        victim = self.victim(fault)
+        worker = self._histories.seats()[victim.mark]
+        done = victim.name
+        match fault.kind:
+            case Kind.KILL_WORKER:
+                self._note([worker], "killed")
+                processes.send([worker.pid], signal.SIGKILL)
+            case Kind.HANG:
+                self._order(worker, "before", "hang")
+            case Kind.BETWEEN:
+                self._order(worker, "between", "die")
+            case Kind.ERROR_FILE:
+                text = _BROKEN[fault.target]
+                self._order(worker, "before", "error", text)
+                done += f": {text!r}"
+            case Kind.SERVER | Kind.SERVER_AGAIN:
+                self._kill_server(victim, again=fault.kind is Kind.SERVER_AGAIN)
+            case Kind.KILL_NODE:
+                self.take_out([victim], fault.kind)
+            case Kind.STOP_NODE | Kind.STOP_LOOP:
+                self.silence(victim, whole=fault.kind is Kind.STOP_NODE)
+            case Kind.ASK | Kind.ASK_TWICE | Kind.ASK_TREE:
+                self.take_out([victim], fault.kind)
+            case _:
+                raise AssertionError(f"{fault.kind} is done elsewhere")
+        return done
+
+    def take_out(self, nodes: list[Node], kind: Kind) -> None:
+        """Kills nodes, or asks them to leave."""
+        killed = kind is Kind.KILL_NODE
+        for node in nodes:
+            self.elders.remove(node)
+            self.gone[node.name] = -signal.SIGKILL if killed else EXIT_LEFT
+        self._note(self._living(nodes), "killed" if killed else "asked")
+        for node in nodes:
+            self._leftovers.note(node.agent.pid, killed=killed)
+            if killed:
+                self.kill_node(node)
+            elif kind is Kind.ASK_TREE:
+                processes.send(node.processes(), signal.SIGTERM)
+            else:
+                self.ask_to_leave(node)
+        if kind is Kind.ASK_TWICE:
+            time.sleep(0.1)  # what is tried here
+            for node in nodes:
+                self.ask_to_leave(node)
+
+    def silence(self, node: Node, *, whole: bool) -> None:
+        """A node is out of reach from now on: all of it, or its agent's main thread."""
+        self.elders.remove(node)
+        self._note(self._living([node]), "stopped")
+        thread = None
+        if whole:
+            self.stop_node(node)
+        else:
+            thread = StoppedThread(node.agent.pid)
+        self._away = node, time.monotonic(), thread
+
+    def resume(self) -> str:
+        """The node that was silent goes on."""
+        assert self._away is not None
+        node, since, thread = self._away
+        self.wait(lambda: time.monotonic() > since + _AWAY, f"{_AWAY} seconds")
+        self._away = None
+        self.elders.append(node)  # its key is gone, and it registers anew
+        if thread is not None:
+            thread.resume()
+        else:
+            processes.send(node.processes(), signal.SIGCONT)
         return node.name
 
-    def _note(self, whom: list[Process], kind: Literal["killed", "stopped", "asked"]) -> None:
+    def scale(self, most: int, least: int = 1) -> str:
+        """``elasticctl scale``; returns what was asked for."""
+        words = ["scale", "--min", str(least), "--max", str(most), *self.job]
+        assert elasticctl(words) == 0
+        self.limit = most
+        return f"{least} to {most} nodes"
+
+    def be_slow(self, seconds: float) -> None:
+        """The next process of the job that begins does so later."""
+        draft = self._directory / "orders" / "draft"
+        draft.write_text(str(seconds))
+        draft.rename(draft.with_name("slow"))
+
+    def _order(self, worker: Process, place: str, what: str, text: str = "") -> None:
+        """Has a worker do something to itself, and waits until it does."""
+        orders = self._directory / "orders"
+        draft = orders / "draft"
+        draft.write_text(json.dumps([place, what, text]))
+        draft.rename(orders / str(worker.pid))
+
+        def obeyed() -> bool:
+            self.read()
+            return any(one.process == worker.name for one in self._histories.strikes)
+
+        processes.wait_for(obeyed, 60.0, f"{what} of {worker}", self.story, pause=0.005)
+
+    def _kill_server(self, node: Node, *, again: bool) -> None:
+        self._note(self._living([node]), "killed")
+        first = self._server(node)
+        assert first, f"no fork server of {node.name}"
+        processes.send([first], signal.SIGKILL)
+        if again:
+
+            def next_one() -> int:
+                found = self._server(node)
+                return found if found != first else 0
+
+            second = processes.wait_for(next_one, 30.0, "another fork server", self.story)
+            processes.send([second], signal.SIGKILL)
+
+    def _server(self, node: Node) -> int:
+        """The fork server of a node; its workers are forks of it and look like it."""
+        for pid in node.processes():
+            if processes.parent(pid) == node.agent.pid and "forkserver" in processes.command(pid):
+                return pid
+        return 0
+
+    def _living(self, nodes: Iterable[Node]) -> list[Process]:
+        mine = self._histories.of(node.mark for node in nodes)
+        return [one for one in mine if processes.state(one.pid)]
+
+    def _note(self, whom: Iterable[Process], kind: Literal["killed", "stopped", "asked"]) -> None:
         now = time.monotonic_ns()
         self.strikes += [Strike(now, one.name, kind) for one in whom]
 
-    def _victim(self, fault: Fault) -> Node:
+    def victim(self, fault: Fault) -> Node:
         """The node that a fault is meant for, or the one after it if that one is to be spared."""
-        seats = self._seats()
-        killed = {strike.process for strike in self.strikes if strike.kind == "killed"}
+        seats = self._histories.seats()
+        killed = {strike.process for strike in self._all_strikes() if strike.kind == "killed"}
         first, *_ = self.nodes
         able = [
             node
             for node in map(self._nodes_of.__getitem__, seats)
-            if node in self._elders
+            if node in self.elders
             and processes.state(seats[node.mark].pid) not in ("", "Z")
             and seats[node.mark].name not in killed
-            and (node is not first or fault.kind is Kind.STOP_NODE)
+            and (node is not first or fault.kind in (Kind.STOP_NODE, Kind.STOP_LOOP))
         ]
         assert able, f"nobody left to strike among {list(seats)}\n{self.story()}"
         match fault.target:
             case Target.LEADER:
-                return min(able, key=self._elders.index)
+                return min(able, key=self.elders.index)
             case Target.FIRST:
                 return able[0]
             case Target.MIDDLE:
@@ -192,43 +323,60 @@ class InPlaceCluster(Fleet):
 
     def read(self) -> None:
         """Takes in what the histories say by now; a node that has ended by itself is a failure."""
-        ended = [n.name for n in self.nodes if not n.alive and n.name not in self._gone]
+        ended = [n.name for n in self.nodes if not n.alive and n.name not in self.gone]
         assert self._goal.exists() or not ended, f"{ended} ended by themselves\n{self.story()}"
-        for path in self._histories.iterdir():
-            for line in self._lines.setdefault(path, Lines(path)).new():
-                said = parse(path.name, line)
-                if isinstance(said, Process):
-                    self._processes[said.name] = said
-                elif said is not None:
-                    self._records.append(said)
-                    self._rounds[said.round].append(said)
+        self._histories.read()
+        self.checkpoints.look()
 
     @property
     def round(self) -> int:
         """The newest round in which anybody has begun to train."""
-        return max(self._rounds, default=0)
+        return self._histories.round
 
     @property
     def step(self) -> int:
         """The furthest step that anybody has committed in the newest round."""
-        here = (one for one in self._rounds[self.round] if isinstance(one, Entered | Committed))
-        return max((one.step for one in here), default=0)
-
-    def _seats(self) -> dict[str, Process]:
-        """By the marks of their nodes, the processes of the newest round in rank order."""
-        entered = [one for one in self._rounds[self.round] if isinstance(one, Entered)]
-        ranked = [self._processes[one.process] for one in sorted(entered, key=lambda e: e.rank)]
-        return {one.mark: one for one in ranked}
+        return self._histories.step
 
     @property
-    def _running(self) -> int:
-        return len(self._elders)
+    def worlds(self) -> list[int]:
+        """The size of the world as each rank of the newest round knows it."""
+        return self._histories.worlds
+
+    @property
+    def steps_here(self) -> int:
+        """How many steps were committed in the newest round."""
+        return self._histories.steps_here
+
+    def is_spare(self, node: Node) -> bool:
+        """Whether a node that was silent has come back, and waits for a place."""
+        with redirect_stdout(StringIO()) as printed:
+            assert elasticctl(["status", "--format", "json", *self.job]) == 0
+        nodes = json.loads(printed.getvalue())["nodes"]
+        return [one["state"] for one in nodes if one["name"] == node.name] == ["spare"]
+
+    def until_saved(self) -> None:
+        """Waits for a further checkpoint."""
+        before = self.checkpoints.newest
+
+        def further() -> bool:
+            self.read()
+            return self.checkpoints.newest != before
+
+        self.wait(further, "a further checkpoint")
+
+    def _all_strikes(self) -> list[Strike]:
+        return self.strikes + self._histories.strikes
 
     def _await(self, pace: Pace) -> None:
         if pace is Pace.CALM:
-            self._until_calm()
+            self.until_calm()
         elif pace is Pace.EARLY:
             self.wait(self._goes_on, "steps since the last fault")
+        elif pace is Pace.SAVING:
+            self.wait(self._goes_on, "steps since the last fault")
+            saving = self.checkpoints.unfinished
+            processes.wait_for(saving, 60.0, "a save", self.story, pause=0.001)
         elif pace is Pace.SEALING:
             processes.wait_for(self._is_left, 60.0, "a rank that leaves", self.story, pause=0.001)
         self.read()
@@ -236,29 +384,27 @@ class InPlaceCluster(Fleet):
     def _goes_on(self) -> bool:
         """Whether the job has made steps since the last fault, in another round if that broke."""
         self.read()
-        kind, number, step = self._struck
-        here = self._rounds[self.round]
+        kind, number, step = self._last
         if kind in LOSSES:
-            steps = {one.step for one in here if isinstance(one, Committed)}
-            return self.round > number and len(steps) >= _STEPS
+            return self.round > number and self.steps_here >= _STEPS
         return self.step >= step + _STEPS
 
     def _is_full(self) -> bool:
-        worlds = [one.world for one in self._rounds[self.round] if isinstance(one, Entered)]
-        return worlds == [len(self._elders)] * len(self._elders)
+        count = min(len(self.elders), self.limit)
+        return self.worlds == [count] * count
 
     def _is_left(self) -> bool:
         self.read()
-        _, number, _ = self._struck
-        left = any(isinstance(one, Left) for one in self._rounds[number])
-        return left or self.round > number
+        _, number, _ = self._last
+        return self._histories.left(number) or self.round > number
 
-    def _until_calm(self) -> None:
+    def until_calm(self) -> None:
         """Waits until all nodes train together, and takes the first one's size."""
-        count = len(self._elders)
+        count = min(len(self.elders), self.limit)
         self.wait(lambda: self._goes_on() and self._is_full(), f"steps with {count} ranks")
         first, *_ = self.nodes
-        worker = self._seats().get(first.mark)
+        self._leftovers.note(first.agent.pid)
+        worker = self._histories.seats().get(first.mark)
         if worker:
             self.sizes.append((Size.of(first.agent.pid), Size.of(worker.pid)))
 
@@ -266,43 +412,30 @@ class InPlaceCluster(Fleet):
 
     def finish(self) -> None:
         """Lets the job come to its last step, and checks all that must be true of it."""
-        self._until_calm()
-        ranks, goal = len(self._elders), self.step + _AHEAD
+        self.until_calm()
+        goal = self.step + _AHEAD
+        ranks = min(len(self.elders), self.limit)
+        for node in self.elders:
+            self._leftovers.note(node.agent.pid)
         draft = self._goal.with_suffix(".draft")
         draft.write_text(str(goal))
         draft.rename(self._goal)
         self.wait_for_end(60.0)
         codes = {node.name: node.agent.returncode for node in self.nodes}
-        assert codes == dict.fromkeys(codes, EXIT_DONE) | self._gone, self.story()
-        self.check(goal)
-        saved = [torch.load(path) for path in self._weights.iterdir()]
-        assert len(saved) == ranks
-        for name, expected in _weights_after(goal).items():
-            for weights in saved:
-                torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-5)
+        assert codes == dict.fromkeys(codes, EXIT_DONE) | self.gone, self.story()
+        self.check()
+        check_weights(self._directory / "weights", ranks, goal)
+        check_logs(self.nodes, [fault for fault, _ in self.struck])
+        self._leftovers.check()
+        if self._saves:
+            check_saved(self.disk.path, self.checkpoints, self._histories)
 
-    def check(self, steps: int) -> None:
+    def check(self) -> None:
         """The history so far keeps the guarantee."""
         self.read()
-        batches = list(islice(_batches(), steps + 1))
-        found = violations(self._records, self.strikes, lambda step: batches[step - 1])
-        # The first ones tell most: what goes wrong once is wrong at every later step.
+        found = broken_rules(self._histories, self.strikes, self.checkpoints)
         assert not found, "\n".join([*found[:10], self.story()])
 
-
-def _batches() -> Iterator[list[int]]:
-    """All global batches, one after the other."""
-    order = sampler(rank=0, world=1)
-    while True:
-        yield from order
-        order.epoch += 1
-
-
-def _weights_after(steps: int) -> dict[str, torch.Tensor]:
-    """The weights of a single process that nothing happens to."""
-    model, optim = network()
-    points = Points()
-    for batch in islice(_batches(), steps):
-        _, inputs, targets = zip(*(points[index] for index in batch), strict=True)
-        learn(model, optim, (batch, torch.stack(inputs), torch.stack(targets)))
-    return model.state_dict()
+    def stalls(self) -> dict[str, list[float]]:
+        """By kind: for how long no step was committed, at each fault, in seconds."""
+        return stalls(self._histories, self.struck)

@@ -3,6 +3,8 @@
 It trains a small perceptron on made points. Each process appends what it does to a history of its
 own, one JSON object a line (``tests/model/history.py`` says what they mean); a line is one write,
 so that a history is whole wherever its process was killed.
+
+It does what a test asks of one of its processes at a place of the next step; see ``Orders``.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import argparse
 import json
 import os
 import random
+import signal
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import elastic_runtime as elastic
+from tests.chaos.faulty_disk import SlowFiles
 
 BATCH = 8
 # Three samples remain for the last step of an epoch: one of four ranks gets none.
 SAMPLES = 12 * BATCH + 3
 _SEED = 3
 _FEATURES = 6
+_TALE = 1 << 31
 
 
 class Points(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
@@ -68,6 +74,16 @@ def learn(model: nn.Module, optim: torch.optim.Optimizer, batch: Any, scale: flo
     return loss.detach()
 
 
+def tale_after(tale: int, indices: int) -> int:
+    """What a script's own counter becomes with a step.
+
+    Args:
+        tale: what it was.
+        indices: of all samples of the step, summed up.
+    """
+    return (31 * tale + indices + 1) % _TALE
+
+
 def digest(model: nn.Module, optim: torch.optim.Optimizer) -> int:
     """A number for the bytes of all parameters and of Adam's state."""
     moments = [t for slots in optim.state.values() for t in slots.values()]
@@ -93,28 +109,75 @@ class History:
         os.write(self._file, f"{json.dumps(line)}\n".encode())
 
 
+class Orders:
+    """What a test asks of this process: a file named after its pid.
+
+    It holds the place in a step where something is to be done, and what: ``hang``, ``die``, or
+    ``error`` and a text: to die while the error file holds just that. It is noted before it is
+    done. A file ``slow`` holds the seconds by which the next process begins later.
+
+    Args:
+        directory: of the files.
+        history: of this process.
+    """
+
+    def __init__(self, directory: Path, history: History) -> None:
+        self._directory, self._history = directory, history
+        self._mine = directory / str(os.getpid())
+
+    def come_late(self) -> None:
+        """Waits before it begins, if it is the one to be slow."""
+        claimed = self._directory / f"slow-{os.getpid()}"
+        with suppress(FileNotFoundError):
+            (self._directory / "slow").rename(claimed)
+            time.sleep(float(claimed.read_text()))
+
+    def obey(self, place: str) -> None:
+        """Does what is asked for at this place, if anything is."""
+        if not self._mine.exists():
+            return
+        where, what, *rest = json.loads(self._mine.read_text())
+        if where != place:
+            return
+        self._mine.unlink()
+        self._history.write("struck", kind="killed")
+        if what == "hang":
+            while True:
+                time.sleep(60.0)
+        if what == "error":
+            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(rest[0])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Trainer:
     """The training loop, noted step by step.
 
     Args:
         history: where it is noted.
+        orders: what a test asks for meanwhile.
         goal: a file that will hold the number of steps to make, once that is known.
         seconds: what a step takes beyond its work, about.
+        shadow: whether an optimizer's step can be undone.
     """
 
-    def __init__(self, history: History, goal: Path, seconds: float) -> None:
+    def __init__(
+        self, history: History, orders: Orders, goal: Path, seconds: float, *, shadow: bool
+    ) -> None:
         self.model, self.optim = network()
-        self._history, self._goal, self._seconds = history, goal, seconds
+        self._history, self._orders, self._goal = history, orders, goal
+        self._seconds = seconds
         self._draw = random.Random(history.name)
         self._sampler = sampler()
         self._loader = elastic.loader(Points(), self._sampler, num_workers=2)
-        self.state = elastic.State(model=self.model, optim=self.optim, sampler=self._sampler)
+        self.parts = {"model": self.model, "optim": self.optim, "sampler": self._sampler}
+        self.state = elastic.State(shadow=shadow, **self.parts)
+        self.state.tale = 0
 
     def train(self, world: elastic.World) -> None:
         """Trains with these ranks until the goal is reached or the world changes."""
         state, note = self.state, self._history.write
         place = {"round": world.round, "rank": world.rank, "world": world.size}
-        note("entered", step=state.step, digest=digest(self.model, self.optim), **place)
+        note("entered", **self._held(), **place)
         try:
             # Several small buckets, so that faults come between them.
             ddp = DistributedDataParallel(self.model, init_sync=False, bucket_cap_mb=0.0005)
@@ -135,15 +198,22 @@ class Trainer:
         # Ranks come late, each at its time: so faults find them in every place, also between the
         # optimizer and the commit.
         time.sleep(self._draw.random() * self._seconds)
-        loss = learn(ddp, self.optim, batch, scale)
+        self._orders.obey("before")
+        learn(ddp, self.optim, batch, scale)
         time.sleep(self._draw.random() * self._seconds)
-        dist.all_reduce(loss)
+        self._orders.obey("between")
+        indices = torch.tensor(sum(samples))
+        dist.all_reduce(indices)
+        state.tale = tale_after(state.tale, int(indices))
         try:
             state.commit()
         finally:
             if state.step == step:  # also where the round ends with this commit
-                held = digest(self.model, self.optim)
-                note("committed", round=number, step=step, digest=held)
+                note("committed", round=number, **self._held())
+
+    def _held(self) -> dict[str, int]:
+        held = digest(self.model, self.optim)
+        return {"step": self.state.step, "digest": held, "tale": self.state.tale}
 
     def _reached(self) -> bool:
         # Written once, and so far ahead that all ranks have seen it when they get there.
@@ -153,16 +223,25 @@ class Trainer:
 def main() -> None:
     """Trains until the goal and saves the weights."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--histories", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--goal", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=0.02, help="length of a step")
+    parser.add_argument("--save-every", default="", help="nothing: no checkpoints")
+    parser.add_argument("--shadow", action="store_true")
     args = parser.parse_args()
 
-    history = History(args.histories)
-    trainer = Trainer(history, args.goal, args.seconds)
-    elastic.run(trainer.state)(trainer.train)
-    torch.save(trainer.model.state_dict(), args.weights / f"{history.name}.pt")
+    folder: Path = args.folder
+    history = History(folder / "histories")
+    orders = Orders(folder / "orders", history)
+    orders.come_late()
+    trainer = Trainer(history, orders, folder / "goal", args.seconds, shadow=args.shadow)
+    saver = None
+    if args.save_every:
+        SlowFiles(folder / "checkpoints", folder / "trouble", args.seconds)
+        saver = elastic.Checkpointer(
+            folder / "checkpoints", {**trainer.parts}, every=args.save_every, keep=3
+        )
+    elastic.run(trainer.state, saver)(trainer.train)
+    torch.save(trainer.model.state_dict(), folder / "weights" / f"{history.name}.pt")
     history.write("ended", step=trainer.state.step)
 
 

@@ -6,7 +6,8 @@ only what it promises:
 
     A step whose commit is held by at least one living rank is never lost and never repeated; when
     commit(n) returns anywhere, n-1 is held everywhere. A step committed only on ranks that have
-    died is done again, with the same samples.
+    died is done again, with the same samples. The same holds for a step that a whole checkpoint
+    holds, and none is removed unless a newer one holds a step that is no earlier.
 
 A process that was stopped is as good as dead for those it stopped talking to, until it enters a
 round again.
@@ -31,6 +32,7 @@ class Entered:
     Attributes:
         step: how many steps are committed; it goes on from there.
         digest: of its parameters and optimizer state.
+        tale: what a counter of the script has become; None: it has none.
     """
 
     at: int
@@ -40,6 +42,7 @@ class Entered:
     world: int
     step: int
     digest: int
+    tale: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,14 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A process holds the commit of a step, with this digest."""
+    """A process holds the commit of a step, with this digest and tale."""
 
     at: int
     process: str
     round: int
     step: int
     digest: int
+    tale: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +100,33 @@ class Process:
     born: int
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Kept:
+    """A whole checkpoint, as it was seen in its directory.
+
+    Attributes:
+        term, step: the greater pair is the newer one.
+        made: when it was first seen.
+        gone: when it was first seen no more; 0: it is still there.
+    """
+
+    term: int
+    step: int
+    made: int
+    gone: int = 0
+
+
 _KINDS = {"entered": Entered, "begun": Begun, "committed": Committed, "left": Left}
 
 
-def parse(process: str, line: bytes) -> Record | Process | None:
+def parse(process: str, line: bytes) -> Record | Process | Strike | None:
     """One line of a process's history; None: nothing that is checked."""
     fields = json.loads(line)
     what = fields.pop("what")
     if what == "born":
         return Process(process, fields["pid"], fields["mark"], fields["at"])
+    if what == "struck":  # it was told to, and does it to itself
+        return Strike(fields["at"], process, fields["kind"])
     if what == "begun":
         fields["samples"] = tuple(fields["samples"])
     kind = _KINDS.get(what)
@@ -112,7 +134,11 @@ def parse(process: str, line: bytes) -> Record | Process | None:
 
 
 def violations(
-    records: Iterable[Record], strikes: Sequence[Strike], batch: Callable[[int], Sequence[int]]
+    records: Iterable[Record],
+    strikes: Sequence[Strike],
+    batch: Callable[[int], Sequence[int]],
+    kept: Sequence[Kept] = (),
+    tale: Callable[[int], int] | None = None,
 ) -> list[str]:
     """Everything in a history that breaks the guarantee.
 
@@ -120,6 +146,9 @@ def violations(
         records: of all processes, in any order.
         strikes: whom something was done to.
         batch: the samples of a step, from 1, in the run of a single rank.
+        kept: all checkpoints that there ever were.
+        tale: what the script's counter is after a step in the run of a single rank; None: nothing
+            is noted of it.
 
     Returns:
         One sentence each; none if the history is right.
@@ -132,7 +161,11 @@ def violations(
         _one_at_a_time(rounds, strikes),
         _none_vanishes(rounds, strikes),
         _nothing_lost(rounds, strikes),
+        _known_states(rounds),
+        _nothing_saved_lost(rounds, kept),
+        _newest_stays(kept),
         _same_samples(rounds, batch),
+        _same_tale(rounds, tale),
     )
     return [sentence for rule in rules for sentence in rule]
 
@@ -302,6 +335,56 @@ def _nothing_lost(rounds: list[_Round], strikes: Sequence[Strike]) -> Iterator[s
         for said in here.moments():
             since = said.at if isinstance(said, Entered) else holdings[said.process].since
             holdings[said.process] = _Holding(said.process, since, said.step, said.digest)
+
+
+def _known_states(rounds: list[_Round]) -> Iterator[str]:
+    """A round begins with what some rank held when it had committed that step."""
+    held: dict[int, set[int]] = defaultdict(set)
+    for here in rounds:
+        before = held[here.start]
+        if before and here.entered[0].digest not in before:
+            yield (
+                f"round {here.number} begins at step {here.start} with a state that nobody had "
+                "committed there"
+            )
+        for one in here.moments():
+            held[one.step].add(one.digest)
+
+
+def _nothing_saved_lost(rounds: list[_Round], kept: Sequence[Kept]) -> Iterator[str]:
+    """A round goes on from no earlier a step than the newest checkpoint holds."""
+    for here in rounds:
+        there = [one for one in kept if one.made < here.opened and not 0 < one.gone < here.opened]
+        newest = max(there, default=None)
+        if newest is not None and here.start < newest.step:
+            yield (
+                f"round {here.number} goes on from step {here.start}, but the checkpoint of step "
+                f"{newest.step} and term {newest.term} was there"
+            )
+
+
+def _newest_stays(kept: Sequence[Kept]) -> Iterator[str]:
+    """A checkpoint goes only when a newer one is there that is as far."""
+    for lost in kept:
+        if not lost.gone:
+            continue
+        there = [one for one in kept if one.made <= lost.gone and not 0 < one.gone <= lost.gone]
+        if not any(one > lost and one.step >= lost.step for one in there):
+            left = "".join(f", only step {one.step} of term {one.term}" for one in there[-1:])
+            yield (
+                f"the checkpoint of step {lost.step} and term {lost.term} was removed, and nothing "
+                f"as far was left{left}"
+            )
+
+
+def _same_tale(rounds: list[_Round], tale: Callable[[int], int] | None) -> Iterator[str]:
+    """A counter of the script is what it is in a run of one rank."""
+    for here in rounds if tale is not None else ():
+        for one in here.moments():
+            if tale is not None and one.tale != tale(one.step):
+                yield (
+                    f"{one.process} had another counter at step {one.step} of round {here.number}"
+                )
 
 
 def _gone(holding: _Holding, moment: int, strikes: Sequence[Strike]) -> bool:

@@ -12,6 +12,7 @@ from tests.model.history import (
     Begun,
     Committed,
     Entered,
+    Kept,
     Left,
     Process,
     Strike,
@@ -204,8 +205,59 @@ def test_a_round_begins_with_the_state_that_was_held() -> None:
 
     found = _wrong(recovery(), change)
     assert found == [
-        f"round 2 does not begin with the state that {one} held at step 2" for one in "ab"
+        *(f"round 2 does not begin with the state that {one} held at step 2" for one in "ab"),
+        "round 2 begins at step 2 with a state that nobody had committed there",
     ]
+
+
+def test_also_if_nobody_lives_who_held_it() -> None:
+    story = recovery()
+    story.strikes += [Strike(story.strikes[0].at, one, "killed") for one in "ab"]
+    assert story.found() == []
+    story.records = [
+        replace(r, digest=7 + r.step) if r.round == 2 and isinstance(r, Entered | Committed) else r
+        for r in story.records
+    ]
+    assert story.found() == [
+        "round 2 begins at step 2 with a state that nobody had committed there"
+    ]
+
+
+def test_a_step_that_a_checkpoint_holds_must_not_be_lost() -> None:
+    story = recovery(commit="c", start=1)
+    opened = min(r.at for r in story.records if r.round == 2)
+    older, newer = Kept(1, 1, opened - 3), Kept(1, 2, opened - 2)
+    assert violations(story.records, story.strikes, batch, [older]) == []
+    assert violations(story.records, story.strikes, batch, [replace(newer, made=opened + 1)]) == []
+    assert violations(story.records, story.strikes, batch, [older, newer]) == [
+        "round 2 goes on from step 1, but the checkpoint of step 2 and term 1 was there"
+    ]
+    # One of an older term that is further was written by a rank that was left behind.
+    assert violations(story.records, story.strikes, batch, [newer, replace(older, term=2)]) == []
+
+
+def test_no_checkpoint_is_removed_that_is_further_than_those_that_stay() -> None:
+    first, second = Kept(1, 10, 1, gone=5), Kept(1, 20, 2)
+    assert violations([], [], batch, [first, second]) == []
+    assert violations([], [], batch, [first, replace(second, made=6)]) == [
+        "the checkpoint of step 10 and term 1 was removed, and nothing as far was left"
+    ]
+    back = Kept(2, 5, 3)
+    assert violations([], [], batch, [first, replace(second, gone=5), back]) == [
+        f"the checkpoint of step {step} and term 1 was removed, and nothing as far was left, only "
+        "step 5 of term 2"
+        for step in (10, 20)
+    ]
+
+
+def test_a_counter_of_the_script_moves_with_the_steps() -> None:
+    story = recovery()
+    story.records = [
+        replace(r, tale=r.step) if isinstance(r, Entered | Committed) else r for r in story.records
+    ]
+    assert violations(story.records, story.strikes, batch, tale=lambda step: step) == []
+    found = violations(story.records, story.strikes, batch, tale=lambda step: min(step, 2))
+    assert found == [f"{one} had another counter at step 3 of round 2" for one in "ab"]
 
 
 @pytest.mark.parametrize("kind", [Begun, Committed])

@@ -1,0 +1,121 @@
+"""What must be true of a job in place in the end, and what all that was done to it has cost."""
+
+from __future__ import annotations
+
+import os
+from itertools import accumulate, islice, pairwise
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+import torch
+
+from elastic_runtime import Checkpointer
+from tests.chaos.in_place_job import Points, digest, learn, network, sampler, tale_after
+from tests.chaos.in_place_plan import Kind
+from tests.model.history import Committed, violations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from tests.chaos.fleet import Node
+    from tests.chaos.in_place_plan import Fault
+    from tests.chaos.in_place_sight import Checkpoints, Histories
+    from tests.model.history import Strike
+
+# Whether what a script changes between optimizer and commit is done once as well.
+_COUNTERS = os.environ.get("ELASTIC_CHAOS_COUNTERS", "") == "1"
+# Saves that are under way, or were given up a moment ago.
+_UNFINISHED = 3
+
+
+def broken_rules(
+    histories: Histories, strikes: Sequence[Strike], checkpoints: Checkpoints
+) -> list[str]:
+    """What in a history breaks the guarantee: the first ones tell most."""
+    batches = list(islice(_batches(), max((r.step for r in histories.records), default=0) + 1))
+    tales = list(accumulate((sum(batch) for batch in batches), tale_after, initial=0))
+    return violations(
+        histories.records,
+        [*strikes, *histories.strikes],
+        lambda step: batches[step - 1],
+        checkpoints.kept,
+        tales.__getitem__ if _COUNTERS else None,
+    )
+
+
+def check_weights(directory: Path, ranks: int, steps: int) -> None:
+    """Each rank has saved the weights that a single process has after so many steps."""
+    saved = [torch.load(path) for path in directory.iterdir()]
+    assert len(saved) == ranks
+    for name, expected in _weights_after(steps).items():
+        for weights in saved:
+            torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-5)
+
+
+def check_logs(nodes: Sequence[Node], faults: Sequence[Fault]) -> None:
+    """No agent was surprised, and nobody was taken to hang who did not."""
+    hangs = sum(fault.kind is Kind.HANG for fault in faults)
+    told = [e for node in nodes for e in node.events() if e.get("event") == "worker.hangs"]
+    assert len(told) <= hangs, told
+    surprised = [n.name for n in nodes if "Traceback (most" in n.log.read_text(errors="replace")]
+    assert not surprised, f"tracebacks in the logs of {surprised}"
+
+
+def check_saved(directory: Path, checkpoints: Checkpoints, histories: Histories) -> None:
+    """The newest checkpoint is the state of that step, and few saves were left half-done."""
+    assert len(checkpoints.unfinished()) <= _UNFINISHED, checkpoints.unfinished()
+    newest = checkpoints.newest
+    assert newest is not None, "nothing was saved"
+    model, optim = network()
+    entries = {"model": model, "optim": optim, "sampler": sampler(rank=0, world=1)}
+    saver = Checkpointer(directory, entries)
+    assert saver.resume(strict=False) == newest.step
+    saver.close()
+    commits = (one for one in histories.records if isinstance(one, Committed))
+    assert digest(model, optim) in {one.digest for one in commits if one.step == newest.step}
+
+
+def stalls(histories: Histories, struck: Sequence[tuple[Fault, float]]) -> dict[str, list[float]]:
+    """By kind: for how long no step was committed anywhere, at each fault, in seconds.
+
+    Args:
+        histories: of the job.
+        struck: each fault with when it was brought about, in seconds on the monotonic clock.
+    """
+    ends = [at for _, at in struck[1:]] + [float("inf")]
+    commits = sorted(r.at / 1e9 for r in histories.records if isinstance(r, Committed))
+    found: dict[str, list[float]] = {}
+    for (fault, began), end in zip(struck, ends, strict=True):
+        gaps = [b - a for a, b in pairwise(commits) if b > began and a < end]
+        found.setdefault(fault.kind.value, []).append(max(gaps, default=0.0))
+    return found
+
+
+def table(seconds: dict[str, list[float]]) -> str:
+    """How many stalls of each kind: median, 95 % and longest, in seconds."""
+    lines = []
+    for kind, all_of_it in sorted(seconds.items()):
+        most = quantiles(all_of_it, n=20)[-1] if len(all_of_it) > 1 else all_of_it[0]
+        figures = f"{median(all_of_it):6.2f} {most:6.2f} {max(all_of_it):6.2f}"
+        lines.append(f"{kind:62} {len(all_of_it):4} {figures}")
+    return "\n".join(lines)
+
+
+def _batches() -> Iterator[list[int]]:
+    """All global batches, one after the other."""
+    order = sampler(rank=0, world=1)
+    while True:
+        yield from order
+        order.epoch += 1
+
+
+def _weights_after(steps: int) -> dict[str, Any]:
+    """The weights of a single process that nothing happens to."""
+    model, optim = network()
+    points = Points()
+    for batch in islice(_batches(), steps):
+        _, inputs, targets = zip(*(points[index] for index in batch), strict=True)
+        learn(model, optim, (batch, torch.stack(inputs), torch.stack(targets)))
+    return dict(model.state_dict())
