@@ -50,21 +50,29 @@ class SlowFiles(FaultyFiles):
 class Disk:
     """In the test: the directory itself.
 
+    Args:
+        path: the directory.
+        trouble: see ``SlowFiles``.
+        small: it is to be one that can be full.
+
     Attributes:
         path: the directory.
         trouble: see ``SlowFiles``.
     """
 
-    def __init__(self, path: Path, trouble: Path) -> None:
+    def __init__(self, path: Path, trouble: Path, *, small: bool) -> None:
         self.path, self.trouble = path, trouble
         path.mkdir()
+        self.mounted = False
         self._filler = path / "filler"
-        command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(path)]
-        try:
+        if small:
+            self._mount()
+
+    def _mount(self) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(self.path)]
+        with suppress(FileNotFoundError):
             done = subprocess.run(command, capture_output=True, check=False)
             self.mounted = done.returncode == 0
-        except FileNotFoundError:
-            self.mounted = False
 
     def fill(self) -> str:
         """Leaves no room; returns how."""

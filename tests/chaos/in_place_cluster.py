@@ -80,7 +80,12 @@ class InPlaceCluster(Fleet):
         strikes: what was done to its processes from here.
         sizes: of the first node's agent and worker, at each moment of calm.
         struck: each fault that is over, with when it began (seconds on the monotonic clock).
+        histories: what its processes have noted.
         disk: where its checkpoints are.
+        checkpoints: which ones there were when.
+        gone: of the nodes that are to have ended: by name, the exit code they must have.
+        elders: the nodes that are there, the oldest first: it leads.
+        limit, most: how many of them may train now, and at the start.
     """
 
     def __init__(
@@ -99,16 +104,19 @@ class InPlaceCluster(Fleet):
         self.struck: list[tuple[Fault, float]] = []
         for name in ("histories", "orders", "weights"):
             (directory / name).mkdir()
-        self.disk = Disk(directory / "checkpoints", directory / "trouble")
+        self.disk = Disk(directory / "checkpoints", directory / "trouble", small=bool(save_every))
         self.checkpoints = Checkpoints(self.disk.path)
         self._etcd = etcd
         self._goal = directory / "goal"
         self._saves = bool(save_every)
-        self._histories = Histories(directory / "histories")
+        self.histories = Histories(directory / "histories")
+        # For those who extend this.
+        self._records, self._rounds = self.histories.records, self.histories.rounds
+        self._processes = self.histories.processes
         self._last: tuple[Kind | None, int, int] = (None, 0, 0)  # the last fault: round, step
         self._nodes_of: dict[str, Node] = {}
-        self.gone: dict[str, int] = {}  # by the node's name: the exit code it must have
-        self.elders: list[Node] = []  # the oldest first: it leads
+        self.gone: dict[str, int] = {}
+        self.elders: list[Node] = []
         self.limit = self.most = bounds[1]
         self._away: tuple[Node, float, StoppedThread | None] | None = None
         script = [str(_SCRIPT), "--folder", str(directory), "--seconds", str(seconds)]
@@ -170,7 +178,7 @@ class InPlaceCluster(Fleet):
     def act(self, fault: Fault) -> str:
         """Does something to a node; returns to which."""
         victim = self.victim(fault)
-        worker = self._histories.seats()[victim.mark]
+        worker = self.histories.seats()[victim.mark]
         done = victim.name
         match fault.kind:
             case Kind.KILL_WORKER:
@@ -262,7 +270,7 @@ class InPlaceCluster(Fleet):
 
         def obeyed() -> bool:
             self.read()
-            return any(one.process == worker.name for one in self._histories.strikes)
+            return any(one.process == worker.name for one in self.histories.strikes)
 
         processes.wait_for(obeyed, 60.0, f"{what} of {worker}", self.story, pause=0.005)
 
@@ -288,7 +296,7 @@ class InPlaceCluster(Fleet):
         return 0
 
     def _living(self, nodes: Iterable[Node]) -> list[Process]:
-        mine = self._histories.of(node.mark for node in nodes)
+        mine = self.histories.of(node.mark for node in nodes)
         return [one for one in mine if processes.state(one.pid)]
 
     def _note(self, whom: Iterable[Process], kind: Literal["killed", "stopped", "asked"]) -> None:
@@ -297,7 +305,7 @@ class InPlaceCluster(Fleet):
 
     def victim(self, fault: Fault) -> Node:
         """The node that a fault is meant for, or the one after it if that one is to be spared."""
-        seats = self._histories.seats()
+        seats = self.histories.seats()
         killed = {strike.process for strike in self._all_strikes() if strike.kind == "killed"}
         first, *_ = self.nodes
         able = [
@@ -325,28 +333,28 @@ class InPlaceCluster(Fleet):
         """Takes in what the histories say by now; a node that has ended by itself is a failure."""
         ended = [n.name for n in self.nodes if not n.alive and n.name not in self.gone]
         assert self._goal.exists() or not ended, f"{ended} ended by themselves\n{self.story()}"
-        self._histories.read()
+        self.histories.read()
         self.checkpoints.look()
 
     @property
     def round(self) -> int:
         """The newest round in which anybody has begun to train."""
-        return self._histories.round
+        return self.histories.round
 
     @property
     def step(self) -> int:
         """The furthest step that anybody has committed in the newest round."""
-        return self._histories.step
+        return self.histories.step
 
     @property
     def worlds(self) -> list[int]:
         """The size of the world as each rank of the newest round knows it."""
-        return self._histories.worlds
+        return self.histories.worlds
 
     @property
     def steps_here(self) -> int:
         """How many steps were committed in the newest round."""
-        return self._histories.steps_here
+        return self.histories.steps_here
 
     def is_spare(self, node: Node) -> bool:
         """Whether a node that was silent has come back, and waits for a place."""
@@ -366,7 +374,7 @@ class InPlaceCluster(Fleet):
         self.wait(further, "a further checkpoint")
 
     def _all_strikes(self) -> list[Strike]:
-        return self.strikes + self._histories.strikes
+        return self.strikes + self.histories.strikes
 
     def _await(self, pace: Pace) -> None:
         if pace is Pace.CALM:
@@ -396,7 +404,7 @@ class InPlaceCluster(Fleet):
     def _is_left(self) -> bool:
         self.read()
         _, number, _ = self._last
-        return self._histories.left(number) or self.round > number
+        return self.histories.left(number) or self.round > number
 
     def until_calm(self) -> None:
         """Waits until all nodes train together, and takes the first one's size."""
@@ -404,9 +412,12 @@ class InPlaceCluster(Fleet):
         self.wait(lambda: self._goes_on() and self._is_full(), f"steps with {count} ranks")
         first, *_ = self.nodes
         self._leftovers.note(first.agent.pid)
-        worker = self._histories.seats().get(first.mark)
+        worker = self.histories.seats().get(first.mark)
         if worker:
             self.sizes.append((Size.of(first.agent.pid), Size.of(worker.pid)))
+
+    def _until_calm(self) -> None:
+        self.until_calm()
 
     # The end
 
@@ -423,19 +434,21 @@ class InPlaceCluster(Fleet):
         self.wait_for_end(60.0)
         codes = {node.name: node.agent.returncode for node in self.nodes}
         assert codes == dict.fromkeys(codes, EXIT_DONE) | self.gone, self.story()
-        self.check()
+        self.check(goal)
         check_weights(self._directory / "weights", ranks, goal)
-        check_logs(self.nodes, [fault for fault, _ in self.struck])
+        if self.struck:
+            check_logs(self.nodes, [fault for fault, _ in self.struck])
         self._leftovers.check()
         if self._saves:
-            check_saved(self.disk.path, self.checkpoints, self._histories)
+            check_saved(self.disk.path, self.checkpoints, self.histories)
 
-    def check(self) -> None:
-        """The history so far keeps the guarantee."""
+    def check(self, steps: int) -> None:
+        """The history so far keeps the guarantee; so many steps were made at least."""
         self.read()
-        found = broken_rules(self._histories, self.strikes, self.checkpoints)
+        assert self.step >= steps, self.story()
+        found = broken_rules(self.histories, self.strikes, self.checkpoints)
         assert not found, "\n".join([*found[:10], self.story()])
 
     def stalls(self) -> dict[str, list[float]]:
         """By kind: for how long no step was committed, at each fault, in seconds."""
-        return stalls(self._histories, self.struck)
+        return stalls(self.histories, self.struck)
