@@ -33,7 +33,11 @@ _COUNT = int(os.environ.get("ELASTIC_CHAOS_FAULTS", "60"))
 _NODES = 4
 _SAVE_EVERY = "500ms"
 # Kinds that the product does not stand yet.
-_NOT_YET: set[plan.Kind] = set()
+_NOT_YET = {
+    *(plan.Kind.HANG, plan.Kind.ASK_TWICE, plan.Kind.ASK_TREE),
+    *(plan.Kind.DISK_FULL, plan.Kind.DISK_ERRORS),
+    *(plan.Kind.SILENT_THEN_LEFT, plan.Kind.SILENT_THEN_KILLED, plan.Kind.SPARE_THEN_LEFT),
+}
 _asked = os.environ.get("ELASTIC_CHAOS_KINDS", "")
 _KINDS = {plan.Kind(word) for word in _asked.split(",")} if _asked else plan.KINDS - _NOT_YET
 # Fewer moments of calm say nothing about growth.
