@@ -41,7 +41,7 @@ from elastic_runtime.errors import (
 from elastic_runtime.protocol.records import GONE, JOB, OUTCOME, JobRecord, OutcomeRecord
 from elastic_runtime.rendezvous.probe import ask
 from elastic_runtime.rendezvous.store import Entry, Expect, Put, Store, Transaction
-from elastic_runtime.rendezvous.stores import open_store
+from elastic_runtime.rendezvous.stores import complaint, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -315,7 +315,8 @@ def _look(target: Target, store: Store) -> Report:
     records = read_records(store.read(""))
     if records.empty:
         raise _no_run(target)
-    return make_report(target.run_id, str(target.endpoint), records, _ask_all(records))
+    report = make_report(target.run_id, str(target.endpoint), records, _ask_all(records))
+    return replace(report, trouble=complaint(target.endpoint))
 
 
 def _ask_all(records: Records) -> Mapping[str, Mapping[str, Any]]:

@@ -125,6 +125,7 @@ class Report:
         outcome: how it ended; "" if it did not.
         events: the last ones, the oldest first.
         bad: keys of unreadable records, and why.
+        trouble: what the store says is wrong with it; "" if nothing is.
     """
 
     run_id: str
@@ -145,6 +146,7 @@ class Report:
     outcome: str = ""
     events: tuple[EventRecord, ...] = ()
     bad: tuple[tuple[str, str], ...] = ()
+    trouble: str = ""
 
     @property
     def over(self) -> bool:

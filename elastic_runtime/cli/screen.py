@@ -44,6 +44,8 @@ def status(report: Report, *, unreachable: bool = False) -> RenderableType:
     if report.events:
         parts += [Text(), events(report.events[-_EVENTS_SHOWN:])]
     parts += [Text(f"unreadable record {key}: {why}", style="yellow") for key, why in report.bad]
+    if report.trouble:
+        parts.append(Text(f"the store: {report.trouble}", style="red"))
     if unreachable:
         parts.append(Text("the store does not answer; trying again", style="red"))
     return Group(*parts)

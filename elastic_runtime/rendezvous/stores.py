@@ -30,3 +30,16 @@ def open_store(endpoint: Endpoint, run_id: str, ttl: float, connect_timeout: flo
 
         return C10dStore(endpoint, run_id, ttl, connect_timeout)
     raise ValueError(f"there is no store of the kind {endpoint.backend!r}")
+
+
+def complaint(endpoint: Endpoint) -> str:
+    """What a store says is wrong with it, for people; "" if nothing is, or it cannot say.
+
+    Args:
+        endpoint: where it is.
+    """
+    if endpoint.backend == "etcd":
+        from elastic_runtime.rendezvous.etcd import diagnosis
+
+        return diagnosis.complaint(endpoint)
+    return ""

@@ -18,6 +18,7 @@ import os
 import random
 import ssl
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ _OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     # A wide look at hundreds of nodes with tracebacks is larger than the default of 4 MiB.
     ("grpc.max_receive_message_length", 64 << 20),
+    # A channel that replaces another one must not find its connection again.
+    ("grpc.use_local_subchannel_pool", 1),
     # A proxy for the web is no way to a store inside the cluster.
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
@@ -60,6 +63,18 @@ class StoreRefused(StoreUnavailable):
     """The store will never take us; trying again is of no use."""
 
     exit_code = EXIT_STORE_UNREACHABLE
+
+
+class StoreFull(StoreUnavailable):
+    """The store takes no writes until somebody makes room. The call had no effect."""
+
+
+class NoLeader(StoreUnavailable):
+    """So many of the store's members are away that it can agree on nothing."""
+
+
+class NoAnswer(StoreUnavailable):
+    """A call ran out of time."""
 
 
 class TokenRejected(StoreUnavailable):
@@ -92,7 +107,18 @@ _BY_DETAILS: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("invalid user ID or password", StoreRefused),
     ("user name is empty", StoreRefused),
     ("permission denied", StoreRefused),
+    ("database space exceeded", StoreFull),
+    ("no leader", NoLeader),
 )
+# What to do about it, for people.
+_REMEDIES: dict[type[StoreUnavailable], str] = {
+    StoreFull: "its disk quota is used up: compact and defragment it, then etcdctl alarm disarm",
+    NoLeader: "most of its members are away: start them again",
+}
+# After these another member may do better.
+_ELSEWHERE = (StoreUnavailable, NoAnswer, NoLeader)
+# So many calls in a row that run out of time: the connection leads nowhere.
+_UNANSWERED = 3
 
 
 def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
@@ -106,7 +132,7 @@ def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return StoreRefused(f"what listens at {where} does not speak etcd's v3 API")
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return StoreUnavailable(f"the store {where} did not answer in time")
+        return NoAnswer(f"the store {where} did not answer in time")
     known = _complaint(details, where)
     if known is not None:
         return known
@@ -138,7 +164,9 @@ def _complaint(text: str, where: Endpoint) -> StoreUnavailable | None:
             if cls is StoreRefused and not where.user:
                 return cls(f"the store {where} asks for a user: name one with --etcd-user")
             said = text.rpartition("etcdserver: ")[2]
-            return cls(f"the store {where} answers: {said} ({_access(where)})")
+            return cls(
+                f"the store {where} answers: {said} ({_REMEDIES.get(cls) or _access(where)})"
+            )
     return None
 
 
@@ -146,10 +174,18 @@ class _Way:
     """A channel with the calls that we make on it."""
 
     def __init__(self, target: str, credentials: Any) -> None:
-        if credentials is None:
-            self.channel = grpc.insecure_channel(target, _OPTIONS)
+        self._target, self._credentials = target, credentials
+        self._guard = threading.Lock()
+        self._silent = 0
+        self._closed = False
+        self.streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._build()
+
+    def _build(self) -> None:
+        if self._credentials is None:
+            self.channel = grpc.insecure_channel(self._target, _OPTIONS)
         else:
-            self.channel = grpc.secure_channel(target, credentials, _OPTIONS)
+            self.channel = grpc.secure_channel(self._target, self._credentials, _OPTIONS)
         self.txn = self._unary("KV/Txn", rpc.TxnResponse)
         self.range = self._unary("KV/Range", rpc.RangeResponse)
         self.grant = self._unary("Lease/LeaseGrant", rpc.LeaseGrantResponse)
@@ -162,6 +198,34 @@ class _Way:
             request_serializer=_serialize,
             response_deserializer=rpc.WatchResponse.FromString,
         )
+
+    def answered(self) -> None:
+        """A call has come to an end that shows somebody at the other one."""
+        self._silent = 0
+
+    def unanswered(self) -> None:
+        """A call ran out of time. After a few in a row the connection is given up for a new one.
+
+        gRPC keeps a connection that opened and on which pings are answered, as by a proxy whose
+        backend has gone; who connects anew may come to one that lives.
+        """
+        with self._guard:
+            self._silent += 1
+            if self._silent < _UNANSWERED or self._closed:
+                return
+            self._silent = 0
+            streams, self.streams = self.streams, weakref.WeakSet()
+            self._build()
+        # Calls run out of time by themselves, and the channel goes with the last of them; gRPC
+        # does not tell the owners of calls that end because a channel is closed.
+        for stream in streams:
+            stream.cancel()
+
+    def close(self) -> None:
+        """Ends all calls and the connection."""
+        with self._guard:
+            self._closed = True
+        self.channel.close()
 
     def _unary(self, method: str, answer: Any) -> Any:
         return self.channel.unary_unary(
@@ -248,7 +312,9 @@ class Client:
     def _once(self, method: str, request: Any, timeout: float) -> Any:
         way = self._way
         try:
-            return getattr(way, method)(request, timeout=timeout, metadata=self._metadata())
+            answer = getattr(way, method)(request, timeout=timeout, metadata=self._metadata())
+            way.answered()
+            return answer
         except grpc.RpcError as error:
             raise self._failure(error, way) from None
         except ValueError:
@@ -256,7 +322,9 @@ class Client:
 
     def _failure(self, error: grpc.RpcError, way: _Way) -> StoreUnavailable:
         found = failure(error, self._endpoint)
-        if type(found) is StoreUnavailable and way is self._way:
+        if isinstance(found, NoAnswer):
+            way.unanswered()
+        if type(found) in _ELSEWHERE and way is self._way:
             self._way = self._ways[(self._ways.index(way) + 1) % len(self._ways)]
         return found
 
@@ -309,6 +377,7 @@ class Client:
         def answered(future: Any) -> None:
             try:
                 answer = future.result()
+                way.answered()
             except grpc.RpcError as error:
                 answer = self._failure(error, way)
             except grpc.FutureCancelledError:
@@ -330,12 +399,13 @@ class Client:
         """Opens a stream of watches; it ends when the member that serves it has lost its leader."""
         way = self._way
         call = way.watch(requests, metadata=(*self._metadata(), ("hasleader", "true")))
+        way.streams.add(call)
         return WatchCall(call, lambda error: self._failure(error, way))
 
     def close(self) -> None:
         """Ends all calls and the connections."""
         for way in self._ways:
-            way.channel.close()
+            way.close()
 
 
 class WatchCall:

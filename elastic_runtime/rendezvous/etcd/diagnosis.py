@@ -30,6 +30,24 @@ def refusal(endpoint: Endpoint) -> str:
     return "; ".join(reasons) if all(reasons) else ""
 
 
+def complaint(endpoint: Endpoint) -> str:
+    """What the store itself says is wrong with it, as ``ALARM NOSPACE``; "" if nothing is.
+
+    Blocks for at most a second or so a host.
+    """
+    for host in endpoint.hosts:
+        name, _, port = host.rpartition(":")
+        where = name.strip("[]"), int(port)
+        try:
+            context = tls_context(endpoint.tls) if endpoint.secure else None
+            answer = json.loads(_fetch(where, context, "/health")[1])
+            if str(answer["health"]) != "true":
+                return f"{host} is not healthy: {answer.get('reason') or 'it does not say why'}"
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+            continue
+    return ""
+
+
 def tls_context(tls: Tls) -> ssl.SSLContext:
     """A TLS client with these files.
 
@@ -66,14 +84,16 @@ def _ask(endpoint: Endpoint, host: str) -> str:
     return f"{host} speaks TLS only: write etcds:// not etcd://" if _speaks_tls(where) else ""
 
 
-def _fetch(where: tuple[str, int], context: ssl.SSLContext | None) -> tuple[int, bytes]:
+def _fetch(
+    where: tuple[str, int], context: ssl.SSLContext | None, path: str = "/version"
+) -> tuple[int, bytes]:
     connection = (
         http.client.HTTPSConnection(*where, timeout=_TIMEOUT, context=context)
         if context
         else http.client.HTTPConnection(*where, timeout=_TIMEOUT)
     )
     try:
-        connection.request("GET", "/version")
+        connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read(4096)
     finally:

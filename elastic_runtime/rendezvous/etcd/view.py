@@ -32,6 +32,8 @@ from elastic_runtime.rendezvous.etcd.client import (
     CALL_TIMEOUT,
     HistoryGone,
     HistoryUnknown,
+    NoLeader,
+    StoreFull,
     StoreRefused,
     TokenRejected,
     canceled,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.etcd.keys import Range, RunKeys
     from elastic_runtime.rendezvous.store import Listener, StoreEvent
 
+# What a store says itself.
+_COMPLAINTS = (NoLeader, StoreFull, StoreRefused)
 # Seconds between attempts to find a lost store again.
 _PAUSE_FIRST, _PAUSE_MOST = 0.1, 1.0
 
@@ -270,7 +274,7 @@ class View:
         if isinstance(error, StoreRefused):
             self._pause = _PAUSE_MOST
         if not isinstance(error, TokenRejected):
-            self._lose(str(error))
+            self._lose(error)
         self._doubtful = bool(self._next)
         self._try_again()
 
@@ -283,10 +287,12 @@ class View:
 
         self._hub.later(self._pause * random.uniform(0.5, 1.0), again)
 
-    def _lose(self, why: str) -> None:
-        if why != self._lost:
-            self._lost = why
-            self.tell(Lost(why, self._acked_at()))
+    def _lose(self, error: StoreUnavailable) -> None:
+        # What the store itself complains of is worth more than the first guess.
+        complains = isinstance(error, _COMPLAINTS) and str(error) != self._lost
+        if complains or not self._lost:
+            self._lost = str(error)
+            self.tell(Lost(self._lost, self._acked_at()))
 
     def _found(self) -> None:
         if self._lost:

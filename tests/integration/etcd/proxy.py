@@ -8,6 +8,10 @@ import threading
 
 from tests.etcd_server import free_port
 
+_PREFACE, _HEAD = 24, 9
+# SETTINGS, PING, WINDOW_UPDATE.
+_ABOUT_THE_CONNECTION = (4, 6, 8)
+
 
 class Proxy:
     """Forwards connections to ``target`` until it is cut; while ``mute``, answers get lost.
@@ -24,6 +28,7 @@ class Proxy:
         self._guard = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._server: socket.socket | None = None
+        self._deserted: set[socket.socket] = set()
         self.mute = False
         self.heal()
 
@@ -49,6 +54,15 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
+    def desert(self) -> None:
+        """From now on nobody answers calls on the connections that there are.
+
+        They stay open, and pings are answered: as with a proxy whose backend has gone. Connections
+        that are made later lead somewhere.
+        """
+        with self._guard:
+            self._deserted.update(client for client, _ in self._pairs)
+
     def _accept(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
@@ -58,13 +72,22 @@ class Proxy:
                     self._pairs.append((client, upstream))
                 for source, sink in ((client, upstream), (upstream, client)):
                     answers = source is upstream
-                    threading.Thread(
-                        target=self._pump, args=(source, sink, answers), daemon=True
-                    ).start()
+                    pump = self._pump if answers else self._pump_calls
+                    threading.Thread(target=pump, args=(source, sink), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if not (answers and self.mute):
+                if not self.mute:
                     sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def _pump_calls(self, source: socket.socket, sink: socket.socket) -> None:
+        """Frame by frame, as HTTP/2 has them; the stream begins with a preface without any."""
+        with contextlib.suppress(OSError), source.makefile("rb") as stream:
+            sink.sendall(stream.read(_PREFACE))
+            while head := stream.read(_HEAD):
+                frame = head + stream.read(int.from_bytes(head[:3]))
+                if source not in self._deserted or head[3] in _ABOUT_THE_CONNECTION:
+                    sink.sendall(frame)
             sink.shutdown(socket.SHUT_WR)

@@ -285,6 +285,20 @@ def test_a_paused_etcd_is_lost_and_found(new_etcd: NewEtcd) -> None:
         node.until(lambda values: values.get("job") == b"on")
 
 
+@pytest.mark.timeout(90)
+def test_a_connection_that_leads_nowhere_is_given_up_for_a_new_one(etcd: EtcdServer) -> None:
+    with Proxy(etcd.endpoint) as network, Listening(network.endpoint, ttl=5) as node:
+        node.start()
+        node.register(b"first")
+        node.until(lambda values: node.key in values)
+        mark = node.mark()
+        network.desert()
+        # The connection stays up and answers pings; only calls show that nobody is there.
+        _insist(node, b"on")
+        node.next(Found, mark)
+        node.until(lambda values: values.get("round") == b"on")
+
+
 # ---------------------------------------------------------------- three members
 
 

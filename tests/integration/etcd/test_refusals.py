@@ -1,0 +1,148 @@
+"""An etcd that answers, and takes no writes: what people are told, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from elastic_runtime.cli.ctl import main
+from elastic_runtime.protocol.records import KILLED, FaultReport
+from elastic_runtime.rendezvous.etcd.adapter import EtcdStore
+from elastic_runtime.rendezvous.notices import Notice, Sealed, StoreState, Waiting
+from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.state import Policy
+from tests.etcd_server import etcdctl
+from tests.integration.etcd.listening import endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import NewEtcd
+    from tests.etcd_server import EtcdCluster
+
+pytestmark = pytest.mark.etcd
+
+PATIENCE = 30.0
+_N = TypeVar("_N")
+
+
+class Seat:
+    """A real participant on a real etcd, with all that it was told.
+
+    Args:
+        hosts: "host:port,…".
+    """
+
+    def __init__(self, hosts: str) -> None:
+        self.run_id = secrets.token_hex(8)
+        store = EtcdStore(endpoint(hosts), self.run_id, 5.0, PATIENCE)
+        self._heard: list[Notice] = []
+        self._news = threading.Condition()
+        self.part = Participant(store, Policy(), Seed("a", "127.0.0.1", 1), self._hear)
+        self._over = threading.Event()
+        self._loop = threading.Thread(target=self._beat)
+        self._loop.start()
+        self.part.join()
+
+    def _beat(self) -> None:
+        while not self._over.wait(0.3):
+            self.part.beat()
+
+    def _hear(self, notice: Notice) -> None:
+        with self._news:
+            self._heard.append(notice)
+            self._news.notify_all()
+
+    def told(self, kind: type[_N], fits: Callable[[_N], bool]) -> _N:
+        """Waits for a notice."""
+        deadline = time.monotonic() + PATIENCE
+        with self._news:
+            while True:
+                found = [one for one in self._heard if isinstance(one, kind) and fits(one)]
+                if found:
+                    return found[0]
+                left = deadline - time.monotonic()
+                assert left > 0, f"no such {kind.__name__}; heard {self._heard}"
+                self._news.wait(left)
+
+    def sealed(self, number: int) -> None:
+        """Waits for a round."""
+        self.told(Sealed, lambda notice: notice.round.number == number)
+
+    def leaves(self, number: int) -> None:
+        """Says that the workers of a round have ended."""
+        self.part.leave(number, FaultReport(number, KILLED, "killed"))
+
+    def close(self) -> None:
+        self._over.set()
+        self._loop.join()
+        self.part.close()
+
+
+@pytest.fixture
+def seated() -> Iterator[Callable[[str], Seat]]:
+    seats: list[Seat] = []
+
+    def sit(hosts: str) -> Seat:
+        seats.append(Seat(hosts))
+        return seats[-1]
+
+    yield sit
+    for seat in seats:
+        seat.close()
+
+
+def _fill(where: str) -> None:
+    with pytest.raises(RuntimeError, match="database space exceeded"):
+        for _ in range(1000):
+            etcdctl(where, "put", "filler", stdin="x" * 1_000_000)
+
+
+def _make_room(where: str) -> None:
+    etcdctl(where, "del", "filler")
+    status = json.loads(etcdctl(where, "endpoint", "status", "-w", "json"))[0]
+    etcdctl(where, "compact", str(status["Status"]["header"]["revision"]))
+    etcdctl(where, "defrag")
+    etcdctl(where, "alarm", "disarm")
+
+
+@pytest.mark.timeout(120)
+def test_a_full_etcd_is_named_and_the_job_goes_on_once_there_is_room(
+    new_etcd: NewEtcd, seated: Callable[[str], Seat], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = new_etcd("--quota-backend-bytes", str(8 << 20))
+    seat = seated(server.endpoint)
+    seat.sealed(1)
+    _fill(server.endpoint)
+    seat.leaves(1)
+    said = seat.told(Waiting, lambda notice: "database space exceeded" in notice.reason)
+    assert "etcdctl alarm disarm" in said.reason
+    assert "giving up in" in said.reason
+    where = f"etcd://{server.endpoint}/test"
+    assert main(["status", "--rdzv-endpoint", where, "--run-id", seat.run_id]) == 0
+    assert "NOSPACE" in capsys.readouterr().out
+    _make_room(server.endpoint)
+    seat.sealed(2)
+    main(["status", "--rdzv-endpoint", where, "--run-id", seat.run_id])
+    assert "NOSPACE" not in capsys.readouterr().out
+
+
+@pytest.mark.timeout(120)
+def test_an_etcd_without_a_leader_is_named(
+    etcd_cluster: EtcdCluster, seated: Callable[[str], Seat]
+) -> None:
+    alone, *others = etcd_cluster.members
+    seat = seated(alone.endpoint)
+    seat.sealed(1)
+    for member in others:
+        member.pause()
+    seat.told(StoreState, lambda notice: "no leader" in notice.why)
+    seat.leaves(1)
+    for member in others:
+        member.unpause()
+    seat.sealed(2)
