@@ -6,9 +6,14 @@
     ├── UsageError              2   a flag, a file or a setting of the user's is wrong
     │   ├── JobConflict         2   another live job holds this run id with other settings
     │   ├── InvalidSpec         2   a field of an ElasticJob is wrong (controller.fields)
-    │   └── CheckpointError     2   a checkpoint directory cannot be used as asked
+    │   └── CheckpointUsageError 2  what is asked of a checkpoint directory cannot be done
     │       └── DamagedCheckpoint   a checkpoint exists, but its bytes are not what was written
     │           └── UnknownFormat   … or a newer version of this package has written them
+    ├── CheckpointError         –   the base of all errors about checkpoints, which is never raised
+    │   ├── CheckpointUsageError 2  the user's: see above; no other try will do better
+    │   ├── CheckpointFailed    1   the world's: a storage fails at present; a later try may do
+    │   │   └── SaveOverdue     1   … and has done so for too long
+    │   └── Superseded          1   this job has gone on elsewhere; from there it can be resumed
     ├── TrainingFailed          1   the user's code failed, and the failure budget is spent
     ├── NotEnoughNodes          3   fewer than --min nodes came together in time
     ├── StoreUnreachable        4   the rendezvous store cannot be reached
@@ -23,6 +28,8 @@ is, without a traceback.
 """
 
 from __future__ import annotations
+
+from typing import Self
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -53,11 +60,55 @@ class JobConflict(UsageError):
     """A live job uses the same run id with another script or other world settings."""
 
 
-class CheckpointError(UsageError):
-    """A checkpoint directory cannot be used as asked."""
+class CheckpointError(ElasticError):
+    """Anything about checkpoints that went wrong, for those who catch it; never raised itself.
+
+    Whose fault it is decides what follows, so each error is of one of the classes below: what the
+    user asked for cannot be done and ends the job, what the world did may pass and does not.
+    """
+
+    def __new__(cls, *args: object) -> Self:
+        """Makes one of the classes below.
+
+        Raises:
+            TypeError: it is of none of them.
+        """
+        if cls is CheckpointError:
+            raise TypeError("say whose fault it is: CheckpointUsageError or CheckpointFailed")
+        return super().__new__(cls, *args)
 
 
-class DamagedCheckpoint(CheckpointError):
+class CheckpointUsageError(CheckpointError, UsageError):
+    """A directory, an entry or a setting cannot be used as asked; trying again is of no use."""
+
+
+class CheckpointFailed(CheckpointError):
+    """A state could not be saved or loaded, for a reason that may pass. Nothing is lost by it.
+
+    Args:
+        text: for people.
+        refused: the storage is there and says no: no right to write, not a directory. At the first
+            look of a job that is a wrong setting.
+    """
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+    def __new__(cls, text: str, *, refused: bool = False) -> Self:
+        """Takes what ``__init__`` takes."""
+        return super().__new__(cls, text)
+
+
+class SaveOverdue(CheckpointFailed):
+    """No save has succeeded for too long, and a restart may help."""
+
+
+class Superseded(CheckpointError):
+    """A newer round of the same job saves there; this process must not go on."""
+
+
+class DamagedCheckpoint(CheckpointUsageError):
     """A checkpoint is there, but its bytes are not the ones that were written."""
 
 

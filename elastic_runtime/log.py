@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
+from elastic_runtime import errors
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
@@ -35,7 +35,11 @@ Text = Callable[[Fields], str]
 _SECRET_NAME = re.compile(r"password|passwd|secret|token|credential", re.IGNORECASE)
 _SECRET_IN_URL = re.compile(r"(?<=://)([^/@\s:]*):[^@\s]*@")
 _HIDDEN = "…"
-_OURS = {error.__name__ for error in (UsageError, CheckpointError, DamagedCheckpoint)}
+_OURS = {
+    name
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, errors.ElasticError)
+}
 _HEAD = ("timestamp", "level", "event", "node")
 
 
@@ -215,6 +219,9 @@ _LINES: dict[str, Line] = {
     "state.loaded": Line("went back to step {step}: {reason}", "warning"),
     "state.fresh": Line("training begins anew: {reason}", "warning"),
     "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),
+    "checkpoint.save_failed": Line(
+        "step {step} could not be saved, and is soon tried again: {problem}", "warning"
+    ),
     "checkpoint.resumed": Line(_resumed),
     "checkpoint.damaged": Line(_damaged, "warning"),
     "snapshot.taken": Line("step {step} is in memory after {seconds}", shown=False),

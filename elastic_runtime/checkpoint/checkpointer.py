@@ -10,19 +10,27 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
 
+from elastic_runtime.checkpoint.attempts import Attempts
 from elastic_runtime.checkpoint.loading import Loading
 from elastic_runtime.checkpoint.manifest import CheckpointId, newest_first
 from elastic_runtime.checkpoint.per_rank import Place
 from elastic_runtime.checkpoint.retention import parse_retention
 from elastic_runtime.checkpoint.saves import Saves
-from elastic_runtime.checkpoint.schedule import Every, Interval, parse_every
+from elastic_runtime.checkpoint.schedule import Interval, parse_every
 from elastic_runtime.checkpoint.snapshots import Snapshots
 from elastic_runtime.checkpoint.state import Entries
 from elastic_runtime.checkpoint.storages import open_storage
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
+from elastic_runtime.checkpoint.timetable import Timetable, parse_limit
+from elastic_runtime.errors import (
+    CheckpointFailed,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+    UsageError,
+)
 from elastic_runtime.protocol.messages import EXIT_DRAINED
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
@@ -75,9 +83,6 @@ class Checkpointer:
 
     A save takes a copy of the state and writes it in the background; at most one is under way.
     Every method is to be called by all ranks at the same point of the program.
-
-    Attributes:
-        steps: how many steps the job has made, over all its restarts.
     """
 
     def __init__(
@@ -90,6 +95,8 @@ class Checkpointer:
         keep_every: int | str | timedelta | None = None,
         sync: bool = False,
         snapshot_every: Interval | Sequence[Interval] | None = None,
+        on_save_error: Literal["continue", "raise"] = "continue",
+        max_save_age: Interval | Sequence[Interval] | None = None,
     ) -> None:
         """Takes the settings; the directory is first touched by ``resume``, ``step`` or ``save``.
 
@@ -101,7 +108,8 @@ class Checkpointer:
                 by ``resume``.
             every: how often to save: steps (``10``, ``"10 steps"``), a time (``"30s"``), or both
                 (``"100 steps, 5m"``, ``(100, "5m")``), whichever comes first. None: only when
-                ``save`` is called or the job is asked to leave.
+                ``save`` is called or the job is asked to leave. The first save of a job that
+                did not resume is due soon after its first step.
             keep: how many checkpoints to keep, at least 1; None: all of them.
             keep_every: which others to keep for good: steps, a time, or both.
             sync: no save is done in the background: each one stops training until it is durable,
@@ -109,12 +117,23 @@ class Checkpointer:
             snapshot_every: how often to take a snapshot in the memory of the agents, as ``every``.
                 It is taken at the next step that all ranks agree on, and left out while a save is
                 under way.
+            on_save_error: what follows if a state cannot be saved at present. ``"continue"``: an
+                event, and the next save is tried sooner; ``"raise"``: an error at a step.
+            max_save_age: with ``"continue"``, how long no save may succeed before that is an error
+                after all, which has the job restarted: a time or steps, as ``every``. None: ten
+                intervals, but at least a minute; an hour after the first failure if ``every`` is
+                None.
 
         Raises:
-            CheckpointError: a setting or an entry cannot be used.
+            CheckpointUsageError: a setting or an entry cannot be used.
         """
         _check_named(entries)
-        self._every: Every = parse_every(every)
+        if on_save_error not in ("continue", "raise"):
+            raise CheckpointUsageError(
+                f"on_save_error={on_save_error!r} is not understood; give 'continue' or 'raise'"
+            )
+        interval = parse_every(every)
+        limit = parse_limit(max_save_age, interval)
         rule = parse_retention(keep, keep_every)
         self._objects = entries
         self._storage = open_storage(directory)
@@ -131,18 +150,30 @@ class Checkpointer:
             parse_every(snapshot_every, "snapshot_every"),
             self._context,
         )
+        self._attempts = Attempts(
+            self._saves,
+            Timetable.at_start(interval, limit, time.monotonic()),
+            sync=sync,
+            raises=on_save_error == "raise",
+        )
         self._sync = sync
         self._connection: Connection | None = None
         self._state: State | None = None
         self._group: _Group | None = None
-        self._begun: int | None = None  # the step of the last save that was not in vain
-        self._prepared = False
-        self._save_wished = False
-        self._save_soon = False  # one was given up
-        self._last_save = time.monotonic()
-        self.steps = 0
+        self._steps = 0
 
     # What users call
+
+    @property
+    def steps(self) -> int:
+        """How many steps the job has made, over all its restarts."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        if value < self._steps:
+            self._attempts.go_back()
+        self._steps = value
 
     def resume(self, *, strict: bool = True) -> int:
         """Loads the newest whole checkpoint, if there is any: from memory, or from storage.
@@ -188,8 +219,8 @@ class Checkpointer:
                     f"no checkpoint in {self._storage.where} is whole ({'; '.join(problems)}); "
                     "repair or remove them to start anew"
                 )
-        self._rest()
         self._snapshots.rest(self.steps)
+        group.agreement.restart_clock()
         return self.steps
 
     def step(self) -> None:
@@ -197,8 +228,10 @@ class Checkpointer:
 
         Raises:
             SystemExit: the job was asked to leave; the state of this step is saved.
-            CheckpointError: a state could not be saved, this one or the one that was being saved
-                in the background; older checkpoints are untouched.
+            CheckpointFailed: the job was asked to leave, and the state could not be saved; or no
+                save has succeeded for too long; or one has failed, with ``on_save_error="raise"``.
+                Older checkpoints are untouched.
+            CheckpointUsageError: the state can never be saved.
             UsageError: an entry is committed by another checkpointer as well.
         """
         group = self._ready()
@@ -209,13 +242,7 @@ class Checkpointer:
         if Wish.LEAVE in agreed:
             self.save(sync=True)
             self._leave()
-        if Wish.FAILED in agreed:
-            self.wait()
-        if Wish.SAVE in agreed or self._every.due_at(self.steps):
-            self.save()
-        else:
-            self.prepare()
-        self.snapshot(agreed)
+        self.heed(agreed)
 
     def save(self, *, sync: bool = False) -> None:
         """Saves the state of the present step, if that is not done already.
@@ -228,49 +255,41 @@ class Checkpointer:
             sync: return when the state is durable. That needs no copy.
 
         Raises:
-            CheckpointError: it could not be saved, or the save before could not be finished; older
-                checkpoints are untouched.
+            CheckpointFailed: with ``sync``, it could not be saved, though that was tried several
+                times; otherwise see ``step``. Older checkpoints are untouched.
+            CheckpointUsageError: the state can never be saved.
             UsageError: step 0 is to be saved for the second time: nobody counts the steps.
         """
         peers = self._ready().peers
         at_once = sync or self._sync
-        if self._begun == self.steps:
-            if not at_once and not self.steps and self._state is None:
+        if self._attempts.begun == self.steps and not at_once:
+            if not self.steps and self._state is None:
                 raise UsageError(
                     "save() was called again at step 0: call step() after each step, or set steps; "
                     "a checkpoint is of a step, and each step is saved once"
                 )
-            if not at_once:
-                return
-            self._saves.finish_flight()
-            if self._saves.held == self.steps:
-                return
-        self._begun = None
+            return
         if at_once:
-            self._saves.save_now(peers, self.steps)
+            self._attempts.save_for_certain(peers, self.steps)
         else:
-            self._saves.save_beside(peers, self.steps)
-            self._prepared = True
-        self._begun = self.steps
-        self._rest()
+            self._attempts.save_soon(peers, self.steps)
+        self._ready().agreement.restart_clock()
 
     def wait(self) -> None:
         """Waits until the save in the background, if there is one, is durable.
 
+        If it fails, it is tried again several times: the copy of the state is still there.
+
         Raises:
-            CheckpointError: it could not be finished; older checkpoints are untouched.
+            CheckpointFailed: it could not be finished; older checkpoints are untouched.
         """
-        try:
-            self._saves.wait()
-        except Exception:
-            self._begun = None
-            raise
+        self._attempts.wait()
 
     def close(self) -> None:
         """Finishes what is under way, for a program that makes no more steps. Saves nothing new.
 
         Raises:
-            CheckpointError: the save in the background could not be finished.
+            CheckpointFailed: the save in the background could not be finished.
         """
         try:
             if self._group is not None:
@@ -291,12 +310,12 @@ class Checkpointer:
             connection: to all ranks, until the next call.
 
         Raises:
-            CheckpointError: a part of the state is not saved.
+            CheckpointUsageError: a part of the state is not saved.
         """
         kept = {id(entry) for entry in self._objects.values()}
         missing = [name for name, part in state.parts.items() if id(part) not in kept]
         if missing:
-            raise CheckpointError(
+            raise CheckpointUsageError(
                 f"the checkpointer does not save {', '.join(missing)} of the State; add them to "
                 "its entries, or a checkpoint would not be the whole state"
             )
@@ -306,10 +325,7 @@ class Checkpointer:
         self._snapshots.enter()
         self._connection = connection
         self._group = None
-        self._begun = self._saves.held
-        self._save_wished = False
-        self._save_soon = lost
-        self._prepared = False
+        self._attempts.enter(lost=lost)
 
     @property
     def held(self) -> int:
@@ -323,29 +339,34 @@ class Checkpointer:
         """What this rank asks all ranks to do."""
         return self._wishes(self._ready().peers.rank)
 
-    def prepare(self) -> None:
-        """Takes the memory that a save will need, beside training, after the first step."""
-        # An optimizer has no state before.
-        if not self._prepared and self._every != Every() and not self._sync:
-            self._saves.warm_up(self._ready().peers)
-        self._prepared = True
-
-    def due_at(self, step: int) -> bool:
-        """Whether all ranks are to save at this step, which needs no agreement."""
-        return self._every.due_at(step)
-
-    def snapshot(self, agreed: Wish) -> None:
-        """Takes a snapshot, if that is agreed on and no rank has anything else under way.
+    def heed(self, agreed: Wish) -> None:
+        """Does what follows from a step: hears of a failed save, saves if due, takes a snapshot.
 
         Args:
             agreed: by all ranks, at this step.
+
+        Raises:
+            CheckpointError: see ``step``.
         """
+        group = self._ready()
+        save, failed = Wish.SAVE in agreed, Wish.FAILED in agreed
+        if self._attempts.heed(group.peers, self.steps, failed=failed, agreed=save):
+            group.agreement.restart_clock()
+        self._snapshot(agreed)
+
+    def _snapshot(self, agreed: Wish) -> None:
+        """Takes a snapshot, if that is agreed on and no rank has anything else under way."""
         if Wish.SNAPSHOT not in agreed:
             return
         self._snapshots.rest(self.steps)
         # They have asked each other at the step before: what has begun since, all know.
-        if Wish.BUSY not in agreed and not self._saves.began_since(self.steps - 1):
-            self._saves.snapshot_beside(self._ready().peers, self.steps, self._snapshots)
+        peers = self._ready().peers
+        if Wish.BUSY in agreed or self._saves.began_since(self.steps - 1):
+            return
+        if not self._attempts.hear(peers, self.steps):
+            return
+        with suppress(CheckpointFailed):  # it is an event, and costs nothing else
+            self._saves.snapshot_beside(peers, self.steps, self._snapshots)
 
     def _commit(self) -> None:
         """Has each entry that moves on with the steps take note of one.
@@ -370,12 +391,11 @@ class Checkpointer:
         if self._group is None:
             peers = Peers(self._connection.group if self._connection else None)
             if not self._storage.shared and (peers.world > 1 or self._context.has_agent):
-                raise CheckpointError(
+                raise CheckpointUsageError(
                     f"{self._storage.where} is in the memory of one process: no other rank sees "
                     "it, and it ends with the process; choose a place that all nodes share"
                 )
-            if self._every != Every():
-                peers.on_first(self._storage.prepare)
+            self._attempts.look(peers, self.steps)
             if peers.rank > 0:
                 self._saves.tenure.let_go()
             self._group = _Group(peers, Agreement(peers.group))
@@ -388,19 +408,9 @@ class Checkpointer:
         if self._snapshots.wanted:
             wishes |= Wish.BUSY if self._saves.is_busy else Wish.NOTHING
             wishes |= self._snapshots.wish(self.steps) if rank == 0 else Wish.NOTHING
-        waited = time.monotonic() - self._last_save
-        again = self._save_soon and not self._saves.is_clearing
-        due = again or self._every.due_after(waited)
-        if rank == 0 and due and not self._save_wished:
-            self._save_wished = True
+        if rank == 0 and self._attempts.wishes_save():
             wishes |= Wish.SAVE
         return wishes
-
-    def _rest(self) -> None:
-        """Starts the clocks anew after a save or a load."""
-        self._save_wished = self._save_soon = False
-        self._last_save = time.monotonic()
-        self._ready().agreement.restart_clock()
 
     def _follow(self, way: Way, peers: Peers, strict: bool) -> str:
         """Loads one state, and says where from; "" if it cannot be reached.
@@ -422,9 +432,9 @@ class Checkpointer:
 
     def _go_on_from(self, way: Way) -> None:
         self.steps = way.which.step
-        self._begun = None
+        self._attempts.resumed(self.steps, stored=way.places is None)
         if way.places is None:
-            self._begun = self._saves.held = self.steps
+            self._saves.held = self.steps
         self._saves.tenure.inherit(way.which.term)
         self._snapshots.keep_only(way.which if way.places is not None else None)
 
@@ -465,7 +475,7 @@ class Checkpointer:
 
 def _check_named(entries: object) -> None:
     if not isinstance(entries, MutableMapping):
-        raise CheckpointError(
+        raise CheckpointUsageError(
             f"the entries of a Checkpointer go by name, and this is a {type(entries).__name__}; "
             'give a dict such as {"model": model, "optim": optim}'
         )

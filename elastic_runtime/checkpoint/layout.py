@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
-from elastic_runtime.errors import CheckpointError
+from elastic_runtime.errors import CheckpointUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,7 @@ def _assign(
 
 def _compare(item: Item, rank: int, other_rank: int, other: Item) -> None:
     if (item.dtype, item.shape) != (other.dtype, other.shape):
-        raise CheckpointError(
+        raise CheckpointUsageError(
             f"the ranks disagree about {item.key}: it is {_words(other)} on rank {other_rank} and "
             f"{_words(item)} on rank {rank}; build the same entries on all ranks"
         )
@@ -134,7 +134,7 @@ def _check_whole(items: Sequence[Item], pieces: dict[tuple[str, tuple[int, ...]]
         present[key] = present.get(key, 0) + prod(piece.item.sizes)
     for item in items:
         if present.get(item.key, 0) != prod(item.shape):
-            raise CheckpointError(
+            raise CheckpointUsageError(
                 f"cannot save {item.key}: all ranks together hold {present.get(item.key, 0)} of "
                 f"its {prod(item.shape)} elements; each shard must be on exactly those ranks that "
                 "its mesh names"

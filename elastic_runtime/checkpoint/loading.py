@@ -21,7 +21,13 @@ from elastic_runtime.checkpoint.memory import local_box, local_tensor
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.reading import Fetch, Target
 from elastic_runtime.checkpoint.stored import Stored, StoredTensor, StoredValue
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UnknownFormat
+from elastic_runtime.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+    UnknownFormat,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +124,7 @@ class Loading:
         if self._strict:
             self._wanted.require_all(self._where)
         elif self._wanted.missing and not self._wanted.targets:
-            raise CheckpointError(
+            raise CheckpointUsageError(
                 f"{self._where} has nothing of what this program has: it is another program's; "
                 "use another directory"
             )
@@ -171,7 +177,9 @@ class Loading:
         try:
             manifest = self._storage.read_manifest(self._which)
         except UnknownFormat as error:
-            raise CheckpointError(str(error)) from None  # an older one would lose what it holds
+            raise CheckpointUsageError(
+                str(error)
+            ) from None  # an older one would lose what it holds
         if manifest is None:
             raise DamagedCheckpoint(
                 f"rank {self._place.rank} does not see {self._where}: it was deleted meanwhile, "
@@ -215,7 +223,7 @@ class Loading:
             if not self._storage.has_manifest(self._which):
                 gone = f"{self._where} was deleted while it was being read"
                 raise DamagedCheckpoint(gone) from error
-            raise CheckpointError(
+            raise CheckpointFailed(
                 f"rank {self._place.rank} cannot load {self._where}: {error!r}"
             ) from error
 

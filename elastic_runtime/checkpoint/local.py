@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.checkpoint import manifest as layout
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage import PROBE, Storage, explained
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from elastic_runtime.errors import DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -71,15 +71,14 @@ class LocalStorage(Storage):
 
     # A save
 
-    def create(self, which: CheckpointId) -> None:
+    def create(self, which: CheckpointId) -> bool:
         path = self.path / which.name
         with explained(f"save to {path}"):
             try:
                 os.mkdir(path)
             except FileExistsError:
-                raise CheckpointError(
-                    f"cannot save to {path}: the rest of a failed save is there; remove it"
-                ) from None
+                return False
+        return True
 
     @contextmanager
     def writer(self, which: CheckpointId, name: str, size: int) -> Iterator[LocalWriter]:

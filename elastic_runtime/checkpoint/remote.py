@@ -22,7 +22,12 @@ import tenacity
 from elastic_runtime.checkpoint import manifest as layout
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage import PROBE, Storage
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, ElasticError
+from elastic_runtime.errors import (
+    CheckpointFailed,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+    ElasticError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +75,7 @@ class RemoteStorage(Storage):
             with self._explained(f"open {self.where}"):
                 fs, root = url_to_fs(url)
         except ImportError as error:
-            raise CheckpointError(
+            raise CheckpointUsageError(
                 f"cannot open {self.where}: {error}; pip install 'elastic-runtime[storage]' brings "
                 "fsspec and what S3 needs, other stores need the package of theirs"
             ) from None
@@ -107,10 +112,7 @@ class RemoteStorage(Storage):
         if claim is not None:
             found = self._read_entry(layout.term_name(term))
             if found not in (claim, b""):
-                raise CheckpointError(
-                    f"{self.where} belongs to another process{self._holder(term)} that took term "
-                    f"{term} at the same moment; nothing more was written"
-                )
+                raise self._taken(term, "taken by another process at the same moment")
 
     def _create_exclusively(self, name: str, content: bytes) -> bool:
         path = f"{self._root}/{name}"
@@ -130,22 +132,20 @@ class RemoteStorage(Storage):
             return self._optional(f"{self._root}/{name}") or b""
 
     def _forget(self, name: str) -> None:
-        with suppress(CheckpointError), self._explained(f"delete {self.where}/{name}"):
+        with suppress(CheckpointFailed), self._explained(f"delete {self.where}/{name}"):
             self._delete(f"{self._root}/{name}")
 
     # A save
 
-    def create(self, which: CheckpointId) -> None:
-        where = self.place(which)
-        with self._explained(f"save to {where}"):
+    def create(self, which: CheckpointId) -> bool:
+        with self._explained(f"save to {self.place(which)}"):
             try:
                 if self._list(self._path(which)):
-                    raise FileExistsError
+                    return False
                 self._try(lambda: self._fs.mkdir(self._path(which), create_parents=False))
             except FileExistsError:
-                raise CheckpointError(
-                    f"cannot save to {where}: the rest of a failed save is there; remove it"
-                ) from None
+                return False
+        return True
 
     @contextmanager
     def writer(self, which: CheckpointId, name: str, size: int) -> Iterator[RemoteWriter]:
@@ -166,7 +166,7 @@ class RemoteStorage(Storage):
             self._try(lambda: self._fs.pipe_file(self._path(which, layout.MANIFEST), content))
 
     def discard(self, which: CheckpointId) -> None:
-        with suppress(CheckpointError), self._explained(f"delete {self.place(which)}"):
+        with suppress(CheckpointFailed), self._explained(f"delete {self.place(which)}"):
             # The manifest goes first: without it nothing of this counts.
             self._delete(self._path(which, layout.MANIFEST))
             for found in self._list(self._path(which)):
@@ -305,19 +305,21 @@ class RemoteStorage(Storage):
             raise
         except Exception as error:
             # Not chained: a traceback would show what has been taken out of the text.
-            raise CheckpointError(f"cannot {doing}: {self._reason(error)}") from None
+            raise self._failure(doing, error) from None
 
-    def _reason(self, error: Exception) -> str:
+    def _failure(self, doing: str, error: Exception) -> CheckpointFailed:
         text = (str(error).strip() or type(error).__name__).split("\n")[0]
         for secret in self._secrets | _secrets_around():
             text = text.replace(secret, "***")
+        refused = True
         if isinstance(error, PermissionError) or "redential" in type(error).__name__:
             remedy = "give the job credentials with the right to read, write, list and delete there"
         elif isinstance(error, FileNotFoundError):
             remedy = "make the bucket or correct the URL"
         else:
+            refused = isinstance(error, FileExistsError | NotADirectoryError)
             remedy = "check the URL, the network and the state of the store"
-        return f"{text}; {remedy}"
+        return CheckpointFailed(f"cannot {doing}: {text}; {remedy}", refused=refused)
 
 
 class RemoteWriter:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.schedule import parse_every
-from elastic_runtime.errors import CheckpointError
+from elastic_runtime.errors import CheckpointUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,18 +62,18 @@ def parse_retention(keep: int | None, keep_every: int | str | timedelta | None) 
         CheckpointError: one of them is not understood, or would keep nothing.
     """
     if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
-        raise CheckpointError(f"keep={keep!r} would keep nothing; give at least 1, or None")
+        raise CheckpointUsageError(f"keep={keep!r} would keep nothing; give at least 1, or None")
     if keep_every is None:
         return Retention(keep)
     if keep is None:
-        raise CheckpointError(
+        raise CheckpointUsageError(
             f"keep_every={keep_every!r} says what to keep beside the newest checkpoints; "
             "say with keep= how many of those (keep=1, for example)"
         )
     parts = keep_every.split(",") if isinstance(keep_every, str) else [keep_every]
     try:
         rules = [parse_every(part) for part in parts]
-    except CheckpointError:
+    except CheckpointUsageError:
         raise _not_understood(keep_every) from None
     steps = [rule.steps for rule in rules if rule.steps]
     seconds = [rule.seconds for rule in rules if rule.seconds]
@@ -82,8 +82,8 @@ def parse_retention(keep: int | None, keep_every: int | str | timedelta | None) 
     return Retention(keep, *(steps or [0]), *(seconds or [0.0]))
 
 
-def _not_understood(keep_every: object) -> CheckpointError:
-    return CheckpointError(
+def _not_understood(keep_every: object) -> CheckpointUsageError:
+    return CheckpointUsageError(
         f"keep_every={keep_every!r} is not understood; give steps ('1000 steps'), "
         "a time ('6h') or both ('1000 steps, 6h')"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,7 @@ from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.saving import Collected, Collector, Saving, Tenure
 from elastic_runtime.checkpoint.staging import Copies, Image, PlainCopies, copies_for, local
 from elastic_runtime.checkpoint.survey import prune
-from elastic_runtime.errors import CheckpointError
+from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED
 from elastic_runtime.worker.peers import Connection, Peers
 from elastic_runtime.worker.ranks import Interrupted
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.storage import Storage
     from elastic_runtime.worker.context import WorkerContext
 
+# Seconds between the tries of a save that nobody can do without: the last one of a program, or
+# one that it waits for. All of them together are well below the grace of one that leaves.
+_PAUSES = (0.5, 1.0, 2.0, 4.0)
+
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
@@ -48,6 +52,7 @@ class _Flight:
 
     step: int
     task: Task
+    work: Callable[[Task], None]
     durable: bool
 
 
@@ -56,6 +61,7 @@ class Saves:
 
     Attributes:
         tenure: the term that this process holds.
+        last_whole: when the last save succeeded, by the monotonic clock, and of which step.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Saves:
             copies: how tensors come into the image.
         """
         self.tenure = Tenure(storage, context)
+        self.last_whole: tuple[float, int] | None = None
         self.damaged: set[CheckpointId] = set()  # found so while loading: not to be counted on
         self._storage = storage
         self._objects = objects
@@ -139,9 +146,13 @@ class Saves:
 
     # Saving
 
-    def warm_up(self, peers: Peers) -> None:
-        """Plans, and takes the memory that saves in the background will need."""
-        self._fit(self._collector.collect(peers))
+    def warm_up(self, peers: Peers, step: int) -> None:
+        """Plans, and takes the memory that saves in the background will need.
+
+        Raises:
+            CheckpointError: the state cannot be saved; the same on every rank.
+        """
+        self._fit(self._collect(peers, step))
 
     def save_now(self, peers: Peers, step: int) -> None:
         """Saves, and returns when all of it is durable.
@@ -151,7 +162,7 @@ class Saves:
         """
         self.finish_flight()
         began = time.monotonic()
-        collected = self._collector.collect(peers)
+        collected = self._collect(peers, step)
         self._run(self._saving(collected, peers, step), peers, collected, None, began, None)
         self._held = step
 
@@ -163,7 +174,7 @@ class Saves:
         """
         self.wait()
         began = time.monotonic()
-        collected = self._collector.collect(peers)
+        collected = self._collect(peers, step)
         saving = self._saving(collected, peers, step)
 
         def work(beside: Peers, rest: Collected, image: Image, task: Task, blocked: float) -> None:
@@ -215,8 +226,22 @@ class Saves:
         blocked = time.monotonic() - began
         # The tensors themselves are not looked at any more: their memory may be given away.
         rest = Collected(collected.plan, collected.items, (), collected.values)
-        task = Task(self._thread, lambda task: work(beside, rest, image, task, blocked))
-        self._flight = _Flight(step, task, durable)
+
+        def go(task: Task) -> None:
+            work(beside, rest, image, task, blocked)
+
+        self._flight = _Flight(step, Task(self._thread, go), go, durable)
+
+    def _collect(self, peers: Peers, step: int) -> Collected:
+        try:
+            return self._collector.collect(peers)
+        except CheckpointFailed as error:
+            self.tell_failure(peers, step, error)
+            raise
+
+    def tell_failure(self, peers: Peers, step: int, error: CheckpointError) -> None:
+        """An event: the state of a step could not be saved."""
+        self._note(peers, "save_failed", step=step, problem=str(error))
 
     def _draft(self, peers: Peers, step: int) -> Manifest:
         return Manifest(step, 0, world=peers.world, round=self._context.round, entries=self._names)
@@ -246,20 +271,22 @@ class Saves:
                     task.check()
 
             try:
-                which, size = saving.run(peers, content, alone=task is None, advance=advance)
+                saved = saving.run(peers, content, alone=task is None, advance=advance)
             except CheckpointError as error:
-                self._note(peers, "save_failed", step=step, problem=str(error))
+                self.tell_failure(peers, step, error)
                 raise
             except Exception as error:
                 why = "the world has changed" if isinstance(error, Abandoned) else str(error)
                 self._note(peers, "save_discarded", step=step, reason=why.strip().split("\n")[0])
                 raise
         seconds = time.monotonic() - began
-        self._note(peers, "saved", step=step, bytes=size, seconds=seconds, **fields)
+        self.last_whole = time.monotonic(), step
+        if not saved.before:
+            self._note(peers, "saved", step=step, bytes=saved.bytes, seconds=seconds, **fields)
         if peers.rank != 0 and self._context.has_agent:
             self._context.note(CHECKPOINT_COMMITTED, step=step)
         if peers.rank == 0 and self._rule.last is not None:
-            self._prune(peers, which.term)
+            self._prune(peers, saved.which.term)
 
     def _prune(self, peers: Peers, term: int) -> None:
         try:
@@ -309,6 +336,48 @@ class Saves:
         if flight.task.error is not None:
             raise flight.task.error
 
+    def finish(self) -> None:
+        """Waits for the save in the background, and tries again if it fails: its copy is there.
+
+        Raises:
+            CheckpointError: it could not be finished; the same on every rank.
+        """
+        flight = self._flight
+
+        def again() -> None:
+            if self._flight is None and flight is not None:
+                task = Task(self._thread, flight.work)
+                self._flight = replace(flight, task=task)
+            self.wait()
+
+        if flight is not None and flight.durable:
+            self.persist(again)
+        else:
+            self.wait()
+
+    def persist(self, save: Callable[[], None]) -> None:
+        """Does something that must not fail, several times if it does.
+
+        Args:
+            save: on all ranks, where it fails alike.
+
+        Raises:
+            CheckpointError: what it has raised at last.
+        """
+        for pause in _PAUSES:
+            try:
+                return save()
+            except CheckpointFailed:
+                end = time.monotonic() + pause
+                while (left := end - time.monotonic()) > 0:
+                    self._give_up()
+                    time.sleep(min(left, 0.05))
+        try:
+            return save()
+        except CheckpointFailed as error:
+            tried = f"{error} (it was tried {len(_PAUSES) + 1} times)"
+            raise CheckpointFailed(tried) from error
+
     def finish_flight(self) -> None:
         """Waits for the save in the background; that it has failed is of no interest any more."""
         with suppress(CheckpointError):
@@ -321,7 +390,7 @@ class Saves:
             CheckpointError: it could not be finished; the same on every rank.
         """
         try:
-            self.wait()
+            self.finish()
         finally:
             if self._hook is not None:
                 self._hook.remove()

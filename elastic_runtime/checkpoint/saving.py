@@ -16,18 +16,23 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from elastic_runtime.checkpoint import staging
 from elastic_runtime.checkpoint.background import Abandoned
 from elastic_runtime.checkpoint.index import METADATA, Description, is_as_planned
 from elastic_runtime.checkpoint.layout import Item, Plan, make_plan
 from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, newest_first
 from elastic_runtime.checkpoint.writing import write_file
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from elastic_runtime.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import torch
 
     from elastic_runtime.checkpoint.state import Entries
     from elastic_runtime.checkpoint.storage import Storage
@@ -38,16 +43,22 @@ T = TypeVar("T")
 
 
 class Tenure:
-    """The term that this process holds, taken before its first save."""
+    """The term that this process holds, taken before its first save.
+
+    Attributes:
+        seen: this job has looked at the place before.
+    """
 
     def __init__(self, storage: Storage, context: WorkerContext) -> None:
         """Remembers who would take a term where; none is taken yet."""
         self._storage = storage
         self._context = context
+        self.seen = False
         self._term = 0
         self._used_up = False
         self._inherits = False
         self._above = 0
+        self._committed: CheckpointId | None = None
 
     def hold(self, entries: Sequence[str]) -> int:
         """The term, which is the newest one of the storage.
@@ -64,7 +75,7 @@ class Tenure:
             if not self._used_up:
                 return self._term
         else:
-            self._storage.prepare()
+            self.look()
             if not self._inherits:
                 self._check_owner(entries)
         holder = {
@@ -80,6 +91,55 @@ class Tenure:
         self._term, self._used_up = term, False
         return term
 
+    def look(self) -> None:
+        """Makes sure that the place can be written.
+
+        Raises:
+            CheckpointUsageError: it refuses this job at its first look, so that it always will.
+            CheckpointFailed: it fails at present.
+        """
+        if self.seen or self._context.restarts:
+            self._storage.prepare()
+        else:
+            self._storage.first_look()
+        self.seen = True
+
+    def create(self, step: int, entries: Sequence[str]) -> CheckpointId:
+        """Makes room for a save. No save ever meets what another one has left under its name.
+
+        Args:
+            step: whose state it is.
+            entries: the names of what is going to be saved.
+
+        Raises:
+            CheckpointError: see ``hold``; or the room cannot be made.
+        """
+        while True:
+            made = CheckpointId(self.hold(entries), step)
+            if self._storage.create(made):
+                return made
+            self.use_up()  # the step was counted before, or somebody has put something there
+
+    def committed(self, which: CheckpointId) -> None:
+        """Takes note of a checkpoint that is whole, whether or not all ranks come to hear of it."""
+        self._committed = which
+
+    def whole(self, step: int) -> CheckpointId | None:
+        """The checkpoint that holds the present state of this step already; None: none is known.
+
+        Raises:
+            CheckpointError: see ``Storage.check_term``.
+        """
+        found = self._committed
+        if found is None or found.step != step or not self._storage.has_manifest(found):
+            return None
+        self._storage.check_term(found.term)
+        return found
+
+    def go_back(self) -> None:
+        """The job has gone back to an earlier step: the state of a later one is made anew."""
+        self._committed = None
+
     def inherit(self, term: int) -> None:
         """What is in the storage is this job's: it has gone on from there.
 
@@ -89,6 +149,7 @@ class Tenure:
         self._inherits = True
         self._above = max(self._above, term)
         self._used_up = True  # later steps of the own term may be there, and have been left behind
+        self._committed = None
 
     def use_up(self) -> None:
         """Has the next save take another term: what this one has left must not be met again."""
@@ -97,12 +158,13 @@ class Tenure:
     def let_go(self) -> None:
         """Another process of this job saves from now on."""
         self._term, self._used_up = 0, False
+        self._committed = None
 
     def _check_owner(self, entries: Sequence[str]) -> None:
         newest = newest_manifest(self._storage)
         if newest is None or not newest.entries or set(newest.entries) & set(entries):
             return
-        raise CheckpointError(
+        raise CheckpointUsageError(
             f"{self._storage.where} holds checkpoints of another job: the newest one, "
             f"{newest.id.name}, has the entries {', '.join(newest.entries)}, and this job has "
             f"{', '.join(entries)}; use another directory"
@@ -202,9 +264,13 @@ class Collector:
                     )
             except CheckpointError:
                 raise
+            except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+                raise CheckpointFailed(
+                    f"rank {peers.rank} cannot take its state: {error!r}"
+                ) from error
             except Exception as error:
                 failed.append(error)
-                raise CheckpointError(
+                raise CheckpointUsageError(
                     f"rank {peers.rank} has no state to save: {error!r}"
                 ) from error
             return changed
@@ -235,6 +301,21 @@ class Collector:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """A state that is whole in storage.
+
+    Attributes:
+        which: checkpoint holds it.
+        bytes: that all ranks have written.
+        before: it was whole already, and nothing was written.
+    """
+
+    which: CheckpointId
+    bytes: int
+    before: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Saving:
     """One save.
 
@@ -259,8 +340,11 @@ class Saving:
         *,
         alone: bool,
         advance: Callable[[int], None] = lambda count: None,
-    ) -> tuple[CheckpointId, int]:
+    ) -> Saved:
         """Saves.
+
+        Whatever goes wrong before all ranks know of the end, the term is used up: nobody may take
+        what was left there for a part of the next save.
 
         Args:
             peers: all ranks, which do the same.
@@ -270,7 +354,7 @@ class Saving:
                 not wanted any more.
 
         Returns:
-            Which checkpoint it has become, and how many bytes all ranks have written.
+            What it has become. If a peer dies before it has heard of that, rank 0 still knows.
 
         Raises:
             CheckpointError: a rank could not write; the same on every rank, and nothing is left.
@@ -281,10 +365,10 @@ class Saving:
 
         def begin() -> list[int]:
             nonlocal which
-            made = CheckpointId(self.tenure.hold(self.draft.entries), self.draft.step)
-            self.storage.create(made)
-            which = made
-            return [made.term, made.step]
+            found = self.tenure.whole(self.draft.step)
+            if found is None:
+                which = found = self.tenure.create(self.draft.step, self.draft.entries)
+            return [found.term, found.step, which is None]
 
         def write() -> dict[str, Any] | None:
             if not content.size:
@@ -297,25 +381,30 @@ class Saving:
             nonlocal committed
             advance(0)
             self._commit(CheckpointId(term, step), written)
+            self.tenure.committed(CheckpointId(term, step))
             committed = True
 
         try:
-            term, step = peers.on_first(told(begin))
+            term, step, before = peers.on_first(told(begin))
+            if before:
+                return Saved(CheckpointId(term, step), 0, before=True)
             written = [one and FileRecord.decode(one) for one in peers.on_each(told(write))]
+            size = sum(file.bytes for file in written if file)
             peers.on_first(told(commit))
-            return CheckpointId(term, step), sum(file.bytes for file in written if file)
+            return Saved(CheckpointId(term, step), size)
         except BaseException as error:  # an interrupt of the program, too
-            if peers.rank == 0 and not committed:
-                if not isinstance(error, CheckpointError):
-                    self.tenure.use_up()  # others may still be writing there
-                if which is not None:
+            if peers.rank == 0:
+                self.tenure.use_up()
+                if committed and isinstance(error, Exception):
+                    return Saved(CheckpointId(term, step), size)
+                if which is not None and not committed:
                     self.storage.discard(which)
             raise
 
     def _commit(self, which: CheckpointId, files: list[FileRecord | None]) -> None:
         for rank, (items, file) in enumerate(zip(self.plan.files, files, strict=True)):
             if not is_as_planned(items, file):
-                raise CheckpointError(
+                raise CheckpointFailed(
                     f"cannot save to {self.storage.place(which)}: what rank {rank} has written is "
                     "not what was planned"
                 )
@@ -339,7 +428,7 @@ def told(action: Callable[[], T]) -> Callable[[], T]:
         except (CheckpointError, Abandoned):
             raise
         except Exception as error:
-            raise CheckpointError(
+            raise CheckpointFailed(
                 f"a save failed: {error!r}; older checkpoints are untouched"
             ) from error
 

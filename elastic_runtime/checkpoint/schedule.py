@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from elastic_runtime.errors import CheckpointError
+from elastic_runtime.errors import CheckpointUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ def parse_every(value: Interval | Sequence[Interval] | None, name: str = "every"
     steps = [one.steps for one in found if one is not None and one.steps > 0]
     seconds = [one.seconds for one in found if one is not None and one.seconds > 0]
     if not found or len(steps) + len(seconds) < len(found) or len(steps) > 1 or len(seconds) > 1:
-        raise CheckpointError(
+        raise CheckpointUsageError(
             f"{name}={value!r} is not understood; "
             "give steps (10, '10 steps'), a time ('30s', '5m', '1h') or both ('100 steps, 5m')"
         )

@@ -11,7 +11,7 @@ import crc32c
 from elastic_runtime.checkpoint.choosing import Offer
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest, newest_first
-from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.errors import CheckpointFailed, DamagedCheckpoint
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.snapshots import SnapshotMemory
@@ -58,11 +58,13 @@ class Shelf:
         """Makes room for a new snapshot.
 
         Raises:
-            CheckpointError: the memory cannot be written.
+            CheckpointFailed: the memory cannot be written.
         """
         self.storage.prepare()
         self.storage.discard(which)
-        self.storage.create(which)
+        if not self.storage.create(which):
+            where = self.storage.place(which)
+            raise CheckpointFailed(f"cannot write to {where}: what is there cannot be removed")
 
     def tidy(self) -> None:
         """Removes what was left half-done."""

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from elastic_runtime.checkpoint.archive import Wrapping, wrapping
 from elastic_runtime.checkpoint.layout import Item
 from elastic_runtime.checkpoint.memory import bytes_of, local_box, local_tensor
-from elastic_runtime.errors import CheckpointError
+from elastic_runtime.errors import CheckpointUsageError
 
 # From here on starting threads costs little in comparison, in bytes.
 _WORTH_THREADS = 16 << 20
@@ -67,7 +67,7 @@ def describe(key: str, value: object, *, may_differ: bool = False) -> Item:
         return Item(key)
     box, mine = local_box(value), local(value)
     if not _has_plain_bytes(mine):
-        raise CheckpointError(
+        raise CheckpointUsageError(
             f"{key} is a {mine.layout} {type(mine).__name__} on {mine.device}"
             f"{', quantized' if mine.is_quantized else ''}, which has no plain bytes and cannot be "
             "saved; give a dense tensor, or keep it out of the state "

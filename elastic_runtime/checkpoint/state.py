@@ -25,7 +25,7 @@ from elastic_runtime.checkpoint.per_rank import (
     take_from_others,
 )
 from elastic_runtime.checkpoint.stored import Stored, StoredTensor
-from elastic_runtime.errors import CheckpointError
+from elastic_runtime.errors import CheckpointError, CheckpointUsageError
 from elastic_runtime.torch_private import loads_plainly
 from elastic_runtime.worker.parts import unwrapped
 
@@ -67,7 +67,7 @@ class Wanted:
             CheckpointError: it does not fit the entries; the message names what differs.
         """
         if self.missing or self.surplus:
-            raise CheckpointError(
+            raise CheckpointUsageError(
                 f"{where} does not fit this program:"
                 + (f" it lacks {_few(self.missing)};" if self.missing else "")
                 + (f" it also has {_few(self.surplus)};" if self.surplus else "")
@@ -178,7 +178,7 @@ class _OptimizerEntry:
         present = self._optimizer.state_dict()["param_groups"]
         groups = loaded.get(f"{self._name}.param_groups", present)
         if len(groups) != len(present):
-            raise CheckpointError(
+            raise CheckpointUsageError(
                 f"the optimizer {self._name!r} has {len(present)} parameter groups, "
                 f"the checkpoint {len(groups)}; build it as it was when it was saved"
             )
@@ -428,7 +428,7 @@ class Entries:
             except CheckpointError:
                 raise
             except Exception as error:
-                raise CheckpointError(
+                raise CheckpointUsageError(
                     f"the entry {name!r} refused what was loaded for it: {error!r}"
                 ) from error
         return anew
@@ -443,7 +443,7 @@ def _part(
     name: str, value: Any, entries: MutableMapping[str, Any], parameter_names: ParameterNames
 ) -> _Entry:
     if not name or "." in name:
-        raise CheckpointError(f"the entry {name!r} needs a name without a dot")
+        raise CheckpointUsageError(f"the entry {name!r} needs a name without a dot")
     if isinstance(value, torch.nn.Module):
         return _ModuleEntry(name, value)
     if isinstance(value, torch.optim.Optimizer):
@@ -471,7 +471,7 @@ def _check_plain(where: str, value: object) -> None:
         for index, item in enumerate(value):  # type: ignore[arg-type]
             _check_plain(f"{where}[{index}]", item)
     else:
-        raise CheckpointError(
+        raise CheckpointUsageError(
             f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot be loaded without "
             "running code; give plain values (numbers, strings, tensors, lists, dicts) "
             "or an object with state_dict and load_state_dict"
@@ -480,15 +480,15 @@ def _check_plain(where: str, value: object) -> None:
 
 def _check_fit(where: str, key: str, target: object, stored: Stored) -> None:
     if isinstance(target, torch.Tensor) != isinstance(stored, StoredTensor):
-        raise CheckpointError(f"{where} has another kind of value than this program under {key}")
+        raise CheckpointUsageError(f"{where} has another kind of value than the program at {key}")
     if isinstance(stored, StoredTensor) and isinstance(target, torch.Tensor):
         if stored.shape != tuple(target.shape):
-            raise CheckpointError(
+            raise CheckpointUsageError(
                 f"{where} has {key} with shape {stored.shape}, "
                 f"this program with {tuple(target.shape)}"
             )
         if stored.dtype != target.dtype and not torch.can_cast(stored.dtype, target.dtype):
-            raise CheckpointError(
+            raise CheckpointUsageError(
                 f"{where} has {key} as {stored.dtype}, which {target.dtype}, "
                 "as this program has it, cannot hold"
             )

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from elastic_runtime.checkpoint import manifest as layout
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from elastic_runtime.errors import (
+    CheckpointFailed,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+    Superseded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +45,11 @@ _REMEDY = {
     errno.ENOENT: "the directory must be on storage that all nodes share, and must not be removed",
 }
 
+# What a wrong setting looks like at the first look. Later on it passes as often as all else does.
+_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
+# The ids of runs that say nothing: none was given, and torchrun calls that "none".
+_NAMELESS = ("", "none")
+
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
@@ -49,14 +59,15 @@ def explained(doing: str) -> Iterator[None]:
         doing: what was being done to which path, after "cannot".
 
     Raises:
-        CheckpointError: for any ``OSError`` in the body.
+        CheckpointFailed: for any ``OSError`` in the body.
     """
     try:
         yield
     except OSError as error:
         why = error.strerror or str(error)
         remedy = _REMEDY.get(error.errno or 0, "see the system's log")
-        raise CheckpointError(f"cannot {doing}: {why}; {remedy}") from error
+        refused = error.errno in _REFUSALS
+        raise CheckpointFailed(f"cannot {doing}: {why}; {remedy}", refused=refused) from error
 
 
 class Writer(Protocol):
@@ -66,7 +77,7 @@ class Writer(Protocol):
         """Appends all buffers, each one-dimensional, of bytes.
 
         Raises:
-            CheckpointError: the storage refuses or is full.
+            CheckpointFailed: the storage refuses or is full.
         """
 
 
@@ -149,12 +160,14 @@ class Source(ABC):
         """All that is in a checkpoint except the manifest: bytes by name; none if it is gone.
 
         Raises:
-            CheckpointError: it cannot be listed.
+            CheckpointFailed: it cannot be listed.
         """
 
 
 class Storage(Source):
     """A place that holds all checkpoints of a job."""
+
+    _run = ""  # of the one who has taken a term here last
 
     # Of the whole place
 
@@ -163,15 +176,29 @@ class Storage(Source):
         """Makes the place, if need be, and checks that it can be written.
 
         Raises:
-            CheckpointError: it cannot.
+            CheckpointFailed: it cannot.
         """
+
+    def first_look(self) -> None:
+        """The same at the start of a job, when what is refused was never granted.
+
+        Raises:
+            CheckpointUsageError: the place cannot be used by this job.
+            CheckpointFailed: it fails at present.
+        """
+        try:
+            self.prepare()
+        except CheckpointFailed as error:
+            if error.refused:
+                raise CheckpointUsageError(str(error)) from error
+            raise
 
     @abstractmethod
     def names(self) -> list[str]:
         """All entries, as they are now; none if the place does not exist.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointFailed: it cannot be read.
         """
 
     # Terms
@@ -183,8 +210,9 @@ class Storage(Source):
             holder: who takes it, for people: ``run``, ``round``, ``host``.
 
         Raises:
-            CheckpointError: the file cannot be written.
+            CheckpointFailed: the file cannot be written.
         """
+        self._run = str(holder.get("run", ""))
         # The token tells two takers apart, where a store cannot create exclusively.
         content = json.dumps({**holder, "token": secrets.token_hex(8)}).encode()
         while True:
@@ -202,22 +230,30 @@ class Storage(Source):
         """Makes sure that nobody has taken a newer term.
 
         Raises:
-            CheckpointError: somebody has: a newer round of this job, or another job.
+            Superseded: a newer round of this job has.
+            CheckpointUsageError: another job has, or nobody knows who.
+            CheckpointFailed: that cannot be found out at present.
         """
         highest = layout.highest_term(self.names())
         if highest > term:
-            raise CheckpointError(
-                f"{self.where} now belongs to term {highest}{self._holder(highest)}, and this "
-                f"process holds term {term}: a newer round or another job saves there; "
-                "nothing more was written"
-            )
+            raise self._taken(highest, f"and this process holds term {term}")
 
-    def _holder(self, term: int) -> str:
+    def _taken(self, term: int, how: str) -> Superseded | CheckpointUsageError:
+        """What to say of a term that somebody else holds."""
         try:
             found = json.loads(self._read_entry(layout.term_name(term)))
-            return f" (run {found['run']}, round {found['round']}, {found['host']})"
+            run = str(found["run"])
+            holder = f" (run {run}, round {found['round']}, {found['host']})"
         except (OSError, ValueError, KeyError, TypeError):
-            return ""
+            run = holder = ""
+        what = f"{self.where} now belongs to term {term}{holder}, {how}: "
+        if run == self._run and run not in _NAMELESS:
+            return Superseded(
+                f"{what}this job has gone on without this process, which wrote nothing more"
+            )
+        return CheckpointUsageError(
+            f"{what}a newer round or another job saves there; nothing more was written"
+        )
 
     @abstractmethod
     def _create_exclusively(self, name: str, content: bytes) -> bool:
@@ -234,11 +270,14 @@ class Storage(Source):
     # A save
 
     @abstractmethod
-    def create(self, which: CheckpointId) -> None:
+    def create(self, which: CheckpointId) -> bool:
         """Makes room for a new checkpoint; it is none before ``commit``.
 
+        Returns:
+            False if something of this name is there already, which is left as it is.
+
         Raises:
-            CheckpointError: it exists already or cannot be made.
+            CheckpointFailed: it cannot be made.
         """
 
     @abstractmethod
@@ -251,14 +290,15 @@ class Storage(Source):
             size: how many bytes it is going to have.
 
         Raises:
-            CheckpointError: it cannot be made, written or made durable.
+            CheckpointFailed: it cannot be made, written or made durable.
         """
 
     def commit(self, manifest: Manifest) -> None:
         """Writes the manifest, which makes the checkpoint exist.
 
         Raises:
-            CheckpointError: a newer term was taken meanwhile, or the manifest cannot be written.
+            CheckpointFailed: the manifest cannot be written, as far as can be told.
+            CheckpointError: a newer term was taken meanwhile.
         """
         self.check_term(manifest.term)
         self._publish(manifest.id, manifest.encode())
@@ -278,7 +318,7 @@ class Storage(Source):
         """Deletes what a manifest lists, in such a way that the checkpoint never exists in part.
 
         Raises:
-            CheckpointError: something could not be deleted; ``finish_removals`` tries again.
+            CheckpointFailed: something could not be deleted; ``finish_removals`` tries again.
         """
 
     @abstractmethod
@@ -286,5 +326,5 @@ class Storage(Source):
         """Deletes the rest of what an earlier ``remove`` began with.
 
         Raises:
-            CheckpointError: something could not be deleted.
+            CheckpointFailed: something could not be deleted.
         """

@@ -24,7 +24,7 @@ from elastic_runtime.checkpoint.peer import Lines, RemoteFile
 from elastic_runtime.checkpoint.saving import told
 from elastic_runtime.checkpoint.staging import Source
 from elastic_runtime.checkpoint.writing import write_file
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from elastic_runtime.errors import CheckpointError, CheckpointFailed, DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -158,7 +158,7 @@ class Taking:
         """What all nodes write beside the files of the ranks, the same everywhere."""
         for rank, (items, file) in enumerate(zip(self.plan.files, written, strict=True)):
             if not is_as_planned(items, file):
-                raise CheckpointError(f"what rank {rank} has written is not what was planned")
+                raise CheckpointFailed(f"what rank {rank} has written is not what was planned")
         content = self.description.encode(self.plan, written)
         crc = crc32c.crc32c(content)
         metadata = FileRecord(METADATA, len(content), crc, (Part(0, len(content), crc),))

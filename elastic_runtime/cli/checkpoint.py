@@ -20,7 +20,7 @@ from elastic_runtime.checkpoint.storages import open_storage
 from elastic_runtime.checkpoint.survey import Condition, Found
 from elastic_runtime.cli import checkpoint_report, checkpoint_screen
 from elastic_runtime.cli.printing import FORMAT, show
-from elastic_runtime.errors import EXIT_FAILED, CheckpointError, UsageError
+from elastic_runtime.errors import EXIT_FAILED, CheckpointFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -155,7 +155,7 @@ def _discard(storage: Storage, rests: Sequence[CheckpointId]) -> None:
     for which in rests:
         storage.discard(which)
     if left := {which.name for which in rests}.intersection(storage.names()):
-        raise CheckpointError(
+        raise CheckpointFailed(
             f"cannot delete {storage.where}/{min(left)}: the storage refuses; see its rights"
         )
 

@@ -196,7 +196,7 @@ def _report(error: BaseException) -> None:
     path = os.environ.get(ENV_ERROR_FILE)
     if path and isinstance(error, Exception):
         write_error_file(path, error)
-    if _is_usage(error):
+    if _is(error, "ElasticError"):
         # It says all there is to say; the frames would be ours.
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
     elif "ELASTIC_ROUND" in os.environ and is_echo(f"{type(error).__name__}: {error}"):
@@ -220,10 +220,10 @@ def is_echo(message: str) -> bool:
     )
 
 
-def _is_usage(error: BaseException) -> bool:
-    """Whether it is a ``UsageError`` of this package, which need not be importable here."""
+def _is(error: BaseException, name: str) -> bool:
+    """Whether it is such an error of this package, which need not be importable here."""
     return any(
-        (cls.__module__, cls.__name__) == ("elastic_runtime.errors", "UsageError")
+        (cls.__module__, cls.__name__) == ("elastic_runtime.errors", name)
         for cls in type(error).__mro__
     )
 
@@ -244,11 +244,11 @@ def write_error_file(path: str, error: BaseException) -> None:
     told = f"{type(error).__name__}: {error}"
     message: dict[str, object] = {"message": told[:_LONGEST_MESSAGE]}
     extra: dict[str, object] = {"timestamp": str(int(time.time()))}
-    if _is_usage(error):
+    if _is(error, "UsageError"):
         extra["exit_code"] = 2
-        extra["py_callstack"] = ""
-    else:
-        extra["py_callstack"] = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+    ours = _is(error, "ElasticError")
+    shown = "" if ours else "".join(traceback.format_exception(error))
+    extra["py_callstack"] = shown[-_LONGEST_TRACEBACK:]
     message["extraInfo"] = extra
     draft = f"{path}.{os.getpid()}"
     try:

@@ -62,6 +62,7 @@ class WorkerContext:
         rank: global rank, 0 outside a job.
         round: the round it was started for, 0 without an agent.
         run: the id of the run, "" outside a job.
+        restarts: how often workers of the job had been started again when this one was started.
         drain: set once this worker is asked to save and leave, at a step that all ranks agree on.
     """
 
@@ -74,6 +75,7 @@ class WorkerContext:
         self.rank = int(environ.get("RANK") or 0)
         self.round = int(environ.get(ENV_ROUND) or 0)
         self.run = environ.get("TORCHELASTIC_RUN_ID", "")
+        self.restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
         self._channel_path = environ.get(ENV_CHANNEL, "")
         self._progress_path = environ.get(ENV_PROGRESS, "")
         self._progress: ProgressFile | None = None

@@ -414,6 +414,8 @@ class _Commit:
         self._loop = loop
         self._ranks = ranks
         self._agreement = Agreement(group if group.size() > 1 else None)
+        if loop._saver is not None:
+            loop._saver.steps = loop._state.step
 
     def __call__(self) -> None:
         """Publishes the step, saves if that is due, and leaves the round if all agree to.
@@ -427,9 +429,9 @@ class _Commit:
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
         agreed = self._agreement.step(self._wishes(Wish.TRAINS))
-        if Wish.FAILED in agreed and loop._saver is not None:
-            loop._saver.wait()
-        self._save_if(agreed, step)
+        if loop._saver is not None:
+            loop._saver.steps = step
+            loop._saver.heed(agreed)
         if Wish.CHANGE in agreed:
             self._leave()
         if Wish.LEAVE in agreed:
@@ -475,17 +477,6 @@ class _Commit:
                 self._save_now(self._loop._state.step)
         change = self._loop._change
         raise WorldChanged(change.reason if change else "another rank leaves or joins")
-
-    def _save_if(self, agreed: Wish, step: int) -> None:
-        saver = self._loop._saver
-        if saver is None:
-            return
-        saver.steps = step
-        if Wish.SAVE in agreed or saver.due_at(step):
-            saver.save()
-        else:
-            saver.prepare()
-        saver.snapshot(agreed)
 
     def _save_now(self, step: int) -> None:
         saver = self._loop._saver

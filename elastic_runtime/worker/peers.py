@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
+from elastic_runtime.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+    SaveOverdue,
+    Superseded,
+    UnknownFormat,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +34,19 @@ _LENGTH = 8
 _HEAD = 1024
 _SHORT = _HEAD - _LENGTH
 
-_RAISED = {cls.__name__: cls for cls in (CheckpointError, DamagedCheckpoint)}
+# What can be raised on one rank and is heard on all. If several ranks fail, the first of these in
+# the list says most: it explains the others, or no other try will do better.
+_RAISED: dict[str, type[CheckpointError]] = {
+    cls.__name__: cls
+    for cls in (
+        DamagedCheckpoint,
+        UnknownFormat,
+        CheckpointUsageError,
+        Superseded,
+        SaveOverdue,
+        CheckpointFailed,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +143,8 @@ class Peers:
             action: returns plain JSON.
 
         Raises:
-            DamagedCheckpoint: an action raised it; that of the lowest rank, on every rank.
-            CheckpointError: the same, if no rank has found damage, which can explain the rest.
+            CheckpointError: an action raised it: of those that say most that of the lowest rank,
+                on every rank.
         """
         try:
             outcome = {"value": action()}
@@ -132,6 +153,6 @@ class Peers:
         outcomes = self.gather(outcome)
         failures = [each for each in outcomes if "error" in each]
         if failures:
-            worst = min(failures, key=lambda each: each["error"] != DamagedCheckpoint.__name__)
-            raise _RAISED.get(worst["error"], CheckpointError)(worst["text"])
+            worst = min(failures, key=lambda each: list(_RAISED).index(each["error"]))
+            raise _RAISED[worst["error"]](worst["text"])
         return [each["value"] for each in outcomes]

@@ -28,17 +28,11 @@ class Saver(Protocol):
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do: to save, or to hear that a save has failed."""
 
-    def due_at(self, step: int) -> bool:
-        """Whether all ranks are to save at this step without having to agree on it."""
-
-    def prepare(self) -> None:
-        """Called after each commit without a save, on all ranks."""
+    def heed(self, agreed: Wish) -> None:
+        """Called after each commit, on all ranks: saves if that is agreed on, or due."""
 
     def save(self, *, sync: bool = False) -> None:
         """Saves the present state, on all ranks; with ``sync`` it is durable on return."""
 
-    def snapshot(self, agreed: Wish) -> None:
-        """Takes a snapshot in memory, on all ranks, if they have agreed on that."""
-
     def wait(self) -> None:
-        """Waits for the save in the background, on all ranks, and raises if it has failed."""
+        """Waits for the save in the background, on all ranks, and raises if it fails for good."""

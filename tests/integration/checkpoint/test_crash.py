@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from elastic_runtime.checkpoint import saves
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.storage import PROBE
@@ -70,6 +71,7 @@ def save_the_new(path: Path, fault: Fault, victim: int = 0) -> list[str]:
     mine = fault if not dist.is_initialized() or dist.get_rank() == victim else Fault()
     files = FaultyFiles(path, mine)
     entries = state()
+    saves._PAUSES = ()  # a failure is to be seen
     ckpt = Checkpointer(path, entries, every=1, keep=2)
     assert ckpt.resume() == OLD
     train(entries, NEW)
@@ -207,7 +209,8 @@ def fail_everywhere(paths: list[Path], old: Path, kind: str, story: list[str]) -
     for path, at in zip(paths, points(story), strict=True):
         entries = state()
         files = FaultyFiles(path, Fault(at, kind))
-        ckpt = Checkpointer(path, entries, every=1, keep=2)
+        saves._PAUSES = ()
+        ckpt = Checkpointer(path, entries, every=1, keep=2, on_save_error="raise")
         error = ""
         try:
             ckpt.resume()
@@ -268,7 +271,7 @@ def test_a_failure_of_one_rank_is_heard_of_by_all(copies: Any, old: Path, victim
         if story[at - 1].endswith(f"rank-{victim}.distcp") and "unlink" not in story[at - 1]:
             path = copies()
             outcomes = run_ranks(2, save_the_new, path, Fault(at, "ENOSPC"), victim)
-            assert [outcome.error for outcome in outcomes] == ["CheckpointError"] * 2
+            assert [outcome.error for outcome in outcomes] == ["CheckpointFailed"] * 2
             assert all(f"rank-{victim}.distcp" in outcome.text for outcome in outcomes)
             assert f"step-{NEW}.term-2" not in entries_of(path)
             assert check(path, old) == OLD

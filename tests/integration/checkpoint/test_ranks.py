@@ -148,7 +148,7 @@ def overtaken(path: Path) -> None:
 def test_a_job_that_was_overtaken_stops_on_all_ranks(tmp_path: Path) -> None:
     outcomes = run_ranks(2, overtaken, tmp_path)
     for outcome in outcomes:
-        assert outcome.error == "CheckpointError"
+        assert outcome.error == "CheckpointUsageError"
         assert "term 2 (run other, round 8, there)" in outcome.text
         assert "holds term 1" in outcome.text
     assert saves(tmp_path) == ["step-1.term-1"]
@@ -156,7 +156,7 @@ def test_a_job_that_was_overtaken_stops_on_all_ranks(tmp_path: Path) -> None:
 
 def no_space(path: Path, limit: int) -> None:
     model = nn.Linear(200, 200)
-    ckpt = Checkpointer(path, {"model": model}, every=1, sync=True)
+    ckpt = Checkpointer(path, {"model": model}, every=1, sync=True, on_save_error="raise")
     ckpt.resume()
     ckpt.step()
     if dist.get_rank() == 1:
@@ -166,7 +166,7 @@ def no_space(path: Path, limit: int) -> None:
 
 def test_a_full_disk_of_one_rank_is_everyones_error(tmp_path: Path) -> None:
     outcomes = run_ranks(2, no_space, tmp_path, 100)
-    assert {outcome.error for outcome in outcomes} == {"CheckpointError"}
+    assert {outcome.error for outcome in outcomes} == {"CheckpointFailed"}
     assert len({outcome.text for outcome in outcomes}) == 1
     path = tmp_path / "step-2.term-1" / "rank-1.distcp"
     assert outcomes[0].text == (
@@ -178,8 +178,9 @@ def test_a_full_disk_of_one_rank_is_everyones_error(tmp_path: Path) -> None:
 def fail_beside(path: Path) -> tuple[int, str, int]:
     """A save that fails on one rank while all train on; each rank's steps take another time."""
     model = nn.ParameterList([torch.zeros(500, 500) for _ in range(2)])
-    ckpt = Checkpointer(path, {"model": model}, every="20 steps")
+    ckpt = Checkpointer(path, {"model": model}, every="20 steps", on_save_error="raise")
     ckpt.resume()
+    ckpt.save(sync=True)
     chance = random.Random(dist.get_rank())
     if dist.get_rank() == 1:
         soft = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -206,7 +207,7 @@ def test_a_save_that_fails_beside_training_is_heard_at_the_same_step(tmp_path: P
     assert "rank-1.distcp: File too large" in text
     assert 20 < step <= 40
     assert held == step
-    assert saves(tmp_path) == [f"step-{step}.term-1"]
+    assert saves(tmp_path) == ["step-0.term-1", f"step-{step}.term-2"]
 
 
 def use(path: Path) -> None:
@@ -218,12 +219,12 @@ def test_a_bad_directory_is_everyones_error(tmp_path: Path) -> None:
     file.write_text("precious")
     outcomes = run_ranks(2, use, file)
     assert {(outcome.error, str(file) in outcome.text) for outcome in outcomes} == {
-        ("CheckpointError", True)
+        ("CheckpointUsageError", True)
     }
 
 
 def begin_without_space(path: Path) -> None:
-    ckpt = Checkpointer(path, {"a": 1}, every=100)
+    ckpt = Checkpointer(path, {"a": 1}, every=100, on_save_error="raise")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -234,7 +235,7 @@ def begin_without_space(path: Path) -> None:
 
 def test_a_disk_without_space_is_found_before_the_first_step(tmp_path: Path) -> None:
     (outcome,) = run_ranks(1, begin_without_space, tmp_path)
-    assert outcome.error == "CheckpointError"
+    assert outcome.error == "CheckpointFailed"
     assert outcome.text.startswith(f"cannot save checkpoints in {tmp_path}: File too large")
     assert entries_of(tmp_path) == []
 

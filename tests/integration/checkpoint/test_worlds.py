@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_named_by_all_ranks_or_left_out(tmp_path: Path) -> 
     ckpt.steps = 4
     ckpt.save(sync=True)
     outcomes = run_ranks(2, other_program, tmp_path, True)
-    assert {outcome.error for outcome in outcomes} == {"CheckpointError"}
+    assert {outcome.error for outcome in outcomes} == {"CheckpointUsageError"}
     assert outcomes[0].text == outcomes[1].text
     assert "it lacks fresh, model.head.bias, model.head.weight;" in outcomes[0].text
     assert "it also has model.tail.weight, old;" in outcomes[0].text
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_a_newer_version_stops_the_job(tmp_path: Path) -> None:
     values(run_ranks(1, save_steps, tmp_path, 1, 2))
     make_newer(tmp_path / "step-2.term-1")
     for outcome in run_ranks(2, resumed, tmp_path):
-        assert outcome.error == "CheckpointError"
+        assert outcome.error == "CheckpointUsageError"
         assert "step-2.term-1/MANIFEST.json has format 2" in outcome.text
         assert "upgrade it" in outcome.text
 

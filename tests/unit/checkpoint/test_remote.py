@@ -17,7 +17,7 @@ from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.remote import RemoteReader, RemoteStorage
 from elastic_runtime.checkpoint.storages import open_storage
-from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from elastic_runtime.errors import CheckpointError, CheckpointFailed, DamagedCheckpoint
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def test_a_read_that_fails_writes_nothing_afterwards(
     def fetch(start: int, end: int) -> bytes:
         if start == 0:
             assert running.wait(20)
-            raise CheckpointError("the network is gone")
+            raise CheckpointFailed("the network is gone")
         running.set()
         late.append(returned.wait(0.3))  # who waits for this one does not return before
         return bytes(end - start)

@@ -205,9 +205,9 @@ def test_a_snapshot_is_left_out_while_anything_is_under_way(
     ckpt, _ = make(tmp_path, snapshot_every=4)
     take(ckpt, 3)
     ckpt.steps += 1
-    ckpt.snapshot(Wish.SNAPSHOT | Wish.BUSY)
+    ckpt._snapshot(Wish.SNAPSHOT | Wish.BUSY)
     ckpt.save()  # begins at the step at which the snapshot is agreed on
-    ckpt.snapshot(Wish.SNAPSHOT)
+    ckpt._snapshot(Wish.SNAPSHOT)
     ckpt.wait()
     assert not kept(agent, tmp_path)
     ckpt.close()
