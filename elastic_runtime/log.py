@@ -205,6 +205,11 @@ _LINES: dict[str, Line] = {
     "workers.cold": Line(
         "workers start cold, seconds slower each: {why}", "warning", whole_job=False
     ),
+    "server.died": Line(
+        "the fork server died ({why}); another one starts",
+        "warning",
+        whole_job=False,
+    ),
     "metrics.off": Line(
         "no metrics: cannot listen at {where} (--metrics-port): {why}", "warning", whole_job=False
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import TCPStore
@@ -17,7 +17,7 @@ from elastic_runtime.agent import workers
 from elastic_runtime.agent.channel import Channel
 from elastic_runtime.agent.environment import PortKeeper, worker_environment
 from elastic_runtime.agent.error_files import failure, read_error_file
-from elastic_runtime.agent.faults import classify
+from elastic_runtime.agent.faults import WITH_SERVER, classify
 from elastic_runtime.agent.hang import Pulse
 from elastic_runtime.agent.life import (
     WorkerDrains,
@@ -46,6 +46,7 @@ from elastic_runtime.protocol.messages import (
     Ready,
     Returned,
 )
+from elastic_runtime.protocol.records import KILLED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -243,6 +244,9 @@ class Crew:
             lifetime=item.lifetime,
             ended_for=post.ended_for,
         )
+        if item.with_server:
+            reason = f"worker {post.rank} ended with its fork server"
+            fault = replace(fault, kind=KILLED, reason=reason, signature=WITH_SERVER)
         if not (told_to_stop and item.code < 0):
             self.failures[post.rank] = failure(local_rank, item.pid, item.code, path, error)
         return WorkerExited(item.round, local_rank, item.code, fault=fault)

@@ -99,9 +99,6 @@ def all_ended(state: State, actions: list[Action]) -> Step:
     if state.then is Then.LEAVE:
         actions.append(SayLeft(last.number, fault, stays=False))
         return end(state, actions)
-    if not state.server:
-        # Nothing can be started yet; saying so late keeps the others from waiting for us twice.
-        return Step(replace(state, phase=Phase.STOPPING), tuple(actions), "no fork server")
     state = replace(state, phase=Phase.WAITING)
     if state.in_place:
         return boot(

@@ -19,6 +19,8 @@ from elastic_runtime.worker.boot import is_echo
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 # With these an agent ends a worker that hangs: the stacks of its threads first.
 _OURS = frozenset({signal.SIGABRT, signal.SIGKILL})
+# The signature of a worker's end that came with that of its fork server.
+WITH_SERVER = "server"
 _TAKEN_PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _MOVING_PARTS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LONGEST_TRACEBACK = 8000

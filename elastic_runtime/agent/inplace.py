@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.ends import as_asked, begun, boot, failure, leave_with, stop_all
-from elastic_runtime.agent.faults import signal_name
+from elastic_runtime.agent.faults import WITH_SERVER, signal_name
 from elastic_runtime.agent.life import (
     Action,
     Alarm,
@@ -43,7 +43,6 @@ from elastic_runtime.agent.life import (
     SayLeft,
     Seat,
     Seated,
-    ServerReady,
     SetAlarm,
     State,
     Step,
@@ -97,8 +96,6 @@ def step(state: State, event: Event, now: float) -> Step | None:
     if not state.in_place or state.phase in (Phase.STOPPING, Phase.ENDED):
         return None
     match event:
-        case ServerReady():
-            return boot(state) if state.phase is Phase.WAITING else None
         case Sealed():
             return _sealed(state, event)
         case WorkerLeft():
@@ -402,7 +399,8 @@ def _undone(state: State, fault: FaultReport, actions: list[Action]) -> Step:
 
 
 def _boot_failed(state: State, fault: FaultReport, actions: list[Action], now: float) -> Step:
-    state = replace(state, boots=state.boots + 1)
+    if fault.signature != WITH_SERVER:
+        state = replace(state, boots=state.boots + 1)
     if state.phase is Phase.RUNNING and not state.seated(Seat.IN):
         # The first round, in which a start is part of the round.
         return _interrupt(replace(state, faults=(*state.faults, fault)), fault.reason, actions, now)

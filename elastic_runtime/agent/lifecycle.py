@@ -58,7 +58,7 @@ from elastic_runtime.agent.life import (
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE, EXIT_USAGE
 from elastic_runtime.leaving import Request
-from elastic_runtime.protocol.records import ASKED, PLANNED, START, FaultReport
+from elastic_runtime.protocol.records import ASKED, PLANNED, FaultReport
 from elastic_runtime.rendezvous.notices import (
     BadRecord,
     Conflict,
@@ -158,27 +158,17 @@ def _server_ready(state: State, event: ServerReady, now: float) -> Step:
     if state.phase is Phase.STARTING:
         state = replace(state, phase=Phase.WAITING)
         actions.append(SayJoin())
-    elif state.phase is Phase.STOPPING and not state.alive:
-        return all_ended(state, actions)
     return Step(state, tuple(actions), "the fork server is ready")
 
 
 def _server_died(state: State, why: str) -> Step:
+    """Starts the next one; the workers have ended before, each as a killed one, and whoever is to
+    replace them starts when that one is ready."""
     state = replace(state, server=False, server_deaths=state.server_deaths + 1)
     if state.server_deaths > _MOST_SERVER_DEATHS:
         text = f"the fork server dies each time that it is started ({why})"
-        return leave_with(replace(state, alive=frozenset()), Finish(EXIT_FAILED, text))
-    fault_round = state.round.number if state.round else 0
-    if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
-        fault = FaultReport(fault_round, START, f"the fork server died ({why})", signature="server")
-        state = replace(
-            state,
-            phase=Phase.STOPPING,
-            alive=frozenset(),
-            seats={},
-            faults=(*state.faults, fault),
-        )
-    return Step(state, (StartServer(),), why)
+        return leave_with(state, Finish(EXIT_FAILED, text))
+    return Step(state, (Report("server.died", {"why": why}), StartServer()), why)
 
 
 def _sealed(state: State, event: Sealed) -> Step:
@@ -200,10 +190,6 @@ def _sealed(state: State, event: Sealed) -> Step:
         why=None,
     )
     last = event.round
-    if not state.server:
-        fault = FaultReport(last.number, START, "the fork server had died", signature="server")
-        state = replace(state, phase=Phase.STOPPING, alive=frozenset(), faults=(fault,))
-        return Step(state, (), "no fork server")
     sealed = (begun(last, event.group_rank), StartWorkers(last, event.group_rank))
     if last.budget.failures > before:
         used = {"reason": last.reason, "failures": last.budget.failures}

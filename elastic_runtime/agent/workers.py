@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _END_SECONDS = 10.0
 _FLUSH_SECONDS = 0.1
+_MOST_IMPORT_DEATHS = 3
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class ServerReady:
 
 @dataclass(frozen=True)
 class ServerDied:
-    """The fork server has died, and all workers with it; ``start_server`` starts another."""
+    """The fork server has died; the ends of its workers were told before. ``start_server`` starts
+    another, which starts those as well that were asked for meanwhile."""
 
     why: str
 
@@ -96,6 +98,7 @@ class WorkerExited:
         pid: its process; 0 if there never was one (its error file says why).
         code: exit code, or minus the number of the signal that ended it.
         lifetime: seconds that it lived.
+        with_server: its fork server had died.
     """
 
     local_rank: int
@@ -104,6 +107,7 @@ class WorkerExited:
     pid: int
     code: int
     lifetime: float
+    with_server: bool = False
 
 
 WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited
@@ -151,6 +155,7 @@ class Workers:
         self._server: forkclient.ServerProcess | None = None
         self._ready = True
         self._why_cold = ""
+        self._import_deaths = 0  # in a row
         self._closing = False
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -372,6 +377,7 @@ class Workers:
         match frame["op"]:
             case "ready":
                 self._ready = True
+                self._import_deaths = 0
                 modules, skipped = tuple(frame["modules"]), tuple(frame["skipped"])
                 self._notify(ServerReady(self._why_cold or frame["why_cold"], modules, skipped))
             case "started":
@@ -391,7 +397,7 @@ class Workers:
             case "exited":
                 self._ended(frame["id"], frame["code"], frame["lifetime"])
 
-    def _ended(self, number: int, code: int, lifetime: float) -> None:
+    def _ended(self, number: int, code: int, lifetime: float, *, with_server: bool = False) -> None:
         worker = self._workers[number]
         self._pump.finish(worker.streams)
         for console in set(self._consoles.values()):
@@ -399,9 +405,8 @@ class Workers:
         with self._lock:
             del self._workers[number]
         spec = worker.spec
-        self._notify(
-            WorkerExited(spec.local_rank, spec.global_rank, spec.round, worker.pid, code, lifetime)
-        )
+        ranks = (spec.local_rank, spec.global_rank, spec.round)
+        self._notify(WorkerExited(*ranks, worker.pid, code, lifetime, with_server))
 
     def _lost(self, server: forkclient.ServerProcess) -> None:
         """The fork server is gone: sees its workers off, and says so."""
@@ -410,14 +415,18 @@ class Workers:
         with self._lock:
             workers = [worker for worker in self._workers.values() if worker.sent]
         _see_dead([worker.pid for worker in workers if worker.pid])
+        # Others wait to hear of these; what the server has died of nobody waits for.
+        for worker in workers:
+            lifetime = time.monotonic() - worker.began
+            self._ended(worker.id, -signal.SIGKILL, lifetime, with_server=True)
         why = server.collect(_END_SECONDS if self._closing else 1.0)
         if not self._ready:
-            # What has killed it once would do so again: the next one imports nothing.
-            self._why_cold = f"the fork server died while it imported modules ({why})"
+            self._import_deaths += 1
+            if self._import_deaths >= _MOST_IMPORT_DEATHS:
+                # What kills it each time would do so again: the next one imports nothing.
+                self._why_cold = f"the fork server died while it imported modules ({why})"
         if not self._closing:
             self._notify(ServerDied(why))
-        for worker in workers:
-            self._ended(worker.id, -signal.SIGKILL, time.monotonic() - worker.began)
 
     def _shut_down(self) -> None:
         for request, descriptors in self._unsent:

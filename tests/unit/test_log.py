@@ -171,6 +171,11 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
             "left out of the job (it was silent); joining again as new",
         ),
         ("node.leaving", {"reason": "asked to"}, "leaving: asked to"),
+        (
+            "server.died",
+            {"why": "signal 9"},
+            "the fork server died (signal 9); another one starts",
+        ),
         ("workers.cold", {"why": "x"}, "workers start cold, seconds slower each: x"),
         (
             "checkpoint.damaged",

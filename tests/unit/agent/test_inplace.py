@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from elastic_runtime.agent import lifecycle
+from elastic_runtime.agent.faults import WITH_SERVER
 from elastic_runtime.agent.life import (
     Alarm,
     Asked,
@@ -31,6 +32,7 @@ from elastic_runtime.agent.life import (
     ServerReady,
     SetAlarm,
     Settings,
+    StartServer,
     StartWorkers,
     State,
     StopWorkers,
@@ -87,6 +89,12 @@ class Life:
 def killed(number: int, local_rank: int) -> WorkerExited:
     fault = FaultReport(number, KILLED, f"worker {local_rank} was killed", rank=local_rank)
     return WorkerExited(number, local_rank, -9, fault=fault)
+
+
+def with_server(number: int, local_rank: int) -> WorkerExited:
+    gone = killed(number, local_rank)
+    assert gone.fault is not None
+    return replace(gone, fault=replace(gone.fault, signature=WITH_SERVER))
 
 
 def left(number: int, local_rank: int, *, planned: bool = False) -> WorkerLeft:
@@ -364,12 +372,24 @@ def test_a_worker_that_died_between_two_rounds_is_not_waited_for() -> None:
     assert life.asked(EnterWorkers)[0].local_ranks == (0,)
 
 
-def test_after_the_fork_server_died_the_node_comes_back_with_new_workers() -> None:
+def test_a_node_whose_fork_server_died_leaves_at_once_and_comes_back_when_it_has_workers() -> None:
     life = Life().in_round()
-    life.take(ServerDied("signal 9"))
-    life.take(ServerReady())
+    life.take(with_server(1, 0))
+    life.take(with_server(1, 1))
     assert life.asked(SayLeft)[0].workers == 0
-    assert life.asked(BootWorkers) == [BootWorkers((0, 1))]
+    assert life.state.seated(Seat.BOOT) == (0, 1)
+    life.take(ServerDied("signal 9"))
+    assert life.asked(StartServer)
+    # That the next ones end as well, each time, is no failure of the script's start.
+    for _ in range(2):
+        for local_rank in (0, 1):
+            life.take(with_server(1, local_rank))
+            assert life.asked(BootWorkers) == [BootWorkers((local_rank,))]
+        life.take(ServerDied("signal 9"))
+    life.take(ServerReady())
+    life.take(WorkerReady(0))
+    life.take(WorkerReady(1))
+    assert life.asked(SayAvailable) == [SayAvailable(2)]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,6 @@ from elastic_runtime.protocol.records import (
     FAILED,
     KILLED,
     PLANNED,
-    START,
     Member,
     OutcomeRecord,
     RoundRecord,
@@ -271,13 +270,17 @@ def test_a_lost_store_does_not_stop_a_running_group() -> None:
     assert walk.none(StopWorkers, Finish, SetAlarm)
 
 
-def test_the_fork_server_is_started_again_and_the_round_left_once_it_is_ready() -> None:
-    walk = running(ServerDied("killed"))
+def test_the_round_is_left_before_the_next_fork_server_is_there() -> None:
+    walk = running(killed(0), killed(1))
+    assert (walk.one(SayLeft).fault.kind, walk.one(SayLeft).stays) == (KILLED, True)
+    walk.play(ServerDied("killed"))
     assert walk.one(StartServer)
-    assert walk.none(SayLeft)
+    # Whoever starts workers meanwhile has them wait for it.
+    walk.play(Sealed(make_round(2), 0))
+    assert walk.one(StartWorkers).round.number == 2
     walk.play(ServerReady())
-    assert walk.one(SayLeft).fault.kind == START
-    assert walk.state.phase is Phase.WAITING
+    assert not walk.actions
+    assert walk.state.phase is Phase.RUNNING
 
 
 def test_a_fork_server_that_is_never_ready_ends_the_agent() -> None:
@@ -285,13 +288,6 @@ def test_a_fork_server_that_is_never_ready_ends_the_agent() -> None:
     assert walk.one(StartServer)
     walk.play(ServerDied("no torch"))
     assert "no torch" in walk.one(Finish).message
-
-
-def test_a_round_that_comes_while_the_fork_server_is_away_is_left_when_it_is_back() -> None:
-    walk = Walk(ServerReady(), ServerDied("killed"), Sealed(make_round(1), 0))
-    assert walk.none(StartWorkers, SayLeft)
-    walk.play(ServerReady())
-    assert walk.one(SayLeft).fault.kind == START
 
 
 def test_news_of_an_older_round_is_ignored() -> None:

@@ -1,0 +1,50 @@
+"""Fork servers that die: the others do not wait for the next one."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from tests import processes
+from tests.integration.in_place.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Imported by each fork server: the next one is not ready before the test says so.
+_SLOW = """
+import os, time
+
+while os.path.exists(os.path.join({folder!r}, "slow")):
+    time.sleep(0.02)
+"""
+
+
+def fork_server(job: Job, agent: int) -> int:
+    (server,) = (
+        pid
+        for pid in processes.marked(job.mark)
+        if processes.parent(pid) == agent and "forkserver import main" in processes.command(pid)
+    )
+    return server
+
+
+def test_the_others_go_on_before_the_next_fork_server_is_ready(tmp_path: Path) -> None:
+    (tmp_path / "slowly.py").write_text(_SLOW.format(folder=str(tmp_path)))
+    options = ("--local-nodes", "2", "--min", "1", "--preload", "slowly")
+    with Job(tmp_path, "steps.py", *options, environ={"PYTHONPATH": str(tmp_path)}) as job:
+        before = job.ranks(2)
+        (tmp_path / "slow").touch()
+        processes.send([fork_server(job, job.nodes()[before[1].node])], signal.SIGKILL)
+        alone = job.ranks(1, after=before[0].round)
+        assert alone[0].pid == before[0].pid
+        assert job.event("server.died", node=before[1].node)["why"] == "signal 9"
+        assert not job.events("fault.retry"), job.story()
+        (tmp_path / "slow").unlink()
+        again = job.ranks(2, after=alone[0].round)
+        assert again[0].pid == before[0].pid
+        gap = min(n.at for n in job.steps() if n.round == alone[0].round) - max(
+            n.at for n in job.steps() if n.round == before[0].round
+        )
+        print(f"the others stood still for {gap:.3f} s")
+        job.finish()
