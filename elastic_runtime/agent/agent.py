@@ -41,6 +41,7 @@ from elastic_runtime.agent.life import (
     Finish,
     InterruptWorkers,
     KillWorkers,
+    LookForMembers,
     NoProgress,
     Report,
     SayAvailable,
@@ -379,6 +380,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             case SayLeft(number, fault, stays, workers_ready):
                 fault = self._with_progress(fault)
                 part.leave(number, fault, crew.reserve(), stays, workers_ready)
+            case LookForMembers(number):
+                part.look_for_members(number)
             case SayDone(number):
                 part.done(number, crew.step())
             case SayDrain():

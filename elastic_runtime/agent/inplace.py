@@ -32,6 +32,7 @@ from elastic_runtime.agent.life import (
     Finish,
     InterruptWorkers,
     KillWorkers,
+    LookForMembers,
     NoProgress,
     Phase,
     Report,
@@ -57,12 +58,22 @@ from elastic_runtime.agent.life import (
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import HANG
-from elastic_runtime.protocol.records import ASKED, FAILED, PLANNED, START, FaultReport
+from elastic_runtime.protocol.records import (
+    ASKED,
+    CUT_OFF,
+    FAILED,
+    HANGS,
+    LOST,
+    PLANNED,
+    START,
+    FaultReport,
+)
 from elastic_runtime.rendezvous.budget import root_cause
 from elastic_runtime.rendezvous.notices import (
     Excluded,
     Prepare,
     Sealed,
+    Surveyed,
     Switch,
 )
 
@@ -114,6 +125,8 @@ def step(state: State, event: Event, now: float) -> Step | None:
             return _excluded(state, reason, now)
         case NoProgress():
             return _no_progress(state, event, now)
+        case Surveyed():
+            return _surveyed(state, event, now)
         case Asked():
             return _asked(state, event, now)
         case Alarm():
@@ -451,9 +464,10 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
         if recently:
             return Step(state)
         state = replace(state, asking=True, asked_at=now, heard={})
-        return Step(state, (AskWorkers(inside),), "no progress")
-    if recently:
-        return Step(state)
+        return Step(state, (AskWorkers(inside), LookForMembers(last.number)), "no progress")
+    alone = len(last.members) == 1
+    if recently or (not alone and state.surveyed_at < state.asked_at):
+        return Step(state)  # who cannot reach the others is no worse than they are
     state = replace(state, asking=False)
     said = {rank: state.heard.get(rank) for rank in inside}
     guilty = tuple(rank for rank, heard in said.items() if not (heard and _excused(heard)))
@@ -465,9 +479,26 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     if event.seconds < 2 * event.limit or any(heard and heard.busy for heard in said.values()):
         return Step(state, (), "all workers here wait for others")
     reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout)"
-    fault = FaultReport(last.number, FAILED, reason, signature="hang")
+    fault = FaultReport(last.number, FAILED, reason, signature=HANGS)
     state = replace(state, faults=(*state.faults, fault))
     return _interrupt(state, reason, [Report("worker.hangs", {"why": reason})], now)
+
+
+def _surveyed(state: State, event: Surveyed, now: float) -> Step:
+    """Nobody can train with members that are out of reach, and no worker is to blame for it."""
+    last = state.round
+    if state.phase is not Phase.RUNNING or last is None or event.round != last.number:
+        return Step(state)
+    if not event.missed:
+        return Step(replace(state, surveyed_at=now), (), "all members are in reach")
+    if state.interrupted_at is not None or not state.seated(Seat.IN):
+        return Step(state)
+    name = last.members[state.group_rank].name
+    reason = f"{name} does not reach {', '.join(event.missed)}"
+    fault = FaultReport(last.number, LOST, reason, signature=CUT_OFF, consequence=True)
+    state = replace(state, asking=False, faults=(*state.faults, fault))
+    report = Report("node.cut_off", {"reason": reason, "nodes": list(event.missed)})
+    return _interrupt(state, reason, [report], now)
 
 
 def _excused(heard: WorkerHeard) -> bool:

@@ -133,12 +133,7 @@ class WorkerHeard:
 
 @dataclass(frozen=True, slots=True)
 class NoProgress:
-    """In place: no rank has committed a step for longer than it should take.
-
-    Attributes:
-        seconds: for how long.
-        limit: how long it may take.
-    """
+    """In place: no step was committed for so many ``seconds``; it may take ``limit``."""
 
     seconds: float
     limit: float
@@ -213,6 +208,13 @@ class SayInPlace:
     """The script recovers in place; ``hosts``: this node hosts the store of the first round."""
 
     hosts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LookForMembers:
+    """Are the other members of the round in reach? ``Surveyed`` follows."""
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,7 @@ Action = (
     | SayLeft
     | SayInPlace
     | SayAvailable
+    | LookForMembers
     | BootWorkers
     | EnterWorkers
     | InterruptWorkers
@@ -442,6 +445,7 @@ class State:
         heard: in place, what workers have said of where they are since they were asked.
         asking: in place, they were asked.
         asked_at: when they were last asked about a lack of progress.
+        surveyed_at: when the other members of the round were last found to be in reach.
         boots: in place, how many workers in a row ended before they came to ``elastic.run``.
     """
 
@@ -469,6 +473,7 @@ class State:
     heard: Mapping[int, WorkerHeard] = field(default_factory=dict)
     asking: bool = False
     asked_at: float = float("-inf")
+    surveyed_at: float = float("-inf")
     boots: int = 0
 
     def seated(self, *seats: Seat) -> tuple[int, ...]:

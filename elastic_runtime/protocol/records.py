@@ -51,6 +51,10 @@ START = "start"  # a worker could not be started: a taken port, no memory for a 
 ASKED = "asked"  # the node was asked to leave
 PLANNED = "planned"  # nothing broke here: the membership changes
 
+# Signatures of reports that say something about the round, and nothing about the script.
+HANGS = "hang"  # all wait for each other
+CUT_OFF = "cut off"  # some members do not reach each other
+
 
 def called(name: str) -> str:
     """How a sentence names a node: ``node b``, but ``node2`` and not ``node node2``."""
@@ -264,6 +268,8 @@ class NodeRecord(Record):
         step: the highest step committed, written at changes only; -1: none reported.
         fault: why round ``left`` was left.
         life: which life under this name it is; those with lower numbers are over. 0: unnumbered.
+        checked: the last round whose members it has looked for; 0: none.
+        unreachable: the nodes that it does not reach, by uuid, as far as it has looked.
     """
 
     kind: ClassVar[str] = "node"
@@ -282,6 +288,8 @@ class NodeRecord(Record):
     step: int = -1
     fault: FaultReport | None = None
     life: int = 0
+    checked: int = 0
+    unreachable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +401,7 @@ class SwitchRecord(Record):
         incarnation: the job's life.
         broken: it cannot go on (True), or a change is planned and waits for a step boundary.
         reason: for people.
+        survey: nobody knows why it broke: who has left it is to say whom it does not reach.
     """
 
     kind: ClassVar[str] = "switch"
@@ -401,6 +410,7 @@ class SwitchRecord(Record):
     incarnation: str
     broken: bool
     reason: str
+    survey: bool = False
 
 
 @dataclass(frozen=True, slots=True)

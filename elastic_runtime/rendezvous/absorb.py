@@ -29,6 +29,7 @@ from elastic_runtime.rendezvous.state import (
     Applied,
     Available,
     Done,
+    Doubt,
     Drain,
     Event,
     Goodbye,
@@ -94,11 +95,13 @@ def absorb(state: State, event: Event, now: float) -> State:
         case Applied():
             return _applied(state, event, now)
         case Probed():
-            return _probed(state, event)
+            return _probed(state, event, now)
         case Join(record):
             return _joined(state, record, now)
         case Left() | Available() | Done() | Drain() | Goodbye():
             return _command(state, event, now)
+        case Doubt(number):
+            return replace(state, doubted=number)
         case InPlace():
             return replace(state, policy=replace(state.policy, in_place=True), prepared=True)
         case Tick():
@@ -129,8 +132,12 @@ def _applied(state: State, event: Applied, now: float) -> State:
     return replace(state, holds={**state.holds, event.tag: now + pause})
 
 
-def _probed(state: State, event: Probed) -> State:
-    state = replace(state, answers={**state.answers, event.node: event.answer})
+def _probed(state: State, event: Probed, now: float) -> State:
+    node = event.node
+    sent = state.probed.get(node, now)
+    state = replace(
+        state, answers={**state.answers, node: event.answer}, heard={**state.heard, node: sent}
+    )
     if event.answer not in _PROOFS:
         return state
     return replace(state, dead={**state.dead, event.node: event.answer})
@@ -174,6 +181,8 @@ def _joined(state: State, record: NodeRecord, now: float) -> State:
         current=None,
         old_outcome=None,
         peers={},
+        missed={},
+        doubted=0,
         told=state.told & {"refused"},
         marks={"wait": now},
     )

@@ -11,6 +11,7 @@ The rules:
 - *Progress* is a higher step than ever before; for scripts that report no steps it is a long
   enough life, or an error that has changed. Rounds in a row without progress are counted
   whatever ended them, and too many end the job: something is wrong that restarts do not mend.
+- A round whose members no longer reach each other costs nothing and is no round without progress.
 - The first try after a fault is immediate; without progress the pauses grow.
 - A script that fails on every node in the same way before its first step will not do better next
   time; the job ends with that error.
@@ -23,7 +24,9 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import (
     ASKED,
+    CUT_OFF,
     FAILED,
+    HANGS,
     KILLED,
     LOST,
     PLANNED,
@@ -105,6 +108,7 @@ def judge(
     members: int,
     max_restarts: int,
     planned: bool = False,
+    cut: str = "",
 ) -> Verdict:
     """Judges a round that is over.
 
@@ -115,10 +119,13 @@ def judge(
         max_restarts: failures of user code that the job may have.
         planned: everybody was told to leave for a change of the membership, so that errors which
             only echo the end of a peer are part of it.
+        cut: which members did not reach each other, for people; "": all did, as far as is known.
 
     Returns:
         The new budget, and whether, why and when to go on.
     """
+    if cut and not explained(reports):
+        return _cut_off(budget, reports, cut)
     cause = root_cause(reports)
     if cause is None or cause.kind in (ASKED, PLANNED) or (planned and cause.consequence):
         return _no_fault(budget, reports, cause)
@@ -134,6 +141,26 @@ def judge(
     )
     end = _end(budget, after, reports, cause, free, members, max_restarts)
     return Verdict(after, bool(end), end or cause.reason, _pause(after, free), cause, free)
+
+
+def explained(reports: Sequence[FaultReport]) -> bool:
+    """Whether these reports name what broke the round: a death, a failure, a worker that hangs or
+    did not start, a request. Otherwise they only say that members missed each other."""
+    vague = [
+        report
+        for report in reports
+        if report.signature in (HANGS, CUT_OFF) or (report.consequence and report.kind != START)
+    ]
+    named = [report for report in reports if report.kind != PLANNED and report not in vague]
+    return bool(named) or not vague
+
+
+def _cut_off(budget: Budget, reports: Sequence[FaultReport], cut: str) -> Verdict:
+    """The network was cut: that says nothing about the script, nor about the rounds to come."""
+    after = replace(_with_best(budget, reports), lost=budget.lost + 1)
+    if reports and _made_progress(budget, reports, reports[0], free=True):
+        after = replace(after, fruitless=0)
+    return Verdict(after, False, cut, 0.0, None, True)
 
 
 def _no_fault(budget: Budget, reports: Sequence[FaultReport], cause: FaultReport | None) -> Verdict:

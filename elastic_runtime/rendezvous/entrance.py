@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.records import Member, NodeRecord
     from elastic_runtime.rendezvous.plan import Plan
 
-# How long a joiner that cannot reach the group stays away, in seconds.
-UNREACHABLE_PAUSE = 5.0
+# How often a joiner that cannot reach the group tries again, in seconds.
+UNREACHABLE_PAUSE = 1.0
+# For so long an answer to a probe says that a node is in reach, in seconds.
+FRESH = 5.0
 
 
 def may_register(state: State, plan: Plan, now: float) -> tuple[bool, State]:
@@ -67,20 +69,26 @@ def _await_other(state: State, lead: Peer, plan: Plan, now: float) -> State:
 
 
 def _reaches_group(state: State, lead: Peer, plan: Plan, now: float) -> tuple[bool, State]:
+    """A group needs all its pairs, so a newcomer has to reach every member, at the same time."""
     last = state.round_record
     if last is None or state.outcome_record is not None or last.rank_of(state.me) >= 0:
         return True, state
     ready = True
-    first: tuple[Member | NodeRecord, str] = (last.members[0], "the host of rank 0")
-    for target, role in (first, (lead.record, "the leader")):
+    silent: list[Member | NodeRecord] = []
+    targets: dict[str, Member | NodeRecord] = {member.node: member for member in last.members}
+    for target in (targets | {lead.record.node: lead.record}).values():
         answer = state.answers.get(target.node)
-        if not target.probe_port or target.node in state.dead or answer == ALIVE:
+        fresh = state.heard.get(target.node, float("-inf")) > now - FRESH
+        if not target.probe_port or target.node in state.dead or (answer == ALIVE and fresh):
             continue
         ready = False
-        state = plan.probe(state, target, UNREACHABLE_PAUSE, now)
         if answer == SILENT:
-            where = f"{target.address}:{target.probe_port}"
-            state = plan.wait(state, f"cannot reach {target.name}, {role}, at {where}")
+            silent.append(target)
+        state = plan.probe(state, target, UNREACHABLE_PAUSE, now)
+    if silent:
+        first, more = silent[0], f" and {len(silent) - 1} more" if silent[1:] else ""
+        where = f"{first.address}:{first.probe_port}"
+        state = plan.wait(state, f"cannot reach {first.name} at {where}{more}")
     return ready, state
 
 

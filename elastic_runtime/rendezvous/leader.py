@@ -27,7 +27,15 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.rendezvous.budget import USAGE
 from elastic_runtime.rendezvous.lives import create_job, succeed_old_life
-from elastic_runtime.rendezvous.sealing import end, fitting, form_first, form_next, joiners
+from elastic_runtime.rendezvous.reach import together
+from elastic_runtime.rendezvous.sealing import (
+    end,
+    fitting,
+    form_first,
+    form_next,
+    has_checked,
+    joiners,
+)
 from elastic_runtime.rendezvous.standing import (
     BACK,
     DEAD,
@@ -37,6 +45,7 @@ from elastic_runtime.rendezvous.standing import (
     OVER,
     RUNNING,
     fault_of,
+    is_explained,
     leader_of,
     loss,
     record_of,
@@ -52,7 +61,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.state import State
 
 # Moments that only a leader refers to: they mean nothing after it has not led for a while.
-_LEADERS = ("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign")
+_LEADERS = ("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign", "check")
 
 
 def lead(state: State, plan: Plan, now: float) -> State:
@@ -203,8 +212,12 @@ def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, no
         if until > now:
             plan.wake_at(until)
     fresh = joiners(state, last, now)
+    here = [record for one in last.members if (record := record_of(state, one.node))]
+    chosen = together([*here, *fresh], len(here), lambda n: fitting(job, n), job.min_nodes)
+    kept = {record.node for record in chosen}
+    fresh = [record for record in fresh if record.node in kept]
     size = fitting(job, len(last.members) + len(fresh))
-    if size <= len(last.members):
+    if size <= len(last.members) or any(record.node not in kept for record in here):
         return ""
     seen = [state.peers[node.node].seen for node in fresh if node.node in state.peers]
     batch = state.policy.batch_in_place if job.in_place else state.policy.batch
@@ -251,6 +264,9 @@ def _gather(
             if member.node != state.me:
                 state = plan.probe(state, member, state.policy.probe_every, now)
         return state
+    state, known = _survey(state, last, standings, plan, now)
+    if not known:
+        return state
     verdict = verdict_on(state, last, standings)
     if verdict.ends:
         cause = verdict.cause
@@ -266,6 +282,35 @@ def _gather(
         here = sum(how not in OVER for how in standings.values())
         return plan.wait(state, text, here)
     return form_next(state, job, last, standings, verdict, plan, now)
+
+
+def _survey(
+    state: State, last: RoundRecord, standings: Mapping[str, str], plan: Plan, now: float
+) -> tuple[State, bool]:
+    """Has the members say whom they reach, as nobody knows why the round broke.
+
+    Returns:
+        The new state, and whether all have said it, or had the time to.
+    """
+    switch = state.switch_record
+    back = [member.node for member in last.members if standings[member.node] == BACK]
+    if switch is None or not switch.broken or len(back) < 2:
+        return state, True
+    if not switch.survey and is_explained(state, last, standings):
+        return state, True
+    if not switch.survey:
+        plan.reason = "asking the members whom they reach"
+        put = Put(SWITCH, replace(switch, survey=True).encode())
+        expects = (Expect(SWITCH, state.switch.version), Expect(ROUND, state.round.version))
+        return plan.apply(state, SWITCH, Transaction(expects, (put,)), now), False
+    state = state.marked("check", now)
+    due = state.marks["check"] + state.policy.check
+    open_ = [node for node in back if not has_checked(record_of(state, node), last)]
+    if open_ and now < due:
+        plan.reason = "waiting for members to say whom they reach"
+        plan.wake_at(due)
+        return state, False
+    return state, True
 
 
 def _is_there(state: State, node: str) -> bool:

@@ -34,6 +34,7 @@ from elastic_runtime.rendezvous.state import (
     State,
 )
 from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
+from elastic_runtime.rendezvous.survey import survey
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.plan import Plan
@@ -45,8 +46,10 @@ def conduct(state: State, plan: Plan, now: float) -> State:
         return state
     state = cope(state, plan, now)
     if not (state.connected and state.snapshot):
+        # Whom this node reaches it can find out without the store.
+        state = survey(state, plan, now) if state.current and not state.connected else state
         return state
-    for step in (_fate, _restore, _skip, _own_key, _news, _find_leader, _watch_leader):
+    for step in (_fate, _restore, _skip, survey, _own_key, _news, _find_leader, _watch_leader):
         state = step(state, plan, now)
         if state.excluded or not state.snapshot:
             break
@@ -172,6 +175,9 @@ def _news(state: State, plan: Plan, now: float) -> State:
     if rank < 0 and state.stored is not None:
         full = job is not None and len(last.members) >= job.max_nodes
         text = "the world is full, this node is a spare" if full else "waiting to be let in"
+        if state.missed:
+            names = ", ".join(sorted(member.name for member in state.missed.values()))
+            text = f"waiting to be let in: this node does not reach {names}"
         state = plan.wait(state, text, len(last.members))
     return state
 

@@ -34,6 +34,19 @@ class Excluded:
 
 
 @dataclass(frozen=True, slots=True)
+class Surveyed:
+    """This node has looked for the other members of its round.
+
+    Attributes:
+        round: the round's number.
+        missed: the names of those that it does not reach.
+    """
+
+    round: int
+    missed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The job is over."""
 
@@ -111,6 +124,7 @@ Notice = (
     Sealed
     | Switch
     | Excluded
+    | Surveyed
     | Ended
     | Prepare
     | Waiting

@@ -26,6 +26,7 @@ from elastic_runtime.rendezvous.state import (
     Apply,
     Available,
     Done,
+    Doubt,
     Drain,
     Event,
     Follow,
@@ -188,6 +189,10 @@ class Participant:
     def in_place(self) -> None:
         """Says that the script recovers in place."""
         self._inbox.put(InPlace())
+
+    def look_for_members(self, round_number: int) -> None:
+        """Has the other members of the present round probed; ``Surveyed`` says what was found."""
+        self._inbox.put(Doubt(round_number))
 
     def done(self, round_number: int, step: int = -1) -> None:
         """Says that the script has ended well on this node."""

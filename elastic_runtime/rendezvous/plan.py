@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store import Transaction
 
 
+# A probe that has not come to its end by then was lost with the thread that sent it (seconds).
+LONGEST_PROBE = 5.0
+
+
 @dataclass
 class Plan:
     """Collects what a decision asks for.
@@ -45,11 +49,13 @@ class Plan:
         return replace(state, holds={**state.holds, tag: float("inf")})
 
     def probe(self, state: State, member: Member | NodeRecord, every: float, now: float) -> State:
-        """Probes a node, unless it was probed less than ``every`` seconds ago."""
+        """Probes a node, unless it was probed less than ``every`` seconds ago, or is being."""
         node = member.node
         if not member.probe_port or node in state.dead:
             return state
-        due = state.probed.get(node, float("-inf")) + every
+        sent = state.probed.get(node, float("-inf"))
+        under_way = state.heard.get(node, float("-inf")) < sent
+        due = sent + (max(every, LONGEST_PROBE) if under_way else every)
         if due > now:
             self.wake_at(due)
             return state

@@ -30,6 +30,7 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.rendezvous.lives import dead_keys
+from elastic_runtime.rendezvous.reach import severed_pairs, together, told
 from elastic_runtime.rendezvous.standing import (
     BACK,
     DEAD,
@@ -75,9 +76,10 @@ def form_first(state: State, job: JobRecord, plan: Plan, now: float) -> State:
             plan.wake_at(due)
             return plan.wait(state, "the store shows a round of another job")
     chosen = joiners(state, None, now)
+    chosen, cut = _in_reach(job, chosen, 0)
     size = fitting(job, len(chosen))
     if size < job.min_nodes or not size:
-        return _too_few(state, job, len(chosen), plan, now)
+        return _too_few(state, job, len(chosen), plan, now, cut)
     state = state.unmarked("short")
     if size < job.max_nodes:
         state = state.marked("call", now)
@@ -111,10 +113,15 @@ def form_next(
     fresh = joiners(state, last, now)
     if fitting(job, len(trusted) + len(fresh)) >= job.min_nodes and trusted:
         back = trusted
-    chosen = [*back, *fresh]
+    switch = state.switch_record
+    if switch is not None and switch.survey:
+        # Who does not say whom it reaches may be let in when it has.
+        back = [node for node in back if has_checked(node, last)]
+        fresh = [node for node in fresh if has_checked(node, last)]
+    chosen, cut = _in_reach(job, [*back, *fresh], len(back))
     size = fitting(job, len(chosen))
     if size < job.min_nodes or not size:
-        return _too_few(state, job, len(chosen), plan, now)
+        return _too_few(state, job, len(chosen), plan, now, cut)
     state = state.unmarked("short")
     if not _is_safe(standings):
         state = state.marked("island", now)
@@ -122,7 +129,6 @@ def form_next(
         if now < due:
             plan.wake_at(due)
             return plan.wait(state, "the members of the last round are silent (--fence-timeout)")
-    switch = state.switch_record
     reason = switch.reason if switch else ""
     if verdict.reason and (switch is None or switch.broken):
         reason = verdict.reason
@@ -133,6 +139,20 @@ def fitting(job: JobRecord, nodes: int) -> int:
     """The largest world that so many nodes can form."""
     size = min(nodes, job.max_nodes)
     return size - size % job.node_unit
+
+
+def has_checked(node: NodeRecord | None, last: RoundRecord) -> bool:
+    """Whether a node has looked for the members of this round."""
+    return node is not None and node.checked >= last.number
+
+
+def _in_reach(
+    job: JobRecord, nodes: list[NodeRecord], survivors: int
+) -> tuple[list[NodeRecord], str]:
+    """Those of the nodes that are to form a round, and who does not reach whom, for people."""
+    pairs = severed_pairs(nodes)
+    chosen = together(nodes, survivors, lambda n: fitting(job, n), job.min_nodes)
+    return chosen, told(pairs) if pairs else ""
 
 
 def joiners(state: State, last: RoundRecord | None, now: float) -> list[NodeRecord]:
@@ -149,6 +169,7 @@ def joiners(state: State, last: RoundRecord | None, now: float) -> list[NodeReco
         and node.workers
         and (last is None or last.rank_of(node.node) < 0)
         and (not settings or node.settings == settings)
+        and (last is None or not node.checked or has_checked(node, last))
         and not _is_suspect(state, node, now)
     ]
 
@@ -157,7 +178,9 @@ def _is_suspect(state: State, node: NodeRecord, now: float) -> bool:
     return state.suspects.get(node.node, (0, 0.0))[1] > now
 
 
-def _too_few(state: State, job: JobRecord, have: int, plan: Plan, now: float) -> State:
+def _too_few(
+    state: State, job: JobRecord, have: int, plan: Plan, now: float, cut: str = ""
+) -> State:
     state = state.marked("short", now).unmarked("call")
     due = state.marks["short"] + state.policy.join
     for _, until in state.suspects.values():
@@ -166,13 +189,14 @@ def _too_few(state: State, job: JobRecord, have: int, plan: Plan, now: float) ->
     if now < due:
         plan.wake_at(due)
         unit = f", a multiple of {job.node_unit}" if job.node_unit > 1 else ""
-        return plan.wait(state, f"waiting for at least {job.min_nodes} nodes{unit}", have)
+        why = f"waiting for at least {job.min_nodes} nodes{unit}"
+        return plan.wait(state, f"{why}: {cut}" if cut else why, have)
     outcome = OutcomeRecord(
         job.incarnation,
         False,
         EXIT_NOT_ENOUGH_NODES,
         f"{have} of at least {job.min_nodes} nodes came together within "
-        f"{state.policy.join:g} s (--join-timeout)",
+        f"{state.policy.join:g} s (--join-timeout){f': {cut}' if cut else ''}",
     )
     return end(state, outcome, plan, now)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import (
+    CUT_OFF,
     DONE,
     GONE,
     LOST,
@@ -15,7 +16,8 @@ from elastic_runtime.protocol.records import (
     called,
     node_key,
 )
-from elastic_runtime.rendezvous.budget import Verdict, judge
+from elastic_runtime.rendezvous.budget import Verdict, explained, judge
+from elastic_runtime.rendezvous.reach import severed_pairs, told
 from elastic_runtime.rendezvous.state import OTHER, REFUSED, REPLACED, Peer, State
 
 if TYPE_CHECKING:
@@ -101,6 +103,27 @@ def loss(state: State, member: Member, how: str) -> str:
 
 def verdict_on(state: State, last: RoundRecord, standings: Mapping[str, str]) -> Verdict:
     """What the last round costs, now that it is over."""
+    switch = state.switch_record
+    reports = _reports(state, last, standings)
+    here = [record for member in last.members if (record := record_of(state, member.node))]
+    cut = told(severed_pairs(here)) if severed_pairs(here) else ""
+    return judge(
+        last.budget,
+        reports,
+        members=len(last.members),
+        max_restarts=state.policy.max_restarts,
+        planned=switch is not None and not switch.broken,
+        cut=cut or next((one.reason for one in reports if one.signature == CUT_OFF), ""),
+    )
+
+
+def is_explained(state: State, last: RoundRecord, standings: Mapping[str, str]) -> bool:
+    """Whether it is known why the last round broke, or only that its members miss each other."""
+    return explained(_reports(state, last, standings))
+
+
+def _reports(state: State, last: RoundRecord, standings: Mapping[str, str]) -> list[FaultReport]:
+    """Why the members left the last round, as they say, and who of them was lost."""
     reports = []
     for member in last.members:
         how = standings[member.node]
@@ -109,14 +132,7 @@ def verdict_on(state: State, last: RoundRecord, standings: Mapping[str, str]) ->
             reports.append(FaultReport(last.number, LOST, loss(state, member, how), signature=LOST))
         elif fault is not None:
             reports.append(fault)
-    switch = state.switch_record
-    return judge(
-        last.budget,
-        reports,
-        members=len(last.members),
-        max_restarts=state.policy.max_restarts,
-        planned=switch is not None and not switch.broken,
-    )
+    return reports
 
 
 def fault_of(state: State, member: Member, last: RoundRecord) -> FaultReport | None:

@@ -14,6 +14,7 @@ from elastic_runtime.config import ANSWER
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import (
     JobRecord,
+    Member,
     NodeRecord,
     OutcomeRecord,
     Record,
@@ -80,6 +81,13 @@ class InPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """All workers of this round wait for each other: are the other members in reach?"""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The script has ended well on this node, in this round."""
 
@@ -140,6 +148,7 @@ Event = (
     | Left
     | Available
     | InPlace
+    | Doubt
     | Done
     | Drain
     | Goodbye
@@ -208,6 +217,7 @@ class Policy:
         settle: after contact to the store was regained, or it lost its memory, how long an absent
             key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
         probe_after, probe_every: when a silent node is probed first, and how often.
+        check: how long the leader waits for members to say whom they reach.
         ahead: extra wait per rank before a waiting member probes the leader, against storms.
         connect: how long the first contact with the store may take.
         answer: how long a write may take to succeed or to fail.
@@ -229,6 +239,7 @@ class Policy:
     settle: float = 3.0
     probe_after: float = 0.03
     probe_every: float = 0.25
+    check: float = 3.0
     ahead: float = 0.005
     connect: float = 15.0
     answer: float = ANSWER
@@ -310,7 +321,10 @@ class State:
         dead: nodes proven dead, by a probe or a later life, with the proof.
         done_seen: nodes seen to have ended well, with the round.
         holds: transactions in flight or to be waited for, by tag, with the end of the hold.
-        probed: last probes, by node, with when they were sent; ``answers`` the last answers.
+        probed: last probes, by node, with when they were sent; ``answers`` the last answers, and
+            ``heard`` when the probes were sent that they answer.
+        missed: the nodes that this one has found out of reach, by uuid.
+        doubted: the round whose members the agent wants to be looked for; 0: none.
         marks: moments that decisions refer to, by name.
         told: notices given, so that each is given once.
         suspects: joiners with whom a round failed, with strikes and when to try them again.
@@ -355,6 +369,9 @@ class State:
     holds: Mapping[str, float] = field(default_factory=dict)
     probed: Mapping[str, float] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
+    heard: Mapping[str, float] = field(default_factory=dict)
+    missed: Mapping[str, Member] = field(default_factory=dict)
+    doubted: int = 0
     marks: Mapping[str, float] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
     suspects: Mapping[str, tuple[int, float]] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from elastic_runtime.rendezvous.notices import (
     Prepare,
     Sealed,
     StoreTimeout,
+    Surveyed,
     Switch,
 )
 from elastic_runtime.rendezvous.state import (
@@ -33,6 +34,7 @@ from elastic_runtime.rendezvous.state import (
     Apply,
     Available,
     Done,
+    Doubt,
     Drain,
     Event,
     Follow,
@@ -59,9 +61,9 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT = 0.5
 # What an agent acts upon.
-_HEARD = Sealed | Switch | Excluded | Fenced | Ended | Conflict | StoreTimeout | Prepare
+_HEARD = Sealed | Switch | Excluded | Fenced | Ended | Conflict | StoreTimeout | Prepare | Surveyed
 # More than this in one simulated second is a storm: twice the most that was ever seen.
-STORM = {"decide": 60, "Apply": 20, "Probe": 15, "Look": 18, "Notify": 15}
+STORM = {"decide": 60, "Apply": 20, "Probe": 40, "Look": 18, "Notify": 15}
 
 
 class Node:
@@ -292,7 +294,10 @@ class Agent:
                 self._sealed(sealed)
             case Switch(number, broken, reason):
                 self._switch(number, broken, reason)
+            case Surveyed(number, missed):
+                self._surveyed(number, missed)
             case Excluded() | Fenced():
+                self.node.world.fenced |= isinstance(notice, Fenced)
                 if self.phase in ("starting", "running", "stopping"):
                     if self.then == "rejoin":
                         self.then = "new life"
@@ -456,6 +461,23 @@ class Agent:
         """A collective broke."""
         if self.round is not None and self.round.number == number:
             self.worker_fails(records.FAILED, echo=True)
+
+    def doubt(self, number: int) -> None:
+        """All workers wait for each other: the agent asks whether the others are in reach."""
+        if self.phase == "running" and self.round is not None and self.round.number == number:
+            self.node.feed(Doubt(number))
+
+    def _surveyed(self, number: int, missed: tuple[str, ...]) -> None:
+        if not missed or self.phase != "running" or self.round is None:
+            return
+        if self.round.number == number:
+            reason = f"{self.node.name} does not reach {', '.join(missed)}"
+            self._stop(
+                FaultReport(
+                    number, records.LOST, reason, signature=records.CUT_OFF, consequence=True
+                ),
+                quick=True,
+            )
 
     def workers_finish(self, turn: int) -> None:
         """The script has ended well."""

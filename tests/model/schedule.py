@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.protocol import records
 from elastic_runtime.rendezvous.state import Policy
 from elastic_runtime.rendezvous.store import Put
@@ -119,7 +120,33 @@ OUTAGE = Theme(
     counts=(1, 2, 3),
     held=1.0,
 )
-THEMES = (MIXED, MIXED, MIXED, ISLANDS, FORGETTING, CHURN, CHURN, ENDING, OUTAGE)
+# Nodes that do not reach each other, though all reach the store: nobody dies of it.
+PARTED = Theme(
+    {"part": 5, "part one": 5, "part in two": 3, "cut": 1},
+    durations=(0.3, 2.0, 5.0, 10.0),
+    gaps=((0.0, 0.5), (0.5, 4.0), (1.0, 15.0)),
+    counts=(1, 2, 3, 4),
+    held=0.8,
+)
+# The same among nodes and workers that die, also at the same moment.
+TORN = Theme(
+    {
+        "part": 4,
+        "part one": 4,
+        "part in two": 2,
+        "crash": 4,
+        "worker fails": 4,
+        "blow": 4,
+        "join": 5,
+        "drain": 1,
+        "pause": 1,
+    },
+    durations=(0.3, 2.0, 5.0),
+    gaps=((0.0, 0.005), (0.0, 0.05), (0.0, 0.5), (0.5, 4.0)),
+    counts=(2, 3, 4, 5),
+    held=0.6,
+)
+THEMES = (MIXED, MIXED, PARTED, TORN, MIXED, ISLANDS, FORGETTING, CHURN, CHURN, ENDING, OUTAGE)
 BY_NAME = {
     "mixed": MIXED,
     "islands": ISLANDS,
@@ -127,6 +154,8 @@ BY_NAME = {
     "churn": CHURN,
     "ending": ENDING,
     "outage": OUTAGE,
+    "parted": PARTED,
+    "torn": TORN,
 }
 
 
@@ -187,6 +216,8 @@ class Schedule:
             self._check_undisturbed()
             world.release(clock.now)
         clock.run(clock.now + OVER + TOGETHER, lambda: not world.living())
+        if self.theme is PARTED:
+            self._check_blameless()
         waiting = [node.name for node in world.living()]
         if waiting:
             raise Violation(f"{', '.join(waiting)}: still there long after all faults were over")
@@ -205,11 +236,17 @@ class Schedule:
 
     def _check_undisturbed(self) -> None:
         """A lost store does not stop a whole group."""
-        if self.undisturbed is None:
+        if self.undisturbed is None or self.world.fenced:
             return
         key, since = self.undisturbed
         if self.world.whole_since.get(key) != since:
             raise Violation(f"round {key[0]} was disturbed, though only the store had failed")
+
+    def _check_blameless(self) -> None:
+        """That nodes do not reach each other is nobody's failure."""
+        for outcome in self.world.outcomes.values():
+            if not outcome.succeeded and outcome.exit_code != EXIT_NOT_ENOUGH_NODES:
+                raise Violation(f"a cut network has ended the job: {outcome.reason}")
 
     def _check_together(self) -> None:
         world = self.world
@@ -371,9 +408,39 @@ class Schedule:
         if len(nodes) < 2:
             return False
         one, two = self.clock.random.sample(nodes, 2)
-        pair = (min(one.port, two.port), max(one.port, two.port))
-        self.world.partitions.add(pair)
-        self.clock.after(self._duration() * 2, self.world.partitions.discard, pair)
+        self._part([one], [two])
+        return True
+
+    def part_one(self) -> bool:
+        """One node reaches no other one; newcomers are on the side of the others."""
+        nodes = self.world.living()
+        if len(nodes) < 2:
+            return False
+        self._part([self.clock.random.choice(nodes)], nodes)
+        return True
+
+    def part_in_two(self) -> bool:
+        """One half does not reach the other."""
+        nodes = self.world.living()
+        if len(nodes) < 2:
+            return False
+        half = self.clock.random.sample(nodes, len(nodes) // 2)
+        self._part(half, [node for node in nodes if node not in half])
+        return True
+
+    def _part(self, some: list[Node], others: list[Node]) -> None:
+        names = [" ".join(node.name for node in side) for side in (some, others)]
+        self.clock.log("", f"== {names[0]} | {names[1]} ==")
+        self.world.cut_between(some, others, self._duration() * 2)
+
+    def blow(self) -> bool:
+        """A node is killed, and a worker of another one, at the same instant."""
+        running = [n for n in self.world.living() if n.running and n.agent.phase == "running"]
+        if len(running) < 2:
+            return False
+        node, other = self.clock.random.sample(running, 2)
+        node.crash()
+        other.agent.worker_fails(records.KILLED, echo=False, signature="SIGKILL")
         return True
 
     def restart_store(self) -> bool:
@@ -464,6 +531,9 @@ _FAULTS: dict[str, Callable[[Schedule], bool]] = {
     "cut": Schedule.cut,
     "cut all": Schedule.cut_all,
     "part": Schedule.part,
+    "part one": Schedule.part_one,
+    "part in two": Schedule.part_in_two,
+    "blow": Schedule.blow,
     "restart store": Schedule.restart_store,
     "amnesia": Schedule.amnesia,
     "worker fails": Schedule.worker_fails,

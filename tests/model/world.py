@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import JobRecord, OutcomeRecord, RoundRecord
+from elastic_runtime.rendezvous.reach import severed_pairs
 from tests.model.clockwork import Clockwork, Violation
 from tests.model.node import PROBE_TIMEOUT, Node, answer_of, probed
 from tests.model.store import SimStore
@@ -56,6 +57,7 @@ class World:
         self.dark: set[int] = set()
         self.exits: dict[str, str] = {}
         self.seals = 0
+        self.fenced = False  # somebody was without the store for so long that it gave up
         # The group.
         self.workers: dict[Key, set[str]] = defaultdict(set)  # who runs workers of a round
         self.well: dict[Key, set[str]] = defaultdict(set)  # whose workers have ended well
@@ -163,7 +165,7 @@ class World:
                 self.whole_since[key] = now
                 due = max(self.work, self.not_before - now)
                 if self._cannot_meet(key):
-                    self.clock.after(self.clock.within(0.05, 0.5), self._fail_to_meet, key, now)
+                    self._miss_each_other(key, now)
                 elif due < float("inf"):
                     self.clock.after(due, self._through, key, now)
             elif not going and since is not None:
@@ -174,6 +176,39 @@ class World:
     def _cannot_meet(self, key: Key) -> bool:
         ports = sorted(self.by_uuid[uuid].port for uuid in key[2])
         return any((one, two) in self.partitions for one in ports for two in ports if one < two)
+
+    def cut_between(self, nodes: list[Node], others: list[Node], duration: float) -> None:
+        """These nodes do not reach those for a while."""
+        pairs = {
+            (min(one.port, two.port), max(one.port, two.port))
+            for one in nodes
+            for two in others
+            if one is not two
+        }
+        self.partitions |= pairs
+        self.clock.after(duration, self.partitions.difference_update, pairs)
+        for key, since in list(self.whole_since.items()):
+            if self._cannot_meet(key):
+                self._miss_each_other(key, since)
+
+    def _miss_each_other(self, key: Key, since: float) -> None:
+        """Connections break some time later, or all wait and their agents look around."""
+        if self.clock.chance(0.5):
+            self.clock.after(self.clock.within(0.05, 0.5), self._fail_to_meet, key, since)
+            return
+        for uuid in key[2]:
+            node = self.by_uuid[uuid]
+            node.later(self.clock.within(0.5, 1.0), self._hangs, key, since, node)
+
+    def _hangs(self, key: Key, since: float, node: Node) -> None:
+        if self.whole_since.get(key) != since:
+            return
+        node.agent.doubt(key[0])
+        if not self._cannot_meet(key):
+            del self.whole_since[key]  # it has healed, and they go on
+            self.groups_changed()
+            return
+        node.later(1.0, self._hangs, key, since, node)
 
     def _fail_to_meet(self, key: Key, since: float) -> None:
         """Members that do not reach each other form no process group."""
@@ -254,6 +289,13 @@ class World:
         survivors = [node for node in members if before.rank_of(node) >= 0]
         if survivors != sorted(survivors, key=before.rank_of):
             raise Violation(f"survivors changed their order in round {brief_round(sealed)}")
+        seen = self.by_uuid[sealed.sealed_by].state.peers
+        known = [seen[node].record for node in members if node in seen]
+        for one, two in severed_pairs(known):
+            raise Violation(
+                f"round {brief_round(sealed)} holds {one.name} and {two.name}, which are known "
+                "not to reach each other"
+            )
         if survivors and members[0] != survivors[0]:
             raise Violation(f"rank 0 of round {brief_round(sealed)} is no survivor")
         spent = sealed.budget.failures - before.budget.failures

@@ -20,6 +20,7 @@ from elastic_runtime.agent.life import (
     Finish,
     InterruptWorkers,
     KillWorkers,
+    LookForMembers,
     NoProgress,
     Phase,
     SayAvailable,
@@ -43,12 +44,13 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
-from elastic_runtime.protocol.records import KILLED, FaultReport, Member, RoundRecord
+from elastic_runtime.protocol.records import CUT_OFF, KILLED, LOST, FaultReport, Member, RoundRecord
 from elastic_runtime.rendezvous.notices import (
     Excluded,
     Prepare,
     Sealed,
     StoreState,
+    Surveyed,
     Switch,
 )
 
@@ -412,8 +414,33 @@ def test_a_hang_is_blamed_on_who_does_not_wait_for_others(
         life.take(NoProgress(31.1, 30.0))
         assert not life.actions, "the others have had no time to answer"
     life.now += 1.0
+    life.take(Surveyed(1, ()))
     life.take(NoProgress(32.0, 30.0))
     assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([guilty] if guilty else [])
+
+
+def test_nobody_is_blamed_before_it_is_known_that_the_others_are_in_reach() -> None:
+    life = Life().in_round()
+    life.take(NoProgress(61.0, 30.0))
+    assert life.asked(LookForMembers) == [LookForMembers(1)]
+    life.now += 1.0
+    assert not life.take(NoProgress(62.0, 30.0)), "it has not been answered"
+    life.take(Surveyed(1, ()))
+    life.take(NoProgress(62.1, 30.0))
+    assert life.asked(KillWorkers)[0].local_ranks == (0, 1)
+
+
+def test_who_does_not_reach_the_others_leaves_the_round_and_nothing_is_counted() -> None:
+    life = Life().in_round()
+    life.take(NoProgress(31.0, 30.0))
+    life.take(Surveyed(1, ("c",)))
+    assert life.asked(InterruptWorkers)
+    assert not life.asked(KillWorkers)
+    life.take(left(1, 0))
+    life.take(left(1, 1))
+    fault = life.asked(SayLeft)[0].fault
+    assert (fault.kind, fault.signature, fault.consequence) == (LOST, CUT_OFF, True)
+    assert fault.reason.endswith("does not reach c")
 
 
 def test_ranks_that_all_wait_for_each_other_are_interrupted() -> None:
@@ -422,6 +449,7 @@ def test_ranks_that_all_wait_for_each_other_are_interrupted() -> None:
     life.take(WorkerHeard(0, True, "a", ""))
     life.take(WorkerHeard(1, True, "a", ""))
     life.now += 1.0
+    life.take(Surveyed(1, ()))
     life.take(NoProgress(62.0, 30.0))
     assert life.asked(InterruptWorkers)
     life.take(left(1, 0))

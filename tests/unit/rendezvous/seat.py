@@ -63,9 +63,9 @@ def sealed(number: int, *names: str, **fields: object) -> RoundRecord:
     return replace(record, **fields)  # type: ignore[arg-type]
 
 
-def switch(number: int, *, broken: bool) -> SwitchRecord:
+def switch(number: int, *, broken: bool, survey: bool = False) -> SwitchRecord:
     """The order to leave this round."""
-    return SwitchRecord(number, LIFE, broken, "it must be")
+    return SwitchRecord(number, LIFE, broken, "it must be", survey)
 
 
 class Seat:

@@ -346,14 +346,18 @@ def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
     fault: FaultReport, members: list[str]
 ) -> None:
     seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3, fault))
-    order, before = switch(3, broken=True), Budget(best_step=9)
+    seat.state = replace(seat.state, record=back("a", 3, fault, checked=3))
+    order, before = switch(3, broken=True, survey=True), Budget(best_step=9)
     seat.sees(job(1, 2), sealed(3, "a", "b", survivors=1, budget=before), order, seat.state.record)
-    seat.changes(back("b", 3, fault), after=0.01)
+    other = back("b", 3, fault, checked=3)
+    seat.changes(other, after=0.01)
     assert (seat.members() or seat.feed(Tick(), 1.0).members()) == members
     if members == ["a", "b"]:
         return
-    seat.changes(sealed(4, "a", survivors=1), gone=("switch",), after=0.01)
+    # Who was left out looks for the members of the new round before it is let in.
+    seat.changes(
+        sealed(4, "a", survivors=1), replace(other, checked=4), gone=("switch",), after=0.01
+    )
     assert seat.feed(Tick(), POLICY.batch).transaction(SWITCH) is None
     assert seat.feed(Tick(), 10.0).transaction(SWITCH) is not None
 
@@ -361,7 +365,8 @@ def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
 def test_there_may_be_no_choice_but_a_suspect() -> None:
     echo = FaultReport(3, FAILED, "no route to host", consequence=True)
     seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3, echo))
+    seat.state = replace(seat.state, record=back("a", 3, echo, checked=3))
     last = sealed(3, "a", "b", survivors=1, budget=Budget(best_step=9))
-    seat.sees(job(2, 2), last, switch(3, broken=True), back("a", 3, echo), back("b", 3, echo))
+    order = switch(3, broken=True, survey=True)
+    seat.sees(job(2, 2), last, order, seat.state.record, back("b", 3, echo, checked=3))
     assert seat.members() == ["a", "b"]

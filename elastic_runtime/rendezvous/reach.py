@@ -1,0 +1,118 @@
+"""Who reaches whom, and who of them can form a round: pure.
+
+Each node says whom it does not reach (``survey``). A pair reaches each other unless one of the two
+says that it does not: a cut may well be in sight from one side only, and a group needs all its
+pairs. What nobody has said is taken to be well, so that a node whose probe port alone is shut takes
+part until a round has broken for want of another reason.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from elastic_runtime.protocol.records import NodeRecord
+
+# Up to so many nodes that miss somebody, every choice among them is looked at; above, those that
+# miss most are left out one by one, which is as good where a network falls into parts.
+_EXACT = 10
+
+
+def severed(one: NodeRecord, two: NodeRecord) -> bool:
+    """Whether two nodes are known not to reach each other."""
+    return two.node in one.unreachable or one.node in two.unreachable
+
+
+def severed_pairs(nodes: Sequence[NodeRecord]) -> list[tuple[NodeRecord, NodeRecord]]:
+    """The pairs among these nodes that are known not to reach each other."""
+    there = {node.node: node for node in nodes}
+    places = {name: place for place, name in enumerate(there)}
+    pairs = {
+        tuple(sorted((node.node, other), key=places.__getitem__))
+        for node in nodes
+        for other in node.unreachable
+        if other in there and other != node.node
+    }
+    ordered = sorted(pairs, key=lambda pair: [places[name] for name in pair])
+    return [(there[one], there[two]) for one, two in ordered]
+
+
+def told(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
+    """Who does not reach whom, for people."""
+    missed: dict[str, list[str]] = {}
+    for one, two in pairs:
+        missed.setdefault(one.name, []).append(two.name)
+    shown = [f"{name} and {', '.join(others)}" for name, others in missed.items()]
+    more = f", and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return f"no connection between {'; between '.join(shown[:3])}{more}"
+
+
+def together(
+    nodes: Sequence[NodeRecord], survivors: int, fitting: Callable[[int], int], least: int
+) -> list[NodeRecord]:
+    """The nodes that are to form a round: of those that all reach each other, the best set.
+
+    Enough of them comes first; then survivors, who hold what was reached; then their number, as
+    far as there is use for it; then who stands further to the front, rank 0 first of all.
+
+    Args:
+        nodes: who wants in, in the order of ranks: survivors first.
+        survivors: how many of them, the first ones, were in the last round. If there are any, the
+            set holds at least one of them.
+        fitting: how large a world so many nodes can form.
+        least: fewest nodes of a round.
+
+    Returns:
+        The set, in the same order. All of the nodes if no two are known to be cut off.
+    """
+    pairs = severed_pairs(nodes)
+    if not pairs:
+        return list(nodes)
+    missing = _missing(pairs)
+    free = [node for node in nodes if node.node not in missing]
+    cut = [node for node in nodes if node.node in missing]
+    places = {node.node: place for place, node in enumerate(nodes)}
+
+    def worth(kept: Iterable[str]) -> tuple[bool, bool, int, int, list[int]]:
+        chosen = sorted([*(places[node.node] for node in free), *(places[one] for one in kept)])
+        held = sum(place < survivors for place in chosen)
+        size = fitting(len(chosen))
+        front = [-place for place in chosen]
+        return (not survivors or held > 0, size >= least, held, size, front)
+
+    names = [node.node for node in cut]
+    choices = _all_sets(names, missing) if len(cut) <= _EXACT else [_thinned(names, missing)]
+    kept = set(max(choices, key=worth))
+    return [node for node in nodes if node.node not in missing or node.node in kept]
+
+
+def _missing(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> dict[str, set[str]]:
+    missing: dict[str, set[str]] = {}
+    for one, two in pairs:
+        missing.setdefault(one.node, set()).add(two.node)
+        missing.setdefault(two.node, set()).add(one.node)
+    return missing
+
+
+def _all_sets(names: list[str], missing: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    """Every set of these nodes in which nobody misses anybody."""
+    return [
+        some
+        for size in range(len(names) + 1)
+        for some in combinations(names, size)
+        if not any(two in missing[one] for one, two in combinations(some, 2))
+    ]
+
+
+def _thinned(names: list[str], missing: dict[str, set[str]]) -> tuple[str, ...]:
+    """Without those that miss most of the others, the last of them first."""
+    kept = list(names)
+    while True:
+        counts = [len(missing[name].intersection(kept)) for name in kept]
+        most = max(counts, default=0)
+        if not most:
+            return tuple(kept)
+        kept.pop(max(place for place, count in enumerate(counts) if count == most))
