@@ -205,6 +205,14 @@ _LINES: dict[str, Line] = {
     "workers.cold": Line(
         "workers start cold, seconds slower each: {why}", "warning", whole_job=False
     ),
+    "log.dropped": Line(
+        "{path} cannot be written ({why}): what workers print is lost until it can",
+        "warning",
+        whole_job=False,
+    ),
+    "log.resumed": Line(
+        "logs can be written again; {bytes} bytes are missing", "warning", whole_job=False
+    ),
     "server.died": Line(
         "the fork server died ({why}); another one starts",
         "warning",

@@ -257,6 +257,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 return ServerDied(why)
             case workers.WorkerStarted():
                 return None
+            case workers.Said(name=name, fields=fields):
+                self._tell(name, fields)
+                return None
             case workers.WorkerExited():
                 return self._exited(item)
             case _:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_runtime.agent.logfile import FULL
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class LogDirs:
         else:
             self.root = Path(private, "logs")
         self._run = self.root / _one_level(config.run_id)
+        self._spare = Path(private, "logs", _one_level(config.run_id))
         self._node = _one_level(config.node_name)
         self._keep = output.keep
         # What this agent has made, by round; the one whose worker has ended last comes last.
@@ -92,6 +94,16 @@ class LogDirs:
             round_number: the round.
             rank: the worker's global rank.
         """
+        try:
+            return self._place(round_number, rank)
+        except OSError as error:
+            if error.errno not in FULL or self._run == self._spare:
+                raise
+        # There is no room for another directory: its worker starts all the same.
+        home = self._spare / f"round-{round_number}" / self._node
+        return Place(str(_new_directory(home / f"rank-{rank}")), str(home))
+
+    def _place(self, round_number: int, rank: int) -> Place:
         home = self._homes.get(round_number)
         if home is None:
             self._forget()

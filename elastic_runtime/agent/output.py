@@ -22,6 +22,7 @@ from elastic_runtime import threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from elastic_runtime.agent.logfile import LogFile
     from elastic_runtime.config import Output
 
 _CHUNK = 1 << 16
@@ -248,7 +249,7 @@ class Stream:
     """One output stream of one worker, from its pipe to all the places where it goes.
 
     Args:
-        source: the pipe's reading end; owned from now on, as are the other descriptors.
+        source: the pipe's reading end; owned from now on, as are the file and the descriptor.
         prefix: put before each line, except in ``file``.
         console: shows it; None: nobody does.
         file: takes the bytes as they are.
@@ -260,7 +261,7 @@ class Stream:
         source: int,
         prefix: bytes,
         console: Console | None,
-        file: int | None = None,
+        file: LogFile | None = None,
         selected: Filter | None = None,
     ) -> None:
         os.set_blocking(source, False)
@@ -268,15 +269,16 @@ class Stream:
         self.open = True
         self.prefix = prefix
         self._console = console
-        self._file = file
+        self.file = file
         self._selected = selected
         self._partial = b""
         self._since = 0.0
 
     @property
     def held_up(self) -> bool:
-        """Its worker ought to wait for the console."""
-        return self._console is not None and self._console.full
+        """Its worker ought to wait for the console, or for its log file."""
+        console, file = self._console, self.file
+        return (console is not None and console.full) or (file is not None and file.full)
 
     @property
     def due(self) -> float | None:
@@ -298,7 +300,10 @@ class Stream:
         if not data:
             self.open = False
             return 0
-        self._keep(data)
+        if self.file is not None:
+            self.file.write(data)
+        if self._console is None and self._selected is None:
+            return len(data)
         head, newline, tail = data.rpartition(b"\n")
         if newline:
             self._show(self._partial + head + newline)
@@ -329,23 +334,10 @@ class Stream:
         if self._console is not None:
             self._console.end_line(self)
         os.close(self.source)
-        if self._file is not None:
-            os.close(self._file)
+        if self.file is not None:
+            self.file.close()
         if self._selected is not None:
             os.close(self._selected.descriptor)
-
-    def _keep(self, data: bytes) -> None:
-        if self._file is None:
-            return
-        try:
-            _write_fully(self._file, data)
-        except OSError as error:
-            path = os.readlink(f"/proc/self/fd/{self._file}")
-            os.close(self._file)
-            self._file = None
-            note = f"[elastic-run] {path} is not written any further: {error.strerror}\n".encode()
-            if self._console is not None:
-                self._console.write(None, b"", note)
 
     def _show(self, text: bytes) -> None:
         if self._console is not None:

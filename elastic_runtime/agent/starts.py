@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_runtime.agent.forkserver import Frame
+    from elastic_runtime.agent.logfile import LogWriter
     from elastic_runtime.agent.output import Console
     from elastic_runtime.agent.workers import WorkerSpec
     from elastic_runtime.config import JobConfig
@@ -35,10 +36,12 @@ class Starts:
     Args:
         config: the settings.
         consoles: where ``stdout`` and ``stderr`` are shown.
+        logs: writes the log files.
     """
 
-    def __init__(self, config: JobConfig, consoles: Mapping[str, Console]) -> None:
+    def __init__(self, config: JobConfig, consoles: Mapping[str, Console], logs: LogWriter) -> None:
         self._config = config
+        self._logs = logs
         self._consoles = consoles
         self._payload: int | None = None
         self._results: dict[int, int] = {}
@@ -93,17 +96,18 @@ class Starts:
         """Opens what a worker's standard output or error is to be."""
         output = self._config.output
         way = route(output, spec.local_rank, name)
-        file = _append(spec.place.log(name)) if way.file else None
-        if not way.console:
-            return file if file is not None else os.open(os.devnull, os.O_WRONLY)
+        file = self._logs.open(spec.place.log(name)) if way.file else None
+        if not way.console and file is None:
+            return os.open(os.devnull, os.O_WRONLY)
         needles = output.stdout_filters if name == "stdout" else output.stderr_filters
         chosen = None
-        if way.file and needles:
+        if way.console and way.file and needles:
             descriptor = _append(spec.place.filtered(name))
             chosen = Filter(tuple(needle.encode() for needle in needles), descriptor)
         reading, writing = os.pipe()
         prefix = self.prefix(spec.local_rank, spec.global_rank)
-        streams.append(Stream(reading, prefix, self._consoles[name], file, chosen))
+        console = self._consoles[name] if way.console else None
+        streams.append(Stream(reading, prefix, console, file, chosen))
         return writing
 
     def prefix(self, local_rank: int, rank: int) -> bytes:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import threads
 from elastic_runtime.agent import forkclient, forkserver
+from elastic_runtime.agent.logfile import LogWriter
 from elastic_runtime.agent.output import Pump, Stream, open_consoles
 from elastic_runtime.agent.starts import Starts
 from elastic_runtime.config import COMMAND, JobConfig
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _END_SECONDS = 10.0
 _FLUSH_SECONDS = 0.1
+_LOG_SECONDS = 0.5  # that the end of a worker waits for its log files
 _MOST_IMPORT_DEATHS = 3
 
 
@@ -110,7 +112,15 @@ class WorkerExited:
     with_server: bool = False
 
 
-WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited
+@dataclass(frozen=True)
+class Said:
+    """Something for people, an event with its fields."""
+
+    name: str
+    fields: dict[str, object]
+
+
+WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited | Said
 
 
 @dataclass(eq=False)
@@ -164,7 +174,8 @@ class Workers:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._pump = Pump(self._selector)
         self._consoles = open_consoles(stdout, stderr, self._wake)
-        self._starts = Starts(config, self._consoles)
+        self._logs = LogWriter(lambda name, fields: notify(Said(name, fields)), self._wake)
+        self._starts = Starts(config, self._consoles, self._logs)
         self._thread = threads.spawn(self._run, name="elastic-workers")
 
     # ------------------------------------------------------------ what the agent calls
@@ -278,6 +289,7 @@ class Workers:
             self._thread.join()
         for console in set(self._consoles.values()):
             console.close()
+        self._logs.close()
         self._starts.close()
         self._selector.close()
         self._woken.close()
@@ -402,6 +414,7 @@ class Workers:
         self._pump.finish(worker.streams)
         for console in set(self._consoles.values()):
             console.flush(_FLUSH_SECONDS)
+        self._logs.flush([s.file for s in worker.streams if s.file is not None], _LOG_SECONDS)
         with self._lock:
             del self._workers[number]
         spec = worker.spec

@@ -176,6 +176,16 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
             {"why": "signal 9"},
             "the fork server died (signal 9); another one starts",
         ),
+        (
+            "log.dropped",
+            {"path": "/logs/x", "why": "full"},
+            "/logs/x cannot be written (full): what workers print is lost until it can",
+        ),
+        (
+            "log.resumed",
+            {"path": "/logs/x", "bytes": 7},
+            "logs can be written again; 7 bytes are missing",
+        ),
         ("workers.cold", {"why": "x"}, "workers start cold, seconds slower each: x"),
         (
             "checkpoint.damaged",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.agent.logfile import LogWriter
 from elastic_runtime.agent.output import Console, Filter, Pump, Route, Stream, open_consoles, route
 from elastic_runtime.config import Output
 from tests.processes import wait_for
@@ -162,26 +163,32 @@ def test_lines_of_two_workers_do_not_mix(screen: Screen) -> None:
 
 def test_files_and_filters(screen: Screen, pipe: tuple[int, int], tmp_path: Path) -> None:
     reading, writing = pipe
-    file = os.open(tmp_path / "all", os.O_CREAT | os.O_WRONLY)
+    logs = LogWriter()
+    file = logs.open(str(tmp_path / "all"))
     some = os.open(tmp_path / "some", os.O_CREAT | os.O_WRONLY)
     stream = Stream(reading, b"[0]:", None, file, Filter((b"loss", b"lr"), some))
     os.write(writing, b"loss 1\nother\nlr 2")
     stream.read()
     stream.finish()
+    logs.close()
+    assert file.closed.wait(10.0)
     assert (tmp_path / "all").read_bytes() == b"loss 1\nother\nlr 2"
     assert (tmp_path / "some").read_bytes() == b"[0]:loss 1\n[0]:lr 2"
 
 
 def test_a_full_disk_costs_the_file_only(screen: Screen, pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    stream = Stream(reading, b"", screen.console, os.open("/dev/full", os.O_WRONLY))
+    told: list[str] = []
+    logs = LogWriter(lambda name, fields: told.append(f"{name} {fields}"))
+    stream = Stream(reading, b"", screen.console, logs.open("/dev/full"))
     os.write(writing, b"one\n")
     stream.read()
     os.write(writing, b"two\n")
     stream.read()
-    note = b"[elastic-run] /dev/full is not written any further: No space left on device\n"
-    assert screen.shows() == note + b"one\ntwo\n"
+    assert screen.shows() == b"one\ntwo\n"
     stream.finish()
+    logs.close()
+    assert told[0] == ("log.dropped {'path': '/dev/full', 'why': 'No space left on device'}")
 
 
 def test_a_console_whose_reader_is_gone_is_forgotten() -> None:

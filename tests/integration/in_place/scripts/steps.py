@@ -47,6 +47,8 @@ def main() -> None:
                 loss = (ddp(batch) - batch.sum(dim=1, keepdim=True)).square().mean()
                 optim.zero_grad()
                 notes.obey(world, state.step)
+                if args.kind == "loud":
+                    print("x" * 4000)
                 (loss * sampler.loss_scale).backward()
                 time.sleep(args.seconds)
                 optim.step()

@@ -1,0 +1,122 @@
+"""Log files on disks that are full, slow or stuck."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_runtime.agent import logfile
+from elastic_runtime.agent.logfile import LogWriter
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PATIENCE = 20.0
+
+
+class Disk:
+    """The writes of all log files: they fail, or do not return, as long as the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.free = threading.Event()
+        self.free.set()
+        self._write = os.write
+        monkeypatch.setattr(logfile.os, "write", self.write)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        assert self.free.wait(PATIENCE)
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._write(descriptor, data)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.setattr(logfile, "_AGAIN", 0.0)
+    return Disk(monkeypatch)
+
+
+def written(writer: LogWriter) -> None:
+    with writer._changed:
+        assert writer._changed.wait_for(lambda: not writer._waiting, PATIENCE)
+
+
+def test_a_full_disk_is_said_once_and_the_file_goes_on_when_there_is_room(
+    disk: Disk, tmp_path: Path
+) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    writer = LogWriter(lambda name, fields: told.append((name, fields)))
+    one, two = (writer.open(str(tmp_path / name)) for name in ("one", "two"))
+    one.write(b"first\n")
+    written(writer)
+    disk.full = True
+    for _ in range(3):
+        one.write(b"lost\n")
+        two.write(b"lost as well\n")
+    written(writer)
+    assert [name for name, _ in told] == ["log.dropped"]
+    disk.full = False
+    one.write(b"last\n")
+    two.write(b"last\n")
+    two.close()
+    writer.close()
+    assert two.closed.wait(PATIENCE)
+    assert (tmp_path / "one").read_bytes() == (
+        b"first\n\n[elastic-run] 15 bytes could not be written here\nlast\n"
+    )
+    assert told[1] == ("log.resumed", {"path": two.path, "bytes": 54})
+
+
+def test_a_disk_that_is_full_from_the_start_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logfile, "_AGAIN", 0.0)
+    really = os.open
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(logfile.os, "open", full)
+    writer = LogWriter()
+    file = writer.open(str(tmp_path / "log"))
+    file.write(b"lost")
+    written(writer)
+    monkeypatch.setattr(logfile.os, "open", really)
+    file.write(b"kept")
+    file.close()
+    assert file.closed.wait(PATIENCE)
+    assert (tmp_path / "log").read_bytes().endswith(b"kept")
+
+
+def test_a_directory_that_is_not_there_is_a_mistake_of_the_users(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        LogWriter().open(str(tmp_path / "nowhere" / "log"))
+
+
+def test_a_stuck_disk_holds_up_for_a_while_and_then_costs_only_the_log(
+    disk: Disk, tmp_path: Path
+) -> None:
+    relieved = threading.Event()
+    writer = LogWriter(relieved=relieved.set, limit=10, patience=3600.0)
+    file = writer.open(str(tmp_path / "log"))
+    disk.free.clear()
+    file.write(b"a" * 11)
+    assert file.full
+    disk.free.set()
+    assert relieved.wait(PATIENCE)
+    assert not file.full
+    disk.free.clear()
+    file.write(b"b" * 11)
+    writer._patience = 0.0
+    assert not file.full
+    file.write(b"lost")
+    disk.free.set()
+    file.close()
+    assert file.closed.wait(PATIENCE)
+    assert b"lost" not in (tmp_path / "log").read_bytes()
