@@ -308,6 +308,7 @@ class Crew:
                 port=last.store_port,
                 key=f"{last.incarnation}/{last.number}",
                 spares=spares,
+                committed=last.budget.best_step,
             )
             self._tell([local_rank], message)
 

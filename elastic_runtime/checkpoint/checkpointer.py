@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
 
 from elastic_runtime.checkpoint.attempts import Attempts
-from elastic_runtime.checkpoint.loading import Loading
-from elastic_runtime.checkpoint.manifest import CheckpointId, newest_first
-from elastic_runtime.checkpoint.per_rank import Place
+from elastic_runtime.checkpoint.manifest import CheckpointId
+from elastic_runtime.checkpoint.resuming import Resuming
 from elastic_runtime.checkpoint.retention import parse_retention
 from elastic_runtime.checkpoint.saves import Saves
 from elastic_runtime.checkpoint.schedule import Interval, parse_every
@@ -28,7 +27,6 @@ from elastic_runtime.checkpoint.timetable import Timetable, parse_limit
 from elastic_runtime.errors import (
     CheckpointFailed,
     CheckpointUsageError,
-    DamagedCheckpoint,
     UsageError,
 )
 from elastic_runtime.protocol.messages import EXIT_DRAINED
@@ -36,15 +34,14 @@ from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.ending import end_quickly
 from elastic_runtime.worker.peers import Connection, Peers
-from elastic_runtime.worker.standing import Condition
+from elastic_runtime.worker.standing import Condition, Held
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from elastic_runtime.checkpoint.choosing import Way
-    from elastic_runtime.checkpoint.storage import Source
+    from elastic_runtime.worker.standing import Choice
     from elastic_runtime.worker.state import State
 
 
@@ -150,6 +147,9 @@ class Checkpointer:
             parse_every(snapshot_every, "snapshot_every"),
             self._context,
         )
+        self._resuming = Resuming(
+            self._storage, self._saves, self._snapshots, self._entries, self._context
+        )
         self._attempts = Attempts(
             self._saves,
             Timetable.at_start(interval, limit, time.monotonic()),
@@ -186,42 +186,14 @@ class Checkpointer:
                 it lacks stays as it is, and what it has too much is left out; an event names both.
 
         Returns:
-            The step that it was saved at, 0 if there is none.
+            The step that it was saved at, 0 if there is none: a new run begins.
 
         Raises:
             DamagedCheckpoint: there are checkpoints, but none that is whole.
             CheckpointError: the directory cannot be used, or the checkpoint does not fit.
         """
-        started = time.monotonic()
-        group = self._ready()
-        self._saves.finish_flight()
-        problems: list[str] = []
-        stored = newest_first(group.peers.on_first(self._candidates))
-        for way in self._snapshots.ways(group.peers, stored):
-            try:
-                origin = self._follow(way, group.peers, strict)
-            except DamagedCheckpoint as error:
-                problems.append(str(error))
-                if way.places is None:
-                    self._saves.damaged.add(way.which)
-                where = {} if way.places is None else {"path": "memory"}
-                self._note("damaged", problem=str(error), step=way.which.step, **where)
-                continue
-            if not origin:
-                continue
-            self._go_on_from(way)
-            seconds = time.monotonic() - started
-            self._note("resumed", step=way.which.step, seconds=seconds, source=origin)
-            break
-        else:
-            if problems:
-                raise DamagedCheckpoint(
-                    f"no checkpoint in {self._storage.where} is whole ({'; '.join(problems)}); "
-                    "repair or remove them to start anew"
-                )
-        self._snapshots.rest(self.steps)
-        group.agreement.restart_clock()
-        return self.steps
+        found = self._load(strict=strict)
+        return found.step if found is not None else 0
 
     def step(self) -> None:
         """Counts a step that is complete, and saves or leaves if that is due.
@@ -335,6 +307,51 @@ class Checkpointer:
         """
         return self._saves.held or 0
 
+    @property
+    def term(self) -> int:
+        """The newest term in which this rank's state was saved, or was about to be; 0: none."""
+        return self._saves.tenure.term
+
+    def load(self, over: Held | None) -> Held | None:
+        """Loads the newest state that is saved, and newer than what the ranks hold in memory.
+
+        Args:
+            over: what they hold, which is not touched before something newer is known to be
+                whole; None: nothing.
+
+        Returns:
+            What was loaded, None if there is nothing.
+
+        Raises:
+            DamagedCheckpoint: there are checkpoints, but none that is whole, and no memory.
+            CheckpointError: the directory cannot be used, or the checkpoint does not fit.
+        """
+        floor = None if over is None else CheckpointId(*over)
+        found = self._load(strict=True, over=floor)
+        return None if found is None else Held(found.term, found.step)
+
+    def newest(self) -> Held | None:
+        """The newest checkpoint in storage that claims to be whole; for one rank to ask.
+
+        Raises:
+            CheckpointError: the directory cannot be read.
+        """
+        found = self._resuming.stored()
+        return Held(found[0].term, found[0].step) if found else None
+
+    def settled(self, choice: Choice) -> None:
+        """All ranks are alike now, and go on from there.
+
+        Args:
+            choice: the same on all ranks.
+        """
+        self.steps = choice.step
+        if choice.kind == "saved":
+            return  # all of them have loaded it
+        held = CheckpointId(choice.term, choice.step)
+        received = self._ready().peers.rank not in choice.sources
+        self._saves.tenure.settle(held, anew=choice.asked or received)
+
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do."""
         return self._wishes(self._ready().peers.rank)
@@ -386,6 +403,25 @@ class Checkpointer:
 
     # What all ranks do
 
+    def _load(self, *, strict: bool, over: CheckpointId | None = None) -> CheckpointId | None:
+        """Loads the newest that is whole; None: there is nothing, and all is as it was."""
+        group = self._ready()
+        self._saves.finish_flight()
+        found = self._resuming.load(group.peers, self._give_up_memory, strict=strict, over=over)
+        if found is not None:
+            self.steps = found.step
+            self._attempts.resumed(self.steps, stored=self._saves.held is not None)
+        if found is not None or over is None:
+            self._snapshots.rest(self.steps)
+        group.agreement.restart_clock()
+        return found
+
+    def _give_up_memory(self, step: int) -> None:
+        """If a peer dies while all load, nobody goes on from tensors that are half overwritten."""
+        state = self._state
+        if state is not None and state.standing().condition is not Condition.NEW:
+            state.give_up(step)
+
     def _ready(self) -> _Group:
         """Connects the ranks at the first use, when the job has certainly been initialized."""
         if self._group is None:
@@ -412,65 +448,12 @@ class Checkpointer:
             wishes |= Wish.SAVE
         return wishes
 
-    def _follow(self, way: Way, peers: Peers, strict: bool) -> str:
-        """Loads one state, and says where from; "" if it cannot be reached.
-
-        Raises:
-            DamagedCheckpoint: it is not what was written. The entries may have any content now.
-        """
-        if way.places is None:
-            self._load(self._storage, way.which, peers, strict)
-            return "storage"
-        snapshot = self._snapshots.open(peers, way)
-        if snapshot is None:
-            return ""
-        try:
-            self._load(snapshot, way.which, peers, strict)
-            return "peer" if any(peers.gather(snapshot.fetched)) else "memory"
-        finally:
-            snapshot.close()
-
-    def _go_on_from(self, way: Way) -> None:
-        self.steps = way.which.step
-        self._attempts.resumed(self.steps, stored=way.places is None)
-        if way.places is None:
-            self._saves.held = self.steps
-        self._saves.tenure.inherit(way.which.term)
-        self._snapshots.keep_only(way.which if way.places is not None else None)
-
-    def _load(self, source: Source, which: CheckpointId, peers: Peers, strict: bool) -> None:
-        note = self._context.note if peers.rank == 0 else None
-        place = Place(peers.rank, peers.world)
-        loading = Loading(source, which, self._entries, place, strict=strict, note=note)
-        loaded = loading.run(peers, lambda: self._give_up_memory(which.step))
-        if loaded.missing or loaded.surplus:
-            self._note("partly", missing=list(loaded.missing), surplus=list(loaded.surplus))
-        if loaded.anew:
-            self._note("anew", entries=list(loaded.anew))
-
-    def _give_up_memory(self, step: int) -> None:
-        """If a peer dies while all load, nobody goes on from tensors that are half overwritten."""
-        state = self._state
-        if state is not None and state.standing().condition is not Condition.NEW:
-            state.give_up(step)
-
     def _leave(self) -> NoReturn:
         self._context.drained(self.steps)
         # Without an agent it was a SIGTERM, and whoever sent it expects the usual exit code.
         code = EXIT_DRAINED if self._context.has_agent else 128 + signal.SIGTERM
         end_quickly(code)
         raise SystemExit(code)
-
-    # What rank 0 does for all
-
-    def _candidates(self) -> list[str]:
-        """The names of all checkpoints that claim to be whole."""
-        storage = self._storage
-        return [one.name for one in newest_first(storage.names()) if storage.has_manifest(one)]
-
-    def _note(self, what: str, **fields: Any) -> None:
-        if self._ready().peers.rank == 0:
-            self._context.note(f"checkpoint.{what}", **{"path": self._storage.where, **fields})
 
 
 def _check_named(entries: object) -> None:

@@ -59,7 +59,11 @@ class Way:
     problem: str = ""
 
 
-def ways(offers: Sequence[Sequence[Offer]], stored: Sequence[CheckpointId]) -> list[Way]:
+def ways(
+    offers: Sequence[Sequence[Offer]],
+    stored: Sequence[CheckpointId],
+    over: CheckpointId | None = None,
+) -> list[Way]:
     """All states that there are, in the order in which they are to be tried.
 
     The newest comes first; of two that are equal, the one in memory.
@@ -67,8 +71,11 @@ def ways(offers: Sequence[Sequence[Offer]], stored: Sequence[CheckpointId]) -> l
     Args:
         offers: what each node has in memory.
         stored: what claims to be whole in storage.
+        over: how far the ranks are that live; nothing that is not newer is of use then.
     """
     found = [*_snapshots(offers), *(Way(which) for which in stored)]
+    if over is not None:
+        found = [way for way in found if way.which > over]
     return sorted(found, key=lambda way: (way.which, way.places is not None), reverse=True)
 
 

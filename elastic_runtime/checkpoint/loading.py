@@ -65,6 +65,7 @@ class Loading:
         place: Place,
         *,
         strict: bool = True,
+        careful: bool = False,
         note: Callable[..., None] | None = None,
     ) -> None:
         """Remembers what to load into which entries.
@@ -74,6 +75,7 @@ class Loading:
             entries: whose content is replaced.
             place: which rank this is.
             strict: whether checkpoint and program must have the same keys.
+            careful: read everything before anything is touched, as what is there can still serve.
             note: takes the events of this rank; None: there are none.
         """
         self._storage = storage
@@ -82,6 +84,7 @@ class Loading:
         self._entries = entries
         self._place = place
         self._strict = strict
+        self._careful = careful
         self._note = note
         self._stored: dict[str, Stored] = {}
         self._wanted: Wanted | None = None
@@ -99,7 +102,7 @@ class Loading:
             CheckpointError: it is whole, but of another program.
         """
         peers.on_each(self.prepare)
-        if not self._strict:
+        if self._careful or not self._strict:
             peers.on_each(self.verify)
         overwriting()
         peers.on_each(self.read)

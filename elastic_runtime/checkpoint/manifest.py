@@ -32,6 +32,7 @@ _LAST_SECOND = 253402214400  # the 9999th year ends, and with it what calendars 
 _CHECKPOINT = re.compile(r"step-(\d+)\.term-(\d+)")
 _TERM = re.compile(r"term-(\d+)")
 _PRUNED = re.compile(r"pruned\.(step-\d+\.term-\d+)")
+_ASIDE = re.compile(r"aside\.(step-\d+\.term-\d+)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,6 +51,11 @@ class CheckpointId:
     def pruned_name(self) -> str:
         """The name of its directory while it is being deleted."""
         return f"pruned.{self.name}"
+
+    @property
+    def aside_name(self) -> str:
+        """The name of the file that says that it is set aside."""
+        return f"aside.{self.name}"
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
@@ -87,9 +93,33 @@ def older_terms(names: Iterable[str], term: int) -> list[str]:
 
 
 def newest_first(names: Iterable[str]) -> list[CheckpointId]:
-    """The checkpoints among the entries of a directory, whole or not."""
-    found = (CheckpointId.parse(name) for name in names)
-    return sorted((one for one in found if one is not None), reverse=True)
+    """The checkpoints among the entries of a directory, whole or not, but for those set aside."""
+    present = list(names)
+    aside = set(set_aside(present))
+    found = (CheckpointId.parse(name) for name in present)
+    return sorted((one for one in found if one is not None and one not in aside), reverse=True)
+
+
+def set_aside(names: Iterable[str]) -> list[CheckpointId]:
+    """The checkpoints that are set aside, the newest first.
+
+    The job went on from an older one, or from memory that had not come as far. They are nobody's
+    past, and count for nothing; but they hold what nothing else holds, and only people delete them.
+    """
+    present = set(names)
+    found = (CheckpointId.parse(m[1]) for name in present if (m := _ASIDE.fullmatch(name)))
+    return sorted((one for one in found if one and one.name in present), reverse=True)
+
+
+def left_behind(names: Iterable[str], base: CheckpointId, term: int) -> list[CheckpointId]:
+    """Those that a job leaves behind, which goes on from an older one in a term of its own.
+
+    Args:
+        names: the entries of the directory.
+        base: what it goes on from: nothing newer is part of its state.
+        term: its own.
+    """
+    return [one for one in newest_first(names) if base < one and one.term < term]
 
 
 def half_pruned(names: Iterable[str]) -> list[str]:

@@ -134,7 +134,7 @@ class Saves:
         return self._held
 
     @held.setter
-    def held(self, step: int) -> None:
+    def held(self, step: int | None) -> None:
         self._held = step
 
     def _note_held(self) -> None:
@@ -290,6 +290,7 @@ class Saves:
 
     def _prune(self, peers: Peers, term: int) -> None:
         try:
+            self.tenure.leave_behind()  # what a writer that was left behind has finished since
             prune(self._storage, self._rule, term, self.damaged)
         except (OSError, CheckpointError) as error:
             # The save has succeeded; what could not be deleted is tried again after the next one.

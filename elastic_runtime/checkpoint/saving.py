@@ -22,7 +22,13 @@ from elastic_runtime.checkpoint import staging
 from elastic_runtime.checkpoint.background import Abandoned
 from elastic_runtime.checkpoint.index import METADATA, Description, is_as_planned
 from elastic_runtime.checkpoint.layout import Item, Plan, make_plan
-from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, newest_first
+from elastic_runtime.checkpoint.manifest import (
+    CheckpointId,
+    FileRecord,
+    Manifest,
+    left_behind,
+    newest_first,
+)
 from elastic_runtime.checkpoint.writing import write_file
 from elastic_runtime.errors import (
     CheckpointError,
@@ -59,6 +65,13 @@ class Tenure:
         self._inherits = False
         self._above = 0
         self._committed: CheckpointId | None = None
+        self._base = CheckpointId(0, 0)
+        self._left = CheckpointId(0, 0)
+
+    @property
+    def term(self) -> int:
+        """The newest term in which this process's state was saved, or was about to be."""
+        return self._base.term
 
     def hold(self, entries: Sequence[str]) -> int:
         """The term, which is the newest one of the storage.
@@ -88,7 +101,9 @@ class Tenure:
         term = self._storage.take_term(holder)
         while term <= self._above:
             term = self._storage.take_term(holder)
+        self._left = self._base
         self._term, self._used_up = term, False
+        self.leave_behind()
         return term
 
     def look(self) -> None:
@@ -140,23 +155,66 @@ class Tenure:
         """The job has gone back to an earlier step: the state of a later one is made anew."""
         self._committed = None
 
-    def inherit(self, term: int) -> None:
-        """What is in the storage is this job's: it has gone on from there.
+    def hear(self, which: CheckpointId) -> None:
+        """All ranks are about to save this.
+
+        Whatever becomes of it, from now on their memory is not older than it. They must know that
+        before it can be whole: then whoever outlives the others knows it, too.
+        """
+        self._base = max(self._base, which)
+
+    def inherit(self, which: CheckpointId) -> None:
+        """What is in the storage is this job's: it has gone on from there, and from nothing newer.
 
         Args:
-            term: of what it has gone on from; what is saved from now on is newer.
+            which: what it has gone on from; what is saved from now on is of a newer term.
         """
+        self._go_on_from(which)
         self._inherits = True
-        self._above = max(self._above, term)
         self._used_up = True  # later steps of the own term may be there, and have been left behind
         self._committed = None
+
+    def settle(self, held: CheckpointId, *, anew: bool) -> None:
+        """All ranks go on from memory.
+
+        Args:
+            held: the newest term that any of them knows of, and the step.
+            anew: others may have taken terms in vain since this process took its own: it was
+                behind, or has asked and found nothing newer.
+        """
+        self._go_on_from(held)
+        self._inherits = self._inherits or held.term > 0
+        if anew:
+            self.let_go()
+
+    def _go_on_from(self, which: CheckpointId) -> None:
+        self._base = which
+        self._above = max(self._above, which.term)
+        if which.term > self._term:
+            # Others have saved since, and it has come to know that: it was left behind no more.
+            self.let_go()
+
+    def leave_behind(self) -> None:
+        """Sets aside what is newer than what this process goes on from: it is not in its state.
+
+        Raises:
+            CheckpointError: the storage cannot be read or written.
+        """
+        found = left_behind(self._storage.names(), self._left, self._term)
+        for which in found:
+            if self._storage.has_manifest(which):
+                base = self._left.name if self._left.term else "its beginning"
+                why = f"term {self._term} went on from {base}"
+                self._storage.set_aside(which, {"why": why, "run": self._context.run})
+                fields = {"path": self._storage.where, "step": which.step, "term": which.term}
+                self._context.note("checkpoint.set_aside", **fields, problem=why)
 
     def use_up(self) -> None:
         """Has the next save take another term: what this one has left must not be met again."""
         self._used_up = True
 
     def let_go(self) -> None:
-        """Another process of this job saves from now on."""
+        """The next save needs another term: that one may not be the newest any more."""
         self._term, self._used_up = 0, False
         self._committed = None
 
@@ -386,6 +444,7 @@ class Saving:
 
         try:
             term, step, before = peers.on_first(told(begin))
+            self.tenure.hear(CheckpointId(term, step))
             if before:
                 return Saved(CheckpointId(term, step), 0, before=True)
             written = [one and FileRecord.decode(one) for one in peers.on_each(told(write))]

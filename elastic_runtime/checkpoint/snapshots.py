@@ -216,15 +216,18 @@ class Snapshots:
 
     # Going on from one
 
-    def ways(self, peers: Peers, stored: Sequence[CheckpointId]) -> list[Way]:
+    def ways(
+        self, peers: Peers, stored: Sequence[CheckpointId], over: CheckpointId | None = None
+    ) -> list[Way]:
         """All states that there are in memory and in storage, as they are to be tried.
 
         Args:
             peers: all ranks, which do the same.
             stored: what claims to be whole in storage.
+            over: only what is newer than that.
         """
         if not self._ready(peers):
-            return ways([], stored)
+            return ways([], stored, over)
         nodes, shelf = self._nodes, self._shelf
         assert nodes is not None
         assert shelf is not None
@@ -234,10 +237,9 @@ class Snapshots:
             )
         except CheckpointError as error:
             self._note(peers, "unreadable", problem=str(error))
-            return ways([], stored)
-        return ways(
-            [[Offer.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all], stored
-        )
+            return ways([], stored, over)
+        offers = [[Offer.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all]
+        return ways(offers, stored, over)
 
     def open(self, peers: Peers, way: Way) -> Snapshot | None:
         """A snapshot, to be read; None if some of it cannot be reached, which is an event.

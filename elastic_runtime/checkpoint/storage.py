@@ -267,6 +267,40 @@ class Storage(Source):
     def _forget(self, name: str) -> None:
         """Deletes an entry that is no longer needed, if that is possible."""
 
+    # What is left behind
+
+    def set_aside(self, which: CheckpointId, why: Mapping[str, object]) -> None:
+        """Takes a checkpoint out of the order, and leaves all of it where it is.
+
+        Args:
+            which: the checkpoint.
+            why: for people: who did it, and what the job went on from.
+
+        Raises:
+            CheckpointError: that cannot be written.
+        """
+        self._create_exclusively(which.aside_name, json.dumps(why).encode())
+
+    def put_back(self, which: CheckpointId) -> None:
+        """Undoes ``set_aside``.
+
+        Raises:
+            CheckpointError: the storage refuses.
+        """
+        self._forget(which.aside_name)
+        if which.aside_name in self.names():
+            raise CheckpointFailed(
+                f"cannot delete {self.where}/{which.aside_name}: the storage refuses; see its "
+                "rights"
+            )
+
+    def why_aside(self, which: CheckpointId) -> str:
+        """Why it was set aside, for people; "" if that cannot be read."""
+        try:
+            return str(json.loads(self._read_entry(which.aside_name))["why"])
+        except (OSError, ValueError, KeyError, TypeError, CheckpointFailed):
+            return ""
+
     # A save
 
     @abstractmethod

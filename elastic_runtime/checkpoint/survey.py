@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import crc32c
 
-from elastic_runtime.checkpoint.manifest import MANIFEST, highest_term, newest_first
+from elastic_runtime.checkpoint.manifest import MANIFEST, highest_term, newest_first, set_aside
 from elastic_runtime.checkpoint.retention import decide
 from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 
@@ -36,6 +36,7 @@ class Condition(StrEnum):
     DAMAGED = "damaged"
     NEWER = "of a newer version"
     UNFINISHED = "unfinished"
+    ASIDE = "set aside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,16 @@ def survey(storage: Storage, names: Iterable[str] | None = None) -> list[Found]:
     Raises:
         CheckpointError: the place cannot be read.
     """
-    present = storage.names() if names is None else names
-    return [look(storage, which) for which in newest_first(present)]
+    present = list(storage.names() if names is None else names)
+    found = [look(storage, which) for which in newest_first(present)]
+    found += [_aside(storage, which) for which in set_aside(present)]
+    return sorted(found, key=lambda one: one.which, reverse=True)
+
+
+def _aside(storage: Storage, which: CheckpointId) -> Found:
+    found = look(storage, which)
+    problem = "; ".join(filter(None, (storage.why_aside(which), found.problem)))
+    return replace(found, condition=Condition.ASIDE, problem=problem)
 
 
 def look(storage: Storage, which: CheckpointId) -> Found:

@@ -89,6 +89,7 @@ class Taking:
         try:
             term = peers.on_first(told(lambda: self.tenure.hold(self.draft.entries)))
             which = new = CheckpointId(term, self.draft.step)
+            self.tenure.hear(new)
             peers.on_each(told(lambda: self.shelf.create(new) if self.nodes.leads else None))
             written = [
                 one and FileRecord.decode(one)

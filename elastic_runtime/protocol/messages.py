@@ -179,6 +179,7 @@ class Enter(Message):
         host, port: the TCPStore of the round.
         key: prefix of everything that the round keeps there.
         spares: ``[host, port]`` of the stores that a later round is likely to use.
+        committed: the highest step that was reported in any earlier round; -1: none.
     """
 
     kind: ClassVar[str] = "enter"
@@ -194,6 +195,7 @@ class Enter(Message):
     port: int
     key: str
     spares: list[list[Any]]
+    committed: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -50,7 +50,7 @@ from elastic_runtime.worker.ending import end_quickly
 from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.peers import Connection
 from elastic_runtime.worker.ranks import Place, Ranks, Stores, drop_later, rehearse
-from elastic_runtime.worker.sync import bring_together
+from elastic_runtime.worker.settling import Past, Settling
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -60,14 +60,6 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.state import State
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class _Entering(Protocol):
-    """A part of the state that must know the world, such as a sampler."""
-
-    def enter(self, world: World) -> None:
-        """Another world begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +94,9 @@ def busy(what: str) -> Iterator[None]:
         yield
 
 
-def run(state: State, checkpointer: Saver | None = None) -> Callable[[Callable[[World], T]], T]:
+def run(
+    state: State, checkpointer: Saver | None = None, *, start_over: bool = False
+) -> Callable[[Callable[[World], T]], T]:
     """Trains, and goes on training when workers or nodes go away and come.
 
     ``elastic.run(state)(train)`` calls ``train(world)`` and gives what it returns. As a decorator
@@ -113,9 +107,13 @@ def run(state: State, checkpointer: Saver | None = None) -> Callable[[Callable[[
     Args:
         state: what must not be lost.
         checkpointer: saves the state, for the case that no memory holds it any more.
+        start_over: what becomes of a job that has committed more than a few steps and has lost
+            them all, because nothing was saved. False: it ends with an error. True: it begins
+            again at step 0.
 
     Raises:
-        UsageError: it was called twice, or ``init_process_group`` before it.
+        UsageError: it was called twice, or ``init_process_group`` before it; or everything that
+            was committed is lost.
         Exception: what ``train`` raises and the world is not to blame for, as it is.
     """
 
@@ -133,7 +131,7 @@ def run(state: State, checkpointer: Saver | None = None) -> Callable[[Callable[[
         _ran = True
         torch_private.keep_versions_in_ddp()
         here = context()
-        loop = _Loop(state, checkpointer, train, here)
+        loop = _Loop(state, checkpointer, train, here, start_over=start_over)
         value: T = loop.run() if here.has_agent else loop.run_alone()
         return value
 
@@ -149,11 +147,14 @@ class _Loop:
         saver: Saver | None,
         train: Callable[[World], Any],
         here: WorkerContext,
+        *,
+        start_over: bool,
     ) -> None:
         self._state = state
         self._saver = saver
         self._train = train
         self._here = here
+        self._settling = Settling(state, saver, self._note, start_over=start_over)
         self._stores = Stores()
         self._orders: queue.SimpleQueue[Enter | Dismiss] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -177,7 +178,7 @@ class _Loop:
         try:
             group = dist.new_group(backend="gloo")
             connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
-            self._settle(connection, world)
+            self._settling.settle(connection, world, Past())
             self._state._on_commit = self._committer(group, None)
             self._state._gate = Gate(partial(blame.check_groups, None))
             value = self._train(world)
@@ -296,7 +297,9 @@ class _Loop:
         world.publish()
         self._here.enter(order.round, order.rank)
         began = time.monotonic()
-        self._settle(Connection(group, ranks.another_group, ranks.interrupted.is_set), world)
+        connection = Connection(group, ranks.another_group, ranks.interrupted.is_set)
+        past = Past(order.key.rpartition("/")[0], order.committed)
+        self._settling.settle(connection, world, past)
         settling = time.monotonic() - began
         self._note("round.entered", connect=round(connecting, 4), sync=round(settling, 4))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
@@ -335,41 +338,6 @@ class _Loop:
         if self._saver is not None:
             self._saver.wait()
 
-    def _settle(self, connection: Connection, world: World) -> None:
-        """Brings all ranks to one state: the furthest in memory, or what was saved."""
-        saver, state = self._saver, self._state
-        wire = connection.group._get_backend(torch.device("cpu"))
-        for part in state.parts.values():
-            if isinstance(part, _Entering):
-                part.enter(world)
-        if saver is not None:
-            saver.attach(state, connection)
-        saved = saver.held if saver is not None else -1
-        choice = bring_together(state, wire, world.rank, world.size, saved)
-        if choice.kind == "saved":
-            assert saver is not None
-            if step := saver.resume():
-                state.hold(step)
-                if world.round > 1:  # at the start of a job there is no other way
-                    self._note("state.loaded", step=step, reason=choice.reason)
-            # A checkpoint without counters leaves them as they are, and they may differ by now.
-            choice = bring_together(state, wire, world.rank, world.size, -1)
-        if choice.kind == "lost":
-            # Starting anew in silence would be worse.
-            raise UsageError(
-                f"no rank holds a whole state any more ({choice.reason}), and nothing is saved; "
-                "give elastic.run a checkpointer, or take State(shadow=True) so that a half-done "
-                "step can be undone"
-            )
-        if choice.kind == "fresh" and world.round > 1:
-            self._note("state.fresh", reason=choice.reason)
-        state.drop_room()
-        state._round = world.round  # all ranks are alike here
-        if saver is not None:
-            saver.steps = state.step
-        if choice.kind == "memory" and (choice.adopt or choice.receivers):
-            self._note("state.given", step=state.step, to=len(choice.receivers))
-
     def _connect_ahead(self, places: list[list[Any]]) -> None:
         """Connects to the stores that the next rounds are likely to use."""
 
@@ -395,8 +363,8 @@ class _Loop:
         group = dist.group.WORLD
         assert group is not None
         connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
-        self._settle(connection, World(0, 1, 0, 1, 0, 1, round=self._state._round))
-        saver.save(sync=True)
+        if self._settling.alone(connection, World(0, 1, 0, 1, 0, 1, round=self._state._round)):
+            saver.save(sync=True)
 
     def _end(self) -> NoReturn:
         saver = self._saver

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from elastic_runtime.worker.agreement import Wish
     from elastic_runtime.worker.peers import Connection
+    from elastic_runtime.worker.standing import Choice, Held
     from elastic_runtime.worker.state import State
 
 
@@ -22,8 +23,26 @@ class Saver(Protocol):
     def held(self) -> int:
         """The step that is saved for certain, as far as this rank knows; 0: it knows of none."""
 
-    def resume(self) -> int:
-        """Loads the newest checkpoint on all ranks; 0 if there is none."""
+    @property
+    def term(self) -> int:
+        """The newest term in which this rank's state was saved, or was about to be; 0: none."""
+
+    def load(self, over: Held | None) -> Held | None:
+        """Loads the newest state that is saved, on all ranks.
+
+        Args:
+            over: what all ranks hold in memory: only something newer than that is loaded, and
+                nothing is touched before it is known to be whole. None: they hold nothing.
+
+        Returns:
+            What was loaded; None: there is nothing (newer), and everything is as it was.
+        """
+
+    def newest(self) -> Held | None:
+        """The newest that is stored, as far as names tell; asked for by one rank."""
+
+    def settled(self, choice: Choice) -> None:
+        """All ranks are alike now, and go on from there."""
 
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do: to save, or to hear that a save has failed."""

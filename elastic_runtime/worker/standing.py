@@ -1,14 +1,19 @@
 """Where each rank stands after a fault, and whose memory all of them go on from.
 
-A pure decision: every rank makes it for itself from the same all-gathered standings, so all of
+Pure decisions: every rank makes them for itself from the same all-gathered standings, so all of
 them come to the same answer without a leader.
+
+Memory and checkpoints have one order, that of (term, step). A term is that of the checkpoints
+(``checkpoint.manifest``): whoever saves takes the next one first, and all ranks hear of it before
+anything is written under it. So a checkpoint of a newer term than a memory knows of is the work of
+others, who went on without it; one of the same term counts if it is further.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +28,18 @@ class Condition(IntEnum):
     DIRTY = 3  # a step is half done, and nobody can undo it
 
 
+class Held(NamedTuple):
+    """How far a state is, in memory or saved; the greater one counts.
+
+    Attributes:
+        term: the newest one that it knows of; of what is saved, its own. 0: nothing was ever saved.
+        step: how many steps are committed in it.
+    """
+
+    term: int
+    step: int
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How far a rank has come.
@@ -33,11 +50,13 @@ class Standing:
         round: the last round in which it was alike with all others. A step that only silent ranks
             had committed is done again in a later round, and with other bits; if they come back,
             the later round counts.
+        term: the newest one in which something was saved, or was about to be, with this memory.
     """
 
     step: int
     condition: Condition
     round: int = 0
+    term: int = 0
 
     @property
     def reach(self) -> int:
@@ -61,72 +80,105 @@ class Choice:
         receivers: all other ranks.
         adopt: the sources have finished this step and must take it as committed first.
         kind: ``memory``; ``fresh``: nobody has a state, rank 0 gives its initial one;
-            ``saved``: the checkpoint has to be loaded; ``lost``: there is none either.
+            ``lost``: there was one, and no memory can serve; ``saved``: it was loaded.
         reason: why, for people.
+        held: what memory has, if it can serve; what is saved counts only if it is newer.
+        term: the newest one that any rank knows of.
+        given_up: how many committed steps are given up by that, as far as the ranks know.
+        asked: what is saved was looked at first.
     """
 
     step: int
     sources: tuple[int, ...]
     receivers: tuple[int, ...]
     adopt: bool
-    kind: Literal["memory", "fresh", "saved", "lost"]
+    kind: Literal["memory", "fresh", "lost", "saved"]
     reason: str
+    held: Held | None = None
+    term: int = 0
+    given_up: int = 0
+    asked: bool = False
 
 
-def choose(standings: Sequence[Standing], saved: int) -> Choice:
-    """Decides whose memory all ranks go on from.
+def choose(standings: Sequence[Standing]) -> Choice:
+    """Decides whose memory all ranks would go on from, if nothing that is saved is newer.
 
-    The furthest committed step wins. A finished step that nobody has committed counts only if
-    nobody is clean at the one before it.
+    The newest term wins, and then the furthest committed step. A finished step that nobody has
+    committed counts only if nobody is clean at the one before it.
 
     Args:
         standings: of all ranks, in rank order; at least one.
-        saved: the step of the newest checkpoint, -1 if there is none.
 
     Returns:
         The same answer on every rank that asks with the same arguments.
     """
+    everybody = tuple(range(len(standings)))
     committed = [s.step for s in standings if s.condition is not Condition.NEW]
     if not committed:
-        if saved >= 0:
-            return _from_checkpoint(standings, saved, "no rank has a state in memory")
-        return _from_memory(standings, 0, (0,), "fresh", "nobody has a state: rank 0 gives its own")
-    newest = max(committed)
-    if any(s.step == newest and s.condition is Condition.CLEAN for s in standings):
+        why = "nobody has a state: rank 0 gives its own"
+        return Choice(0, (0,), everybody[1:], False, "fresh", why)
+    terms, furthest = _terms(standings), max(committed)
+    term = max((terms[rank] for rank in everybody if standings[rank].reach >= 0), default=-1)
+    if term < 0:
+        why = f"no rank is clean at step {furthest}"
+        return Choice(0, (), everybody, False, "lost", why, None, max(terms), furthest)
+    # Who knows only of older terms was left out: the others have gone on since.
+    ranks = [r for r in everybody if terms[r] == term and standings[r].condition is not _NEW]
+    newest = max(standings[rank].step for rank in ranks)
+    if any(standings[r].step == newest and standings[r].condition is _CLEAN for r in ranks):
         step, why = newest, f"step {newest} is clean in memory"
     else:
-        step = max(s.reach for s in standings)
+        step = max(standings[rank].reach for rank in ranks)
         why = (
             f"step {newest} is held by no clean rank; step {step} is the furthest in memory"
             if step <= newest
             else f"no rank is clean at step {newest}, but step {step} is finished"
         )
-    if step < 0 or saved > step:
-        where = f"no rank is clean at step {newest}" if step < 0 else why
-        return _from_checkpoint(standings, saved, where)
-    able = [r for r, s in enumerate(standings) if s.reach == step]
-    clean = [r for r in able if standings[r].condition is Condition.CLEAN]
-    last = max(standings[r].round for r in clean or able)
-    sources = tuple(r for r in clean or able if standings[r].round == last)
-    return _from_memory(standings, step, sources, "memory", why, adopt=not clean)
+    if step < furthest and newest < furthest:
+        why = f"{why}; step {furthest} is of an older term, which the job went on without"
+    able = [rank for rank in ranks if standings[rank].reach == step]
+    clean = [rank for rank in able if standings[rank].condition is _CLEAN]
+    last = max(standings[rank].round for rank in clean or able)
+    sources = tuple(rank for rank in clean or able if standings[rank].round == last)
+    receivers = tuple(rank for rank in everybody if rank not in sources)
+    return Choice(
+        step,
+        sources,
+        receivers,
+        adopt=not clean,
+        kind="memory",
+        reason=why,
+        held=Held(term, step),
+        term=max(terms),
+        given_up=max(0, furthest - step),
+    )
 
 
-def _from_memory(
-    standings: Sequence[Standing],
-    step: int,
-    sources: tuple[int, ...],
-    kind: Literal["memory", "fresh"],
-    reason: str,
-    *,
-    adopt: bool = False,
-) -> Choice:
-    receivers = tuple(rank for rank in range(len(standings)) if rank not in sources)
-    return Choice(step, sources, receivers, adopt, kind, reason)
+def may_be_behind(standings: Sequence[Standing], before: int) -> bool:
+    """Whether something may be saved that is newer than all memory.
+
+    Whatever is saved was committed by all ranks of a round first. So there is no such thing while
+    a rank can serve that was in the very last round in which anybody trained.
+
+    Args:
+        standings: of all ranks.
+        before: the number of the round directly before this one, -1 if that is not known.
+    """
+    return not any(s.reach >= 0 and s.round == before for s in standings)
 
 
-def _from_checkpoint(standings: Sequence[Standing], saved: int, reason: str) -> Choice:
-    everybody = tuple(range(len(standings)))
-    if saved >= 0:
-        reason = f"{reason}; the newest checkpoint serves"
-        return Choice(saved, (), everybody, False, "saved", reason)
-    return Choice(0, (), everybody, False, "lost", f"{reason}, and there is no checkpoint")
+def _terms(standings: Sequence[Standing]) -> list[int]:
+    """The newest term that each memory belongs to; -1 for none.
+
+    Ranks that were alike in a round are of one history, and so are those of later rounds: what any
+    of them knows of a term holds for all of them. Who has not heard of one was not there when
+    anything could be saved under it.
+    """
+    newest, of_round = 0, {}
+    for s in sorted(standings, key=lambda s: s.round):
+        if s.condition is not _NEW:
+            newest = of_round[s.round] = max(newest, s.term)
+    return [-1 if s.condition is _NEW else of_round[s.round] for s in standings]
+
+
+_NEW, _CLEAN = Condition.NEW, Condition.CLEAN

@@ -1,9 +1,10 @@
 """Brings all ranks of a new group to one state: that of the furthest rank that holds a commit.
 
-All ranks exchange where they stand and choose the sources (``standing.choose``). Only those who
-are behind or new receive parameters and optimizer state; what may differ between ranks of one
-commit (buffers, plain values) goes from the first source to everybody. At the end all ranks
-compare digests.
+All ranks exchange where they stand and choose the sources (``standing.choose``). If it is
+possible that something newer was saved, it is asked for first, and loaded. Only those who are
+behind or new receive parameters and optimizer state; what may differ between ranks of one commit
+(buffers, plain values) goes from the first source to everybody. At the end all ranks compare
+digests.
 
 Each source feeds a chain of receivers, and each of those passes on what it gets, message by
 message: so nobody sends more than one copy. A receiver that still holds an older commit keeps it
@@ -14,18 +15,25 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elastic_runtime.errors import ElasticError, UsageError
 from elastic_runtime.worker.picture import forms_of, tensor_bytes
-from elastic_runtime.worker.standing import Choice, Condition, Standing, choose
+from elastic_runtime.worker.standing import (
+    Choice,
+    Condition,
+    Standing,
+    choose,
+    may_be_behind,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from elastic_runtime.worker.standing import Held
     from elastic_runtime.worker.state import State
 
 # Bytes of a message: enough for full speed, little enough for a chain to overlap.
@@ -47,7 +55,29 @@ class Piece:
     stop: int
 
 
-def bring_together(state: State, wire: Any, rank: int, world: int, saved: int) -> Choice:
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """What the ranks know of what is saved.
+
+    Attributes:
+        term: the newest one in which this rank's memory was saved, or was about to be.
+        load: loads the newest state that is saved and newer than this, on all ranks; None if there
+            is none, and then every rank's memory is as it was.
+    """
+
+    term: int
+    load: Callable[[Held | None], Held | None]
+
+
+def bring_together(
+    state: State,
+    wire: Any,
+    rank: int,
+    world: int,
+    restorer: Restorer | None = None,
+    *,
+    before: int = -1,
+) -> Choice:
     """Makes the states of all ranks one; to be called by all ranks of a group.
 
     Args:
@@ -56,11 +86,12 @@ def bring_together(state: State, wire: Any, rank: int, world: int, saved: int) -
             be None if this rank is alone.
         rank: of this process.
         world: how many ranks there are.
-        saved: the step of the newest checkpoint that this rank knows of, -1 for none.
+        restorer: knows what is saved; None: nothing ever is.
+        before: the number of the round directly before this one, -1 if that is not known.
 
     Returns:
-        What was chosen, the same on all ranks. If its kind is ``memory`` or ``fresh``, all states
-        are clean at its step; if it is ``saved`` or ``lost``, nothing has been changed.
+        What was chosen, the same on all ranks. All states are clean at its step then, unless its
+        kind is ``lost``: nothing has been changed.
 
     Raises:
         UsageError: the states do not fit each other; raised on all ranks, nothing was changed.
@@ -68,13 +99,52 @@ def bring_together(state: State, wire: Any, rank: int, world: int, saved: int) -
         RuntimeError: a rank was lost on the way.
     """
     group = _Group(wire, rank, world)
+    standings = _standings(state, group, restorer)
+    choice = choose(standings)
+    asks = restorer is not None and (choice.kind != "memory" or may_be_behind(standings, before))
+    while restorer is not None and asks:
+        found = restorer.load(choice.held)
+        if found is not None:
+            state.hold(found.step)
+            choice = _from_saved(standings, choice, found)
+            break
+        # If it was damaged while it was loaded, the memory that it was to replace may be gone.
+        again = choose(_standings(state, group, restorer))
+        asks = again.held != choice.held
+        choice = replace(again, asked=True)
+    if choice.sources:
+        _equalize(state, group, choice)
+    return choice
+
+
+def _from_saved(standings: Sequence[Standing], memory: Choice, found: Held) -> Choice:
+    """All ranks have loaded the same. It may lack counters, and they may differ by now."""
+    committed = [s.step for s in standings if s.condition is not Condition.NEW]
+    why = memory.reason if committed else "no rank has a state in memory"
+    return Choice(
+        found.step,
+        sources=tuple(range(len(standings))),
+        receivers=(),
+        adopt=False,
+        kind="saved",
+        reason=f"{why}; step {found.step} of term {found.term} is the newest that is saved",
+        held=found,
+        term=max(memory.term, found.term),
+        asked=True,
+        given_up=max(0, max(committed, default=0) - found.step),
+    )
+
+
+def _standings(state: State, group: _Group, restorer: Restorer | None) -> list[Standing]:
     mine = state.standing()
-    rows = group.gather([mine.step, mine.condition, mine.round, saved])
-    standings = [Standing(step, Condition(condition), last) for step, condition, last, _ in rows]
-    choice = choose(standings, max(row[3] for row in rows))
-    if not choice.sources:
-        return choice
-    if rank in choice.sources:
+    term = restorer.term if restorer is not None else 0
+    rows = group.gather([mine.step, mine.condition, mine.round, term])
+    return [Standing(step, Condition(how), last, known) for step, how, last, known in rows]
+
+
+def _equalize(state: State, group: _Group, choice: Choice) -> None:
+    """Gives all ranks what the sources have."""
+    if group.rank in choice.sources:
         if choice.kind == "fresh":
             state.hold(0)
         elif choice.adopt:
@@ -92,7 +162,6 @@ def bring_together(state: State, wire: Any, rank: int, world: int, saved: int) -
         if failure is not None:
             raise failure
         _compare(digests, choice)
-    return choice
 
 
 def plan(sizes: Sequence[int], limit: int) -> list[list[Piece]]:

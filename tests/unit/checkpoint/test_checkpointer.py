@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +18,11 @@ from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.local import LocalStorage, LocalWriter
+from elastic_runtime.checkpoint.manifest import CheckpointId
 from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from elastic_runtime.worker.context import WorkerContext
+from elastic_runtime.worker.standing import Held
 from tests.ranks import entries_of
 
 if TYPE_CHECKING:
@@ -240,6 +244,7 @@ def test_nothing_of_a_damaged_checkpoint_stays_in_what_an_older_one_lacks(tmp_pa
     ckpt.save(sync=True)
     grown = model(2, 50)
     ckpt = Checkpointer(tmp_path, {"model": grown})
+    assert ckpt.resume(strict=False) == 0
     ckpt.steps = 1
     ckpt.save(sync=True)
     shard = tmp_path / "step-1.term-2" / "rank-0.distcp"
@@ -250,6 +255,93 @@ def test_nothing_of_a_damaged_checkpoint_stays_in_what_an_older_one_lacks(tmp_pa
     before = fresh[1].weight.detach().clone()
     assert Checkpointer(tmp_path, {"model": fresh}).resume(strict=False) == 0
     assert torch.equal(fresh[1].weight, before)
+
+
+def test_what_is_newer_than_what_was_resumed_is_set_aside_and_never_deleted(
+    tmp_path: Path,
+) -> None:
+    """Older ones serve while newer ones cannot be read; those are whole again later."""
+    entries: dict[str, Any] = {"a": 0}
+    ckpt = Checkpointer(tmp_path, entries, every=1, sync=True)
+    for entries["a"] in range(1, 5):
+        ckpt.step()
+    hidden = [tmp_path / f"step-{step}.term-1" / "rank-0.distcp" for step in (3, 4)]
+    for shard in hidden:
+        shard.rename(shard.with_name("away"))
+    ckpt = Checkpointer(tmp_path, entries, every=1, keep=1, sync=True)
+    assert ckpt.resume() == 2
+    for shard in hidden:
+        shard.with_name("away").rename(shard)
+    for _ in range(4):
+        ckpt.step()
+    assert saves(tmp_path) == ["step-3.term-1", "step-4.term-1", "step-6.term-2"]
+    asides = [name for name in entries_of(tmp_path) if name.startswith("aside.")]
+    assert asides == ["aside.step-3.term-1", "aside.step-4.term-1"]
+    assert Checkpointer(tmp_path, entries).resume() == 6
+
+
+def test_nothing_that_a_writer_left_behind_finishes_is_deleted(tmp_path: Path) -> None:
+    """It had begun before it was left behind, and its manifest comes late."""
+    entries: dict[str, Any] = {"a": 1}
+    slow = Checkpointer(tmp_path, entries, every=1, sync=True)
+    slow.step()
+    newer = Checkpointer(tmp_path, entries, every=1, keep=1, sync=True)
+    assert newer.resume() == 1
+    newer.step()
+    late = tmp_path / "step-9.term-1"
+    shutil.copytree(tmp_path / "step-2.term-2", late)
+    manifest = LocalStorage(tmp_path).read_manifest(CheckpointId(2, 2))
+    assert manifest is not None
+    (late / "MANIFEST.json").write_bytes(replace(manifest, step=9, term=1).encode())
+    newer.step()
+    newer.step()
+    assert saves(tmp_path) == ["step-4.term-2", "step-9.term-1"]
+    assert (tmp_path / "aside.step-9.term-1").exists()
+
+
+def test_nothing_found_is_no_step(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path, {"a": 1})
+    ckpt.steps = 7
+    assert ckpt.resume() == 0
+    assert ckpt.load(None) is None
+    assert ckpt.steps == 7
+
+
+def test_what_is_in_memory_is_touched_by_nothing_that_is_not_newer_and_whole(
+    tmp_path: Path,
+) -> None:
+    model = nn.Linear(40, 40)
+    ckpt = Checkpointer(tmp_path, {"model": model}, every=1, sync=True)
+    for _ in range(3):
+        ckpt.step()
+    shard = tmp_path / "step-3.term-1" / "rank-0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    other = nn.Linear(40, 40)
+    before = [p.detach().clone() for p in other.parameters()]
+    again = Checkpointer(tmp_path, {"model": other})
+    assert again.load(Held(1, 2)) is None, "the newer one is damaged, the other one is not newer"
+    assert again.load(Held(2, 0)) is None, "of a newer term than all that is there"
+    for parameter, was in zip(other.parameters(), before, strict=True):
+        assert torch.equal(parameter, was)
+    assert again.load(Held(1, 1)) == Held(1, 2)
+    for parameter, saved in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(parameter, saved)
+
+
+def test_who_was_left_behind_and_has_asked_saves_again(tmp_path: Path) -> None:
+    first: dict[str, Any] = {"a": 1}
+    behind = Checkpointer(tmp_path, first, every=1, sync=True)
+    behind.step()
+    newer = Checkpointer(tmp_path, {"a": 2}, every=1, sync=True)
+    newer.resume()
+    newer.step()
+    with pytest.raises(CheckpointError, match="term 2"):
+        behind.step()
+    assert behind.resume() == 2
+    behind.step()
+    assert saves(tmp_path)[-1] == "step-3.term-3"
 
 
 def test_another_thread_may_close_it(tmp_path: Path) -> None:

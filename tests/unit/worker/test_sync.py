@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastic_runtime.worker import sync
-from elastic_runtime.worker.standing import Condition, Standing, choose
+from elastic_runtime.worker.standing import Condition, Held, Standing, choose
 from elastic_runtime.worker.state import State
-from elastic_runtime.worker.sync import bring_together, neighbours, plan
+from elastic_runtime.worker.sync import Restorer, bring_together, neighbours, plan
 from tests.ranks import kill_self, run_ranks, values
 from tests.unit.worker.test_state import Job
 
@@ -43,13 +43,13 @@ class Doomed:
         return work
 
 
-def together(state: State, *, saved: int = -1, doomed: bool = False) -> Choice:
+def together(state: State, *, saver: Restorer | None = None, doomed: bool = False) -> Choice:
     """Brings the ranks of a test together, over a gloo of their own."""
     rank, world = dist.get_rank(), dist.get_world_size()
     store = dist.PrefixStore("sync", dist.distributed_c10d._get_default_store())
     wire: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=20))
     sync.MESSAGE_BYTES = 64  # so that a small model takes several messages of both kinds
-    return bring_together(state, Doomed(wire) if doomed else wire, rank, world, saved)
+    return bring_together(state, Doomed(wire) if doomed else wire, rank, world, saver)
 
 
 def job_at(step: int, **options: Any) -> Job:
@@ -88,7 +88,7 @@ def meet(*words: str) -> tuple[Choice, Standing, str, str, str]:
     word = words[dist.get_rank()]
     job = broken(word)
     before = job.values()
-    choice = together(job.state, saved=2)
+    choice = together(job.state)
     return choice, job.state.standing(), before, job.values(), job.committed
 
 
@@ -135,11 +135,75 @@ def fresh() -> tuple[Choice, str, str]:
     return together(job.state), before, job.values()
 
 
-@pytest.mark.parametrize("words", ["new new", "3dirty 1clean"])
-def test_what_only_the_checkpoint_has_is_left_to_it(words: str) -> None:
-    for choice, _, before, after, _ in values(run_ranks(2, meet, *words.split())):
-        assert (choice.kind, choice.step) == ("saved", 2)
-        assert before == after
+@pytest.mark.parametrize(
+    ("words", "kind", "step"),
+    [("new new", "saved", 2), ("3dirty 1clean", "saved", 2), ("3dirty 2clean", "memory", 2)],
+)
+def test_what_only_the_checkpoint_has_is_loaded(words: str, kind: str, step: int) -> None:
+    for choice, standing, asked, *_ in values(run_ranks(2, ask, *words.split())):
+        assert (choice.kind, choice.step) == (kind, step)
+        assert standing == Standing(step, Condition.CLEAN)
+        assert asked == [choice.held if kind == "memory" else asked[0]]
+
+
+def ask(*words: str) -> tuple[Choice, Standing, list[Held | None], str]:
+    """Brings ranks together, with step 2 of term 0 saved."""
+    job = broken(words[dist.get_rank()])
+    asked: list[Held | None] = []
+
+    def load(over: Held | None) -> Held | None:
+        asked.append(over)
+        if over is not None and over >= (0, 2):
+            return None
+        loaded = job_at(2)
+        job.state.load(*loaded.state.picture())
+        return Held(0, 2)
+
+    choice = together(job.state, saver=Restorer(0, load))
+    return choice, job.state.standing(), asked, job.values()
+
+
+def test_memory_serves_if_nothing_newer_can_be_loaded() -> None:
+    first, second = values(run_ranks(2, ask_in_vain))
+    assert first[0].kind == "memory"
+    assert first[1:] == second[1:] == (Standing(3, Condition.CLEAN), [Held(0, 3)])
+
+
+def ask_in_vain() -> tuple[Choice, Standing, list[Held | None]]:
+    """A checkpoint that seems to be newer turns out to be damaged."""
+    job = job_at(3 - dist.get_rank())
+    asked: list[Held | None] = []
+    restorer = Restorer(0, lambda over: asked.append(over))
+    return together(job.state, saver=restorer), job.state.standing(), asked
+
+
+def test_what_was_damaged_while_it_was_loaded_leaves_no_memory() -> None:
+    for choice, asked in values(run_ranks(2, lose_all)):
+        assert choice.kind == "lost"
+        assert asked == [Held(0, 3), None]
+
+
+def lose_all() -> tuple[Choice, list[Held | None]]:
+    """The load of a newer checkpoint fails when the memory is overwritten in part."""
+    job = job_at(3)
+    asked: list[Held | None] = []
+
+    def load(over: Held | None) -> None:
+        asked.append(over)
+        job.state.give_up(9)
+
+    return together(job.state, saver=Restorer(0, load)), asked
+
+
+def test_whoever_was_there_in_the_last_round_needs_not_ask() -> None:
+    job = job_at(2)
+    job.state._round = 6
+
+    def load(over: Held | None) -> Held | None:
+        raise AssertionError("asked in vain")
+
+    choice = bring_together(job.state, None, 0, 1, Restorer(1, load), before=6)
+    assert (choice.kind, choice.held) == ("memory", Held(1, 2))
 
 
 def test_what_may_differ_between_sources_is_that_of_the_first() -> None:
@@ -251,7 +315,7 @@ def test_one_rank_alone_keeps_its_commit() -> None:
     job = job_at(2)
     before = job.values()
     job.forward()
-    choice = bring_together(job.state, None, 0, 1, -1)
+    choice = bring_together(job.state, None, 0, 1)
     assert (choice.kind, choice.step) == ("memory", 2)
     assert job.values() == before
 
@@ -302,7 +366,7 @@ def test_a_plan_carries_every_byte_once(sizes: list[int], limit: int) -> None:
 
 @given(st.lists(st.sampled_from(["CLEAN", "NEW", "DIRTY"]), min_size=1, max_size=9))
 def test_chains_reach_every_receiver_from_a_source(words: list[str]) -> None:
-    choice = choose([Standing(3, Condition[word]) for word in words], -1)
+    choice = choose([Standing(3, Condition[word]) for word in words])
     for rank in range(len(words)):
         before, after = neighbours(choice, rank)
         assert (before is not None) == bool(choice.sources and rank in choice.receivers)

@@ -1,0 +1,122 @@
+"""Who was left out has no say by itself: what was saved meanwhile counts, and stays.
+
+Each case with one store for the nodes of one machine and with etcd.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from elastic_runtime.checkpoint.manifest import CheckpointId, newest_first
+from elastic_runtime.cli.ctl import main as elasticctl
+from elastic_runtime.errors import EXIT_LEFT
+from tests import processes
+from tests.integration.in_place.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.integration.in_place.job import Note
+
+_OPTIONS = ("--min", "1", "--max", "3", "--lease-ttl", "2", "--hang-timeout", "0")
+
+
+class Two(NamedTuple):
+    """A job of two nodes, where it is found, and the processes of each node, by its name."""
+
+    job: Job
+    where: list[str]
+    agents: dict[str, int]
+
+    def tree(self, note: Note) -> list[int]:
+        """The agent that runs this worker, with all its processes."""
+        return [*_below(self.agents[note.node]), self.agents[note.node]]
+
+
+def _below(pid: int) -> list[int]:
+    found = []
+    for child in processes.marked(processes.mark_of(pid)):
+        if processes.parent(child) == pid:
+            found += [*_below(child), child]
+    return found
+
+
+@pytest.fixture(params=["embedded", "etcd"])
+def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Two]:
+    """A job of two nodes that train together and save every ten steps."""
+    with ExitStack() as stack:
+        if request.param == "embedded":
+            options = ("--local-nodes", "2", *_OPTIONS)
+            job = stack.enter_context(Job(tmp_path, "steps.py", *options, kind="saved"))
+            words = shlex.split(job.event("job.join_command")["command"])
+            at = words.index("--rdzv-endpoint")
+            yield Two(job, words[at : at + 4], job.nodes())
+            return
+        etcd = request.getfixturevalue("etcd")
+        where = ["--rdzv-endpoint", f"etcd://{etcd.endpoint}/{tmp_path.name}", "--rdzv-id", "x"]
+        agents = {}
+        for name in ("node0", "node1"):
+            options = (*where, *_OPTIONS, "--node-name", name)
+            job = stack.enter_context(Job(tmp_path, "steps.py", *options, kind="saved"))
+            agents[name] = job.process.pid
+        yield Two(job, where, agents)
+
+
+def _newest(folder: Path) -> CheckpointId:
+    return newest_first(path.name for path in (folder / "saved").iterdir())[0]
+
+
+@pytest.mark.parametrize("end", ["leaves", "is killed"])
+def test_who_was_silent_goes_on_from_what_was_saved_meanwhile(
+    two: Two, end: str, tmp_path: Path
+) -> None:
+    job = two.job
+    before = job.ranks(2, more=15)
+    silent, other = before[0], before[1]
+    stopped = two.tree(silent)
+    processes.send(stopped, signal.SIGSTOP)
+    alone = job.ranks(1, after=silent.round, more=25)
+    assert alone[0].pid == other.pid
+    if end == "leaves":
+        processes.send([two.agents[other.node]], signal.SIGTERM)
+    else:
+        processes.send(two.tree(other), signal.SIGKILL)
+    gone = two.agents[other.node]
+    job.wait(lambda: processes.state(gone) in ("", "Z"), "the end of the other node")
+    saved = _newest(tmp_path)
+    assert saved.step > silent.step
+    processes.send(stopped, signal.SIGCONT)
+    number = alone[0].round
+    job.wait(lambda: [n for n in job.said("began") if n["round"] > number], "a round of its own")
+    began = [note for note in job.said("began") if note["round"] > number]
+    assert began[0]["step"] == saved.step, job.story()
+    job.wait(lambda: [n for n in job.steps() if n.round > number][15:], "further steps")
+    assert _newest(tmp_path) > saved
+    job.enough()
+
+
+def test_a_spare_goes_on_from_what_the_members_saved_when_they_left(
+    two: Two, tmp_path: Path
+) -> None:
+    job = two.job
+    before = job.ranks(2, more=15)
+    assert elasticctl(["scale", "--max", "1", *two.where]) == 0
+    alone = job.ranks(1, after=before[0].round, more=25)
+    member = alone[0]
+    spare = next(note for note in before.values() if note.pid != member.pid)
+    processes.send([two.agents[member.node]], signal.SIGTERM)
+    number = member.round
+    job.wait(lambda: [n for n in job.said("began") if n["round"] > number], "a round of the spare")
+    began = [note for note in job.said("began") if note["round"] > number]
+    left = max(note.step for note in job.steps() if note.pid == member.pid)
+    assert began[0]["pid"] == spare.pid
+    assert began[0]["step"] >= left, job.story()
+    job.wait(lambda: [n for n in job.steps() if n.round > number][15:], "further steps")
+    job.enough()
+    assert EXIT_LEFT

@@ -1,0 +1,172 @@
+"""Broken variants of what decides in place, each of which the model must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_runtime.checkpoint import choosing, saving
+from elastic_runtime.checkpoint.manifest import CheckpointId
+from elastic_runtime.checkpoint.saving import Tenure
+from elastic_runtime.worker import standing
+from elastic_runtime.worker.standing import Condition
+from tests.model.in_place import job
+from tests.model.in_place.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_runtime.worker.standing import Choice, Standing
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def memory_never_asks(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has a memory goes on from it, as before there were terms in memory."""
+    patch.setattr(standing, "may_be_behind", lambda standings, before: False)
+
+
+def anybody_has_a_say(patch: pytest.MonkeyPatch) -> None:
+    """One rank that can serve is enough not to ask, whichever round it comes from."""
+    patch.setattr(
+        standing, "may_be_behind", lambda standings, before: all(s.reach < 0 for s in standings)
+    )
+
+
+def a_half_done_step_need_not_ask(patch: pytest.MonkeyPatch) -> None:
+    """A rank of the last round is enough not to ask, even if it cannot serve."""
+    patch.setattr(
+        standing,
+        "may_be_behind",
+        lambda standings, before: all(s.round != before for s in standings),
+    )
+
+
+def terms_are_of_no_interest(patch: pytest.MonkeyPatch) -> None:
+    """Ranks go by steps alone."""
+    patch.setattr(standing, "_terms", _terms_of(lambda s, newest: 0))
+
+
+def a_term_is_what_one_has_heard(patch: pytest.MonkeyPatch) -> None:
+    """What others of the same history know of a term does not count."""
+    patch.setattr(standing, "_terms", _terms_of(lambda s, newest: s.term))
+
+
+def _terms_of(term: Callable[[Standing, int], int]) -> Callable[[Sequence[Standing]], list[int]]:
+    def terms(standings: Sequence[Standing]) -> list[int]:
+        newest = max((s.term for s in standings), default=0)
+        new = Condition.NEW
+        return [-1 if s.condition is new else term(s, newest) for s in standings]
+
+    return terms
+
+
+def nobody_hears_of_a_save(patch: pytest.MonkeyPatch) -> None:
+    """A term becomes known only to those who load what was saved in it."""
+    patch.setattr(Tenure, "hear", lambda self, which: None)
+
+
+def the_term_is_not_passed_on(patch: pytest.MonkeyPatch) -> None:
+    """Who gets a state from others does not get to know of what term it is."""
+    original = Tenure.settle
+
+    def settle(self: Tenure, held: CheckpointId, *, anew: bool) -> None:
+        original(self, CheckpointId(0, 0), anew=anew)
+
+    patch.setattr(Tenure, "settle", settle)
+
+
+def an_old_term_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """Who was left behind, and has asked since, goes on saving in the term that it had."""
+    patch.setattr(Tenure, "let_go", lambda self: None)
+
+
+def what_is_newer_is_not_set_aside(patch: pytest.MonkeyPatch) -> None:
+    """Retention counts, and deletes, what the job does not go on from."""
+    patch.setattr(saving, "left_behind", lambda names, base, term: [])
+
+
+def all_that_is_older_is_ones_own(patch: pytest.MonkeyPatch) -> None:
+    """Set aside is only what has more steps than this save, not than what it goes on from."""
+    patch.setattr(Tenure, "inherit", _inherit_too_much)
+
+
+def _inherit_too_much(self: Tenure, which: CheckpointId) -> None:
+    self._go_on_from(CheckpointId(which.term, 1 << 60))
+    self._inherits = self._used_up = True
+
+
+def what_is_older_is_loaded_over_memory(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is saved is loaded, however far the memory is."""
+    original = choosing.ways
+    patch.setattr(choosing, "ways", lambda offers, stored, over=None: original(offers, stored))
+
+
+def nothing_found_is_the_present_step(patch: pytest.MonkeyPatch) -> None:
+    """A load that finds nothing says that the half-done memory is what it has loaded."""
+    original = Job.load
+
+    def load(self: Job, over: Any, chosen: Any) -> Any:
+        found = original(self, over, chosen)
+        if found is None and chosen[0].step:
+            for one in chosen:
+                one.hold(one.history)
+            return CheckpointId(0, chosen[0].step)
+        return found
+
+    patch.setattr(job.Job, "load", load)
+
+
+def a_finished_step_goes_first(patch: pytest.MonkeyPatch) -> None:
+    """The furthest finished step is adopted, although a clean rank holds a later history."""
+    original = standing.choose
+
+    def choose(standings: Sequence[Standing]) -> Choice:
+        finished = [
+            replace(s, condition=Condition.DIRTY) if s.condition is Condition.CLEAN else s
+            for s in standings
+        ]
+        eager = original(finished)
+        return eager if eager.kind == "memory" else original(standings)
+
+    patch.setattr(standing, "choose", choose)
+
+
+def sources_of_any_round(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has as many steps is a source, also one that made the last step alone."""
+    original = standing.choose
+
+    def choose(standings: Sequence[Standing]) -> Choice:
+        choice = original(standings)
+        if choice.kind != "memory" or choice.adopt:
+            return choice
+        sources = tuple(
+            rank
+            for rank, s in enumerate(standings)
+            if s.reach == choice.step and s.condition is Condition.CLEAN
+        )
+        receivers = tuple(r for r in range(len(standings)) if r not in sources)
+        return replace(choice, sources=sources, receivers=receivers)
+
+    patch.setattr(standing, "choose", choose)
+
+
+MUTANTS: tuple[Patch, ...] = (
+    memory_never_asks,
+    anybody_has_a_say,
+    a_half_done_step_need_not_ask,
+    terms_are_of_no_interest,
+    a_term_is_what_one_has_heard,
+    nobody_hears_of_a_save,
+    the_term_is_not_passed_on,
+    an_old_term_is_kept,
+    what_is_newer_is_not_set_aside,
+    all_that_is_older_is_ones_own,
+    what_is_older_is_loaded_over_memory,
+    nothing_found_is_the_present_step,
+    a_finished_step_goes_first,
+    sources_of_any_round,
+)

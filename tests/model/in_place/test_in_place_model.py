@@ -1,0 +1,48 @@
+"""No schedule loses a step that somebody holds, and the model would have noticed if one did.
+
+``ELASTIC_IN_PLACE_SCHEDULES=20000`` plays more of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.model.in_place.job import play
+from tests.model.in_place.mutants import MUTANTS, Patch
+
+SCHEDULES = int(os.environ.get("ELASTIC_IN_PLACE_SCHEDULES", "600"))
+# A broken variant must be caught within so many.
+ENOUGH = 3000
+
+
+def _story(seed: int) -> str:
+    violation, job = play(seed, tracing=True)
+    return "\n".join([*job.trace[-40:], f"seed {seed}: {violation}"])
+
+
+@pytest.mark.timeout(3600)
+def test_no_schedule_loses_what_somebody_holds() -> None:
+    failed = [seed for seed in range(SCHEDULES) if play(seed)[0]]
+    assert not failed, f"{len(failed)} of {SCHEDULES} schedules\n{_story(failed[0])}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda it: it.__name__)
+def test_a_broken_variant_is_caught(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    assert any(play(seed)[0] for seed in range(ENOUGH)), f"{mutant.__doc__} Nobody noticed."
+
+
+def test_schedules_reach_what_they_are_about() -> None:
+    seen = set().union(*(play(seed)[1].seen for seed in range(100)))
+    assert seen == {
+        "loaded",
+        "loaded over memory",
+        "passed over",
+        "adopted",
+        "left",
+        "late commit",
+        "unheard commit",
+        "pruned",
+    }
