@@ -69,13 +69,7 @@ from elastic_runtime.protocol.records import (
     FaultReport,
 )
 from elastic_runtime.rendezvous.budget import root_cause
-from elastic_runtime.rendezvous.notices import (
-    Excluded,
-    Prepare,
-    Sealed,
-    Surveyed,
-    Switch,
-)
+from elastic_runtime.rendezvous.notices import Excluded, Prepare, Sealed, Surveyed, Switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -470,7 +464,9 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
         return Step(state)  # who cannot reach the others is no worse than they are
     state = replace(state, asking=False)
     said = {rank: state.heard.get(rank) for rank in inside}
-    guilty = tuple(rank for rank, heard in said.items() if not (heard and _excused(heard)))
+    guilty = tuple(
+        rank for rank, heard in said.items() if not (heard and (heard.collective or heard.busy))
+    )
     if guilty:
         where = "; ".join(heard.where if heard else "no answer" for heard in map(said.get, guilty))
         why = f"no step for {event.seconds:.0f} s, while it is at {where} (--hang-timeout)"
@@ -499,7 +495,3 @@ def _surveyed(state: State, event: Surveyed, now: float) -> Step:
     state = replace(state, asking=False, faults=(*state.faults, fault))
     report = Report("node.cut_off", {"reason": reason, "nodes": list(event.missed)})
     return _interrupt(state, reason, [report], now)
-
-
-def _excused(heard: WorkerHeard) -> bool:
-    return heard.collective or bool(heard.busy)

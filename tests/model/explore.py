@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.protocol import records
 from tests.model.clockwork import Violation
-from tests.model.schedule import BY_NAME, Schedule, Theme
+from tests.model.schedule import Schedule
+from tests.model.themes import BY_NAME, Theme
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.rendezvous import absorb, leader, lives, member, outage, sealing
+from elastic_runtime.rendezvous import absorb, leader, lives, member, outage, sealing, survey
 from elastic_runtime.rendezvous.state import SILENT, State
 from elastic_runtime.rendezvous.store import Transaction
-from tests.model.schedule import CHURN, ENDING, FORGETTING, ISLANDS, MIXED, OUTAGE, Theme
+from tests.model.themes import (
+    CHURN,
+    ENDING,
+    FORGETTING,
+    ISLANDS,
+    MIXED,
+    OUTAGE,
+    PARTED,
+    Theme,
+)
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.plan import Plan
@@ -115,6 +124,16 @@ def first_one_ends_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leader, "all", any, raising=False)
 
 
+def deaf_to_reports(patch: pytest.MonkeyPatch) -> None:
+    """Nodes that say that they do not reach each other are put into one round."""
+    patch.setattr(sealing, "together", lambda nodes, *rest: list(nodes))
+
+
+def never_looks_again(patch: pytest.MonkeyPatch) -> None:
+    """A node that has missed others never finds out that they are in reach again."""
+    patch.setattr(survey, "_look_again", lambda state, plan, now: state)
+
+
 # Each with the kind of schedule in which it shows soonest.
 MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (no_islands_rule, ISLANDS),
@@ -130,4 +149,6 @@ MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (joiners_first, MIXED),
     (impatient, CHURN),
     (lost_workers_still_count, CHURN),
+    (deaf_to_reports, PARTED),
+    (never_looks_again, PARTED),
 )

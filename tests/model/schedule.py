@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
@@ -12,6 +12,7 @@ from elastic_runtime.rendezvous.state import Policy
 from elastic_runtime.rendezvous.store import Put
 from tests.model.clockwork import Clockwork, Violation
 from tests.model.store import ANSWER, RECONNECT
+from tests.model.themes import OUTAGE, PARTED, THEMES, Theme
 from tests.model.world import GARBAGE, Key, World, key_of
 
 if TYPE_CHECKING:
@@ -37,126 +38,6 @@ TOGETHER = 240.0
 # Share of schedules whose jobs recover in place.
 _IN_PLACE = 0.4
 OVER = 120.0
-
-
-@dataclass(frozen=True)
-class Theme:
-    """A kind of schedule.
-
-    Attributes:
-        faults: what happens, with weights; what is missing never happens.
-        durations: how long cuts, pauses and outages last at most, to choose from.
-        gaps: time from one fault to the next, to choose from.
-        counts: how many faults, to choose from.
-        held: share of schedules in which nobody is through before all faults are over.
-        stubborn: share of stops in which workers do not want to end.
-    """
-
-    faults: dict[str, int]
-    durations: tuple[float, ...] = (0.3, 2.0, 5.0, 14.0)
-    gaps: tuple[tuple[float, float], ...] = (
-        (0.0, 0.02),
-        (0.0, 0.5),
-        (0.0, 0.5),
-        (0.5, 4.0),
-        (1.0, 15.0),
-    )
-    counts: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
-    held: float = 0.4
-    stubborn: float = 0.02
-
-
-MIXED = Theme(
-    {
-        "crash": 14,
-        "crash all": 3,
-        "lose host": 6,
-        "pause": 14,
-        "cut": 12,
-        "part": 5,
-        "restart store": 6,
-        "amnesia": 6,
-        "worker fails": 12,
-        "drain": 8,
-        "join": 12,
-        "intrude": 3,
-        "finish soon": 8,
-        "garble": 2,
-    }
-)
-# Whole groups out of sight, while others would like to go on without them.
-ISLANDS = Theme(
-    {"cut all": 6, "pause all": 2, "cut": 3, "join": 8, "crash": 2, "lose host": 2, "drain": 1},
-    durations=(2.0, 14.0, 30.0),
-    gaps=((0.0, 0.5), (0.5, 4.0), (1.0, 15.0)),
-    counts=(2, 3, 3, 4),
-    held=1.0,
-    stubborn=0.3,
-)
-FORGETTING = Theme(
-    {"amnesia": 8, "join": 3, "crash": 3, "worker fails": 2, "drain": 1, "restart store": 2},
-    durations=(0.3, 2.0, 5.0),
-    counts=(1, 2, 3, 4),
-    held=0.8,
-)
-# One blow after the other, most of them right after something was written.
-CHURN = Theme(
-    {"crash": 6, "lose host": 1, "worker fails": 6, "join": 6, "drain": 3, "pause": 3, "part": 2},
-    gaps=((0.0, 0.005), (0.0, 0.05), (0.0, 0.3)),
-    counts=(3, 4, 5, 6),
-    held=0.6,
-)
-ENDING = Theme(
-    {"finish soon": 6, "crash": 3, "pause": 3, "cut": 3, "join": 3, "worker fails": 2, "drain": 2},
-    gaps=((0.0, 0.02), (0.0, 0.1), (0.0, 0.5), (0.5, 3.0)),
-    counts=(2, 3, 4),
-    held=0.0,
-)
-# The store alone fails: a whole group must go on.
-OUTAGE = Theme(
-    {"amnesia": 3, "restart store": 3, "garble": 2},
-    durations=(0.3, 2.0, 5.0),
-    gaps=((4.0, 8.0),),
-    counts=(1, 2, 3),
-    held=1.0,
-)
-# Nodes that do not reach each other, though all reach the store: nobody dies of it.
-PARTED = Theme(
-    {"part": 5, "part one": 5, "part in two": 3, "cut": 1},
-    durations=(0.3, 2.0, 5.0, 10.0),
-    gaps=((0.0, 0.5), (0.5, 4.0), (1.0, 15.0)),
-    counts=(1, 2, 3, 4),
-    held=0.8,
-)
-# The same among nodes and workers that die, also at the same moment.
-TORN = Theme(
-    {
-        "part": 4,
-        "part one": 4,
-        "part in two": 2,
-        "crash": 4,
-        "worker fails": 4,
-        "blow": 4,
-        "join": 5,
-        "drain": 1,
-        "pause": 1,
-    },
-    durations=(0.3, 2.0, 5.0),
-    gaps=((0.0, 0.005), (0.0, 0.05), (0.0, 0.5), (0.5, 4.0)),
-    counts=(2, 3, 4, 5),
-    held=0.6,
-)
-THEMES = (MIXED, MIXED, PARTED, TORN, MIXED, ISLANDS, FORGETTING, CHURN, CHURN, ENDING, OUTAGE)
-BY_NAME = {
-    "mixed": MIXED,
-    "islands": ISLANDS,
-    "forgetting": FORGETTING,
-    "churn": CHURN,
-    "ending": ENDING,
-    "outage": OUTAGE,
-    "parted": PARTED,
-    "torn": TORN,
-}
 
 
 class Schedule:
@@ -433,6 +314,14 @@ class Schedule:
         self.clock.log("", f"== {names[0]} | {names[1]} ==")
         self.world.cut_between(some, others, self._duration() * 2)
 
+    def participant_dies(self) -> bool:
+        """An agent meets a defect: it ends its workers, gives its lease back and ends."""
+        node = self._pick()
+        if node is None or node.agent.phase == "over":
+            return False
+        node.exit("crashed")
+        return True
+
     def blow(self) -> bool:
         """A node is killed, and a worker of another one, at the same instant."""
         running = [n for n in self.world.living() if n.running and n.agent.phase == "running"]
@@ -534,6 +423,7 @@ _FAULTS: dict[str, Callable[[Schedule], bool]] = {
     "part one": Schedule.part_one,
     "part in two": Schedule.part_in_two,
     "blow": Schedule.blow,
+    "participant dies": Schedule.participant_dies,
     "restart store": Schedule.restart_store,
     "amnesia": Schedule.amnesia,
     "worker fails": Schedule.worker_fails,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.model.explore import Result, explore, explore_many
 from tests.model.mutants import MUTANTS, Patch
-from tests.model.schedule import ENDING, MIXED, Theme
+from tests.model.themes import ENDING, MIXED, Theme
 
 SCHEDULES = 10_000
 PROCESSES = 2
