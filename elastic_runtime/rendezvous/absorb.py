@@ -25,6 +25,7 @@ from elastic_runtime.rendezvous.state import (
     OWN,
     REFUSED,
     REPLACED,
+    SILENT,
     STALE,
     Applied,
     Available,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 _R = TypeVar("_R", bound=Record)
 
-# Answers that prove a death; silence proves nothing.
+# Answers that prove a death, a refusal where it is believed; silence proves nothing.
 _PROOFS: tuple[str, ...] = (REFUSED, OTHER)
 # How long a decision that was written, refused or not answered waits to be seen, in seconds.
 _PAUSES = {True: 1.0, False: 0.05, None: 0.2}
@@ -133,14 +134,32 @@ def _applied(state: State, event: Applied, now: float) -> State:
 
 
 def _probed(state: State, event: Probed, now: float) -> State:
-    node = event.node
+    node, answer = event.node, event.answer
+    if answer == REFUSED and not _believed(state, node):
+        answer = SILENT
     sent = state.probed.get(node, now)
     state = replace(
-        state, answers={**state.answers, node: event.answer}, heard={**state.heard, node: sent}
+        state, answers={**state.answers, node: answer}, heard={**state.heard, node: sent}
     )
-    if event.answer not in _PROOFS:
+    if answer not in _PROOFS:
         return state
-    return replace(state, dead={**state.dead, event.node: event.answer})
+    return replace(state, dead={**state.dead, node: answer})
+
+
+def _believed(state: State, node: str) -> bool:
+    """Whether a refusal proves that this node is dead.
+
+    A firewall between two nodes refuses as well, and the key of a node that it hides stays in the
+    store. A member of the last round may still believe it: what it forms then holds a member that
+    has left. Anybody else would take a whole job that trains for dead, and begin another beside it.
+    """
+    last, peer = state.round_record, state.peers.get(node)
+    if last is not None and last.rank_of(state.me) >= 0:
+        return True
+    if peer is None:
+        return state.wide  # its key is gone as well
+    # From this machine itself it is no firewall's word.
+    return state.record is not None and peer.record.address == state.record.address
 
 
 def _without_former_lives(state: State) -> State:

@@ -240,6 +240,21 @@ def test_a_joiner_reaches_the_group_before_it_shows_itself() -> None:
     assert _own(seat.feed(Probed("b", ALIVE), 0.001)) is not None
 
 
+def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_dead() -> None:
+    """A job that trains would get another life beside it."""
+    far = [node(name, address="10.0.0.1") for name in "ab"]
+    seat = Seat("c").sees(job(), sealed(3, "a", "b"), *far)
+    for _ in range(3):
+        seat.feed(Probed("a", REFUSED), 0.001).feed(Probed("b", REFUSED), 0.001)
+        assert (_own(seat), seat.transaction(JOB)) == (None, None)
+        seat.feed(Tick(), 5.0)
+    # Once their leases have ended, it is a proof.
+    seat.changes(gone=("nodes/a", "nodes/b"))
+    assert _own(seat) is not None
+    seat.changes(node("c")).feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
+    assert seat.transaction(JOB) is not None
+
+
 def test_where_nobody_is_there_a_silent_group_disturbs_nobody() -> None:
     assert _own(Seat("c").sees(job(), sealed(3, "a"), wide=False)) is not None
 
