@@ -51,6 +51,7 @@ from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.peers import Connection
 from elastic_runtime.worker.ranks import Place, Ranks, Stores, drop_later, rehearse
 from elastic_runtime.worker.settling import Past, Settling
+from elastic_runtime.worker.spread import Inspection
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ class _Loop:
             group = dist.new_group(backend="gloo")
             connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
             self._settling.settle(connection, world, Past())
-            self._state._on_commit = self._committer(group, None)
+            self._state._on_commit = commit = _Commit(self, group, None)
+            self._state._inspection = commit.inspection()
             self._state._gate = Gate(partial(blame.check_groups, None))
             value = self._train(world)
             self._finish_saving()
@@ -304,9 +306,10 @@ class _Loop:
         self._note("round.entered", connect=round(connecting, 4), sync=round(settling, 4))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
         self._connect_ahead(order.spares)
-        commit = self._committer(group, ranks)
+        commit = _Commit(self, group, ranks)
         self._state._on_commit = commit
         self._state._gate = Gate(partial(blame.check_groups, ranks))
+        self._state._inspection = commit.inspection()
         with self._here.in_train():
             value = self._train(world)
             self._state._on_commit = None
@@ -350,9 +353,6 @@ class _Loop:
 
         threading.Thread(target=connect, name="elastic-ahead", daemon=True).start()
 
-    def _committer(self, group: dist.ProcessGroup, ranks: Ranks | None) -> _Commit:
-        return _Commit(self, group, ranks)
-
     def _note(self, name: str, **fields: Any) -> None:
         if self._here.rank == 0:
             self._here.note(name, **fields)
@@ -381,7 +381,8 @@ class _Commit:
     def __init__(self, loop: _Loop, group: dist.ProcessGroup, ranks: Ranks | None) -> None:
         self._loop = loop
         self._ranks = ranks
-        self._agreement = Agreement(group if group.size() > 1 else None)
+        self._group = group if group.size() > 1 else None
+        self._agreement = Agreement(self._group)
         if loop._saver is not None:
             loop._saver.steps = loop._state.step
 
@@ -406,6 +407,10 @@ class _Commit:
             # Without an agent, SIGTERM asks for this.
             self._save_now(step)
             loop._end()
+
+    def inspection(self) -> Inspection:
+        """What compares the ranks of this round."""
+        return Inspection(self._loop._state._parts, self._group)
 
     def until_all_return(self) -> None:
         """Waits for the other ranks after ``train`` has returned here.

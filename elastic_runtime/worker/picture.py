@@ -59,7 +59,11 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
-def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """At most about 4 KiB of a tensor, evenly spread, as bytes."""
+def sample_of(tensor: torch.Tensor) -> torch.Tensor:
+    """At most about 4 KiB of a tensor, evenly spread."""
     stride = -(-tensor.nbytes // _SAMPLE_BYTES)
-    return tensor.reshape(-1)[::stride].contiguous().view(torch.uint8)
+    return tensor.reshape(-1)[:: max(1, stride)]
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    return sample_of(tensor).contiguous().view(torch.uint8)

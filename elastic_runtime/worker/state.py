@@ -28,12 +28,14 @@ from elastic_runtime.worker.parts import (
 )
 from elastic_runtime.worker.picture import Picture, digest_of, forms_of
 from elastic_runtime.worker.room import Room
+from elastic_runtime.worker.spread import refuse_sharded
 from elastic_runtime.worker.standing import Condition, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elastic_runtime.worker.parts import Part
+    from elastic_runtime.worker.spread import Inspection
 
 
 class StateLost(ElasticError):
@@ -67,6 +69,7 @@ class State:
     _generators: Generators | None
     _step: int
     _round: int  # see Standing; set by elastic.run
+    _commits: int  # made since the job began or was started again, the same on all ranks
     _condition: Condition
     _running: int  # optimizers inside their step
     _finished: Counter[str]  # steps of each optimizer since the last commit
@@ -75,6 +78,7 @@ class State:
     _spare: Room  # for what may be received
     _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
     _gate: Gate  # set by elastic.run; what optimizers and commits must pass
+    _inspection: Inspection | None  # set by elastic.run; compares the ranks of a round
 
     def __init__(self, *, shadow: bool = False, generators: bool = True, **named: Any) -> None:
         """Takes the objects; they are first touched when training begins.
@@ -100,6 +104,7 @@ class State:
         self._shadow = shadow
         self._generators = Generators() if generators else None
         self._step = 0
+        self._commits = 0
         self._round = 0
         self._condition = Condition.NEW
         self._running = 0
@@ -108,12 +113,16 @@ class State:
         self._spare = Room(())
         self._on_commit = None
         self._gate = Gate(lambda: None)
+        self._inspection = None
         self._parts = list(self._sorted(named))
         self._changes = None if shadow else Changes(self._parts, self._counters)
+        refuse_sharded(self._parts)
         for part in self._parts:
-            # With a shadow a step can be undone wherever it is: it leaves the memory clean.
-            if isinstance(part, OptimizerPart) and self._changes is not None:
-                self._watch(part, self._changes)
+            if isinstance(part, OptimizerPart):
+                part.optimizer.register_step_pre_hook(self._inspect)
+                # With a shadow a step can be undone wherever it is: it leaves the memory clean.
+                if self._changes is not None:
+                    self._watch(part, self._changes)
 
     # What users call
 
@@ -134,6 +143,8 @@ class State:
                 "does the runtime know of the other ranks; call it there, after optimizer.step()"
             )
         self._gate.before_commit()
+        if self._inspection is not None:
+            self._inspection.before_commit(self._commits + 1)
         self._advance()
         self._on_commit()
 
@@ -192,6 +203,7 @@ class State:
             way as committed, though no optimizer is in the middle of it; "" if it can.
         """
         why = ""
+        self._inspection = None
         if self._changes is not None and self._condition is Condition.CLEAN:
             why = self._changes.undoable()
         elif self._changes is not None and self._condition is Condition.FINISHED:
@@ -247,6 +259,7 @@ class State:
         structure = {p.name: plain.encode(p.tree(), p.name, tensors) for p in self._parts}
         meta = {
             "step": self._step,
+            "commits": self._commits,
             "parts": structure,
             "counters": plain.encode(self._counters, "state", tensors),
             "usual": self._usual,
@@ -346,6 +359,7 @@ class State:
         self._counters.clear()
         self._counters.update(plain.decode(meta["counters"], tensors))
         self._usual = dict(meta["usual"])
+        self._commits = meta["commits"]
         if self._changes is not None:
             self._changes.tail = set(meta["tail"])
         self._drop_gradients()
@@ -430,6 +444,10 @@ class State:
         part.optimizer.register_step_pre_hook(before)
         part.optimizer.register_step_post_hook(after)
 
+    def _inspect(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._inspection is not None:
+            self._inspection.before_optimizer(optimizer, self._commits + 1)
+
     def _is_usual(self) -> bool:
         """Whether as many optimizer steps are done as any commit has ever waited for.
 
@@ -452,6 +470,7 @@ class State:
         for part in self._parts:
             if isinstance(part, StatefulPart):
                 part.commit()
+        self._commits = self._commits + 1
         self.hold(self._step + 1)
 
     def _drop_gradients(self) -> None:
