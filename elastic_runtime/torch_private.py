@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from datetime import timedelta
 
     import torch
@@ -161,6 +162,29 @@ def set_gloo_timeout(timeout: timedelta) -> None:
 
     for group in list(dist.distributed_c10d._world.pg_map):
         group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
+
+
+def tend_groups(tended: Callable[[], AbstractContextManager[None]]) -> None:
+    """Has every process group built within a context, whoever asks for it; once for a process.
+
+    ``init_process_group`` and ``new_group`` both build through this one function, and scripts call
+    them by many names; there is no public hook.
+
+    Args:
+        tended: makes the context.
+    """
+    from torch.distributed import distributed_c10d
+
+    build: Any = distributed_c10d._new_process_group_helper
+    if hasattr(build, "__wrapped__"):
+        return
+
+    @wraps(build)
+    def building(*args: Any, **options: Any) -> Any:
+        with tended():
+            return build(*args, **options)
+
+    distributed_c10d._new_process_group_helper = building
 
 
 def all_groups() -> list[Any]:

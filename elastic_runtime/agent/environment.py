@@ -8,6 +8,7 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.keepalive import ENV_PEER_TIMEOUT
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_LIFE,
@@ -126,6 +127,7 @@ def worker_environment(
         ENV_NODE: config.node_name,
         ENV_LIFE: str(life),
         ENV_SNAPSHOTS: snapshots,
+        ENV_PEER_TIMEOUT: os.environ.get(ENV_PEER_TIMEOUT, f"{config.timeouts.lease_ttl:g}"),
     }
     if config.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"

@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_runtime import torch_private
+from elastic_runtime import keepalive, torch_private
 from elastic_runtime.worker import boot
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
     gc.enable()
     if "torch.distributed" in modules:
         torch_private.connect_when_listening()
+        torch_private.tend_groups(keepalive.tended)
     # What is loaded by now stays: the collector of a worker need not touch, and so copy, it.
     gc.collect()
     gc.freeze()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from elastic_runtime import torch_private
+from elastic_runtime import keepalive, torch_private
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
@@ -131,6 +131,7 @@ def run(
             )
         _ran = True
         torch_private.keep_versions_in_ddp()
+        torch_private.tend_groups(keepalive.tended)
         here = context()
         loop = _Loop(state, checkpointer, train, here, start_over=start_over)
         value: T = loop.run() if here.has_agent else loop.run_alone()

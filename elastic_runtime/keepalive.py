@@ -1,0 +1,145 @@
+"""Connections between ranks that notice when the network between them is cut.
+
+Linux gives up a connection over which nothing comes back after some 15 minutes, or never if
+nothing is sent; gloo and NCCL wait as long. With these options it is lost after about as long as a
+node's lease: a silent peer is asked each few seconds, and what is sent is acknowledged in time or
+the connection ends. A cut that heals before that costs nothing but the pause until TCP's next
+attempt: a second where the kernel can be told so, else at most as long as the cut was.
+
+Only connections that are made while a process group is built are touched, and later ones of NCCL
+to the same hosts; never those of the script.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Seconds after which a silent peer is lost; 0: as the system has it. The agent sets it to the time
+# of its lease, unless it is set already.
+ENV_PEER_TIMEOUT = "ELASTIC_PEER_TIMEOUT"
+
+# The longest pause between two attempts to send the same again, in milliseconds: without it the
+# pauses double, and a cut that heals is noticed only after about its own length once more.
+_TCP_RTO_MAX_MS = 44
+_LONGEST_PAUSE = 1000
+
+# When connections are looked at again, in seconds after a group was made: NCCL makes its own with
+# the first collectives.
+_LATER = (5.0, 30.0, 120.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is set on a connection.
+
+    Attributes:
+        idle: seconds without a packet before the peer is asked.
+        interval: seconds between questions.
+        count: unanswered questions that end it, where ``patience`` does not.
+        patience: milliseconds until it ends with anything unanswered.
+    """
+
+    idle: int
+    interval: int
+    count: int
+    patience: int
+
+
+def options(seconds: float) -> Options | None:
+    """What makes a connection end so long after its peer fell silent; None to leave it alone.
+
+    Args:
+        seconds: at least 2 are taken: one each for silence and an answer.
+    """
+    if not 0 < seconds < 86400:
+        return None
+    seconds = max(2.0, seconds)
+    pace = max(1, round(seconds / 5))
+    return Options(pace, pace, max(1, round(seconds / pace) - 1), round(1000 * seconds))
+
+
+def tend(line: socket.socket, wanted: Options) -> None:
+    """Sets the options on a connection. The caller still owns it."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, wanted.idle)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, wanted.interval)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, wanted.count)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wanted.patience)
+    with suppress(OSError):  # Linux 6.15 and later
+        line.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_PAUSE)
+
+
+@contextmanager
+def tended() -> Iterator[None]:
+    """Tends the connections that this process makes within the block: while a group is built."""
+    wanted = options(_asked_for())
+    if wanted is None:
+        yield
+        return
+    before = {(fd, inode) for fd, inode, _ in _connections()}
+    yield
+    new = [each for each in _connections() if each[:2] not in before]
+    _tend_all(new, wanted)
+    hosts = {host for _, _, host in new}
+    if hosts and _has_gpu():
+        threading.Thread(
+            target=_look_again, args=(hosts, wanted), name="elastic-keepalive", daemon=True
+        ).start()
+
+
+def _asked_for() -> float:
+    try:
+        return float(os.environ.get(ENV_PEER_TIMEOUT, "0"))
+    except ValueError:
+        return 0.0
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _look_again(hosts: set[str], wanted: Options) -> None:
+    passed = 0.0
+    for moment in _LATER:
+        threading.Event().wait(moment - passed)
+        passed = moment
+        _tend_all([each for each in _connections() if each[2] in hosts], wanted)
+
+
+def _tend_all(connections: list[tuple[int, int, str]], wanted: Options) -> None:
+    for fd, inode, _ in connections:
+        with suppress(OSError):
+            line = socket.socket(fileno=fd)
+            try:
+                if os.fstat(fd).st_ino == inode:  # not a later one with the same number
+                    tend(line, wanted)
+            finally:
+                line.detach()
+
+
+def _connections() -> list[tuple[int, int, str]]:
+    """Descriptor, inode and peer's host of all connections of this process to other hosts."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            line = socket.socket(fileno=int(name))
+            try:
+                if line.family in (socket.AF_INET, socket.AF_INET6):
+                    host, here = line.getpeername()[0], line.getsockname()[0]
+                    if host != here:
+                        found.append((line.fileno(), os.fstat(line.fileno()).st_ino, host))
+            finally:
+                line.detach()
+    return found
