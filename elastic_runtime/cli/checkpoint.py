@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from elastic_runtime.checkpoint import survey
-from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId
+from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, newest_first
 from elastic_runtime.checkpoint.retention import Retention, Verdict, parse_retention
 from elastic_runtime.checkpoint.storages import open_storage
 from elastic_runtime.checkpoint.survey import Condition, Found
@@ -98,6 +98,7 @@ def verify(directory: str, step: int | None, term: int | None, form: str) -> int
 @click.option("--keep", type=int, required=True, help="how many of the newest to keep")
 @click.option("--keep-every", help="which others to keep: '1000 steps', '6h' or both, with a comma")
 @click.option("--unfinished", is_flag=True, help="delete rests of saves of older terms as well")
+@click.option("--set-aside", is_flag=True, help="delete what is set aside as well")
 @click.option("--dry-run", is_flag=True, help="only say what would be deleted")
 @click.option("--unread", is_flag=True, help="do not read what is kept before the rest is deleted")
 @FORMAT
@@ -106,6 +107,7 @@ def prune(
     keep: int,
     keep_every: str | None,
     unfinished: bool,
+    set_aside: bool,
     dry_run: bool,
     unread: bool,
     form: str,
@@ -121,18 +123,48 @@ def prune(
     found = seen.found if unread else _read_what_stays(storage, rule, seen.found)
     verdicts = survey.judge(rule, found)
     rests = survey.abandoned(found, seen.names) if unfinished else []
+    aside = [one for one in found if one.condition is Condition.ASIDE and set_aside]
     if not dry_run:
         survey.carry_out(storage, verdicts, found)
         _discard(storage, rests)
+        for one in aside:
+            if one.manifest is not None:
+                storage.remove(one.manifest)
+                storage.put_back(one.which)
     verdicts += [
         Verdict(one.which, False, "never finished, of an older term")
         if one.which in rests
+        else Verdict(one.which, False, "set aside")
+        if one in aside and one.manifest is not None
         else Verdict(one.which, True, f"{one.condition}: does not count, and is left alone")
         for one in found
         if one.condition is not Condition.WHOLE
     ]
     shown = checkpoint_screen.verdicts(verdicts, dry_run=dry_run)
     show(form, [checkpoint_report.verdict(one, dry_run=dry_run) for one in verdicts], shown)
+
+
+@checkpoint.command()
+@_PLACE
+@click.option("--step", type=click.IntRange(0), required=True, help="of which step")
+@_TERM
+@FORMAT
+def restore(directory: str, step: int, term: int | None, form: str) -> None:
+    """Makes a checkpoint the one that resume() takes, while no job runs there.
+
+    It is set aside no more, and all newer ones are. Nothing is deleted.
+    """
+    storage = open_storage(directory)
+    chosen = _chosen(_look(storage), step, term)[0]
+    if chosen.manifest is None or chosen.condition not in (Condition.WHOLE, Condition.ASIDE):
+        raise UsageError(f"{storage.place(chosen.which)} is {chosen.condition}: {chosen.problem}")
+    why = {"why": f"{chosen.which.name} was restored by hand"}
+    for which in newest_first(storage.names()):
+        if which > chosen.which and storage.has_manifest(which):
+            storage.set_aside(which, why)
+    storage.put_back(chosen.which)
+    seen = _look(storage)
+    show(form, seen.as_dict(), checkpoint_screen.listing(seen))
 
 
 def _read_what_stays(

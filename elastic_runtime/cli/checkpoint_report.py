@@ -75,6 +75,7 @@ def take(
     )
     takes = first.which if first and first.condition is Condition.WHOLE else None
     ours = {one.which.name for one in found} | set(half_pruned(names)) | {PROBE}
+    ours |= {one.which.aside_name for one in found}
     foreign = sorted(n for n in names if n not in ours and highest_term([n]) == 0)
     return Inventory(
         where=where,

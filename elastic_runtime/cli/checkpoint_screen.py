@@ -29,6 +29,7 @@ _STYLES = {
     Condition.DAMAGED: "red",
     Condition.NEWER: "red",
     Condition.UNFINISHED: "yellow",
+    Condition.ASIDE: "yellow",
 }
 
 

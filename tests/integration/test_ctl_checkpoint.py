@@ -78,6 +78,30 @@ def test_list_says_what_there_is_and_what_resume_would_take(
     assert "resume() would take step 15 of term 2: it is the newest whole one" in shown
 
 
+def test_what_is_set_aside_is_shown_restored_and_deleted(
+    storage: LocalStorage, capsys: Capture
+) -> None:
+    storage.set_aside(CheckpointId(1, 20), {"why": "term 2 went on from step-10.term-1"})
+    found = report(capsys, "list", storage.path)
+    assert found["resume"] == {"step": 15, "term": 2} and found["foreign"] == []
+    assert [one["problem"] for one in found["checkpoints"] if one["condition"] == "set aside"] == [
+        "term 2 went on from step-10.term-1"
+    ]
+    assert ctl("list", storage.path) == 0
+    assert "set aside" in capsys.readouterr().out
+    # It counts for no rule, and only those who say so delete it.
+    assert ctl("prune", storage.path, "--keep", 1) == 0
+    assert {"step-20.term-1", "step-15.term-2"} <= set(storage.names())
+    found = report(capsys, "restore", storage.path, "--step", 20)
+    assert found["resume"] == {"step": 20, "term": 1}
+    states = {one["name"]: one["condition"] for one in found["checkpoints"]}
+    assert states["step-15.term-2"] == "set aside" and states["step-20.term-1"] == "whole"
+    assert ctl("prune", storage.path, "--keep", 1, "--set-aside") == 0
+    assert not [name for name in storage.names() if "15" in name]
+    assert "step-20.term-1" in storage.names()
+    assert ctl("restore", storage.path, "--step", 30) == 2
+
+
 def test_verify_reads_all_and_names_what_is_damaged(storage: LocalStorage, capsys: Capture) -> None:
     assert ctl("verify", storage.path) == 0
     assert capsys.readouterr().out.count("whole, every byte read") == 3
