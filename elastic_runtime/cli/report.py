@@ -29,6 +29,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.rendezvous.reach import severed_pairs, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,6 +126,7 @@ class Report:
         outcome: how it ended; "" if it did not.
         events: the last ones, the oldest first.
         bad: keys of unreadable records, and why.
+        apart: who does not reach whom, as the nodes say; "" if nobody says so.
         trouble: what the store says is wrong with it; "" if nothing is.
     """
 
@@ -146,6 +148,7 @@ class Report:
     outcome: str = ""
     events: tuple[EventRecord, ...] = ()
     bad: tuple[tuple[str, str], ...] = ()
+    apart: str = ""
     trouble: str = ""
 
     @property
@@ -202,6 +205,7 @@ def make_report(run_id: str, endpoint: str, records: Records, answers: Answers) 
     lines = node_lines(records, answers)
     budget = last.budget if last else None
     reason = last.reason if last else ""
+    pairs = severed_pairs([node for node in records.nodes.values() if node.status != GONE])
     return Report(
         run_id=run_id,
         endpoint=endpoint,
@@ -221,6 +225,7 @@ def make_report(run_id: str, endpoint: str, records: Records, answers: Answers) 
         outcome=f"{outcome.reason}{_at(outcome)}" if outcome else "",
         events=records.events,
         bad=records.bad,
+        apart=told(pairs) if pairs else "",
     )
 
 

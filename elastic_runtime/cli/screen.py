@@ -73,6 +73,8 @@ def _job(report: Report) -> Iterable[Text]:
             f"round   {report.round}: {count(report.world_size, 'worker')} on "
             f"{count(members, 'node')} ({report.reason})"
         )
+    if report.apart:
+        yield Text(f"apart   {report.apart}", style="red")
     if report.step >= 0:
         yield Text(f"step    {report.step}")
     yield Text(

@@ -57,6 +57,14 @@ def test_a_running_job() -> None:
     assert _roles(RUNNING) == [("a", "member", "0-1"), ("b", "member", "2")]
 
 
+def test_who_does_not_reach_whom_is_shown() -> None:
+    nodes = {"a1": A, "b1": B, "c1": replace(C, unreachable=("a1", "gone"))}
+    report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes), {})
+    assert report.apart == "no connection between a and c"
+    assert "apart   no connection between a and c" in _text(screen.status(report))
+    assert make_report("run", "etcd://h", RUNNING, {}).apart == ""
+
+
 def test_the_roles_of_nodes() -> None:
     vanished = replace(RUNNING, nodes={"a1": A})
     assert _roles(vanished)[1] == ("b", "silent", "2")
