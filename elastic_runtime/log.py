@@ -235,6 +235,7 @@ _LINES: dict[str, Line] = {
     "checkpoint.save_failed": Line(
         "step {step} could not be saved, and is soon tried again: {problem}", "warning"
     ),
+    "checkpoint.rests_removed": Line("removed the rests of unfinished saves: {names}", shown=False),
     "checkpoint.resumed": Line(_resumed),
     "checkpoint.damaged": Line(_damaged, "warning"),
     "snapshot.taken": Line("step {step} is in memory after {seconds}", shown=False),

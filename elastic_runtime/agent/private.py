@@ -13,8 +13,9 @@ import shutil
 import tempfile
 from contextlib import suppress
 
+from elastic_runtime.agent.reaper import LOCK
+
 _PREFIX = "elastic-agent-"
-_LOCK = "lock"
 
 
 class PrivateDirectory:
@@ -31,11 +32,11 @@ class PrivateDirectory:
             parent: where; "": where temporary files are kept.
             prefix: how its name begins.
         """
-        _sweep(parent, prefix)
+        sweep(parent, prefix)
         self.path = tempfile.mkdtemp(prefix=prefix, dir=parent or None)
         # Locked before it gets its name: an agent that starts at the same time and sweeps must
         # never find a lock that nobody holds yet.
-        draft, lock = (os.path.join(self.path, name) for name in (f"{_LOCK}.new", _LOCK))
+        draft, lock = (os.path.join(self.path, name) for name in (f"{LOCK}.new", LOCK))
         self._lock = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.rename(draft, lock)
@@ -63,13 +64,13 @@ def _remove(entry: os.DirEntry[str]) -> None:
             os.unlink(entry.path)
 
 
-def _sweep(parent: str = "", prefix: str = _PREFIX) -> None:
+def sweep(parent: str = "", prefix: str = _PREFIX) -> None:
     """Removes the directories of agents that have died; one without a lock was kept on purpose."""
     for entry in os.scandir(parent or tempfile.gettempdir()):
         if not entry.name.startswith(prefix):
             continue
         with suppress(OSError):
-            descriptor = os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(os.path.join(entry.path, LOCK), os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(entry.path, ignore_errors=True)

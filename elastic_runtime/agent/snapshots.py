@@ -2,7 +2,8 @@
 
 Workers write their snapshots into a directory in tmpfs that belongs to the agent. A server reads
 them to the workers of other nodes, and to nobody else: see ``protocol.snapshots``. With the agent
-its snapshots go; those of an agent that was killed are swept by the next one on the machine.
+its snapshots go: those of an agent that was killed are removed by a process that outlives it
+(``reaper``), and if that was killed as well by the next agent on the machine.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import secrets
 import socket
 import stat
 import struct
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elastic_runtime import threads
-from elastic_runtime.agent.private import PrivateDirectory
+from elastic_runtime.agent import reaper
+from elastic_runtime.agent.private import PrivateDirectory, sweep
 from elastic_runtime.machine import boot_id, total_memory
 from elastic_runtime.protocol.snapshots import (
     CHALLENGE,
@@ -41,6 +45,9 @@ _PREFIX = "elastic-snapshots-"
 _PATIENCE = 5.0
 _IDLE = 120.0
 _STALL = 30.0
+# Until all workers of an agent that was killed have ended as well; for the end of the reaper.
+_MOURNING = 2.0
+_FAREWELL = 1.0
 _MOST_CLIENTS = 256
 _PIECE = 512 << 10  # stays in the processor's cache
 
@@ -62,11 +69,16 @@ class SnapshotStore:
         self.memory: SnapshotMemory | None = None
         self._directory: PrivateDirectory | None = None
         self._server: SnapshotServer | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
+        if not _is_tmpfs(_TMPFS):
+            return
+        sweep(_TMPFS, _PREFIX)  # also if this agent has none of its own
         limit = config.snapshot_memory.within(total_memory())
-        if not limit or not _is_tmpfs(_TMPFS):
+        if not limit:
             return
         secret = secrets.token_hex(32)
         self._directory = PrivateDirectory(_TMPFS, _PREFIX)
+        self._reaper = _follow(self._directory.path)
         self._server = SnapshotServer(self._directory.path, secret)
         self.memory = SnapshotMemory(
             directory=self._directory.path,
@@ -84,6 +96,24 @@ class SnapshotStore:
             self._server.close()
         if self._directory is not None:
             self._directory.remove()
+        if self._reaper is not None:
+            with suppress(subprocess.TimeoutExpired):  # it has nothing left to do, and ends
+                self._reaper.wait(_FAREWELL)
+
+
+def _follow(directory: str) -> subprocess.Popen[bytes] | None:
+    """Starts the process that removes the directory if this one is killed; None: it cannot."""
+    command = [sys.executable, "-IS", reaper.__file__, directory, str(_MOURNING)]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what is sent to the agent's group is not for it
+        )
+    except OSError:
+        return None  # the next agent on this machine removes it
 
 
 def _is_tmpfs(path: str) -> bool:

@@ -149,7 +149,10 @@ class Attempts:
         if self.begun == step and self._saves.held == step:
             return
         self.begun = None
-        self._saves.persist(lambda: self._saves.save_now(peers, step))
+        try:
+            self._saves.persist(lambda: self._saves.save_now(peers, step))
+        except CheckpointFailed as error:
+            raise CheckpointFailed(f"step {step} is not saved: {error}") from error
         self._begin(step)
 
     def wait(self) -> None:

@@ -106,8 +106,9 @@ class LocalStorage(Storage):
     def discard(self, which: CheckpointId) -> None:
         path = self.path / which.name
         with suppress(OSError):
-            # The manifest goes first: without it nothing of this counts.
-            for name in sorted(os.listdir(path), key=lambda name: name != layout.MANIFEST):
+            # The manifest goes first: without it nothing of this counts. If it is renamed to its
+            # place in this moment, its draft is missing, and all the rest stays.
+            for name in sorted(os.listdir(path), key=_manifest_first):
                 os.unlink(path / name)
             os.rmdir(path)
 
@@ -255,6 +256,10 @@ def _write_durably(path: Path, content: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _manifest_first(name: str) -> bool:
+    return not name.startswith(layout.MANIFEST)
 
 
 def _sync_directory(path: Path) -> None:

@@ -22,7 +22,7 @@ from elastic_runtime.checkpoint.manifest import Manifest
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.saving import Collected, Collector, Saving, Tenure
 from elastic_runtime.checkpoint.staging import Copies, Image, PlainCopies, copies_for, local
-from elastic_runtime.checkpoint.survey import prune
+from elastic_runtime.checkpoint.survey import clear_rests, prune
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED
 from elastic_runtime.worker.peers import Connection, Peers
@@ -84,6 +84,7 @@ class Saves:
             copies: how tensors come into the image.
         """
         self.tenure = Tenure(storage, context)
+        self._cleared = 0  # the term in which the rests of older ones were removed
         self.last_whole: tuple[float, int] | None = None
         self.damaged: set[CheckpointId] = set()  # found so while loading: not to be counted on
         self._storage = storage
@@ -285,13 +286,18 @@ class Saves:
             self._note(peers, "saved", step=step, bytes=saved.bytes, seconds=seconds, **fields)
         if peers.rank != 0 and self._context.has_agent:
             self._context.note(CHECKPOINT_COMMITTED, step=step)
-        if peers.rank == 0 and self._rule.last is not None:
+        if peers.rank == 0:
             self._prune(peers, saved.which.term)
 
     def _prune(self, peers: Peers, term: int) -> None:
         try:
-            self.tenure.leave_behind()  # what a writer that was left behind has finished since
-            prune(self._storage, self._rule, term, self.damaged)
+            if self._rule.last is not None:
+                self.tenure.leave_behind()  # what a writer that was left behind has finished since
+                prune(self._storage, self._rule, term, self.damaged)
+            if self._cleared < term:
+                self._cleared = term
+                if gone := clear_rests(self._storage, term):
+                    self._note(peers, "rests_removed", names=[one.name for one in gone])
         except (OSError, CheckpointError) as error:
             # The save has succeeded; what could not be deleted is tried again after the next one.
             self._note(peers, "prune_failed", problem=str(error))

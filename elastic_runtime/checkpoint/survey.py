@@ -222,6 +222,36 @@ def carry_out(storage: Storage, verdicts: Iterable[Verdict], found: Iterable[Fou
             storage.remove(manifest)
 
 
+def clear_rests(storage: Storage, term: int) -> list[CheckpointId]:
+    """Removes what saves of older terms have left unfinished; for a job, once in its term.
+
+    A save of an older term can never be committed, so none of it is under way any more in a way
+    that counts: see ``Storage.check_term``.
+
+    Args:
+        storage: where.
+        term: the term of the one who removes.
+
+    Returns:
+        Those that are gone; none if somebody holds a newer term.
+
+    Raises:
+        CheckpointError: the place cannot be read.
+    """
+    names = storage.names()
+    older = [one for one in newest_first(names) if one.term < term]
+    rests = [one for one in older if not storage.has_manifest(one)]
+    if not rests:
+        return []
+    if highest_term(names) > term:
+        return []
+    doomed = abandoned((look(storage, one) for one in rests), names)
+    for which in doomed:
+        storage.discard(which)
+    left = set(storage.names())
+    return [which for which in doomed if which.name not in left]
+
+
 def abandoned(found: Iterable[Found], names: Iterable[str]) -> list[CheckpointId]:
     """Saves that never finished and that nobody can still be writing: those of older terms.
 

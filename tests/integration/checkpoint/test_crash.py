@@ -112,6 +112,8 @@ def check(path: Path, old: Path) -> int:
     assert Condition.DAMAGED not in conditions.values(), "one exists in part"
     step = resumed(path)
     assert step == (NEW if exists else OLD)
+    left = {one.condition for one in survey(LocalStorage(path))}
+    assert left == {Condition.WHOLE}, "the life after it has removed the rest of the save"
     return step
 
 

@@ -60,7 +60,7 @@ def test_a_directory_is_not_swept_while_it_is_being_made(
 
     def others_come_first(descriptor: int, operation: int) -> None:
         if operation == fcntl.LOCK_EX:
-            private._sweep()  # as another agent does that starts at this moment
+            private.sweep()  # as another agent does that starts at this moment
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", others_come_first)

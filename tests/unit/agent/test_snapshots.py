@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +29,7 @@ from elastic_runtime.protocol.snapshots import (
     SnapshotMemory,
     proof,
 )
+from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,3 +269,67 @@ def test_no_memory_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     store = SnapshotStore(config(MemoryLimit(bytes=1000)), "127.0.0.1")
     assert store.memory is None
     store.close()
+
+
+_HOLDER = """
+import sys
+from tests.unit.agent import test_snapshots as here
+from elastic_runtime.config import MemoryLimit
+store = here.SnapshotStore(here.config(MemoryLimit(bytes=1000)), "127.0.0.1")
+print(store.memory.directory, store._reaper.pid, flush=True)
+sys.stdin.read()
+store.close()
+"""
+
+
+def holder() -> tuple[subprocess.Popen[str], Path, int]:
+    """An agent's memory in another process, where it is, and the process that outlives it."""
+    made = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert made.stdout is not None
+    directory, reaper = made.stdout.readline().split()
+    assert Path(directory).is_dir()
+    return made, Path(directory), int(reaper)
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal by now."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_the_memory_of_a_killed_agent_is_given_back_though_no_other_one_starts() -> None:
+    agent, directory, reaper = holder()
+    with agent:
+        processes.wait_for(lambda: ignores(reaper, signal.SIGTERM), 60, "the reaper")
+        os.kill(reaper, signal.SIGTERM)  # it follows its agent only
+        (directory / "snapshot").write_bytes(bytes(100))
+        agent.kill()
+        agent.wait()
+        processes.wait_for(lambda: not directory.exists(), 60, "the end of the memory")
+        processes.wait_for(lambda: not processes.state(reaper), 60, "the end of the reaper")
+
+
+def test_an_agent_without_memory_removes_that_of_dead_ones_as_well() -> None:
+    agent, directory, reaper = holder()
+    with agent:
+        os.kill(reaper, signal.SIGKILL)  # a whole machine's worth of processes was killed
+        agent.kill()
+        agent.wait()
+        assert directory.is_dir()
+        SnapshotStore(config(MemoryLimit()), "127.0.0.1").close()
+        assert not directory.exists()
+
+
+def test_nothing_outlives_an_agent_that_ends_well() -> None:
+    agent, directory, reaper = holder()
+    agent.communicate()
+    assert agent.returncode == 0
+    assert not directory.exists()
+    processes.wait_for(lambda: not processes.state(reaper), 60, "the end of the reaper")

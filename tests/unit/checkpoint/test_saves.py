@@ -15,6 +15,8 @@ from torch import nn
 from elastic_runtime.checkpoint import local
 from elastic_runtime.checkpoint import saves as saves_module
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.manifest import CheckpointId
+from elastic_runtime.checkpoint.survey import clear_rests
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from tests.ranks import entries_of
 
@@ -194,6 +196,35 @@ def test_synchronous_saves_take_no_memory(tmp_path: Path) -> None:
     ckpt.step()
     assert saves(tmp_path) == ["step-1.term-1"]
     assert ckpt._saves._image is None
+
+
+def test_rests_of_older_terms_go_with_the_first_save_of_a_newer_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    storage = local.LocalStorage(tmp_path)
+    for which, file in (
+        (CheckpointId(1, 7), "rank-0.distcp"),
+        (CheckpointId(2, 8), "MANIFEST.json.partial"),
+        (CheckpointId(2, 9), "precious.txt"),
+        (CheckpointId(4, 9), "rank-0.distcp"),  # of somebody who has a newer term by now
+    ):
+        assert storage.create(which)
+        with storage.writer(which, file, 4) as out:
+            out.write([memoryview(b"half")])
+    assert clear_rests(storage, 2) == [], "who does not hold the newest term removes nothing"
+    assert len(saves(tmp_path)) == 4
+    (tmp_path / "step-9.term-4").rename(tmp_path / "step-9.term-3")
+    ckpt = Checkpointer(tmp_path, {"a": 1})  # keeps all that is whole
+    ckpt.save(sync=True)
+    assert saves(tmp_path) == ["step-0.term-4", "step-9.term-2"], "what is not ours stays"
+    (told,) = [r.msg % r.args for r in caplog.records if "rests_removed" in r.msg % r.args]
+    assert "step-7.term-1" in told
+    other = tmp_path / "step-1.term-1"
+    other.mkdir()
+    ckpt.steps = 1
+    ckpt.save(sync=True)
+    assert other.exists(), "it has looked once in its term"
 
 
 def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
