@@ -41,6 +41,7 @@ def policy_of(config: JobConfig) -> Policy:
         settle=max(3.0, times.lease_ttl),
         connect=times.connect,
         remedy=_remedy(config.endpoint),
+        resuming=config.resuming,
     )
 
 

@@ -109,6 +109,15 @@ OURS: tuple[Option, ...] = (
         0,
     ),
     _ours(
+        "--resuming",
+        kinds.SWITCH,
+        JOB,
+        "",
+        "the job has run before: if the store shows nothing of it, it has lost its memory; wait "
+        "for the members to give it back (at most --fence-timeout) before a first round is formed",
+        False,
+    ),
+    _ours(
         "--listen",
         kinds.TEXT,
         STORE,

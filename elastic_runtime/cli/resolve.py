@@ -103,6 +103,7 @@ def job_config(
         node_unit=unit.value,
         node_name=settings["node_name"],
         node_life=_life(settings),
+        resuming=settings["resuming"],
         local_addr=settings["local_addr"] or "",
         max_restarts=restarts.value,
         timeouts=_timeouts(settings, around),

@@ -207,8 +207,10 @@ def create_missing(work: Work) -> None:
             work.wake_at(until)
             continue
         life = int(work.now * 1000)
+        # Pods that run may be training where the store does not see them.
+        resuming = "round" in work.draft.values and any(pod.runs for pod in work.pods)
         manifest = resources.worker_pod(
-            spec, index, work.draft.attempt, work.endpoint, work.launch, life
+            spec, index, work.draft.attempt, work.endpoint, work.launch, life, resuming
         )
         why = (slot and slot.why) or f"the job is to have {work.wanted} pods"
         work.actions.append(CreatePod(index, manifest, why))

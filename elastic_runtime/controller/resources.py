@@ -243,6 +243,7 @@ def worker_pod(
     endpoint: str,
     bounds: tuple[int, int],
     life: int = 0,
+    resuming: bool = False,
 ) -> Json:
     """One worker pod.
 
@@ -255,6 +256,8 @@ def worker_pod(
             bounds take each other for different jobs.
         life: grows with each pod of this name. A pod is made when the one before is gone, so its
             agent tells the others that nobody has to wait for that one.
+        resuming: other pods may be training in a round of this attempt: should etcd have lost its
+            memory, the agent waits for them.
     """
     template = spec.template
     given = template.get("metadata") or {}
@@ -279,7 +282,10 @@ def worker_pod(
     containers = list(pod["containers"])
     worker = dict(containers[spec.container])
     _add_args(worker, _launch_args(spec, attempt, endpoint, bounds))
-    _add_env(worker, _environment(spec, name, attempt, endpoint, bounds, _grace(pod), life))
+    environment = _environment(spec, name, attempt, endpoint, bounds, _grace(pod), life)
+    if resuming:
+        environment.append({"name": "ELASTIC_RESUMING", "value": "1"})
+    _add_env(worker, environment)
     _add_volumes(spec, pod, worker)
     containers[spec.container] = worker
     pod["containers"] = containers

@@ -212,6 +212,9 @@ def _command(state: State, event: Left | Available | Done | Drain | Goodbye, now
     if record is None:
         return state
     incarnation = state.current.incarnation if state.current else record.incarnation
+    if incarnation != record.incarnation and isinstance(event, Left | Done):
+        # What it says of rounds is of another life of the job, whose numbers mean nothing here.
+        record = replace(record, incarnation=incarnation, left=0, done_round=0, fault=None)
     match event:
         case Left(number, fault, store_port, stays, workers):
             record = replace(

@@ -51,6 +51,15 @@ def create_job(state: State, plan: Plan, now: float) -> State:
         if now < due:
             plan.wake_at(due)
             return plan.wait(state, "the store shows no job, but one may be running")
+    if state.policy.resuming and not (forgotten or state.round.version):
+        # Its members may be training out of sight of the store. They have stopped, or have given
+        # it back, when the fence is over.
+        state = state.marked("resuming", now)
+        due = state.marks["resuming"] + state.policy.fence
+        if now < due:
+            plan.wake_at(due)
+            text = "the store is empty, but the job has run before: its members may still train"
+            return plan.wait(state, f"{text}; waiting for them, at most for --fence-timeout")
     if known and state.known_job and known.incarnation == state.known_job.incarnation:
         return restore(state, known, plan, now)
     job = _new_job(state, state.last_number)

@@ -97,7 +97,7 @@ def _of_job(state: State, settings: str) -> bool:
 
 def _restore(state: State, plan: Plan, now: float) -> State:
     """Gives a store that lost its memory our round back; numbers go on."""
-    ours, last, job = state.current, state.round.record, state.job_record
+    ours, last, job = _to_restore(state), state.round.record, state.job_record
     if ours is None or (state.record and state.record.status == GONE):
         return state
     knows_job = job and job.incarnation == ours.incarnation and not state.job.unreadable
@@ -106,6 +106,15 @@ def _restore(state: State, plan: Plan, now: float) -> State:
     if (knows_job and knows_round) or newer:
         return state
     return restore(state, ours, plan, now)
+
+
+def _to_restore(state: State) -> RoundRecord | None:
+    """The round that the store should know of: ours, or, if it knows of none, our last one."""
+    known = state.known_round
+    if state.current is not None or known is None or state.record is None:
+        return state.current
+    forgotten = state.forgot_at > float("-inf") and state.job.version == ABSENT
+    return known if forgotten and known.rank_of(state.record.node) >= 0 else None
 
 
 def _skip(state: State, plan: Plan, now: float) -> State:

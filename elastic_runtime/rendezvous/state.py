@@ -222,6 +222,8 @@ class Policy:
         connect: how long the first contact with the store may take.
         answer: how long a write may take to succeed or to fail.
         remedy: what people can do about a store that is lost for good.
+        resuming: the job has run before, as who started this node says: where the store shows
+            nothing of it, it may have lost its memory.
     """
 
     min_nodes: int = 1
@@ -244,6 +246,7 @@ class Policy:
     connect: float = 15.0
     answer: float = ANSWER
     remedy: str = ""
+    resuming: bool = False
 
 
 @dataclass(frozen=True, slots=True)

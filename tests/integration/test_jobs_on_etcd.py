@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -12,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_runtime.errors import EXIT_STORE_UNREACHABLE
 from tests.etcd_server import etcdctl
-from tests.processes import wait_for
+from tests.integration.etcd.proxy import Proxy
+from tests.processes import state, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.conftest import NewEtcd
     from tests.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.etcd
@@ -111,3 +115,65 @@ def test_nodes_with_ever_new_names_leave_no_more_events_than_one(
         if number == 0:
             first = keys
     assert keys == first != []
+
+
+# ---------------------------------------------------------------- a store that never comes back
+
+_TRAINS = "echo $$ > worker.pid; exec sleep 1000"
+
+
+def _worker(folder: Path) -> int:
+    file = folder / "worker.pid"
+    text = wait_for(lambda: file.exists() and file.read_text().strip(), PATIENCE, "a worker")
+    return int(str(text))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("then", ["a fault", "nothing"])
+def test_who_waits_for_a_store_that_is_gone_ends(
+    new_etcd: NewEtcd, start: Any, tmp_path: Path, then: str
+) -> None:
+    """After the loss either a worker is killed, or all goes well until the fence."""
+    server = new_etcd()
+    times = ("--join-timeout", "4", "--fence-timeout", "12")
+    node = start(server.endpoint, "run", "a", _TRAINS, *times)
+    worker = _worker(tmp_path)
+    server.kill()
+    node.says("store.lost")
+    if then == "a fault":
+        os.kill(worker, signal.SIGKILL)
+    else:
+        node.says("node.excluded")
+        assert not state(worker)
+    assert node.ends() == EXIT_STORE_UNREACHABLE
+    assert "(--join-timeout)" in node.story
+
+
+# ---------------------------------------------------------------- a store that comes back empty
+
+
+@pytest.mark.timeout(180)
+def test_a_newcomer_that_was_told_of_the_job_leaves_an_emptied_store_to_its_members(
+    new_etcd: NewEtcd, start: Any, tmp_path: Path
+) -> None:
+    server = new_etcd()
+    with Proxy(server.endpoint) as network:
+        old = start(network.endpoint, "run", "a", _TRAINS, "--max", "2")
+        worker = _worker(tmp_path)
+        network.cut()
+        old.says("store.lost")
+        server.restart(wipe=True)
+        new = start(server.endpoint, "run", "b", _TRAINS, "--max", "2", "--resuming")
+        wait_for(
+            lambda: [e for e in new.events("job.waiting") if "has run before" in e["reason"]],
+            PATIENCE,
+            "that it waits",
+            lambda: new.story,
+        )
+        assert state(worker)
+        network.heal()
+        # The members give their round back; the newcomer is in the next one.
+        old.says("store.forgot")
+        assert new.says("round.sealed")["round"] == 2
+        assert old.says("round.sealed", round=2)["nodes"] == 2
+        assert not old.events("node.excluded")

@@ -13,8 +13,10 @@ from elastic_runtime.rendezvous.state import SILENT, State
 from elastic_runtime.rendezvous.store import Transaction
 from tests.model.themes import (
     CHURN,
+    EMPTIED,
     ENDING,
     FORGETTING,
+    GONE,
     ISLANDS,
     MIXED,
     OUTAGE,
@@ -93,6 +95,21 @@ def never_excluded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(member, "_why_excluded", lambda state, now: "")
 
 
+def endless_wait(patch: pytest.MonkeyPatch) -> None:
+    """A node waits for a store that never comes back for as long as it takes."""
+    patch.setattr(outage, "_give_up", lambda state, trouble, plan, now: state)
+
+
+def unaware_newcomer(patch: pytest.MonkeyPatch) -> None:
+    """A node takes an empty store for a new job, though it was told that the job has run."""
+    original = lives.create_job
+
+    def hasty(state: State, plan: Plan, now: float) -> State:
+        return original(replace(state, policy=replace(state.policy, resuming=False)), plan, now)
+
+    patch.setattr(leader, "create_job", hasty)
+
+
 def hasty_successor(patch: pytest.MonkeyPatch) -> None:
     """A new life of the job does not wait for silent members of the old one."""
     patch.setattr(lives, "_is_over", lambda state, member: True)
@@ -142,6 +159,8 @@ MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (amnesia_unnoticed, OUTAGE),
     (round_not_given_back, FORGETTING),
     (never_fenced, ISLANDS),
+    (endless_wait, GONE),
+    (unaware_newcomer, EMPTIED),
     (never_excluded, MIXED),
     (hasty_successor, ISLANDS),
     (numbers_begin_anew, MIXED),

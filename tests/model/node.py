@@ -94,7 +94,11 @@ class Node:
         self.wake = float("inf")
         self.alarm: object = None
         self.deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self.client = Client(world.store, self._from_store, lambda: self.running)
+        self.hung_at: float | None = None  # its main loop, not the participant
+        self.unheard: list[Notice] = []
+        self.client = Client(
+            world.store, self._from_store, lambda: self.running, lambda: self.hung_at is None
+        )
         self.second = 0
         self.counts = dict.fromkeys(STORM, 0)
         self.agent = Agent(self)
@@ -144,6 +148,24 @@ class Node:
         for action, args in due:
             self.later(0.0, action, *args)
         self.world.groups_changed()
+        self._turn()
+
+    def hang(self) -> None:
+        """The agent's main loop stands still; the participant goes on."""
+        self.hung_at = self.clock.now
+        self.client.keep_lease()
+        self.world.groups_changed()
+
+    def go_on(self) -> None:
+        """The main loop turns again, and finds what was told to it."""
+        assert self.hung_at is not None
+        if self.clock.now - self.hung_at > 0.8 * self.state.policy.fence:
+            self.world.excuse(self)
+        self.hung_at = None
+        self.client.keep_lease()
+        heard, self.unheard = self.unheard, []
+        for notice in heard:
+            self.agent.hear(notice)
         self._turn()
 
     def exit(self, code: str) -> None:
@@ -243,6 +265,8 @@ class Node:
                         self.client.follow(own_key)
                 case Probe(node, _, port):
                     self.world.probe(self, node, port)
+                case Notify(notice) if self.hung_at is not None:
+                    self.unheard.append(notice)
                 case Notify(notice):
                     self.agent.hear(notice)
 

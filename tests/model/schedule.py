@@ -77,6 +77,8 @@ class Schedule:
         self.calm_until = 0.0
         self.undisturbed: tuple[Key, float] | None = None
         self.healed = False
+        self.store_gone = False
+        self.cut_off: set[Node] = set()
         for _ in range(count):
             clock.after(clock.within(0.0, chance.choice((0.01, 0.5, 3.0))), self._add)
         self.left = chance.choice(self.theme.counts)
@@ -91,7 +93,9 @@ class Schedule:
         # From here on nothing goes wrong any more.
         world, clock = self.world, self.clock
         calm = clock.now
-        if self.held:
+        if self.store_gone:
+            self._check_all_end()
+        elif self.held:
             clock.run(calm + TOGETHER, lambda: not world.living())
             self._check_together()
             self._check_undisturbed()
@@ -102,6 +106,19 @@ class Schedule:
         waiting = [node.name for node in world.living()]
         if waiting:
             raise Violation(f"{', '.join(waiting)}: still there long after all faults were over")
+
+    def _check_all_end(self) -> None:
+        """Without the store nobody waits for ever, and whoever ends does so with a code."""
+        policy, clock, world = self.policy, self.clock, self.world
+        world.release(clock.now)
+        # The fence, the stop of stubborn workers, and the wait; and some reserve.
+        limit = policy.fence + 5.0 + policy.join + 5.0
+        clock.run(clock.now + limit, lambda: not world.living())
+        waiting = [node.name for node in world.living()]
+        if waiting:
+            raise Violation(f"{', '.join(waiting)}: still there {limit} s after the store has gone")
+        if not all(world.exits.values()):
+            raise Violation(f"an agent has ended without a code: {world.exits}")
 
     def _remember_group(self) -> None:
         world = self.world
@@ -184,17 +201,69 @@ class Schedule:
         """The last of all faults ends."""
         world = self.world
         self.clock.log("", "== all faults are over ==")
-        if not world.store.up:
+        if not world.store.up and not self.store_gone:
             world.store.start(forget=False)
         world.partitions.clear()
         for node in world.nodes:
-            if node.alive and node.client.cut:
+            if node.alive and node.hung_at is not None:
+                node.go_on()
+            if node.alive and node.client.cut and node not in self.cut_off:
                 self._mend(node)
             if node.alive and node.paused_at is not None:
                 node.resume()
         if not world.living():
             world.add()
         self.healed = True
+
+    def lose_store(self) -> bool:
+        """The store is gone, and never comes back."""
+        if not self.world.store.up:
+            return False
+        self.store_gone = True
+        self.world.store.stop()
+        return True
+
+    def cut_for_good(self) -> bool:
+        """A node never reaches the store again; the others do."""
+        node = self._pick()
+        if node is None or node.client.cut:
+            return False
+        self.clock.log(node.name, "== is cut off from the store for good")
+        self.cut_off.add(node)
+        node.client.cut = True
+        node.client.contact_changed()
+        return True
+
+    def hang(self) -> bool:
+        """The main loop of an agent stands still for a while."""
+        node = self._pick()
+        if node is None or node.hung_at is not None:
+            return False
+        duration = self._duration()
+        self.clock.log(node.name, f"== hangs for {duration:.3f}")
+        node.hang()
+        self.clock.after(duration, self._go_on, node)
+        return True
+
+    def _go_on(self, node: Node) -> None:
+        if node.alive and node.hung_at is not None:
+            self.clock.log(node.name, "== turns again")
+            node.go_on()
+
+    def forget_unseen(self) -> bool:
+        """The store forgets everything while no member reaches it, and a newcomer finds it empty.
+
+        It was told that the job has run before.
+        """
+        world = self.world
+        if not world.store.up or not world.rounds or not self._cut(1.0):
+            return False
+        self.clock.log("", "== the store forgets everything, and nobody sees it")
+        world.store.stop()
+        world.store.start(forget=True)
+        told = replace(self.policy, resuming=True)
+        self.clock.after(self.clock.within(0.0, 1.0), world.add, told)
+        return True
 
     def _pick(self) -> Node | None:
         nodes = [node for node in self.world.living() if node.running]
@@ -412,6 +481,10 @@ class Schedule:
 
 
 _FAULTS: dict[str, Callable[[Schedule], bool]] = {
+    "lose store": Schedule.lose_store,
+    "cut for good": Schedule.cut_for_good,
+    "hang": Schedule.hang,
+    "forget unseen": Schedule.forget_unseen,
     "crash": Schedule.crash,
     "crash all": Schedule.crash_all,
     "lose host": Schedule.lose_host,

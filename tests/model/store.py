@@ -161,6 +161,7 @@ class Client:
         store: the server.
         deliver: takes events; the node's inbox.
         running: whether the node's process runs (neither dead nor paused).
+        beats: whether the agent's main loop turns.
     """
 
     def __init__(
@@ -168,11 +169,13 @@ class Client:
         store: SimStore,
         deliver: Callable[[StoreEvent], None],
         running: Callable[[], bool],
+        beats: Callable[[], bool] = lambda: True,
     ) -> None:
         self.store = store
         self.clock = store.clock
         self.deliver = deliver
         self.running = running
+        self.beats = beats
         self.cut = False  # a partition between this node and the store
         self.connected = False
         self.told_lost = False
@@ -318,7 +321,7 @@ class Client:
         lease = self.lease
         if lease is None:
             return
-        if self.connected and self.reachable and self.running():
+        if self.connected and self.reachable and self.running() and self.beats():
             if lease.over:
                 self._lose()
             else:
@@ -352,6 +355,10 @@ class Client:
 
     def _execute(self, transaction: Transaction, answer: Callable[[bool | None], None]) -> None:
         clock, store = self.clock, self.store
+        leased = any(put.leased for put in transaction.puts)
+        if leased and not self.beats() and (self.lease is None or self.lease.over):
+            clock.after(0.0, answer, None)
+            return
         if not (self.reachable and self.connected) or self.epoch != store.epoch:
             clock.after(clock.within(0.1, ANSWER), answer, None)
             return

@@ -113,7 +113,30 @@ TORN = Theme(
     counts=(2, 3, 4, 5),
     held=0.6,
 )
+# The store never comes back, for anybody or for some.
+GONE = Theme(
+    {"lose store": 6, "cut for good": 4, "crash": 3, "worker fails": 5, "drain": 1, "join": 3},
+    gaps=((0.0, 0.1), (0.0, 2.0), (1.0, 8.0)),
+    counts=(1, 2, 3, 4),
+    held=0.7,
+)
+# Agents whose main loop stands still.
+HANGING = Theme(
+    {"hang": 8, "crash": 2, "worker fails": 4, "join": 3, "cut": 1, "drain": 1},
+    durations=(0.3, 2.0, 5.0, 14.0),
+    counts=(1, 2, 3, 4),
+    held=0.6,
+)
+# The store forgets while its members are cut off, and a node comes that was told of them.
+EMPTIED = Theme(
+    {"forget unseen": 6, "crash": 2, "worker fails": 2},
+    durations=(2.0, 5.0, 14.0, 30.0),
+    gaps=((1.0, 8.0), (4.0, 20.0)),
+    counts=(1, 2, 3),
+    held=1.0,
+)
 THEMES = (MIXED, MIXED, PARTED, TORN, MIXED, ISLANDS, FORGETTING, CHURN, CHURN, ENDING, OUTAGE)
+THEMES += (GONE, HANGING, EMPTIED)
 BY_NAME = {
     "mixed": MIXED,
     "islands": ISLANDS,
@@ -123,4 +146,7 @@ BY_NAME = {
     "outage": OUTAGE,
     "parted": PARTED,
     "torn": TORN,
+    "gone": GONE,
+    "hanging": HANGING,
+    "emptied": EMPTIED,
 }

@@ -144,9 +144,8 @@ class World:
     def _paused_too_long(self, key: Key) -> bool:
         limit = 0.8 * self.policy.fence
         nodes = [self.by_uuid[uuid] for uuid in key[2]]
-        return any(
-            node.paused_at is not None and self.clock.now - node.paused_at > limit for node in nodes
-        )
+        stood = [since for node in nodes for since in (node.paused_at, node.hung_at) if since]
+        return any(self.clock.now - since > limit for since in stood)
 
     def excuse(self, node: Node) -> None:
         """It was stopped for so long that nobody could have known better."""
@@ -250,12 +249,21 @@ class World:
         for entry in written:
             if entry.value == GARBAGE:
                 self.garbled = True
+            elif entry.key.startswith(records.NODES):
+                self._node_written(entry)
             elif entry.key == records.ROUND:
                 self._round_written(RoundRecord.decode(entry.key, entry.value))
             elif entry.key == records.OUTCOME:
                 self._outcome_written(OutcomeRecord.decode(entry.key, entry.value))
         if records.ROUND not in self.store.data:
             self.stored_round = None
+
+    def _node_written(self, entry: Entry) -> None:
+        node = self.by_uuid.get(entry.key.removeprefix(records.NODES))
+        if node is None or node.hung_at is None or entry.created != entry.version:
+            return
+        if self.clock.now - node.hung_at > 0.2:  # what was on its way
+            raise Violation(f"{node.name} registers, though its main loop hangs")
 
     def _round_written(self, sealed: RoundRecord) -> None:
         key = key_of(sealed)

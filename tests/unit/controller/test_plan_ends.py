@@ -397,3 +397,20 @@ def test_a_later_pod_of_a_name_says_so() -> None:
     cluster.vanish(0)
     cluster.settle()
     assert _life(cluster, "digits-worker-0") > first
+
+
+def test_only_a_pod_that_comes_to_a_job_at_work_is_told_that_it_has_run() -> None:
+    def told(name: str) -> bool:
+        worker = cluster.manifests[name]["spec"]["containers"][0]
+        return any(each["name"] == "ELASTIC_RESUMING" for each in worker["env"])
+
+    cluster = running(2)
+    assert not told("digits-worker-1")
+    cluster.job["status"]["round"] = 1
+    cluster.vanish(1)
+    cluster.settle()
+    assert told("digits-worker-1")
+    cluster.vanish(0)
+    cluster.vanish(1)
+    cluster.settle()
+    assert not told("digits-worker-0")
