@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.etcd
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class Node:
@@ -128,7 +128,7 @@ def _worker(folder: Path) -> int:
     return int(str(text))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("then", ["a fault", "nothing"])
 def test_who_waits_for_a_store_that_is_gone_ends(
     new_etcd: NewEtcd, start: Any, tmp_path: Path, then: str
@@ -152,7 +152,7 @@ def test_who_waits_for_a_store_that_is_gone_ends(
 # ---------------------------------------------------------------- a store that comes back empty
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_newcomer_that_was_told_of_the_job_leaves_an_emptied_store_to_its_members(
     new_etcd: NewEtcd, start: Any, tmp_path: Path
 ) -> None:
