@@ -51,12 +51,14 @@ class Standing:
             had committed is done again in a later round, and with other bits; if they come back,
             the later round counts.
         term: the newest one in which something was saved, or was about to be, with this memory.
+        latest: that round is the one directly before the present one.
     """
 
     step: int
     condition: Condition
     round: int = 0
     term: int = 0
+    latest: bool = False
 
     @property
     def reach(self) -> int:
@@ -154,7 +156,7 @@ def choose(standings: Sequence[Standing]) -> Choice:
     )
 
 
-def may_be_behind(standings: Sequence[Standing], before: int) -> bool:
+def may_be_behind(standings: Sequence[Standing]) -> bool:
     """Whether something may be saved that is newer than all memory.
 
     Whatever is saved was committed by all ranks of a round first. So there is no such thing while
@@ -162,9 +164,8 @@ def may_be_behind(standings: Sequence[Standing], before: int) -> bool:
 
     Args:
         standings: of all ranks.
-        before: the number of the round directly before this one, -1 if that is not known.
     """
-    return not any(s.reach >= 0 and s.round == before for s in standings)
+    return not any(s.reach >= 0 and s.latest for s in standings)
 
 
 def _terms(standings: Sequence[Standing]) -> list[int]:

@@ -87,7 +87,7 @@ def bring_together(
         rank: of this process.
         world: how many ranks there are.
         restorer: knows what is saved; None: nothing ever is.
-        before: the number of the round directly before this one, -1 if that is not known.
+        before: the number of the round directly before this one, -1 if this rank does not know.
 
     Returns:
         What was chosen, the same on all ranks. All states are clean at its step then, unless its
@@ -99,9 +99,9 @@ def bring_together(
         RuntimeError: a rank was lost on the way.
     """
     group = _Group(wire, rank, world)
-    standings = _standings(state, group, restorer)
+    standings = _standings(state, group, restorer, before)
     choice = choose(standings)
-    asks = restorer is not None and (choice.kind != "memory" or may_be_behind(standings, before))
+    asks = restorer is not None and (choice.kind != "memory" or may_be_behind(standings))
     while restorer is not None and asks:
         found = restorer.load(choice.held)
         if found is not None:
@@ -109,7 +109,7 @@ def bring_together(
             choice = _from_saved(standings, choice, found)
             break
         # If it was damaged while it was loaded, the memory that it was to replace may be gone.
-        again = choose(_standings(state, group, restorer))
+        again = choose(_standings(state, group, restorer, before))
         asks = again.held != choice.held
         choice = replace(again, asked=True)
     if choice.sources:
@@ -135,11 +135,18 @@ def _from_saved(standings: Sequence[Standing], memory: Choice, found: Held) -> C
     )
 
 
-def _standings(state: State, group: _Group, restorer: Restorer | None) -> list[Standing]:
+def _standings(
+    state: State, group: _Group, restorer: Restorer | None, before: int
+) -> list[Standing]:
     mine = state.standing()
     term = restorer.term if restorer is not None else 0
-    rows = group.gather([mine.step, mine.condition, mine.round, term])
-    return [Standing(step, Condition(how), last, known) for step, how, last, known in rows]
+    # Each rank says for itself whether it was there: a new one cannot know of the others.
+    latest = mine.round == before
+    rows = group.gather([mine.step, mine.condition, mine.round, term, latest])
+    return [
+        Standing(step, Condition(how), last, known, bool(was))
+        for step, how, last, known, was in rows
+    ]
 
 
 def _equalize(state: State, group: _Group, choice: Choice) -> None:

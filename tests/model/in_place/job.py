@@ -107,7 +107,7 @@ class Job:
 
     def settle(self, chosen: list[Process]) -> None:
         """All ranks come to one state."""
-        standings = [p.standing() for p in chosen]
+        standings = [p.standing(self.number) for p in chosen]
         self.log(f"standings {standings}; {steps_of(self.shelf.whole)}")
         choice = standing.choose(standings)
         newest = self.shelf.newest()
@@ -115,7 +115,7 @@ class Job:
         least = max([p.step for p in held], default=0)
         if newest is not None:
             least = max(least, newest.step)
-        asked = choice.kind != "memory" or standing.may_be_behind(standings, self.number - 1)
+        asked = choice.kind != "memory" or standing.may_be_behind(standings)
         if asked:
             found = self.load(choice.held, chosen)
             if found is not None:

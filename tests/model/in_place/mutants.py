@@ -26,14 +26,12 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def memory_never_asks(patch: pytest.MonkeyPatch) -> None:
     """Whoever has a memory goes on from it, as before there were terms in memory."""
-    patch.setattr(standing, "may_be_behind", lambda standings, before: False)
+    patch.setattr(standing, "may_be_behind", lambda standings: False)
 
 
 def anybody_has_a_say(patch: pytest.MonkeyPatch) -> None:
     """One rank that can serve is enough not to ask, whichever round it comes from."""
-    patch.setattr(
-        standing, "may_be_behind", lambda standings, before: all(s.reach < 0 for s in standings)
-    )
+    patch.setattr(standing, "may_be_behind", lambda standings: all(s.reach < 0 for s in standings))
 
 
 def a_half_done_step_need_not_ask(patch: pytest.MonkeyPatch) -> None:
@@ -41,7 +39,7 @@ def a_half_done_step_need_not_ask(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         standing,
         "may_be_behind",
-        lambda standings, before: all(s.round != before for s in standings),
+        lambda standings: not any(s.latest for s in standings),
     )
 
 

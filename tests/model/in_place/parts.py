@@ -112,9 +112,10 @@ class Process:
         """How many steps it has committed."""
         return len(self.history)
 
-    def standing(self) -> Standing:
-        """What it tells the others."""
-        return Standing(self.step, self.condition, self.alike, self.tenure.term)
+    def standing(self, number: int) -> Standing:
+        """What it tells the others in this round."""
+        latest = self.alike == number - 1
+        return Standing(self.step, self.condition, self.alike, self.tenure.term, latest)
 
     def hold(self, history: History) -> None:
         """Its memory is exactly that now."""

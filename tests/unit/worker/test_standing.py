@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,7 +98,8 @@ def test_what_memory_has_to_say_against_a_checkpoint(where: str, held: Held) -> 
     ],
 )
 def test_who_was_in_the_last_round_need_not_ask(where: str, before: int, asks: bool) -> None:
-    assert may_be_behind(ranks(where), before) == asks
+    there = [replace(s, latest=s.round == before) for s in ranks(where)]
+    assert may_be_behind(there) == asks
 
 
 @given(standings)

@@ -195,6 +195,28 @@ def lose_all() -> tuple[Choice, list[Held | None]]:
     return together(job.state, saver=Restorer(0, load)), asked
 
 
+def test_a_newcomer_asks_nothing_if_another_rank_was_there() -> None:
+    for choice, standing in values(run_ranks(2, join)):
+        assert (choice.kind, choice.sources) == ("memory", (0,))
+        assert standing.step == 2
+
+
+def join() -> tuple[Choice, Standing]:
+    """Rank 0 was in round 6; rank 1 is new, and knows of no round."""
+    rank = dist.get_rank()
+    job = Job(seed=1) if rank else job_at(2)
+    job.state._round = 0 if rank else 6
+    store = dist.PrefixStore("sync", dist.distributed_c10d._get_default_store())
+    wire: Any = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+
+    def load(over: Held | None) -> Held | None:
+        raise AssertionError("asked in vain")
+
+    before = -1 if rank else 6
+    choice = bring_together(job.state, wire, rank, 2, Restorer(1, load), before=before)
+    return choice, job.state.standing()
+
+
 def test_whoever_was_there_in_the_last_round_needs_not_ask() -> None:
     job = job_at(2)
     job.state._round = 6
