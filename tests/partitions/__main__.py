@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--how", choices=[how.name.lower() for how in How], default="drop")
     parser.add_argument("--plain", action="store_true", help="a script that restarts")
     parser.add_argument("--hang-timeout", type=float, default=6.0)
+    parser.add_argument("--lease-ttl", type=float, default=5.0)
     parser.add_argument("--seed", type=int, help="draw cuts instead")
     parser.add_argument("--count", type=int, default=10, help="how many to draw")
     parser.add_argument("--directory", type=Path, help="where logs go")
@@ -53,10 +54,11 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     print(f"logs: {directory}", flush=True)
     make = PlainJob if args.plain else InPlaceJob
+    lease = ("--lease-ttl", str(args.lease_ttl))
     names = [f"n{number}" for number in range(args.nodes)]
     with (
         Network(names, directory) as network,
-        make(directory, network, args.min, args.hang_timeout) as job,
+        make(directory, network, args.min, args.hang_timeout, lease) as job,
     ):
         job.start(args.nodes)
         for number, cut in enumerate(plan):

@@ -110,7 +110,9 @@ class InPlaceJob(Partitioned, InPlaceCluster):
         self.network, self.spells = network, []
         bounds = least, len(network.places) - 1
         own = (*_OPTIONS, str(hang), *options)
-        super().__init__(directory, network, bounds=bounds, options=own)  # type: ignore[arg-type]
+        # A cut may find all ranks between optimizer and commit, and nobody has died: there is no
+        # checkpoint to fall back to.
+        super().__init__(directory, network, bounds=bounds, options=own, shadow=True)  # type: ignore[arg-type]
 
     def made(self) -> list[Made]:
         """All commits."""
