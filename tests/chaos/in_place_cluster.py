@@ -74,7 +74,7 @@ class InPlaceCluster(Fleet):
         bounds: fewest and most nodes.
         options: further options of ``elastic-run``.
         save_every: how often the job saves; nothing: it has no checkpointer.
-        shadow: whether the job can undo an optimizer's step.
+        shadow: whether the job can undo an optimizer's step, and has a counter that follows it.
 
     Attributes:
         strikes: what was done to its processes from here.
@@ -108,7 +108,7 @@ class InPlaceCluster(Fleet):
         self.checkpoints = Checkpoints(self.disk.path)
         self._etcd = etcd
         self._goal = directory / "goal"
-        self._saves = bool(save_every)
+        self._saves, self._tells = bool(save_every), shadow
         self.histories = Histories(directory / "histories")
         # For those who extend this.
         self._records, self._rounds = self.histories.records, self.histories.rounds
@@ -361,7 +361,7 @@ class InPlaceCluster(Fleet):
         with redirect_stdout(StringIO()) as printed:
             assert elasticctl(["status", "--format", "json", *self.job]) == 0
         nodes = json.loads(printed.getvalue())["nodes"]
-        return [one["state"] for one in nodes if one["name"] == node.name] == ["spare"]
+        return [one["role"] for one in nodes if one["name"] == node.name] == ["spare"]
 
     def until_saved(self) -> None:
         """Waits for a further checkpoint."""
@@ -446,7 +446,7 @@ class InPlaceCluster(Fleet):
         """The history so far keeps the guarantee; so many steps were made at least."""
         self.read()
         assert self.step >= steps, self.story()
-        found = broken_rules(self.histories, self.strikes, self.checkpoints)
+        found = broken_rules(self.histories, self.strikes, self.checkpoints, tells=self._tells)
         assert not found, "\n".join([*found[:10], self.story()])
 
     def stalls(self) -> dict[str, list[float]]:

@@ -159,7 +159,8 @@ class Trainer:
         orders: what a test asks for meanwhile.
         goal: a file that will hold the number of steps to make, once that is known.
         seconds: what a step takes beyond its work, about.
-        shadow: whether an optimizer's step can be undone.
+        shadow: whether an optimizer's step can be undone; then a counter of the script follows
+            it, after a collective.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class Trainer:
         self.parts = {"model": self.model, "optim": self.optim, "sampler": self._sampler}
         self.state = elastic.State(shadow=shadow, **self.parts)
         self.state.tale = 0
+        self._tells = shadow
 
     def train(self, world: elastic.World) -> None:
         """Trains with these ranks until the goal is reached or the world changes."""
@@ -206,7 +208,8 @@ class Trainer:
         self._orders.obey("between")
         indices = torch.tensor(sum(samples))
         dist.all_reduce(indices)
-        state.tale = tale_after(state.tale, int(indices))
+        if self._tells:
+            state.tale = tale_after(state.tale, int(indices))
         try:
             state.commit()
         finally:

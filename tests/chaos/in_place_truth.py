@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import accumulate, islice, pairwise
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
@@ -24,16 +23,21 @@ if TYPE_CHECKING:
     from tests.chaos.in_place_sight import Checkpoints, Histories
     from tests.model.history import Strike
 
-# Whether what a script changes between optimizer and commit is done once as well.
-_COUNTERS = os.environ.get("ELASTIC_CHAOS_COUNTERS", "") == "1"
 # Saves that are under way, or were given up a moment ago.
 _UNFINISHED = 3
 
 
 def broken_rules(
-    histories: Histories, strikes: Sequence[Strike], checkpoints: Checkpoints
+    histories: Histories, strikes: Sequence[Strike], checkpoints: Checkpoints, *, tells: bool
 ) -> list[str]:
-    """What in a history breaks the guarantee: the first ones tell most."""
+    """What in a history breaks the guarantee: the first ones tell most.
+
+    Args:
+        histories: of the job.
+        strikes: what was done to its processes.
+        checkpoints: which ones there were.
+        tells: whether the script moves a counter on with each step.
+    """
     batches = list(islice(_batches(), max((r.step for r in histories.records), default=0) + 1))
     tales = list(accumulate((sum(batch) for batch in batches), tale_after, initial=0))
     return violations(
@@ -41,7 +45,7 @@ def broken_rules(
         [*strikes, *histories.strikes],
         lambda step: batches[step - 1],
         checkpoints.kept,
-        tales.__getitem__ if _COUNTERS else None,
+        tales.__getitem__ if tells else None,
     )
 
 

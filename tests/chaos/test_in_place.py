@@ -1,6 +1,7 @@
 """Many faults in a row upon a job in place: no step is lost or repeated, and nothing is left over.
 
-``ELASTIC_CHAOS_FAULTS`` says how many, ``ELASTIC_CHAOS_SEED`` draws the same ones again,
+``ELASTIC_CHAOS_FAULTS`` says how many, ``ELASTIC_CHAOS_SEED`` draws the same ones again; with an
+even one the job can undo an optimizer's step, and changes more than that in a step.
 ``ELASTIC_CHAOS_KINDS`` (``hang,ask to leave``) takes others than those of every day.
 ``test_one_fault`` brings about one of a kind; all of them come in the long run anyway, so that it
 runs only if ``ELASTIC_CHAOS_EACH`` is set: ``-k 'one_fault and hang'``.
@@ -34,7 +35,6 @@ _NODES = 4
 _SAVE_EVERY = "500ms"
 # Kinds that the product does not stand yet.
 _NOT_YET = {
-    *(plan.Kind.HANG, plan.Kind.ASK_TWICE, plan.Kind.ASK_TREE),
     *(plan.Kind.DISK_FULL, plan.Kind.DISK_ERRORS),
     *(plan.Kind.SILENT_THEN_LEFT, plan.Kind.SILENT_THEN_KILLED, plan.Kind.SPARE_THEN_LEFT),
 }
@@ -51,7 +51,8 @@ _ROOM = Size(memory=24 << 10, descriptors=12, threads=8)
 def test_random_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
     seed = int(os.environ.get("ELASTIC_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"ELASTIC_CHAOS_SEED={seed} ELASTIC_CHAOS_FAULTS={_COUNT}")  # shown if the test fails
-    with InPlaceCluster(tmp_path, new_etcd(), save_every=_SAVE_EVERY) as cluster:
+    shadow = seed % 2 == 0
+    with InPlaceCluster(tmp_path, new_etcd(), save_every=_SAVE_EVERY, shadow=shadow) as cluster:
         cluster.start(_NODES)
         began = time.monotonic()
         for number, fault in enumerate(plan.faults(seed, _COUNT, _NODES, _KINDS)):
@@ -68,7 +69,7 @@ def test_random_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
 @pytest.mark.parametrize("target", [plan.Target.FIRST, plan.Target.LAST], ids=["first", "last"])
 @pytest.mark.parametrize("kind", plan.KINDS, ids=lambda kind: kind.value)
 def test_one_fault(tmp_path: Path, new_etcd: NewEtcd, kind: plan.Kind, target: plan.Target) -> None:
-    with InPlaceCluster(tmp_path, new_etcd(), save_every=_SAVE_EVERY) as cluster:
+    with InPlaceCluster(tmp_path, new_etcd(), save_every=_SAVE_EVERY, shadow=True) as cluster:
         cluster.start(3)
         cluster.strike(plan.Fault(kind, target, plan.Pace.CALM))
         if kind in plan.CURES:
