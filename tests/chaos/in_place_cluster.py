@@ -41,13 +41,13 @@ _SCRIPT = Path(__file__).with_name("in_place_job.py")
 # Seconds without a step that are a hang.
 HANG = 4.0
 _OPTIONS = (
-    *("--lease-ttl", "1", "--last-call", "1", "--max-restarts", "0"),
+    *("--lease-ttl", "2", "--last-call", "1", "--max-restarts", "0"),
     *("--hang-timeout", str(HANG)),
 )
 # A node that is out of reach comes back after so many seconds.
 _AWAY = 5.0
 # Longer than a lease.
-_PAUSED = 2.5
+_PAUSED = 3.5
 # A round counts once it has made so many steps.
 _STEPS = 3
 # All ranks have seen the goal long before they get there.
