@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_runtime.data.sampler import NO_POSITIONS, ElasticBatchSampler
+from elastic_runtime.data.shield import Shielded
 from elastic_runtime.data.stream import StreamLoader
 from elastic_runtime.errors import UsageError
 
@@ -86,6 +87,8 @@ def loader(
     if batch or seed:
         raise UsageError("batch and seed are the sampler's; give them to ElasticBatchSampler")
     keep = options.get("num_workers", 0) > 0
+    if keep:
+        options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
     made = DataLoader(dataset, batch_sampler=sampler, persistent_workers=keep, **options)
     if keep:
         # Its processes start now, while nobody waits for this rank; the batches that they read

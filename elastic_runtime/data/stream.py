@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from elastic_runtime.data.sampler import present_place
 from elastic_runtime.data.seeds import Moment, begin
+from elastic_runtime.data.shield import Shielded
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,11 +120,14 @@ class StreamLoader:
         """
         self._reader = _Reader(stream, batch, seed)
         collate = options.pop("collate_fn", None) or default_collate
+        keep = options.get("num_workers", 0) > 0
+        if keep:
+            options = {**options, "worker_init_fn": Shielded(options.get("worker_init_fn"))}
         self._loader: DataLoader[Any] = DataLoader(
             self._reader,
             batch_size=None,
             collate_fn=partial(_collated, collate),
-            persistent_workers=options.get("num_workers", 0) > 0,
+            persistent_workers=keep,
             **options,
         )
         self._place: tuple[int, int] | None = None

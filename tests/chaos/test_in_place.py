@@ -35,7 +35,6 @@ _NODES = 4
 _SAVE_EVERY = "500ms"
 # Kinds that the product does not stand yet.
 _NOT_YET = {
-    plan.Kind.ASK_TREE,
     *(plan.Kind.SILENT_THEN_LEFT, plan.Kind.SILENT_THEN_KILLED, plan.Kind.SPARE_THEN_LEFT),
 }
 _asked = os.environ.get("ELASTIC_CHAOS_KINDS", "")

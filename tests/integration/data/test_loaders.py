@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import elastic_runtime as elastic
+from elastic_runtime.data.shield import Shielded
 from tests.unit.data.play import Job, Life, train, world_of
 
 if TYPE_CHECKING:
@@ -185,3 +189,40 @@ def test_the_state_of_a_stateful_loader_agrees_with_that_of_the_sampler(
     loader.load_state_dict(saved[1])
     rest = train([sampler], [loader], Life(1, 1 << 30), 2)
     assert begun + rest == Job(18, 4).alone(2)
+
+
+def test_a_sigterm_to_a_whole_tree_of_processes_leaves_the_loader_what_it_is() -> None:
+    told: list[int] = []
+    data = Noise(64)
+    sampler = elastic.ElasticBatchSampler(len(data), batch=4, rank=0, world=1)
+    made = elastic.loader(data, sampler, num_workers=2, prefetch_factor=1, worker_init_fn=_note)
+    seen = []
+    for index, _, pid in made:
+        assert set(pid.tolist()) != {os.getpid()}
+        if not told:
+            told = [child.pid for child in multiprocessing.active_children() if child.pid]
+            assert len(told) == 2
+            for child in told * 2:
+                os.kill(child, signal.SIGTERM)
+        seen += index.tolist()
+    assert sorted(seen) == list(range(64))
+    assert os.environ.get("NOTED") is None  # it ran in those processes, not here
+
+
+def _note(worker: int) -> None:
+    os.environ["NOTED"] = str(worker)
+
+
+def test_a_loader_process_that_is_told_again_later_ends() -> None:
+    shield = Shielded(None)
+    before = signal.getsignal(signal.SIGTERM)
+    child = os.fork()
+    if not child:
+        shield(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert shield._request is not None
+        shield._request = replace(shield._request, at=shield._request.at - 10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert signal.getsignal(signal.SIGTERM) == before
