@@ -125,6 +125,19 @@ def await_listener(host: str, port: int, timeout: float) -> bool:
             return True
 
 
+def end_loader(loader: Any) -> None:
+    """Tells the persistent processes of a ``DataLoader`` to end, and waits for them.
+
+    torch does so only where it drops the iterator, and the end of a program need not come there.
+
+    Args:
+        loader: the ``DataLoader``.
+    """
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None:
+        iterator._shutdown_workers()
+
+
 @contextmanager
 def gloo_built_by(build: Callable[[Callable[[], None]], object]) -> Iterator[None]:
     """Has ``build`` make every gloo group that torch makes within the block.

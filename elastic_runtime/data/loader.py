@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_runtime.data.sampler import NO_POSITIONS, ElasticBatchSampler
-from elastic_runtime.data.shield import Shielded
+from elastic_runtime.data.shield import Shielded, end_with_program
 from elastic_runtime.data.stream import StreamLoader
 from elastic_runtime.errors import UsageError
 
@@ -91,6 +91,7 @@ def loader(
         options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
     made = DataLoader(dataset, batch_sampler=sampler, persistent_workers=keep, **options)
     if keep:
+        end_with_program(made)
         # Its processes start now, while nobody waits for this rank; the batches that they read
         # meanwhile are dropped by the first iteration.
         iter(made)

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime import torch_private
 from elastic_runtime.leaving import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.utils.data import DataLoader
+
+
+def end_with_program(loader: DataLoader[Any]) -> None:
+    """Has a loader's processes told to end when the program ends.
+
+    Else ``multiprocessing`` sends them a SIGTERM then, and waits for them.
+    """
+    weak = weakref.ref(loader)
+
+    def end() -> None:
+        if (there := weak()) is not None:
+            torch_private.end_loader(there)
+
+    atexit.register(end)
 
 
 class Shielded:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from elastic_runtime.data.sampler import present_place
 from elastic_runtime.data.seeds import Moment, begin
-from elastic_runtime.data.shield import Shielded
+from elastic_runtime.data.shield import Shielded, end_with_program
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ class StreamLoader:
             persistent_workers=keep,
             **options,
         )
+        if keep:
+            end_with_program(self._loader)
         self._place: tuple[int, int] | None = None
         self._under_way: deque[Share] = deque()
         self.epoch = 0

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -226,3 +228,16 @@ def test_a_loader_process_that_is_told_again_later_ends() -> None:
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_program_with_a_loader_ends() -> None:
+    lines = (
+        "import elastic_runtime as elastic",
+        "sampler = elastic.ElasticBatchSampler(64, batch=4, rank=0, world=1)",
+        "made = elastic.loader(list(range(64)), sampler, num_workers=1)",
+        "batches = iter(made)",
+        "print(len(next(batches)))",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("4\n", "")
