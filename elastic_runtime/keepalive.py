@@ -89,7 +89,7 @@ def tended() -> Iterator[None]:
     new = [each for each in _connections() if each[:2] not in before]
     _tend_all(new, wanted)
     hosts = {host for _, _, host in new}
-    if hosts and _has_gpu():
+    if hosts and _uses_gpu():
         threading.Thread(
             target=_look_again, args=(hosts, wanted), name="elastic-keepalive", daemon=True
         ).start()
@@ -102,10 +102,11 @@ def _asked_for() -> float:
         return 0.0
 
 
-def _has_gpu() -> bool:
+def _uses_gpu() -> bool:
     import torch
 
-    return bool(torch.cuda.is_available())
+    # Not whether there is one: to ask that would touch the driver, which no fork outlives.
+    return bool(torch.cuda.is_initialized())
 
 
 def _look_again(hosts: set[str], wanted: Options) -> None:

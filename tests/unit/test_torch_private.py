@@ -7,6 +7,7 @@ import inspect
 import socket
 import threading
 import zipfile
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from elastic_runtime import torch_private
 from tests.ranks import run_ranks, values
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -148,3 +150,22 @@ def versions_around_ddp() -> list[int]:
 
 def test_ddp_leaves_the_version_counters_as_they_are() -> None:
     assert values(run_ranks(2, versions_around_ddp)) == [[0, 0, 1]] * 2
+
+
+def groups_built_within() -> list[str]:
+    seen: list[str] = []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        seen.append("before")
+        yield
+        seen.append("after")
+
+    torch_private.tend_groups(noted)
+    torch_private.tend_groups(noted)  # once is enough
+    dist.new_group(backend="gloo")
+    return seen
+
+
+def test_every_group_is_built_within_what_is_asked_for() -> None:
+    assert values(run_ranks(2, groups_built_within)) == [["before", "after"]] * 2

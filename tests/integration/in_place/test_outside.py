@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.errors import EXIT_USAGE
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
@@ -36,3 +37,11 @@ def test_each_step_is_applied_once(tmp_path: Path, kind: str) -> None:
             assert not job.events("state.unfit"), job.story()
             began = next(n for n in job.said("began") if n["round"] > before[0].round)
             assert began["step"] == died["step"] + (kind == "last")
+
+
+def test_weights_that_are_other_ones_on_each_rank_are_refused_before_a_step(tmp_path: Path) -> None:
+    with Job(tmp_path, "outside.py", "--nproc-per-node", "2", kind="experts") as job:
+        assert job.end() == EXIT_USAGE, job.story()
+        assert "model.weight has other gradients on rank 1 than on rank 0" in job.log
+        assert "leave out elastic.run and State" in job.log
+        assert not job.steps() and "Traceback" not in job.log, job.story()

@@ -65,7 +65,8 @@ def main() -> None:
 
     def by_optimizer(world: elastic.World) -> None:
         collective(world, fatal=args.kind == "average")
-        weight.grad = torch.full((), -1.0)
+        # Experts: each rank has gradients of its own, which nobody averages.
+        weight.grad = torch.full((), -1.0 - (world.rank if args.kind == "experts" else 0))
         optim.step()
         if args.kind != "average":
             collective(world, fatal=True)
