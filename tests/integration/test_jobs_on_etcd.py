@@ -119,7 +119,8 @@ def test_nodes_with_ever_new_names_leave_no_more_events_than_one(
 
 # ---------------------------------------------------------------- a store that never comes back
 
-_TRAINS = "echo $$ > worker.pid; exec sleep 1000"
+# In arguments of workers a dollar is written as two.
+_TRAINS = "echo $$$$ > worker.pid; exec sleep 1000"
 
 
 def _worker(folder: Path) -> int:
