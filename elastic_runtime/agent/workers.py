@@ -37,6 +37,9 @@ _END_SECONDS = 10.0
 _FLUSH_SECONDS = 0.1
 _LOG_SECONDS = 0.5  # that the end of a worker waits for its log files
 _MOST_IMPORT_DEATHS = 3
+# Before a server that imports ahead is tried again, in seconds; twice as long each time.
+_WARM_PAUSE = 60.0
+_LONGEST_WARM_PAUSE = 3600.0
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,8 @@ class Workers:
         self._server: forkclient.ServerProcess | None = None
         self._ready = True
         self._why_cold = ""
-        self._import_deaths = 0  # in a row
+        self._import_deaths, self._warm_at = 0, 0.0  # in a row; if too many, when to try again
+        self._warm_pause = _WARM_PAUSE
         self._closing = False
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -190,8 +194,8 @@ class Workers:
         server = self._ahead.take() if self._ahead else None
         server = server or forkclient.start(self._config, cold=cold)
         self._ready = False
-        self._server = server
-        self._call(partial(self._adopt, server))
+        before, self._server = self._server, server
+        self._call(partial(self._adopt, server, before))
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Starts workers; ``WorkerStarted`` and ``WorkerExited`` follow for each.
@@ -201,6 +205,8 @@ class Workers:
         Raises:
             UsageError: the function cannot be sent, or a log file cannot be written.
         """
+        if self._may_be_warm_again():
+            self.start_server()
         for spec in specs:
             request, descriptors, streams = self._starts.prepare(spec)
             with self._lock:
@@ -209,6 +215,17 @@ class Workers:
                 self._workers[worker.id] = worker
             request["id"] = worker.id
             self._call(partial(self._begin, worker, request, descriptors))
+
+    def _may_be_warm_again(self) -> bool:
+        """Whether it is time for another server that imports ahead, if the last ones died of that.
+
+        Only while no worker runs, as they end with their server; cold ones import as long.
+        """
+        if not self._why_cold or time.monotonic() < self._warm_at or self.running():
+            return False
+        self._why_cold = ""
+        self._import_deaths = _MOST_IMPORT_DEATHS - 1
+        return True
 
     def relabel(self, local_rank: int, rank: int) -> None:
         """Shows the output of a worker under another rank from now on."""
@@ -342,7 +359,12 @@ class Workers:
         for worker in overdue:
             self._send_signal(worker.id, signal.SIGKILL)
 
-    def _adopt(self, server: forkclient.ServerProcess) -> None:
+    def _adopt(
+        self, server: forkclient.ServerProcess, before: forkclient.ServerProcess | None
+    ) -> None:
+        if before is not None:
+            with suppress(ConnectionError):
+                forkserver.send(before.channel, {"op": "shutdown"})
         self._selector.register(server.channel, selectors.EVENT_READ, server)
         unsent, self._unsent = self._unsent, []
         for request, descriptors in unsent:
@@ -424,6 +446,9 @@ class Workers:
     def _lost(self, server: forkclient.ServerProcess) -> None:
         """The fork server is gone: sees its workers off, and says so."""
         self._selector.unregister(server.channel)
+        if server is not self._server:  # another has taken its place
+            server.collect(_END_SECONDS)
+            return
         self._server = None
         with self._lock:
             workers = [worker for worker in self._workers.values() if worker.sent]
@@ -438,6 +463,8 @@ class Workers:
             if self._import_deaths >= _MOST_IMPORT_DEATHS:
                 # What kills it each time would do so again: the next one imports nothing.
                 self._why_cold = f"the fork server died while it imported modules ({why})"
+                self._warm_at = time.monotonic() + self._warm_pause
+                self._warm_pause = min(2 * self._warm_pause, _LONGEST_WARM_PAUSE)
         if not self._closing:
             self._notify(ServerDied(why))
 

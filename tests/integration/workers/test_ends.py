@@ -186,15 +186,25 @@ def test_a_server_that_cannot_start_says_why(
 def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "deadly.py").write_text("import os; os.abort()\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    deadly = tmp_path / "library" / "deadly.py"
+    deadly.parent.mkdir()
+    deadly.write_text("import os; os.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(deadly.parent))
+    monkeypatch.setattr("elastic_runtime.agent.workers._MOST_IMPORT_DEATHS", 2)
     desk = ScriptDesk(tmp_path, preload=("deadly",))
-    for _ in range(3):
+    for _ in range(2):
         assert desk.wait(ServerDied).why.startswith("signal 6")
         desk.workers.start_server()
     assert "died while it imported modules (signal 6" in desk.ready().cold
     desk.write("print('all the same')")
     (ended,) = desk.run(0)
+    assert ended.code == 0
+    # Later it is tried again.
+    deadly.write_text("")
+    desk.workers._warm_at = 0.0
+    desk.start(0)
+    assert desk.ready().cold == ""
+    (ended,) = desk.exited()
     assert ended.code == 0
     desk.close()
 
