@@ -145,7 +145,7 @@ def test_who_waits_for_a_store_that_is_gone_ends(
         os.kill(worker, signal.SIGKILL)
     else:
         node.says("node.excluded")
-        assert not state(worker)
+        wait_for(lambda: not state(worker), PATIENCE, "the end of the worker")
     assert node.ends() == EXIT_STORE_UNREACHABLE
     assert "(--join-timeout)" in node.story
 
