@@ -184,7 +184,8 @@ def _without_former_lives(state: State) -> State:
 
 
 def _joined(state: State, record: NodeRecord, now: float) -> State:
-    """A new life. What is known of the store and of others stays."""
+    """A new life. What is known of the store and of others stays, but what only members believe."""
+    dead = {node: how for node, how in state.dead.items() if how != REFUSED}
     return replace(
         state,
         record=record,
@@ -196,7 +197,8 @@ def _joined(state: State, record: NodeRecord, now: float) -> State:
         lease_lost=False,
         snapshot=False,
         wide=False,
-        asked=(False, frozenset(node_key(node) for node in state.dead)),
+        asked=(False, frozenset(node_key(node) for node in dead)),
+        dead=dead,
         current=None,
         old_outcome=None,
         peers={},

@@ -5,7 +5,7 @@
     python -m tests.partitions --seed 7 --count 20 --nodes 4 --seconds 3 10 30
 
 It prints what each cut cost. It fails, with the ends of all logs, if a node ends by itself, if not
-all nodes are back 90 s after a heal, or if the history at the end breaks the guarantee. Logs stay
+all nodes are back 180 s after a heal, or if the history at the end breaks the guarantee. Logs stay
 in the directory that it names.
 """
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.partitions.network import Network
 
 # How long after a heal all nodes may take to be back, in seconds. No promise: what it took is told.
-_PATIENCE = 90.0
+_PATIENCE = 180.0
 _OPTIONS = ("--last-call", "1", "--max-restarts", "0", "--hang-timeout")
 _ENDLESS = 1 << 20
 
@@ -48,7 +48,7 @@ class Partitioned(Fleet):
         """Cuts, heals, waits until all nodes train together again, and says what it cost."""
         names = self.network.places[1:]
         since = time.monotonic_ns() if cut.calm else 0
-        self.wait(lambda: self._whole_at(since) > 0, f"all together before: {cut}")
+        self.wait(lambda: self._whole_at(since) > 0, f"all together before: {cut}", _PATIENCE)
         before, made = self._budget(), self.made()
         ways = cut.ways(names)
         self.network.cut(ways, cut.how)

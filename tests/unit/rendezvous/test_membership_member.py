@@ -37,6 +37,7 @@ from elastic_runtime.rendezvous.state import (
     Drain,
     Follow,
     Goodbye,
+    Join,
     Left,
     Look,
     Probed,
@@ -253,6 +254,15 @@ def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_de
     assert _own(seat) is not None
     seat.changes(node("c")).feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
     assert seat.transaction(JOB) is not None
+
+
+def test_who_was_left_out_behind_a_firewall_does_not_take_the_others_for_dead_for_ever() -> None:
+    far = node("a", address="10.0.0.1")
+    seat = _member().feed(Left(3, FaultReport(3, "failed")))
+    seat.feed(Tick(), POLICY.probe_after + POLICY.ahead).feed(Probed("a", REFUSED), 0.001)
+    assert "a" in seat.state.dead
+    seat.feed(Join(node("c"))).sees(job(), sealed(4, "a"), far)
+    assert (_own(seat), seat.transaction(JOB)) == (None, None)
 
 
 def test_where_nobody_is_there_a_silent_group_disturbs_nobody() -> None:
