@@ -21,6 +21,7 @@ from tests.model.themes import (
     MIXED,
     OUTAGE,
     PARTED,
+    STALLED,
     Theme,
 )
 
@@ -155,7 +156,7 @@ def never_looks_again(patch: pytest.MonkeyPatch) -> None:
 MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (no_islands_rule, ISLANDS),
     (silence_is_death, CHURN),
-    (seal_without_fence, ISLANDS),
+    (seal_without_fence, STALLED),
     (amnesia_unnoticed, OUTAGE),
     (round_not_given_back, FORGETTING),
     (never_fenced, ISLANDS),

@@ -355,6 +355,10 @@ class Client:
 
     def _execute(self, transaction: Transaction, answer: Callable[[bool | None], None]) -> None:
         clock, store = self.clock, self.store
+        if not self.running() and not self.closed:
+            # The process stands still, and what it was about to send goes out when it goes on.
+            clock.after(0.1, self._execute, transaction, answer)
+            return
         leased = any(put.leased for put in transaction.puts)
         if leased and not self.beats() and (self.lease is None or self.lease.over):
             clock.after(0.0, answer, None)

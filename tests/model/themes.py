@@ -135,6 +135,14 @@ EMPTIED = Theme(
     counts=(1, 2, 3),
     held=1.0,
 )
+# Nodes stand still with a write on its way, again and again.
+STALLED = Theme(
+    {"pause": 8, "worker fails": 4, "join": 3, "crash": 1},
+    durations=(2.0, 5.0),
+    gaps=((0.0, 0.005), (0.0, 0.02), (1.0, 4.0)),
+    counts=(4, 5, 6, 8),
+    held=0.6,
+)
 THEMES = (MIXED, MIXED, PARTED, TORN, MIXED, ISLANDS, FORGETTING, CHURN, CHURN, ENDING, OUTAGE)
 THEMES += (GONE, HANGING, EMPTIED)
 BY_NAME = {
@@ -149,4 +157,5 @@ BY_NAME = {
     "gone": GONE,
     "hanging": HANGING,
     "emptied": EMPTIED,
+    "stalled": STALLED,
 }
