@@ -14,7 +14,6 @@ import pytest
 
 from elastic_runtime.checkpoint.manifest import CheckpointId, newest_first
 from elastic_runtime.cli.ctl import main as elasticctl
-from elastic_runtime.errors import EXIT_LEFT
 from tests import processes
 from tests.integration.in_place.job import Job
 
@@ -28,9 +27,13 @@ _OPTIONS = ("--min", "1", "--max", "3", "--lease-ttl", "2", "--hang-timeout", "0
 
 
 class Two(NamedTuple):
-    """A job of two nodes, where it is found, and the processes of each node, by its name."""
+    """A job of two nodes, where it is found, and the agent of each node, by its name.
 
-    job: Job
+    Attributes:
+        jobs: the command that each node was started with; one of both with an embedded store.
+    """
+
+    jobs: dict[str, Job]
     where: list[str]
     agents: dict[str, int]
 
@@ -56,27 +59,27 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Two]:
             job = stack.enter_context(Job(tmp_path, "steps.py", *options, kind="saved"))
             words = shlex.split(job.event("job.join_command")["command"])
             at = words.index("--rdzv-endpoint")
-            yield Two(job, words[at : at + 4], job.nodes())
+            yield Two(dict.fromkeys(job.nodes(), job), words[at : at + 4], job.nodes())
             return
         etcd = request.getfixturevalue("etcd")
         where = ["--rdzv-endpoint", f"etcd://{etcd.endpoint}/{tmp_path.name}", "--rdzv-id", "x"]
-        agents = {}
+        jobs = {}
         for name in ("node0", "node1"):
             options = (*where, *_OPTIONS, "--node-name", name)
-            job = stack.enter_context(Job(tmp_path, "steps.py", *options, kind="saved"))
-            agents[name] = job.process.pid
-        yield Two(job, where, agents)
+            jobs[name] = stack.enter_context(Job(tmp_path, "steps.py", *options, kind="saved"))
+        yield Two(jobs, where, {name: job.process.pid for name, job in jobs.items()})
 
 
 def _newest(folder: Path) -> CheckpointId:
-    return newest_first(path.name for path in (folder / "saved").iterdir())[0]
+    """The newest whole one: who is killed may leave the rest of another."""
+    return newest_first(path.parent.name for path in (folder / "saved").glob("*/MANIFEST.json"))[0]
 
 
 @pytest.mark.parametrize("end", ["leaves", "is killed"])
 def test_who_was_silent_goes_on_from_what_was_saved_meanwhile(
     two: Two, end: str, tmp_path: Path
 ) -> None:
-    job = two.job
+    job = two.jobs["node0"]
     before = job.ranks(2, more=15)
     silent, other = before[0], before[1]
     stopped = two.tree(silent)
@@ -93,6 +96,7 @@ def test_who_was_silent_goes_on_from_what_was_saved_meanwhile(
     assert saved.step > silent.step
     processes.send(stopped, signal.SIGCONT)
     number = alone[0].round
+    job = two.jobs[silent.node]  # the other one may have ended
     job.wait(lambda: [n for n in job.said("began") if n["round"] > number], "a round of its own")
     began = [note for note in job.said("began") if note["round"] > number]
     assert began[0]["step"] == saved.step, job.story()
@@ -104,7 +108,7 @@ def test_who_was_silent_goes_on_from_what_was_saved_meanwhile(
 def test_a_spare_goes_on_from_what_the_members_saved_when_they_left(
     two: Two, tmp_path: Path
 ) -> None:
-    job = two.job
+    job = two.jobs["node0"]
     before = job.ranks(2, more=15)
     assert elasticctl(["scale", "--max", "1", *two.where]) == 0
     alone = job.ranks(1, after=before[0].round, more=25)
@@ -112,6 +116,7 @@ def test_a_spare_goes_on_from_what_the_members_saved_when_they_left(
     spare = next(note for note in before.values() if note.pid != member.pid)
     processes.send([two.agents[member.node]], signal.SIGTERM)
     number = member.round
+    job = two.jobs[spare.node]  # the other one ends
     job.wait(lambda: [n for n in job.said("began") if n["round"] > number], "a round of the spare")
     began = [note for note in job.said("began") if note["round"] > number]
     left = max(note.step for note in job.steps() if note.pid == member.pid)
@@ -119,4 +124,3 @@ def test_a_spare_goes_on_from_what_the_members_saved_when_they_left(
     assert began[0]["step"] >= left, job.story()
     job.wait(lambda: [n for n in job.steps() if n.round > number][15:], "further steps")
     job.enough()
-    assert EXIT_LEFT
