@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 @dataclass(frozen=True)

@@ -431,7 +431,7 @@ class InPlaceCluster(Fleet):
         draft = self._goal.with_suffix(".draft")
         draft.write_text(str(goal))
         draft.rename(self._goal)
-        self.wait_for_end(60.0)
+        self.wait_for_end(120.0)
         codes = {node.name: node.agent.returncode for node in self.nodes}
         assert codes == dict.fromkeys(codes, EXIT_DONE) | self.gone, self.story()
         self.check(goal)
