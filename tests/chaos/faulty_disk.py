@@ -12,14 +12,12 @@ import os
 import random
 import shutil
 import subprocess
+import tempfile
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.faults import Fault, FaultyFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SIZE = "4m"
 
@@ -51,7 +49,7 @@ class Disk:
     """In the test: the directory itself.
 
     Args:
-        path: the directory.
+        path: a name for it.
         trouble: see ``SlowFiles``.
         small: it is to be one that can be full.
 
@@ -61,10 +59,12 @@ class Disk:
     """
 
     def __init__(self, path: Path, trouble: Path, *, small: bool) -> None:
-        self.path, self.trouble = path, trouble
-        path.mkdir()
+        # Elsewhere: what is mounted cannot be removed if the test is killed.
+        self.path, self.trouble = Path(tempfile.mkdtemp(prefix="chaos-disk-")), trouble
+        path.symlink_to(self.path)
+        self._last = path.with_suffix(".last")
         self.mounted = False
-        self._filler = path / "filler"
+        self._filler = self.path / "filler"
         if small:
             self._mount()
 
@@ -95,10 +95,11 @@ class Disk:
         self._filler.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Gives the memory back; what is there stays beside it, for those who look for a cause."""
+        """Gives it back; what is there stays beside it, for those who look for a cause."""
+        shutil.copytree(self.path, self._last)
         if self.mounted:
-            shutil.copytree(self.path, self.path.with_suffix(".last"))
             subprocess.run(["umount", "--lazy", str(self.path)], capture_output=True, check=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def _fail(self, name: str) -> None:
         draft = self.trouble.with_suffix(".draft")
