@@ -243,7 +243,12 @@ def main() -> None:
     if args.save_every:
         SlowFiles(folder / "checkpoints", folder / "trouble", args.seconds)
         saver = elastic.Checkpointer(
-            folder / "checkpoints", {**trainer.parts}, every=args.save_every, keep=3
+            folder / "checkpoints",
+            {**trainer.parts},
+            every=args.save_every,
+            keep=3,
+            # How long a disk stays broken depends on how busy the machine is.
+            max_save_age="1h",
         )
     elastic.run(trainer.state, saver)(trainer.train)
     torch.save(trainer.model.state_dict(), folder / "weights" / f"{history.name}.pt")
