@@ -60,6 +60,7 @@ def test_random_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
         _check_growth([worker for _, worker in cluster.sizes])
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.skipif("ELASTIC_CHAOS_EACH" not in os.environ, reason="ELASTIC_CHAOS_EACH is not set")
 @pytest.mark.parametrize("target", [plan.Target.FIRST, plan.Target.LAST], ids=["first", "last"])
 @pytest.mark.parametrize("kind", plan.KINDS, ids=lambda kind: kind.value)
