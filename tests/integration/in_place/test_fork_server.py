@@ -31,7 +31,7 @@ def fork_server(job: Job, agent: int) -> int:
 
 def test_the_others_go_on_before_the_next_fork_server_is_ready(tmp_path: Path) -> None:
     (tmp_path / "slowly.py").write_text(_SLOW.format(folder=str(tmp_path)))
-    options = ("--local-nodes", "2", "--min", "1", "--preload", "slowly")
+    options = ("--local-nodes", "2", "--min", "1", "--preload", "slowly", "--rejoin-timeout", "1h")
     with Job(tmp_path, "steps.py", *options, environ={"PYTHONPATH": str(tmp_path)}) as job:
         before = job.ranks(2)
         (tmp_path / "slow").touch()
