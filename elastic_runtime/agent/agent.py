@@ -130,14 +130,20 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._directory = PrivateDirectory()
         self._private = self._directory.path
         self._snapshots = SnapshotStore(config, address)
-        self._crew = Crew(
-            config,
-            self._private,
-            lambda: self._watchdogs.environment(),
-            self._inbox.put,
-            ahead,
-            self._snapshots.memory.encode() if self._snapshots.memory else "",
-        )
+        try:
+            self._crew = Crew(
+                config,
+                self._private,
+                lambda: self._watchdogs.environment(),
+                self._inbox.put,
+                ahead,
+                self._snapshots.memory.encode() if self._snapshots.memory else "",
+            )
+        except BaseException:  # such as a log directory that cannot be
+            self._unwatch()
+            self._snapshots.close()
+            self._directory.remove()
+            raise
         self._probes = ProbeServer("", self._introduce)
         self._address = address
         seed = Seed(

@@ -79,6 +79,8 @@ class RemoteStorage(Storage):
                 f"cannot open {self.where}: {error}; pip install 'elastic-runtime[storage]' brings "
                 "fsspec and what S3 needs, other stores need the package of theirs"
             ) from None
+        except CheckpointFailed as error:  # no store was asked yet: it is the URL
+            raise CheckpointUsageError(str(error)) from None
         return fs, root.rstrip("/")
 
     def prepare(self) -> None:

@@ -193,7 +193,12 @@ def _discard(storage: Storage, rests: Sequence[CheckpointId]) -> None:
 
 
 def _look(storage: Storage) -> Inventory:
-    names = storage.names()
+    try:
+        names = storage.names()
+    except CheckpointFailed as error:
+        if error.refused:  # here it is what was asked for
+            raise UsageError(str(error)) from error
+        raise
     if MANIFEST in names:
         raise UsageError(
             f"{storage.where} is one checkpoint; give the directory that holds it, and its step "

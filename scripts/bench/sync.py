@@ -139,7 +139,7 @@ def _rank(rank: int, task: Task, answer: multiprocessing.SimpleQueue[list[Times]
             state.make_room()  # as elastic.run does before it asks in
         dist.barrier()
         began = time.monotonic()
-        choice = bring_together(state, wire, rank, task.ranks, saved=-1)
+        choice = bring_together(state, wire, rank, task.ranks)
         sync = time.monotonic() - began
         assert choice.receivers == tuple(range(1, task.ranks)), choice
         dist.barrier()
