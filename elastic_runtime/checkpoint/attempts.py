@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from elastic_runtime.checkpoint.saving import told
+from elastic_runtime.checkpoint.background import told
 from elastic_runtime.checkpoint.schedule import Every
 from elastic_runtime.errors import CheckpointFailed, SaveOverdue
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from elastic_runtime.errors import CheckpointError, CheckpointFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
+
+T = TypeVar("T")
 
 _LOOK = 0.05  # seconds between two looks at whether waiting still makes sense
 
@@ -76,3 +80,23 @@ class Task:
         """
         while not self._ended.wait(_LOOK):
             give_up()
+
+
+def told(action: Callable[[], T]) -> Callable[[], T]:
+    """Has all ranks hear of any failure of an action: they wait for this one.
+
+    Returns:
+        The same action, which raises nothing but ``CheckpointError`` and ``Abandoned``.
+    """
+
+    def do() -> T:
+        try:
+            return action()
+        except (CheckpointError, Abandoned):
+            raise
+        except Exception as error:
+            raise CheckpointFailed(
+                f"a save failed: {error!r}; older checkpoints are untouched"
+            ) from error
+
+    return do

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from elastic_runtime.checkpoint import staging
-from elastic_runtime.checkpoint.background import Abandoned
+from elastic_runtime.checkpoint.background import told
 from elastic_runtime.checkpoint.index import METADATA, Description, is_as_planned
 from elastic_runtime.checkpoint.layout import Item, Plan, make_plan
 from elastic_runtime.checkpoint.manifest import (
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.storage import Storage
     from elastic_runtime.worker.context import WorkerContext
     from elastic_runtime.worker.peers import Peers
-
-T = TypeVar("T")
 
 
 class Tenure:
@@ -415,11 +414,12 @@ class Saving:
             What it has become. If a peer dies before it has heard of that, rank 0 still knows.
 
         Raises:
-            CheckpointError: a rank could not write; the same on every rank, and nothing is left.
+            CheckpointError: a rank could not write, or was left behind by a newer term; the same on
+                every rank, and nothing is left.
             Exception: a peer is gone, or the save is not wanted any more.
         """
         which: CheckpointId | None = None
-        committed = False
+        committed, term = False, 0
 
         def begin() -> list[int]:
             nonlocal which
@@ -458,7 +458,14 @@ class Saving:
                     return Saved(CheckpointId(term, step), size)
                 if which is not None and not committed:
                     self.storage.discard(which)
+            if term and isinstance(error, CheckpointFailed):
+                peers.on_first(told(lambda: self._look_for_newer(term)))
             raise
+
+    def _look_for_newer(self, term: int) -> None:
+        """Finds out whether a save failed because a newer term has cleared away what it wrote."""
+        with suppress(CheckpointFailed):  # the first failure says more
+            self.storage.check_term(term)
 
     def _commit(self, which: CheckpointId, files: list[FileRecord | None]) -> None:
         for rank, (items, file) in enumerate(zip(self.plan.files, files, strict=True)):
@@ -472,23 +479,3 @@ class Saving:
         metadata = write_file(self.storage, which, METADATA, len(content), sources, alone=False)
         whole = (*(file for file in files if file is not None), metadata)
         self.storage.commit(replace(self.draft, term=which.term, files=whole, saved_at=time.time()))
-
-
-def told(action: Callable[[], T]) -> Callable[[], T]:
-    """Has all ranks hear of any failure of an action: they wait for this one.
-
-    Returns:
-        The same action, which raises nothing but ``CheckpointError`` and ``Abandoned``.
-    """
-
-    def do() -> T:
-        try:
-            return action()
-        except (CheckpointError, Abandoned):
-            raise
-        except Exception as error:
-            raise CheckpointFailed(
-                f"a save failed: {error!r}; older checkpoints are untouched"
-            ) from error
-
-    return do

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import crc32c
 
+from elastic_runtime.checkpoint.background import told
 from elastic_runtime.checkpoint.index import METADATA, Description, is_as_planned
 from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, Part
 from elastic_runtime.checkpoint.peer import Lines, RemoteFile
-from elastic_runtime.checkpoint.saving import told
 from elastic_runtime.checkpoint.staging import Source
 from elastic_runtime.checkpoint.writing import write_file
 from elastic_runtime.errors import CheckpointError, CheckpointFailed, DamagedCheckpoint
