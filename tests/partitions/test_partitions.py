@@ -42,10 +42,7 @@ def _possible() -> None:
 
 
 def _costs_nothing(figures: Figures) -> bool:
-    # Where a firewall resets a connection while gloo sends, gloo now and then tells nobody, and
-    # the agent replaces a worker that waits for ever. That costs no step either.
-    replaced = 0 if figures.cut.how is How.DROP else figures.replaced
-    return (figures.failures, figures.fruitless, replaced) == (0, 0, 0)
+    return (figures.failures, figures.fruitless) == (0, 0)
 
 
 @pytest.mark.timeout(120 + _COUNT * (60 + max(_SECONDS)))
@@ -58,10 +55,15 @@ def test_cuts_in_a_row(tmp_path: Path) -> None:
         InPlaceJob(tmp_path, net, hang=_HANG, options=_LEASE) as job,
     ):
         job.start(len(names))
+        replaced = 0
         for cut in drawn(seed, _COUNT, _NODES, _SECONDS):
             figures = job.suffer(cut)
             print(figures)
             assert _costs_nothing(figures), job.story()
+            replaced += figures.replaced if figures.cut.how is How.DROP else 0
+        # Where a connection ends just while gloo sends, gloo now and then tells nobody, and the
+        # agent replaces a worker that would wait for ever. It costs no step, and is rare.
+        assert replaced <= 1, job.story()
         job.finish()
 
 
