@@ -79,6 +79,7 @@ class Schedule:
         self.healed = False
         self.store_gone = False
         self.cut_off: set[Node] = set()
+        self.launched = count
         for _ in range(count):
             clock.after(clock.within(0.0, chance.choice((0.01, 0.5, 3.0))), self._add)
         self.left = chance.choice(self.theme.counts)
@@ -253,9 +254,13 @@ class Schedule:
     def forget_unseen(self) -> bool:
         """The store forgets everything while no member reaches it, and a newcomer finds it empty.
 
-        It was told that the job has run before.
+        It was told that the job has run before. Who was started before there was a round could
+        not be told, and must have seen the store first: none of them is still on its way.
         """
         world = self.world
+        untold = [node for node in world.living() if not node.state.policy.resuming]
+        if len(world.nodes) < self.launched or not all(node.client.served for node in untold):
+            return False
         if not world.store.up or not world.rounds or not self._cut(1.0):
             return False
         self.clock.log("", "== the store forgets everything, and nobody sees it")
