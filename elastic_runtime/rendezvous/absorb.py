@@ -115,6 +115,8 @@ def _acked(state: State, acked_at: float | None, now: float) -> State:
 
 
 def _regained(state: State, now: float) -> State:
+    if state.contacted and not state.connected and now - state.acked_at >= state.policy.fence:
+        state = replace(state, behind=True).unmarked("resuming")
     return replace(state, connected=True, contacted=True, regained_at=now)
 
 
@@ -349,7 +351,8 @@ def _with_slot(state: State, key: str, slot: Slot) -> State:
             if not isinstance(slot.record, JobRecord):
                 return replace(state, job=slot)
             last = max(state.last_number, slot.record.first_round)
-            return replace(state, job=slot, known_job=slot.record, last_number=last)
+            state = replace(state, job=slot, known_job=slot.record, last_number=last)
+            return replace(state, behind=False).unmarked("resuming")
         case records.ROUND:
             return _with_round(state, slot)
         case records.SWITCH:

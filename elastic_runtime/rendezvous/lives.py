@@ -51,9 +51,10 @@ def create_job(state: State, plan: Plan, now: float) -> State:
         if now < due:
             plan.wake_at(due)
             return plan.wait(state, "the store shows no job, but one may be running")
-    if state.policy.resuming and not (forgotten or state.round.version):
-        # Its members may be training out of sight of the store. They have stopped, or have given
-        # it back, when the fence is over.
+    unaware = state.behind or (state.policy.resuming and not forgotten)
+    if unaware and not state.round.version:
+        # Its members may be training out of sight of the store, also those of a life that began
+        # while we had no contact. They have stopped, or have given it back, when the fence is over.
         state = state.marked("resuming", now)
         due = state.marks["resuming"] + state.policy.fence
         if now < due:

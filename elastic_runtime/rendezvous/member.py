@@ -114,6 +114,8 @@ def _to_restore(state: State) -> RoundRecord | None:
     if state.current is not None or known is None or state.record is None:
         return state.current
     forgotten = state.forgot_at > float("-inf") and state.job.version == ABSENT
+    if state.behind:
+        return None  # it may be older than what the store has forgotten
     return known if forgotten and known.rank_of(state.record.node) >= 0 else None
 
 

@@ -311,6 +311,8 @@ class State:
             of contact.
         regained_at: when contact was regained last.
         forgot_at: when the store was last found to have lost its memory.
+        behind: there was no contact for so long that a life of the job that we know nothing of may
+            have begun meanwhile; until the store shows a job.
         snapshot: a snapshot of the present life and width has arrived.
         wide: we follow all nodes; ``asked`` is what we last asked to follow.
         job … outcome: the common records.
@@ -352,6 +354,7 @@ class State:
     acked_at: float = float("-inf")
     regained_at: float = float("-inf")
     forgot_at: float = float("-inf")
+    behind: bool = False
     snapshot: bool = False
     wide: bool = False
     asked: tuple[bool, frozenset[str]] = (False, frozenset())

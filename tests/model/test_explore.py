@@ -41,6 +41,14 @@ def test_a_broken_core_is_caught(
     assert explore_many(range(ENOUGH), theme=theme), f"{mutant.__doc__} Nobody noticed."
 
 
+# What was found once: two lives of a job at once, as one that was long over came back to a store
+# that had been emptied twice.
+@pytest.mark.parametrize("seed", [264])
+def test_a_schedule_that_broke_the_rendezvous_once_holds(seed: int) -> None:
+    result = explore(seed)
+    assert not result.violation, _told([result])
+
+
 def test_schedules_reach_what_they_are_about() -> None:
     results = [explore(seed, theme) for theme in (MIXED, ENDING) for seed in range(150)]
     assert not [result for result in results if result.violation]

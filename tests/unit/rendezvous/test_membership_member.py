@@ -48,7 +48,9 @@ from elastic_runtime.rendezvous.store import (
     Changed,
     Entry,
     Expect,
+    Found,
     LeaseLost,
+    Lost,
     Refused,
 )
 from tests.unit.rendezvous.seat import LIFE, POLICY, Seat, back, job, node, sealed, switch
@@ -330,6 +332,45 @@ def test_nobody_seals_before_a_running_group_could_say_who_it_is() -> None:
     # Nobody said anything: what is known of the job goes on.
     assert seat.transaction(ROUND) is not None
     assert seat.written(RoundRecord, ROUND) == sealed(3, "a", "b")
+
+
+def _came_back_to_an_empty_store(after: float, seat: Seat) -> Seat:
+    """A node loses the store, and finds it empty after so many seconds."""
+    seat.feed(Lost("no answer", acked_at=seat.now)).feed(Found(), after)
+    return seat.sees(node(seat.name), forgot=True)
+
+
+@pytest.mark.parametrize("was_member", [False, True])
+def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_outdated(
+    was_member: bool,
+) -> None:
+    shown = (job(), sealed(3, "a", "c" if was_member else "b"), node("a"), node("c"))
+    seat = Seat("c").sees(*shown, wide=False)
+    if was_member:
+        seat.feed(Left(3, FaultReport(3, "killed", "killed")))
+    _came_back_to_an_empty_store(POLICY.fence, seat)
+    # Others may have begun another life and been cut off since: until their own fence is over.
+    for wait in (POLICY.settle + 0.1, POLICY.fence - POLICY.settle - 0.2):
+        seat.feed(Tick(), wait)
+        assert seat.transaction(ROUND) is None
+        assert seat.transaction(JOB) is None
+    seat.feed(Tick(), 2 * POLICY.settle)
+    assert seat.transaction(ROUND) is not None
+
+
+def test_who_was_away_for_less_than_the_fence_gives_the_round_back_soon() -> None:
+    seat = Seat("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
+    _came_back_to_an_empty_store(POLICY.fence - 1.0, seat)
+    seat.feed(Tick(), POLICY.settle + 0.1)
+    assert seat.written(RoundRecord, ROUND) == sealed(3, "a", "b")
+
+
+def test_who_was_away_for_the_fence_is_told_by_a_job_in_the_store_how_things_are() -> None:
+    seat = Seat("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
+    _came_back_to_an_empty_store(POLICY.fence, seat)
+    assert seat.state.behind
+    seat.changes(job(), sealed(4, "a", "b"))
+    assert not seat.state.behind
 
 
 def test_a_store_that_refuses_us_is_told_once() -> None:
