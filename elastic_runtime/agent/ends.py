@@ -15,6 +15,7 @@ from elastic_runtime.agent.life import (
     SayGoodbye,
     SayJoin,
     SayLeft,
+    Seat,
     Seated,
     SetAlarm,
     State,
@@ -28,7 +29,7 @@ from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, PLANNED, Fau
 from elastic_runtime.rendezvous.budget import root_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from elastic_runtime.protocol.records import RoundRecord
 
@@ -54,6 +55,16 @@ def boot(state: State, actions: Iterable[Action] = ()) -> Step:
     seats = {**state.seats, **dict.fromkeys(missing, Seated())}
     state = replace(state, alive=state.alive | set(missing), seats=seats)
     return Step(state, (*actions, BootWorkers(missing)), "workers start")
+
+
+def moved(state: State, moves: Mapping[int, Seat], number: int | None = None) -> State:
+    """With workers in other seats; with a number, those that have entered that round."""
+    seats = dict(state.seats)
+    for rank, seat in moves.items():
+        if rank in seats:
+            since = seats[rank].since if number is None else min(seats[rank].since, number)
+            seats[rank] = Seated(seat, since)
+    return replace(state, seats=seats)
 
 
 def as_asked(state: State, fault: FaultReport) -> FaultReport:
@@ -113,12 +124,12 @@ def planned(state: State, reason: str) -> FaultReport:
     return FaultReport(state.round.number if state.round else 0, PLANNED, reason)
 
 
-def stop_all(state: State, grace: float, reason: str) -> Step:
-    """Ends all workers; without any, goes on at once."""
+def stop_all(state: State, grace: float, reason: str, actions: Iterable[Action] = ()) -> Step:
+    """Ends all workers, after these actions; without any worker, goes on at once."""
     state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
     if not state.alive:
-        return all_ended(state, [])
-    return Step(state, (StopWorkers(grace), SetAlarm(float("inf"))), reason)
+        return all_ended(state, [*actions])
+    return Step(state, (*actions, StopWorkers(grace), SetAlarm(float("inf"))), reason)
 
 
 def leave_with(state: State, finish: Finish) -> Step:

@@ -16,9 +16,8 @@ node can take part in it any more.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.ends import as_asked, begun, boot, failure, leave_with, stop_all
+from elastic_runtime.agent.ends import as_asked, begun, boot, failure, leave_with, moved, stop_all
 from elastic_runtime.agent.faults import WITH_SERVER, signal_name
 from elastic_runtime.agent.life import (
     Action,
@@ -71,9 +70,6 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.rendezvous.budget import root_cause
 from elastic_runtime.rendezvous.notices import Excluded, Prepare, Sealed, Surveyed, Switch
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 _NEVER = float("inf")
 # Workers that end before they come to elastic.run are started again so often.
 _MOST_BOOTS = 3
@@ -105,10 +101,8 @@ def step(state: State, event: Event, now: float) -> Step | None:
             return _sealed(state, event)
         case WorkerLeft():
             return _left(state, event, now)
-        case WorkerReturned(local_rank, number):
-            if state.round is None or number != state.round.number:
-                return Step(state)
-            return Step(_moved(state, {local_rank: Seat.OUT}))
+        case WorkerReturned():
+            return _returned(state, event, now)
         case WorkerHeard(local_rank):
             return Step(replace(state, heard={**state.heard, local_rank: event}))
         case WorkerExited():
@@ -148,7 +142,7 @@ def _ready(state: State, local_rank: int) -> Step:
             state, in_place=True, joined=True, seats=dict.fromkeys(state.alive, Seated())
         )
         actions.append(SayInPlace(hosts=state.group_rank == 0))
-    state = replace(_moved(state, {local_rank: Seat.READY}), boots=0)
+    state = replace(moved(state, {local_rank: Seat.READY}), boots=0)
     if state.phase is Phase.DONE:
         return Step(state, tuple(actions), "the others have ended already")
     if state.phase is Phase.RUNNING and not state.seated(Seat.IN, Seat.OUT):
@@ -177,6 +171,8 @@ def _sealed(state: State, event: Sealed) -> Step:
         faults=(),
         why=None,
         drained=False,
+        told_to_stop=False,
+        draining=False,
         interrupted_at=None,
         asking=False,
     )
@@ -196,19 +192,9 @@ def _sealed(state: State, event: Sealed) -> Step:
 def _enter(state: State, chosen: tuple[int, ...], actions: list[Action]) -> Step:
     last = state.round
     assert last is not None
-    state = replace(_moved(state, dict.fromkeys(chosen, Seat.IN), last.number), phase=Phase.RUNNING)
+    state = replace(moved(state, dict.fromkeys(chosen, Seat.IN), last.number), phase=Phase.RUNNING)
     actions.append(EnterWorkers(last, state.group_rank, chosen))
     return Step(state, tuple(actions), last.reason)
-
-
-def _moved(state: State, moves: Mapping[int, Seat], number: int | None = None) -> State:
-    """With workers in other seats; with a number, those that have entered that round."""
-    seats = dict(state.seats)
-    for rank, seat in moves.items():
-        if rank in seats:
-            since = seats[rank].since if number is None else min(seats[rank].since, number)
-            seats[rank] = Seated(seat, since)
-    return replace(state, seats=seats)
 
 
 # ---------------------------------------------------------------- leaving a round
@@ -218,7 +204,7 @@ def _left(state: State, event: WorkerLeft, now: float) -> Step:
     last = state.round
     if last is None or event.round != last.number or event.local_rank not in state.seated(Seat.IN):
         return Step(state)
-    state = _moved(state, {event.local_rank: Seat.READY})
+    state = moved(state, {event.local_rank: Seat.READY})
     if event.planned or state.interrupted_at is not None:
         return _unless_in(state, [], now)
     fault = FaultReport(
@@ -231,6 +217,15 @@ def _left(state: State, event: WorkerLeft, now: float) -> Step:
     )
     state = replace(state, faults=(*state.faults, fault))
     return _interrupt(state, event.reason, [], now)
+
+
+def _returned(state: State, event: WorkerReturned, now: float) -> Step:
+    """A worker is through, perhaps of a round that others had broken by then: they wait for this
+    node to leave it, and will not say so again."""
+    if state.round is None or event.round != state.round.number:
+        return Step(state)
+    state = moved(state, {event.local_rank: Seat.OUT})
+    return Step(state) if state.interrupted_at is None else _unless_in(state, [], now)
 
 
 def _interrupt(state: State, reason: str, actions: list[Action], now: float) -> Step:
@@ -252,6 +247,8 @@ def _unless_in(state: State, actions: list[Action], now: float) -> Step:
     assert last is not None
     if state.seated(Seat.IN):
         return Step(state, tuple(actions), "workers are leaving the round")
+    if state.seated(Seat.OUT):  # these are past elastic.run: they start anew
+        return stop_all(state, state.settings.broken_grace, "the round is over", actions)
     fault = root_cause(state.faults) or state.why
     fault = fault or FaultReport(last.number, PLANNED, "the membership changes")
     if state.then is Then.LEAVE and not state.faults:
@@ -381,8 +378,7 @@ def _exited(state: State, event: WorkerExited, now: float) -> Step:
     if seated.seat is Seat.BOOT:
         return _boot_failed(state, fault, actions, now)
     if seated.seat is Seat.READY:
-        actions.append(SayAvailable(state.available))
-        return boot(state, actions)
+        return boot(state, (*actions, SayAvailable(state.available)))
     state = replace(state, faults=(*state.faults, fault))
     step = _interrupt(state, fault.reason, actions, now)
     return boot(step.state, step.actions) if step.state.phase is Phase.RUNNING else step
@@ -401,8 +397,7 @@ def _finished(state: State) -> Step:
 def _undone(state: State, fault: FaultReport, actions: list[Action]) -> Step:
     """A worker failed after ``train`` had returned everywhere: what follows it starts anew."""
     state = replace(state, faults=(*state.faults, fault))
-    stopped = stop_all(state, state.settings.broken_grace, fault.reason)
-    return replace(stopped, actions=(*actions, *stopped.actions))
+    return stop_all(state, state.settings.broken_grace, fault.reason, actions)
 
 
 def _boot_failed(state: State, fault: FaultReport, actions: list[Action], now: float) -> Step:

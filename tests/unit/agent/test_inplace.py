@@ -339,6 +339,55 @@ def test_a_failure_after_the_end_of_training_starts_all_anew() -> None:
     assert life.asked(BootWorkers) == [BootWorkers((0, 1))]
 
 
+def test_a_worker_that_returns_from_a_broken_round_does_not_end_it_well() -> None:
+    # A peer died when all ranks had returned: this one no longer notices, but the others do.
+    life = Life(replace(SETTINGS, workers=1))
+    for event in (ServerReady(), sealed(1, workers=1), WorkerReady(0)):
+        life.take(event)
+    life.take(Switch(1, broken=True, reason="worker 1 was killed on b"))
+    life.take(WorkerReturned(0, 1))
+    assert life.asked(StopWorkers)
+    life.take(WorkerExited(1, 0, 0))
+    assert not life.asked(SayDone)
+    assert life.asked(SayLeft)[0].stays
+    assert life.asked(BootWorkers) == [BootWorkers((0,))]
+
+
+def test_a_peer_on_the_same_node_that_dies_late_spoils_the_end() -> None:
+    life = Life().in_round()
+    life.take(killed(1, 1))
+    life.take(WorkerReturned(0, 1))
+    assert not life.asked(SayLeft)
+    life.take(WorkerExited(1, 0, 0))
+    life.take(killed(1, 1))  # its replacement was told to stop as well
+    assert not life.asked(SayDone)
+    assert life.asked(SayLeft)[0].fault.kind == KILLED
+    assert life.asked(BootWorkers) == [BootWorkers((0, 1))]
+
+
+def test_a_round_is_not_left_while_a_worker_that_has_returned_still_runs() -> None:
+    life = Life().in_round()
+    life.take(WorkerReturned(0, 1))
+    life.take(killed(1, 1))
+    assert not life.asked(SayLeft)
+    assert life.asked(StopWorkers)
+
+
+def test_a_node_that_started_anew_hears_of_the_next_break_as_well() -> None:
+    life = Life(replace(SETTINGS, workers=1))
+    for event in (ServerReady(), sealed(1, workers=1), WorkerReady(0)):
+        life.take(event)
+    for number in (1, 2):
+        life.take(WorkerReturned(0, number))
+        life.take(Switch(number, broken=True, reason="worker 1 was killed on b"))
+        assert life.asked(StopWorkers), number
+        life.take(WorkerExited(number, 0, 0))
+        assert life.asked(SayLeft), number
+        life.take(WorkerReady(0))
+        life.take(sealed(number + 1, workers=1))
+        assert life.asked(EnterWorkers)
+
+
 def test_a_worker_that_ends_early_with_code_0_has_failed() -> None:
     life = Life().in_round()
     life.take(WorkerExited(1, 0, 0))
