@@ -305,18 +305,24 @@ class InPlaceCluster(Fleet):
 
     def victim(self, fault: Fault) -> Node:
         """The node that a fault is meant for, or the one after it if that one is to be spared."""
-        seats = self.histories.seats()
-        killed = {strike.process for strike in self._all_strikes() if strike.kind == "killed"}
         first, *_ = self.nodes
-        able = [
-            node
-            for node in map(self._nodes_of.__getitem__, seats)
-            if node in self.elders
-            and processes.state(seats[node.mark].pid) not in ("", "Z")
-            and seats[node.mark].name not in killed
-            and (node is not first or fault.kind in (Kind.STOP_NODE, Kind.STOP_LOOP))
-        ]
-        assert able, f"nobody left to strike among {list(seats)}\n{self.story()}"
+
+        def able_now() -> list[Node]:
+            self.read()
+            seats = self.histories.seats()
+            strikes = self._all_strikes()
+            killed = {strike.process for strike in strikes if strike.kind == "killed"}
+            return [
+                node
+                for node in map(self._nodes_of.__getitem__, seats)
+                if node in self.elders
+                and processes.state(seats[node.mark].pid) not in ("", "Z")
+                and seats[node.mark].name not in killed
+                and (node is not first or fault.kind in (Kind.STOP_NODE, Kind.STOP_LOOP))
+            ]
+
+        # Who was struck last, or has just come, is to train first where nobody else is left.
+        able = processes.wait_for(able_now, 60.0, "a node that can be struck", self.story)
         match fault.target:
             case Target.LEADER:
                 return min(able, key=self.elders.index)
