@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_PATIENCE = 30.0
+_PATIENCE = 120.0
 _LOCAL = "127.0.0.1"
 
 
