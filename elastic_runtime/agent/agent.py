@@ -64,7 +64,7 @@ from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.settings import policy_of, settings_of
 from elastic_runtime.agent.snapshots import SnapshotStore
 from elastic_runtime.agent.watchdogs import Watchdogs
-from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, ElasticError
 from elastic_runtime.log import remembered
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
 from elastic_runtime.protocol.records import EventRecord, Member, RoundRecord, event_key
@@ -173,6 +173,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
     def _invoke_run(self, role: str = "default") -> RunResult:
         try:
             self._turn()
+        except ElasticError:  # it says itself whose mistake it is
+            raise
         except Exception as error:
             self._crashed(threads.Crash.of("main", error))
         return self._result()
