@@ -247,11 +247,12 @@ def resume_value(path: Path) -> tuple[int, int]:
 
 
 def test_damage_that_one_rank_finds_is_everyones_reason_to_fall_back(tmp_path: Path) -> None:
+    entries = {"a": 0}
+    ckpt = Checkpointer(tmp_path, entries)
     for value in (1, 2):
-        ckpt = Checkpointer(tmp_path, {"a": value})
-        ckpt.steps = value
+        ckpt.steps = entries["a"] = value
         ckpt.save(sync=True)
-    shard = tmp_path / "step-2.term-2" / "rank-0.distcp"
+    shard = tmp_path / "step-2.term-1" / "rank-0.distcp"
     data = bytearray(shard.read_bytes())
     data[100] ^= 4
     shard.write_bytes(data)
