@@ -84,6 +84,19 @@ def command(pid: int) -> str:
     return _read(_PROC / str(pid) / "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
+def fork_server(agent: int, pids: Iterable[int]) -> int:
+    """The fork server of an agent, 0 if it has none; its workers are forks of it and look like it.
+
+    Args:
+        agent: the agent's process.
+        pids: where to look, such as ``marked(...)``.
+    """
+    for pid in pids:
+        if parent(pid) == agent and "forkserver import main" in command(pid):
+            return pid
+    return 0
+
+
 def send(pids: Iterable[int], number: int) -> None:
     """Sends a signal to each process that is still there."""
     for pid in pids:

@@ -15,7 +15,7 @@ the full world (every worker of every node that lives); *lost* counts the steps 
 again. Survivors in place go on with fewer ranks first: the stall is over both changes then.
 
 ``floor`` is no launcher but bare gloo, see ``measure/floor.py``: what the best one cannot beat. It
-is measured where a worker is killed.
+is measured where a worker is killed. A fork server is what torchrun has not got.
 """
 
 from __future__ import annotations
@@ -126,8 +126,7 @@ def plan(
                 order = [
                     name
                     for name, own in contenders
-                    if index < (repeat if own is None else own)
-                    and (name != FLOOR or FAULTS[fault].has_floor)
+                    if index < (repeat if own is None else own) and FAULTS[fault].meets(name)
                 ]
                 draw.shuffle(order)
                 trials += [Trial(name, size, fault, victim, after, index) for name in order]

@@ -275,25 +275,21 @@ class InPlaceCluster(Fleet):
         processes.wait_for(obeyed, 60.0, f"{what} of {worker}", self.story, pause=0.005)
 
     def _kill_server(self, node: Node, *, again: bool) -> None:
+        def server() -> int:
+            return processes.fork_server(node.agent.pid, node.processes())
+
         self._note(self._living([node]), "killed")
-        first = self._server(node)
+        first = server()
         assert first, f"no fork server of {node.name}"
         processes.send([first], signal.SIGKILL)
         if again:
 
             def next_one() -> int:
-                found = self._server(node)
+                found = server()
                 return found if found != first else 0
 
             second = processes.wait_for(next_one, 30.0, "another fork server", self.story)
             processes.send([second], signal.SIGKILL)
-
-    def _server(self, node: Node) -> int:
-        """The fork server of a node; its workers are forks of it and look like it."""
-        for pid in node.processes():
-            if processes.parent(pid) == node.agent.pid and "forkserver" in processes.command(pid):
-                return pid
-        return 0
 
     def _living(self, nodes: Iterable[Node]) -> list[Process]:
         mine = self.histories.of(node.mark for node in nodes)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from scripts.bench.measure import floor
-from scripts.bench.measure.contenders import CONTENDERS
+from scripts.bench.measure.contenders import CONTENDERS, ELASTIC
 from scripts.bench.measure.figures import Figures, figures, settled
 from scripts.bench.measure.job import Ended, Job, Node, Worker
 from tests import processes
@@ -85,15 +85,28 @@ class Fault:
     workers: int = 1
     alone: bool = False
 
-    @property
-    def has_floor(self) -> bool:
-        """Whether bare gloo ranks can show how fast it could be at best."""
-        return self.strike is _kill_worker
+    def meets(self, contender: str) -> bool:
+        """Whether a contender can be struck so: bare gloo ranks are workers and nothing else."""
+        if contender == floor.FLOOR:
+            return self.strike is _kill_worker
+        return self.strike is not _kill_server or CONTENDERS[contender].program == ELASTIC
 
 
 def _kill_worker(_job: Job, _node: Node, worker: Worker) -> float:
     now = time.monotonic()
     os.kill(worker.pid, signal.SIGKILL)
+    return now
+
+
+def _kill_server(_job: Job, node: Node, _worker: Worker) -> float:
+    """The process that the workers are forks of; they go with it."""
+    server = processes.wait_for(
+        lambda: processes.fork_server(node.agent.pid, node.processes()),
+        _START_SECONDS,
+        f"the fork server of {node.mark}",
+    )
+    now = time.monotonic()
+    processes.send([server], signal.SIGKILL)
     return now
 
 
@@ -137,6 +150,7 @@ CUT = "node-cut"
 FAULTS: Mapping[str, Fault] = {
     "worker-kill": Fault(0, _kill_worker),
     "worker-kill-of-8": Fault(0, _kill_worker, workers=8, alone=True),
+    "fork-server-kill": Fault(0, _kill_server),
     "node-kill": Fault(-1, _kill_node),
     "node-term": Fault(-1, _ask_node),
     "node-stop": Fault(-1, _stop_node),

@@ -21,12 +21,9 @@ while os.path.exists(os.path.join({folder!r}, "slow")):
 
 
 def fork_server(job: Job, agent: int) -> int:
-    (server,) = (
-        pid
-        for pid in processes.marked(job.mark)
-        if processes.parent(pid) == agent and "forkserver import main" in processes.command(pid)
-    )
-    return server
+    found = processes.fork_server(agent, processes.marked(job.mark))
+    assert found, job.story()
+    return found
 
 
 def test_the_others_go_on_before_the_next_fork_server_is_ready(tmp_path: Path) -> None:
