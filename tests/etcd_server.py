@@ -222,6 +222,9 @@ class EtcdProcess:
 
     def close(self) -> None:
         """Kills it and removes its data. Idempotent."""
+        if (words := self.last_words()) is not None:
+            assert self._process is not None
+            print(f"etcd had ended by itself, with {self._process.returncode}: {words}")
         self.kill()
         shutil.rmtree(self._dir, ignore_errors=True)
 
