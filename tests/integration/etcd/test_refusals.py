@@ -36,11 +36,12 @@ class Seat:
 
     Args:
         hosts: "host:port,…".
+        **account: the user and password of etcd's.
     """
 
-    def __init__(self, hosts: str) -> None:
+    def __init__(self, hosts: str, **account: str) -> None:
         self.run_id = secrets.token_hex(8)
-        store = EtcdStore(endpoint(hosts), self.run_id, 5.0, PATIENCE)
+        store = EtcdStore(endpoint(hosts, **account), self.run_id, 5.0, PATIENCE)
         self._heard: list[Notice] = []
         self._news = threading.Condition()
         self.part = Participant(store, Policy(), Seed("a", "127.0.0.1", 1), self._hear)
@@ -85,11 +86,11 @@ class Seat:
 
 
 @pytest.fixture
-def seated() -> Iterator[Callable[[str], Seat]]:
+def seated() -> Iterator[Callable[..., Seat]]:
     seats: list[Seat] = []
 
-    def sit(hosts: str) -> Seat:
-        seats.append(Seat(hosts))
+    def sit(hosts: str, **account: str) -> Seat:
+        seats.append(Seat(hosts, **account))
         return seats[-1]
 
     yield sit
@@ -113,7 +114,7 @@ def _make_room(where: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_full_etcd_is_named_and_the_job_goes_on_once_there_is_room(
-    new_etcd: NewEtcd, seated: Callable[[str], Seat], capsys: pytest.CaptureFixture[str]
+    new_etcd: NewEtcd, seated: Callable[..., Seat], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = new_etcd("--quota-backend-bytes", str(8 << 20))
     seat = seated(server.endpoint)
@@ -132,9 +133,32 @@ def test_a_full_etcd_is_named_and_the_job_goes_on_once_there_is_room(
     assert "NOSPACE" not in capsys.readouterr().out
 
 
+def test_a_user_who_may_only_read_is_told_so_and_takes_part_once_it_may_write(
+    new_etcd: NewEtcd, seated: Callable[..., Seat]
+) -> None:
+    where = new_etcd().endpoint
+    for command in (
+        "user add root:root-pw",
+        "user grant-role root root",
+        "user add reader:reader-pw",
+        "role add reads",
+        "role grant-permission --prefix=true reads read /",
+        "user grant-role reader reads",
+        "auth enable",
+    ):
+        etcdctl(where, *command.split())
+    seat = seated(where, user="reader", password="reader-pw")
+    said = seat.told(Waiting, lambda notice: "permission denied" in notice.reason)
+    assert "user 'reader'" in said.reason
+    assert "giving up in" in said.reason
+    may = "role grant-permission --prefix=true reads readwrite /"
+    etcdctl(where, "--user", "root:root-pw", *may.split())
+    seat.sealed(1)
+
+
 @pytest.mark.timeout(120)
 def test_an_etcd_without_a_leader_is_named(
-    etcd_cluster: EtcdCluster, seated: Callable[[str], Seat]
+    etcd_cluster: EtcdCluster, seated: Callable[..., Seat]
 ) -> None:
     alone, *others = etcd_cluster.members
     seat = seated(alone.endpoint)
