@@ -19,8 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_runtime.connections import connections
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from elastic_runtime.connections import Connection
 
 # Seconds after which a silent peer is lost; 0: as the system has it. The agent sets it to the time
 # of its lease, unless it is set already.
@@ -84,11 +88,11 @@ def tended() -> Iterator[None]:
     if wanted is None:
         yield
         return
-    before = {(fd, inode) for fd, inode, _ in _connections()}
+    before = _to_others()
     yield
-    new = [each for each in _connections() if each[:2] not in before]
+    new = _to_others() - before
     _tend_all(new, wanted)
-    hosts = {host for _, _, host in new}
+    hosts = {each.host for each in new}
     if hosts and _uses_gpu():
         threading.Thread(
             target=_look_again, args=(hosts, wanted), name="elastic-keepalive", daemon=True
@@ -114,33 +118,15 @@ def _look_again(hosts: set[str], wanted: Options) -> None:
     for moment in _LATER:
         threading.Event().wait(moment - passed)
         passed = moment
-        _tend_all([each for each in _connections() if each[2] in hosts], wanted)
+        _tend_all({each for each in _to_others() if each.host in hosts}, wanted)
 
 
-def _tend_all(connections: list[tuple[int, int, str]], wanted: Options) -> None:
-    for fd, inode, _ in connections:
-        with suppress(OSError):
-            line = socket.socket(fileno=fd)
-            try:
-                if os.fstat(fd).st_ino == inode:  # not a later one with the same number
-                    tend(line, wanted)
-            finally:
-                line.detach()
+def _tend_all(found: set[Connection], wanted: Options) -> None:
+    for each in found:
+        with suppress(OSError), each.borrowed() as line:
+            tend(line, wanted)
 
 
-def _connections() -> list[tuple[int, int, str]]:
-    """Descriptor, inode and peer's host of all connections of this process to other hosts."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            line = socket.socket(fileno=int(name))
-            try:
-                if line.family in (socket.AF_INET, socket.AF_INET6):
-                    host, here = line.getpeername()[0], line.getsockname()[0]
-                    if host != here:
-                        found.append((line.fileno(), os.fstat(line.fileno()).st_ino, host))
-            finally:
-                line.detach()
-    return found
+def _to_others() -> set[Connection]:
+    """The connections of this process to other hosts."""
+    return {each for each in connections() if each.host != each.here}

@@ -17,13 +17,11 @@ is doing. Three things make that so:
 from __future__ import annotations
 
 import atexit
-import os
 import queue
 import socket
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -32,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_runtime import torch_private
+from elastic_runtime.connections import Connection, connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -70,47 +69,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Socket:
-    """A connected socket; the inode tells it from a later one with the same number."""
-
-    fd: int
-    inode: int
-    port: int  # of the peer
-
-    def shut(self, how: int) -> None:
-        """Ends a side of it, if it is still the same."""
-        with suppress(OSError):
-            if os.fstat(self.fd).st_ino == self.inode:
-                line = socket.socket(fileno=self.fd)
-                try:
-                    line.shutdown(how)
-                finally:
-                    line.detach()
-
-
-def _sockets() -> set[_Socket]:
-    """All connected TCP sockets of this process."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            line = socket.socket(fileno=int(name))
-            try:
-                if line.family in (socket.AF_INET, socket.AF_INET6):
-                    port = line.getpeername()[1]
-                    found.add(_Socket(line.fileno(), os.fstat(line.fileno()).st_ino, port))
-            finally:
-                line.detach()
-    return found
-
-
-@dataclass(frozen=True, slots=True)
 class _Client:
     """A client of a TCPStore, and its socket."""
 
     store: dist.TCPStore
-    sockets: frozenset[_Socket]
+    sockets: frozenset[Connection]
 
 
 class Stores:
@@ -137,11 +100,11 @@ class Stores:
         torch_private.await_listener(host, port, _BUILD_TIMEOUT.total_seconds())
         # A group may be built by another thread meanwhile: whose socket it is shows in its port.
         self.ports.add(port)
-        before = _sockets()
+        before = connections()
         store = dist.TCPStore(
             host, port, is_master=False, timeout=_BUILD_TIMEOUT, wait_for_workers=False
         )
-        made = _Client(store, frozenset(s for s in _sockets() - before if s.port == port))
+        made = _Client(store, frozenset(s for s in connections() - before if s.port == port))
         with self._lock:
             return self._clients.setdefault((host, port), made)
 
@@ -160,7 +123,7 @@ class Stores:
             one.shut(socket.SHUT_RDWR)
 
 
-def drop_later(groups: list[Any], sockets: Collection[_Socket] = ()) -> None:
+def drop_later(groups: list[Any], sockets: Collection[Connection] = ()) -> None:
     """Drops process groups when their threads are certainly idle.
 
     The end of a gloo group waits for its threads while it holds Python's lock, and a thread that
@@ -236,7 +199,7 @@ class Ranks:
         self._stores = stores
         self._waits: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
         self._lock = threading.Lock()
-        self._sockets: set[_Socket] = set()
+        self._sockets: set[Connection] = set()
         self._building = True
         self._hook = sys.excepthook
 
@@ -303,10 +266,10 @@ class Ranks:
 
     def _build_gloo(self, make: Callable[[], Any]) -> Any:
         """Makes a gloo group, and takes note of its sockets."""
-        before = _sockets()
+        before = connections()
         group = self._apart(make)
         with self._lock:
-            new = _sockets() - before
+            new = connections() - before
             self._sockets |= {one for one in new if one.port not in self._stores.ports}
         if self.interrupted.is_set():
             raise Interrupted

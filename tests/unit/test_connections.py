@@ -1,0 +1,71 @@
+"""Sockets that others own are found and changed, and stay as their owners have them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.connections import connections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        near = socket.create_connection(server.getsockname(), source_address=("127.0.0.3", 0))
+        far, _ = server.accept()
+        with near, far:
+            yield near, far
+
+
+def test_both_ends_are_found_with_their_addresses(pair: Pair) -> None:
+    near, far = pair
+    found = {one.fd: one for one in connections()}
+    assert (found[near.fileno()].here, found[near.fileno()].host) == ("127.0.0.3", "127.0.0.2")
+    assert found[near.fileno()].port == far.getsockname()[1]
+    assert found[far.fileno()].host == "127.0.0.3"
+    assert found[far.fileno()].inode == os.fstat(far.fileno()).st_ino
+
+
+def test_a_default_timeout_of_the_script_changes_nothing_for_their_owners(pair: Pair) -> None:
+    near, _ = pair
+    assert os.get_blocking(near.fileno())
+    socket.setdefaulttimeout(5.0)
+    try:
+        (mine,) = (one for one in connections() if one.fd == near.fileno())
+        with mine.borrowed() as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        assert socket.getdefaulttimeout() == 5.0
+    finally:
+        socket.setdefaulttimeout(None)
+    assert os.get_blocking(near.fileno())
+    assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
+def test_one_that_is_shut_ends_for_its_peer(pair: Pair) -> None:
+    near, far = pair
+    (mine,) = (one for one in connections() if one.fd == near.fileno())
+    mine.shut(socket.SHUT_RDWR)
+    assert far.recv(1) == b""
+
+
+def test_a_later_socket_with_the_same_number_is_left_alone(pair: Pair) -> None:
+    near, _ = pair
+    (mine,) = (one for one in connections() if one.fd == near.fileno())
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        other = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+        with other, far:
+            os.dup2(other.fileno(), near.fileno())
+            mine.shut(socket.SHUT_RDWR)
+            other.sendall(b"x")
+            assert far.recv(1) == b"x"
+            with pytest.raises(OSError), mine.borrowed():
+                pass
