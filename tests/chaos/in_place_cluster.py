@@ -308,14 +308,17 @@ class InPlaceCluster(Fleet):
             seats = self.histories.seats()
             strikes = self._all_strikes()
             killed = {strike.process for strike in strikes if strike.kind == "killed"}
-            return [
+            train = [
                 node
                 for node in map(self._nodes_of.__getitem__, seats)
                 if node in self.elders
                 and processes.state(seats[node.mark].pid) not in ("", "Z")
                 and seats[node.mark].name not in killed
-                and (node is not first or fault.kind in (Kind.STOP_NODE, Kind.STOP_LOOP))
             ]
+            if fault.kind in (Kind.STOP_NODE, Kind.STOP_LOOP):
+                # An only member that is silent may train on: others wait for it, up to the fence.
+                return train if len(train) > 1 else []
+            return [node for node in train if node is not first]
 
         # Who was struck last, or has just come, is to train first where nobody else is left.
         able = processes.wait_for(able_now, 60.0, "a node that can be struck", self.story)
