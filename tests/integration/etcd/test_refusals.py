@@ -165,7 +165,8 @@ def test_an_etcd_without_a_leader_is_named(
     seat.sealed(1)
     for member in others:
         member.pause()
-    seat.told(StoreState, lambda notice: "no leader" in notice.why)
+    said = seat.told(StoreState, lambda notice: "no leader" in notice.why)
+    assert "start them again" in said.why
     seat.leaves(1)
     for member in others:
         member.unpause()
