@@ -191,7 +191,11 @@ class EtcdProcess:
         """What it has said last, if it has ended; None while it runs."""
         if self._process is None or self._process.poll() is None:
             return None
-        return "".join(self._log.read_text(errors="replace").splitlines(keepends=True)[-5:])
+        lines = self._log.read_text(errors="replace").splitlines(keepends=True)
+        for number, line in enumerate(lines):
+            if line.startswith(("panic:", "fatal error:")):  # what follows is a stack of Go's
+                return "".join(lines[number : number + 20])
+        return "".join(lines[-5:])
 
     def await_ready(self) -> None:
         """Waits until it serves and has a leader."""
