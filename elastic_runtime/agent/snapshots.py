@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime import threads
 from elastic_runtime.agent import reaper
 from elastic_runtime.agent.private import PrivateDirectory, sweep
+from elastic_runtime.listening import listen
 from elastic_runtime.machine import boot_id, total_memory
 from elastic_runtime.protocol.snapshots import (
     CHALLENGE,
@@ -150,8 +151,7 @@ class SnapshotServer:
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family, backlog=128)
+        self._socket = listen(address)
         self.port: int = self._socket.getsockname()[1]
         threads.spawn(self._serve, name="snapshot-server")
 

@@ -24,6 +24,7 @@ from torch.distributed import DistStoreError, TCPStore
 
 from elastic_runtime import threads
 from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.listening import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,9 +37,6 @@ ANSWER = 6.0
 
 # Seconds that a read waits for a key that another node is about to write.
 HOLE = 0.5
-
-# A whole job may connect at once.
-_BACKLOG = 1024
 
 _FOREVER = timedelta(days=365)
 
@@ -294,7 +292,7 @@ class HostedStore:
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         # torch would listen at all addresses, and print when the port is taken: listen ourselves.
-        listener = _listen(host, port) if host else listen_anywhere(port)
+        listener = listen(host, port)
         self.port: int = listener.getsockname()[1]
         self._store = TCPStore(
             host or "localhost",
@@ -304,22 +302,6 @@ class HostedStore:
             timeout=timedelta(seconds=ANSWER),
             master_listen_fd=listener.detach(),
         )
-
-
-def listen_anywhere(port: int) -> socket.socket:
-    """A socket that listens at all addresses of this machine.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def host_store(host: str = "127.0.0.1", port: int = 0) -> HostedStore:
@@ -340,11 +322,11 @@ def listening_address(host: str, port: int) -> str | None:
         return None
     for family, kind, _, _, address in found:
         # Only an address of this machine can be bound; names and look-ups tell less surely.
-        with socket.socket(family, kind) as trial:
-            try:
+        try:
+            with socket.socket(family, kind) as trial:  # without IPv6 there is none of its kind
                 trial.bind((address[0], 0))
-            except OSError:
-                continue
+        except OSError:
+            continue
         ip = str(address[0])
         return ip if ip == "::1" or ip.startswith("127.") else ""
     return None

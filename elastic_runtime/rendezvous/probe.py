@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import threads
+from elastic_runtime.listening import listen
 from elastic_runtime.rendezvous.state import ALIVE, OTHER, REFUSED, SILENT
 
 if TYPE_CHECKING:
@@ -55,12 +56,7 @@ class ProbeServer:
         self._answer = answer
         self._patience = patience
         self._clients: dict[asyncio.Task[Any], None] = {}
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((address, 0))
-        # A fault makes many members ask at once; a full backlog would look like a death.
-        self._socket.listen(1024)
+        self._socket = listen(address)
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
@@ -274,7 +270,11 @@ class Prober:
         found = await self._addresses(address, port)
         errors: list[OSError] = []
         for family, kind, protocol, _, target in found:
-            connection = socket.socket(family, kind, protocol)
+            try:
+                connection = socket.socket(family, kind, protocol)
+            except OSError as error:  # this machine has no IPv6, for one
+                errors.append(error)
+                continue
             connection.setblocking(False)
             try:
                 await self._loop.sock_connect(connection, target)

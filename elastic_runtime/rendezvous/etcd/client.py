@@ -65,6 +65,10 @@ class StoreRefused(StoreUnavailable):
     exit_code = EXIT_STORE_UNREACHABLE
 
 
+class NoEtcd(StoreUnavailable):
+    """What listens there is no etcd. Another host of the endpoint may be one."""
+
+
 class StoreFull(StoreUnavailable):
     """The store takes no writes until somebody makes room. The call had no effect."""
 
@@ -116,7 +120,7 @@ _REMEDIES: dict[type[StoreUnavailable], str] = {
     NoLeader: "most of its members are away: start them again",
 }
 # After these another member may do better.
-_ELSEWHERE = (StoreUnavailable, NoAnswer, NoLeader)
+_ELSEWHERE = (StoreUnavailable, NoAnswer, NoLeader, NoEtcd)
 # So many calls in a row that run out of time: the connection leads nowhere.
 _UNANSWERED = 3
 
@@ -130,7 +134,7 @@ def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
     """
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.UNIMPLEMENTED:
-        return StoreRefused(f"what listens at {where} does not speak etcd's v3 API")
+        return NoEtcd(_no_etcd(str(where)))
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return NoAnswer(f"the store {where} did not answer in time")
     known = _complaint(details, where)
@@ -148,6 +152,10 @@ def canceled(response: rpc.WatchResponse, where: Endpoint) -> StoreUnavailable:
     reason = response.cancel_reason
     other = StoreUnavailable(f"the store {where} has ended a watch: {reason}")
     return _complaint(reason, where) or other
+
+
+def _no_etcd(where: str) -> str:
+    return f"what listens at {where} does not speak etcd's v3 API"
 
 
 def _access(where: Endpoint) -> str:
@@ -171,10 +179,17 @@ def _complaint(text: str, where: Endpoint) -> StoreUnavailable | None:
 
 
 class _Way:
-    """A channel with the calls that we make on it."""
+    """A channel to one host with the calls that we make on it.
 
-    def __init__(self, target: str, credentials: Any) -> None:
-        self._target, self._credentials = target, credentials
+    Attributes:
+        host: as in the endpoint.
+        strange: the last word from there was that it is no etcd.
+    """
+
+    def __init__(self, host: str, credentials: Any) -> None:
+        self.host = host
+        self.strange = False
+        self._target, self._credentials = _target(host), credentials
         self._guard = threading.Lock()
         self._silent = 0
         self._closed = False
@@ -202,6 +217,7 @@ class _Way:
     def answered(self) -> None:
         """A call has come to an end that shows somebody at the other one."""
         self._silent = 0
+        self.strange = False
 
     def unanswered(self) -> None:
         """A call ran out of time. After a few in a row the connection is given up for a new one.
@@ -251,7 +267,7 @@ class Client:
         self._signed_in = not endpoint.user
         self._signing_in = threading.Lock()
         credentials = _credentials(endpoint.tls) if endpoint.secure else None
-        self._ways = [_Way(_target(host), credentials) for host in endpoint.hosts]
+        self._ways = [_Way(host, credentials) for host in endpoint.hosts]
         self._way = random.choice(self._ways)
 
     # ------------------------------------------------------------ blocking calls
@@ -324,6 +340,12 @@ class Client:
         found = failure(error, self._endpoint)
         if isinstance(found, NoAnswer):
             way.unanswered()
+        if isinstance(found, NoEtcd):
+            way.strange = True
+            # One host that is wrong is no reason to give up the others.
+            every = all(one.strange for one in self._ways)
+            where = ", ".join(one.host for one in self._ways) if every else way.host
+            found = (StoreRefused if every else NoEtcd)(_no_etcd(where))
         if type(found) in _ELSEWHERE and way is self._way:
             self._way = self._ways[(self._ways.index(way) + 1) % len(self._ways)]
         return found
