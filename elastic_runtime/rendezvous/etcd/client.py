@@ -358,22 +358,22 @@ class Client:
 
     # ------------------------------------------------------------ calls that do not block
 
-    def txn_later(
+    def range_later(
         self,
-        request: rpc.TxnRequest,
-        done: Callable[[rpc.TxnResponse | StoreUnavailable], None],
+        request: rpc.RangeRequest,
+        done: Callable[[rpc.RangeResponse | StoreUnavailable], None],
         timeout: float,
         patient: bool,
     ) -> None:
-        """Performs a transaction in the background.
+        """Reads a range in the background, linearizably.
 
         Args:
-            request: the transaction.
+            request: the range.
             done: gets the answer or the error, on a thread of gRPC's; must not block.
             timeout: seconds.
             patient: wait for a connection, instead of failing while there is none.
         """
-        self._later("txn", request, done, timeout, patient)
+        self._later("range", request, done, timeout, patient)
 
     def keep_alive(self, lease: int, done: Callable[[int | StoreUnavailable], None]) -> None:
         """Renews a lease in the background; ``done`` gets the TTL now granted, or the error."""

@@ -17,7 +17,7 @@ from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.store import Changed, Entry, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 # What etcd takes in one transaction by default (``--max-txn-ops``).
 MAX_OPERATIONS = 128
@@ -33,12 +33,11 @@ class Range:
     def __contains__(self, key: bytes) -> bool:
         return self.begin <= key < self.end if self.end else key == self.begin
 
-    def read(self, revision: int = 0, keys_only: bool = False) -> rpc.RequestOp:
-        """An operation that reads it, as it was at a revision (0: now)."""
-        request = rpc.RangeRequest(
+    def read(self, revision: int = 0, keys_only: bool = False) -> rpc.RangeRequest:
+        """A request that reads it, as it was at a revision (0: now)."""
+        return rpc.RangeRequest(
             key=self.begin, range_end=self.end, revision=revision, keys_only=keys_only
         )
-        return rpc.RequestOp(request_range=request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +122,8 @@ class RunKeys:
             return (self.span(JOB, SWITCH),)
         return (self.one(JOB), self.span(OUTCOME, SWITCH), self.one(goal.own))
 
-    def look(self, goal: Goal) -> rpc.TxnRequest:
-        """A request that reads, at one moment, all that is to be followed; see ``seen``."""
+    def look(self, goal: Goal) -> tuple[rpc.RangeRequest, ...]:
+        """What to read, as of one moment, of all that is to be followed; see ``seen``."""
         reads = [what.read() for what in self.always(goal)]
         if not goal.wide:
             nodes = self.under(NODES)
@@ -135,12 +134,12 @@ class RunKeys:
                 sort_order=rpc.RangeRequest.ASCEND,
                 sort_target=rpc.RangeRequest.CREATE,
             )
-            reads.append(rpc.RequestOp(request_range=oldest))
-        return rpc.TxnRequest(success=reads)
+            reads.append(oldest)
+        return tuple(reads)
 
-    def seen(self, answer: rpc.TxnResponse, goal: Goal) -> Sight:
-        """What the answer to ``look`` shows."""
-        shown = [[self.entry(kv) for kv in op.response_range.kvs] for op in answer.responses]
+    def seen(self, answers: Sequence[rpc.RangeResponse], goal: Goal) -> Sight:
+        """What the answers to ``look`` show."""
+        shown = [[self.entry(kv) for kv in answer.kvs] for answer in answers]
         followed, leader = self.always(goal), ""
         if not goal.wide:
             nodes = [entry for entry in shown.pop() if entry.key not in goal.without]
@@ -151,7 +150,7 @@ class RunKeys:
         entries = sorted(
             (entry for group in shown for entry in group), key=lambda e: (e.created, e.key)
         )
-        return Sight(answer.header.revision, tuple(entries), followed, leader)
+        return Sight(answers[0].header.revision, tuple(entries), followed, leader)
 
     def changes(self, events: Iterable[rpc.Event]) -> Iterator[Changed]:
         """The events as changes in which no key is deleted after it was put."""
@@ -223,10 +222,9 @@ def with_read_back(request: rpc.TxnRequest) -> rpc.TxnRequest:
     again = rpc.TxnRequest()
     again.CopyFrom(request)
     for operation in request.success:
-        if operation.HasField("request_put"):
-            again.failure.append(Range(operation.request_put.key).read())
-        else:
-            again.failure.append(Range(operation.request_delete_range.key).read())
+        put = operation.HasField("request_put")
+        key = (operation.request_put if put else operation.request_delete_range).key
+        again.failure.append(rpc.RequestOp(request_range=Range(key).read()))
     return again
 
 
@@ -247,7 +245,6 @@ def took_effect(request: rpc.TxnRequest, answer: rpc.TxnResponse) -> bool:
     return len(request.success) > 0 and len(written) <= 1
 
 
-def recall(followed: Mapping[Range, int]) -> rpc.TxnRequest:
-    """A request for what the store remembers of each range, as of the given revision."""
-    reads = [what.read(revision, keys_only=True) for what, revision in followed.items()]
-    return rpc.TxnRequest(success=reads)
+def recall(followed: Mapping[Range, int]) -> tuple[rpc.RangeRequest, ...]:
+    """What to read to learn what the store remembers of each range, as of the given revision."""
+    return tuple(what.read(revision, keys_only=True) for what, revision in followed.items())

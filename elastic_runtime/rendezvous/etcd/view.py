@@ -1,11 +1,11 @@
 """What one store follows, from the first look over lost connections to the last event.
 
-**A look** watches first and reads then: one transaction that shows all that is followed at one
-revision. What the watches tell of up to that revision is dropped, what came meanwhile is
-delivered after it. The other order, to read and then to watch from the next revision, would be
-slower: any write in between makes a watch one of the past, which etcd serves up to 100 ms late.
-Only the oldest node's key is watched from the past, as it is not known before the look; changes
-of that one key, and what was missed while the store was lost, may come later than younger ones.
+**A look** watches first and reads then: all that is followed, as it was at one revision. What the
+watches tell of up to that revision is dropped, what came meanwhile is delivered after it. The
+other order, to read and then to watch from the next revision, would be slower: any write in
+between makes a watch one of the past, which etcd serves up to 100 ms late. Only the oldest node's
+key is watched from the past, as it is not known before the look; changes of that one key, and
+what was missed while the store was lost, may come later than younger ones.
 
 **When the stream of watches breaks**, the view asks the store for the same ranges *as of the last
 revision that it delivered*. A store that answers what we knew has kept its memory, and the
@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
+from elastic_runtime.protocol.records import JOB
 from elastic_runtime.rendezvous.etcd.client import (
-    CALL_TIMEOUT,
     HistoryGone,
     HistoryUnknown,
     NoLeader,
@@ -40,15 +39,19 @@ from elastic_runtime.rendezvous.etcd.client import (
 )
 from elastic_runtime.rendezvous.etcd.diagnosis import refusal
 from elastic_runtime.rendezvous.etcd.keys import Goal, recall
+from elastic_runtime.rendezvous.etcd.reading import read_later
 from elastic_runtime.rendezvous.store import Changed, Found, Lost, Refused, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_runtime.config import Endpoint
+    from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
     from elastic_runtime.rendezvous.etcd.hub import Hub
     from elastic_runtime.rendezvous.etcd.keys import Range, RunKeys
     from elastic_runtime.rendezvous.store import Listener, StoreEvent
+
+    _Answers = Sequence[rpc.RangeResponse]
 
 # What a store says itself.
 _COMPLAINTS = (NoLeader, StoreFull, StoreRefused)
@@ -161,8 +164,8 @@ class View:
         if self._doubtful:
             self._recall()
         elif self._lost:
-            # A stream of watches would only break again; an empty question waits for the store.
-            self._ask(rpc.TxnRequest(), lambda _: self._look())
+            # A stream of watches would only break again; a small question waits for the store.
+            self._ask((self._keys.one(JOB).read(keys_only=True),), lambda _: self._look())
         else:
             self._look()
 
@@ -186,11 +189,11 @@ class View:
     def _read_if_confirmed(self, look: _Look) -> None:
         if not self._unconfirmed:
             before = self.revision
-            request = self._keys.look(look.goal)
-            self._ask(request, lambda answer: self._looked(answer, look, before))
+            reads = self._keys.look(look.goal)
+            self._ask(reads, lambda answers: self._looked(answers, look, before))
 
-    def _looked(self, answer: rpc.TxnResponse, look: _Look, before: int) -> None:
-        sight = self._keys.seen(answer, look.goal)
+    def _looked(self, answers: _Answers, look: _Look, before: int) -> None:
+        sight = self._keys.seen(answers, look.goal)
         forgot = look.forgot or sight.revision < before
         self.revision = sight.revision if forgot else max(self.revision, sight.revision)
         self._known = {entry.key: entry.version for entry in sight.entries}
@@ -211,15 +214,13 @@ class View:
     def _recall(self) -> None:
         before = self.revision
         last = {what: revision - 1 for what, revision in self._next.items()}
-        self._ask(recall(last), lambda answer: self._recalled(answer, before))
+        self._ask(recall(last), lambda answers: self._recalled(answers, before))
 
-    def _recalled(self, answer: rpc.TxnResponse, before: int) -> None:
+    def _recalled(self, answers: _Answers, before: int) -> None:
         remembered = {
-            self._keys.relative(kv.key): kv.mod_revision
-            for op in answer.responses
-            for kv in op.response_range.kvs
+            self._keys.relative(kv.key): kv.mod_revision for answer in answers for kv in answer.kvs
         }
-        if answer.header.revision < before or remembered != self._known:
+        if answers[0].header.revision < before or remembered != self._known:
             self._look(forgot=True)
         elif self._owed:
             self._look()
@@ -230,29 +231,29 @@ class View:
 
     # ------------------------------------------------------------ asking, with patience
 
-    def _ask(self, request: rpc.TxnRequest, then: Callable[[rpc.TxnResponse], None]) -> None:
+    def _ask(self, reads: Sequence[rpc.RangeRequest], then: Callable[[_Answers], None]) -> None:
         self._attempt += 1
         attempt = self._attempt
         client = self._hub.client
 
-        def came(answer: rpc.TxnResponse | StoreUnavailable) -> None:
-            self._hub.post(lambda: receive(answer))
+        def came(answers: _Answers | StoreUnavailable) -> None:
+            self._hub.post(lambda: receive(answers))
 
-        def receive(answer: rpc.TxnResponse | StoreUnavailable) -> None:
+        def receive(answers: _Answers | StoreUnavailable) -> None:
             if attempt != self._attempt:
                 return
-            if isinstance(answer, StoreUnavailable):
-                self._failed(answer)
+            if isinstance(answers, StoreUnavailable):
+                self._failed(answers)
             else:
                 self._hub.connected_once = True
-                then(answer)
+                then(answers)
 
         try:
             client.sign_in()
         except StoreUnavailable as error:
             self._failed(error)
             return
-        client.txn_later(request, came, CALL_TIMEOUT, patient=bool(self._lost))
+        read_later(client, reads, came, patient=bool(self._lost))
 
     def _failed(self, error: StoreUnavailable) -> None:
         if isinstance(error, HistoryGone):

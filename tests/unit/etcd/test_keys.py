@@ -57,14 +57,9 @@ def _kv(key: str, value: bytes = b"", created: int = 1, version: int = 1) -> rpc
     )
 
 
-def _answer(*shown: list[rpc.KeyValue], revision: int = 9) -> rpc.TxnResponse:
-    return rpc.TxnResponse(
-        header=rpc.ResponseHeader(revision=revision),
-        responses=[
-            rpc.ResponseOp(response_range=rpc.RangeResponse(kvs=kvs, count=len(kvs)))
-            for kvs in shown
-        ],
-    )
+def _answers(*shown: list[rpc.KeyValue], revision: int = 9) -> list[rpc.RangeResponse]:
+    header = rpc.ResponseHeader(revision=revision)
+    return [rpc.RangeResponse(header=header, kvs=kvs, count=len(kvs)) for kvs in shown]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +79,7 @@ def test_the_oldest_that_is_not_left_out_is_followed(
     goal = Goal("nodes/own", without=frozenset(without))
     kvs = [_kv(NODES + name, created=i + 2) for i, name in enumerate(nodes)]
     own = [kv for kv in kvs if KEYS.relative(kv.key) == "nodes/own"]
-    sight = KEYS.seen(_answer([_kv(JOB, created=5)], [], own, kvs[: len(without) + 1]), goal)
+    sight = KEYS.seen(_answers([_kv(JOB, created=5)], [], own, kvs[: len(without) + 1]), goal)
     assert sight.leader == leader
     expected = {JOB} | ({leader} - {""}) | ({"nodes/own"} if own else set())
     assert {entry.key for entry in sight.entries} == expected
@@ -119,6 +114,11 @@ def test_changes_tell_every_event_once_and_in_order(happened: list[tuple[str, bo
     assert known == expected
     assert told == [(key, i) for i, (key, put) in enumerate(happened, start=1) if put]
     assert deleted == [key for key, put in happened if not put]
+
+
+def _answer(*shown: list[rpc.KeyValue]) -> rpc.TxnResponse:
+    ranges = [rpc.RangeResponse(kvs=kvs, count=len(kvs)) for kvs in shown]
+    return rpc.TxnResponse(responses=[rpc.ResponseOp(response_range=one) for one in ranges])
 
 
 @given(st.integers(0, MAX_OPERATIONS), st.integers(0, 400))
