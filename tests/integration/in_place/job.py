@@ -194,10 +194,10 @@ class Job:
             what: ``sleep``, or ``busy``: it says that this is no hang.
             seconds: for so long.
         """
+        begun = len(self.said(what))
         told = self.folder / "order"
         told.write_text(str(seconds))
         told.rename(self.folder / f"{what}-{note.pid}")
-        begun = len(self.said(what))
         self.wait(lambda: len(self.said(what)) > begun, f"{what} of {note}")
 
     def nodes(self) -> dict[str, int]:
