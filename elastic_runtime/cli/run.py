@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from elastic_runtime.cli.place import Torchruns, read_bounds
 from elastic_runtime.cli.resolve import notes
 from elastic_runtime.cli.settings import Settings, read_settings
 from elastic_runtime.cli.torchrun_parser import import_torch
+from elastic_runtime.console import unblocked
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_LEFT, ElasticError
 
@@ -53,13 +54,15 @@ def main(
     """
     if os.getpid() == _INIT:
         signal.signal(signal.SIGTERM, _leave)
-    try:
-        return _main(sys.argv[1:] if argv is None else list(argv), local, hosted_here)
-    except ElasticError as error:
-        _say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    # Whatever says something from here on, such as a warning of torch's, cannot hang this process.
+    with unblocked(sys.stderr) as shown, redirect_stderr(shown):
+        try:
+            return _main(sys.argv[1:] if argv is None else list(argv), local, hosted_here)
+        except ElasticError as error:
+            _say(f"error: {error}")
+            return error.exit_code
+        except KeyboardInterrupt:
+            return _INTERRUPTED
 
 
 def _leave(signum: int, frame: object) -> None:
