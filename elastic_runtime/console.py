@@ -12,10 +12,11 @@ import io
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from elastic_runtime import threads
@@ -269,3 +270,37 @@ def unblocked(stream: TextIO) -> Iterator[TextIO]:
         )
     finally:
         console.close()
+
+
+def open_missing() -> None:
+    """Opens the null device where one of the descriptors 0 to 2 is closed, and fills in ``sys``.
+
+    To be called before anything else is opened: the first socket of a process that was started with
+    ``>&-`` would be its standard output, and take all that is meant for people.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        place: int | str = os.devnull  # if somebody else has the number already
+        if not _is_open(descriptor):
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, descriptor)
+            if null != descriptor:
+                os.close(null)
+            os.set_inheritable(descriptor, True)  # our children have the same need
+            place = descriptor
+        if getattr(sys, name) is None:
+            mode = "w" if descriptor else "r"
+            stream = open(place, mode, errors="backslashreplace", closefd=place == os.devnull)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+def mute(stream: TextIO) -> None:
+    """Has the rest of what a stream was told go nowhere, after it could not be written.
+
+    The interpreter writes out at its end what is left in a buffer, and exits with a code of its own
+    if that fails.
+    """
+    with suppress(OSError, ValueError):  # without a descriptor there is nothing left
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from elastic_runtime.agent.forkclient import Ahead
 from elastic_runtime.agent.naming import own_name
 from elastic_runtime.config import FUNCTION, Entry, JobConfig
-from elastic_runtime.console import unblocked
+from elastic_runtime.console import open_missing, unblocked
 from elastic_runtime.errors import (
     EXIT_CRASHED,
     EXIT_DONE,
@@ -87,6 +87,7 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
         TrainingFailed: it failed on another node.
         ElasticError: the other ends that ``elastic_runtime.errors`` lists.
     """
+    open_missing()
     entry = Entry(FUNCTION, fn.__qualname__, args, function=fn)
     config = replace(config, entry=entry)
     with (

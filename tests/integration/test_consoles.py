@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT, EXIT_NOT_ENOUGH_NODES
+from tests.integration.test_launch import PROGRAM
 from tests.processes import MARKER, end, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     Start = Callable[..., subprocess.Popen[bytes]]
@@ -37,10 +38,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     mark = f"consoles-{os.getpid()}-{tmp_path.name}"
     started = []
 
-    def run(*arguments: str, stderr: int) -> subprocess.Popen[bytes]:
+    def run(
+        *arguments: str, stderr: int | None = None, before: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         with (tmp_path / "stdout").open("wb") as stdout:
             process = subprocess.Popen(
-                [sys.executable, "-m", "elastic_runtime", *arguments],
+                [*before, sys.executable, "-m", "elastic_runtime", *arguments],
                 env={**os.environ, MARKER: mark, "ELASTIC_LAST_CALL": "0", "ELASTIC_GRACE": "5"},
                 cwd=tmp_path,
                 stdout=stdout,
@@ -122,3 +125,28 @@ def test_last_words_are_there_and_come_last(start: Start, tmp_path: Path) -> Non
     lines = (tmp_path / "stderr").read_text().splitlines()
     assert '"job.join_command"' in lines[0]
     assert lines[-1].startswith("elastic-run: ")
+
+
+_CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_job_that_is_started_without_standard_streams(
+    start: Start, tmp_path: Path, nodes: str
+) -> None:
+    job = start("--local-nodes", nodes, "train.py", "go", before=_CLOSED)
+    wait_for(
+        lambda: len(list(tmp_path.glob("started-*"))) == int(nodes), 300, "the start of all workers"
+    )
+    for descriptor in range(3):
+        assert os.readlink(f"/proc/{job.pid}/fd/{descriptor}") == os.devnull
+    (tmp_path / "go").touch()
+    assert job.wait(timeout=300) == EXIT_DONE
+
+
+def test_a_function_that_is_launched_without_standard_streams(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [*_CLOSED, sys.executable, "program.py", "square"], cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 0

@@ -6,14 +6,14 @@ import errno
 import io
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from elastic_runtime.console import Console, unblocked
-
-if TYPE_CHECKING:
-    import pytest
 
 _LINES = [f"line {number} äß\n" for number in range(5000)]
 
@@ -110,3 +110,31 @@ def test_no_signal_is_delivered_to_its_thread(tmp_path: Path) -> None:
         blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
         assert blocked & 1 << (signal.SIGTERM - 1)
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+_FILL_IN = """
+import os, socket, sys
+from elastic_runtime.console import open_missing
+
+open_missing()
+with socket.socket() as first:
+    assert first.fileno() > 2, first
+print("nobody reads this", flush=True)
+print("nor this", file=sys.stderr, flush=True)
+assert sys.stdin.read() == ""
+assert all(os.get_inheritable(number) for number in range(3))
+with open(sys.argv[1], "w") as told:
+    told.writelines(f"{os.readlink(f'/proc/self/fd/{number}')}\\n" for number in range(3))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_what_is_missing_is_opened_before_anything_else(tmp_path: Path, closed: str) -> None:
+    program = [sys.executable, "-c", _FILL_IN, str(tmp_path / "told")]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *program], stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0
+    told = (tmp_path / "told").read_text().splitlines()
+    for number, sign in enumerate(("<&-", " >&-", "2>&-")):
+        assert told[number] == os.devnull or sign not in f" {closed}"
