@@ -180,6 +180,7 @@ _LINES: dict[str, Line] = {
     "job.waiting": Line(_waiting),
     "job.done": Line("done in {seconds}"),
     "job.failed": Line("failed: {reason}", "error", shown=False),  # said last, by the command
+    "agent.crashed": Line("{reason}", "error", shown=False),  # likewise
     "local.ended": Line("all nodes have ended: {reason}", "error"),
     "local.started": Line("started {nodes} (pids {pids})"),
     "round.sealed": Line(_sealed),

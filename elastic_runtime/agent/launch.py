@@ -8,11 +8,12 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from elastic_runtime.agent.forkclient import Ahead
 from elastic_runtime.agent.naming import own_name
 from elastic_runtime.config import FUNCTION, Entry, JobConfig
+from elastic_runtime.console import open_missing, unblocked
 from elastic_runtime.errors import (
     EXIT_CRASHED,
     EXIT_DONE,
@@ -57,14 +58,15 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
     Returns:
         The exit code; see ``elastic_runtime.errors``.
     """
-    with ahead or Ahead(config) as server, _named(config) as config:
-        agent, _ = _run(config, emit or _emit_for(config), server)
-    finish = agent.finish
-    assert finish is not None
-    if finish.exit_code == EXIT_FAILED:
-        _show_root_cause(agent, config)
-    if finish.message and finish.exit_code != EXIT_DONE:
-        sys.stderr.write(f"elastic-run: {finish.message}\n")
+    with unblocked(sys.stderr) as shown:
+        with ahead or Ahead(config) as server, _named(config) as config:
+            agent, _ = _run(config, emit or _emit_for(config, shown), server)
+        finish = agent.finish
+        assert finish is not None
+        if finish.exit_code == EXIT_FAILED:
+            shown.write(_root_cause(agent, config))
+        if finish.message and finish.exit_code != EXIT_DONE:
+            shown.write(f"elastic-run: {finish.message}\n")
     return finish.exit_code
 
 
@@ -85,10 +87,15 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
         TrainingFailed: it failed on another node.
         ElasticError: the other ends that ``elastic_runtime.errors`` lists.
     """
+    open_missing()
     entry = Entry(FUNCTION, fn.__qualname__, args, function=fn)
     config = replace(config, entry=entry)
-    with Ahead(config) as server, _named(config) as config:
-        agent, values = _run(config, _emit_for(config), server)
+    with (
+        unblocked(sys.stderr) as shown,
+        Ahead(config) as server,
+        _named(config) as config,
+    ):
+        agent, values = _run(config, _emit_for(config, shown), server)
     finish = agent.finish
     assert finish is not None
     if finish.exit_code == EXIT_DONE:
@@ -185,21 +192,21 @@ class _signals:
             signal.signal(signum, handler)
 
 
-def _emit_for(config: JobConfig) -> Emit:
+def _emit_for(config: JobConfig, shown: TextIO) -> Emit:
     from elastic_runtime.log import make_emit
 
-    return make_emit(config.log_format, sys.stderr, config.node_name)
+    return make_emit(config.log_format, shown, config.node_name)
 
 
-def _show_root_cause(agent: ElasticAgent, config: JobConfig) -> None:
+def _root_cause(agent: ElasticAgent, config: JobConfig) -> str:
     """torch's table of the failures of this node; if there are none, the first one elsewhere."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     if agent.failures:
         report = ChildFailedError(config.entry.name, agent.failures)
-        sys.stderr.write(f"{str(report).rstrip()}\n")
-        return
+        return f"{str(report).rstrip()}\n"
     outcome = agent.finish.outcome if agent.finish else None
     if outcome is not None and outcome.fault is not None and outcome.fault.traceback:
         text = outcome.fault.traceback.rstrip()
-        sys.stderr.write(f"worker {outcome.fault.rank} on {outcome.node} failed:\n{text}\n")
+        return f"worker {outcome.fault.rank} on {outcome.node} failed:\n{text}\n"
+    return ""

@@ -12,6 +12,7 @@ first round and of the newest ones.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import shutil
@@ -26,6 +27,9 @@ from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
+
+# Bytes of a name in a path: the 255 of Linux, with room for a number behind it.
+_LONGEST = 240
 
 
 @dataclass(frozen=True)
@@ -140,8 +144,13 @@ class LogDirs:
 
 
 def _one_level(name: str) -> str:
-    """A name as one path component, whatever it contains."""
-    return name.replace(os.sep, "_").lstrip(".") or "_"
+    """A name as one path component, whatever it contains and however long it is."""
+    plain = name.replace(os.sep, "_").lstrip(".") or "_"
+    encoded = os.fsencode(plain)
+    if len(encoded) <= _LONGEST:
+        return plain
+    digest = hashlib.sha256(encoded).hexdigest()[:16]
+    return f"{encoded[: _LONGEST - 17].decode(errors='ignore')}-{digest}"
 
 
 def _writable(log_dir: str) -> Path:

@@ -1,29 +1,25 @@
 """What workers print: read through pipes by one thread, shown line by line with a prefix.
 
 A worker's line is never torn by another's. Output without a newline is neither hoarded nor held
-back. A console that is slow slows the workers down, as it would without anything in between; one
-that is stuck or gone costs them nothing but its own copy of the output.
+back. A ``Console`` that is slow slows the workers down, as it would without anything in between;
+one that is stuck or gone costs them nothing but its own copy of the output.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import selectors
-import threading
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_runtime import threads
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from elastic_runtime.agent.logfile import LogFile
     from elastic_runtime.config import Output
+    from elastic_runtime.console import Console
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
@@ -60,176 +56,6 @@ def route(output: Output, local_rank: int, stream: str) -> Route:
 
 def _setting(chosen: dict[int, int], local_rank: int) -> int:
     return chosen.get(local_rank, chosen.get(-1, 0))
-
-
-class Console:
-    """A file descriptor to people, written to by a thread of its own, so that only that can hang.
-
-    Args:
-        descriptor: duplicated; the original may be closed.
-        relieved: called from the writing thread when there is room again after ``full``.
-        limit: bytes waiting beyond which it is full.
-        patience: seconds without any progress after which it counts as stuck, and output for it
-            is dropped until it moves again.
-    """
-
-    def __init__(
-        self,
-        descriptor: int,
-        relieved: Callable[[], None] = lambda: None,
-        limit: int = 1 << 22,
-        patience: float = 5.0,
-    ) -> None:
-        self._descriptor = os.dup(descriptor)
-        self._relieved = relieved
-        self._limit = limit
-        self._patience = patience
-        self._changed = threading.Condition()
-        self._waiting: deque[bytes] = deque()
-        self._size = 0
-        self._dropped = 0
-        self._moved = time.monotonic()
-        self._unfinished: object = None
-        self._gone = False
-        self._closing = False
-        self._was_full = False
-        self._thread = threads.spawn(self._write_all, name="elastic-console")
-
-    def write(self, owner: object, prefix: bytes, text: bytes) -> None:
-        """Shows lines, each with the prefix; the last one may be unfinished.
-
-        Args:
-            owner: whose they are: an unfinished line is continued by its owner, and broken by a
-                newline when somebody else has something to say.
-            prefix: put before each line.
-            text: not empty.
-        """
-        with self._changed:
-            if self._gone:
-                return
-            if self._size > self._limit and self._is_stuck():
-                self._dropped += len(text)
-                return
-            continued = self._unfinished is owner
-            start = b"" if continued else prefix
-            if self._unfinished is not None and not continued:
-                start = b"\n" + prefix
-            ends = text.endswith(b"\n")
-            body = text[:-1] if ends else text
-            shown = start + body.replace(b"\n", b"\n" + prefix) + (b"\n" if ends else b"")
-            self._unfinished = None if ends else owner
-            if not self._waiting:
-                self._moved = time.monotonic()  # it had nothing to do until now
-            self._put(shown)
-
-    def end_line(self, owner: object) -> None:
-        """Ends the line that the owner has left unfinished, if there is one."""
-        with self._changed:
-            if self._unfinished is owner and not self._gone:
-                self._unfinished = None
-                self._put(b"\n")
-
-    @property
-    def full(self) -> bool:
-        """More is waiting than should be, and it still moves: workers ought to wait."""
-        with self._changed:
-            self._was_full = self._size > self._limit and not self._gone and not self._is_stuck()
-            return self._was_full
-
-    def flush(self, timeout: float) -> bool:
-        """Waits up to ``timeout`` seconds for everything to be written; false if it was not."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._size == 0 or self._gone, timeout)
-
-    def close(self) -> None:
-        """Writes what is waiting, for as long as that gets on."""
-        with self._changed:
-            while self._size and not self._gone and not self._is_stuck():
-                self._changed.wait(self._patience)
-            self._closing = True
-            self._changed.notify_all()
-
-    def _is_stuck(self) -> bool:
-        return time.monotonic() - self._moved > self._patience
-
-    def _put(self, text: bytes) -> None:
-        self._waiting.append(text)
-        self._size += len(text)
-        self._changed.notify_all()
-
-    def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    break
-                text = self._waiting.popleft()
-            self._write_one(text)
-        os.close(self._descriptor)
-
-    def _write_one(self, text: bytes) -> None:
-        view = memoryview(text)
-        while view:
-            try:
-                written = os.write(self._descriptor, view[:_CHUNK])
-            except BlockingIOError:  # somebody else has made our terminal non-blocking
-                select.select([], [self._descriptor], [])
-                continue
-            except OSError:  # its reader is gone
-                with self._changed:
-                    self._gone = True
-                    self._waiting.clear()
-                    self._size = 0
-                    self._after_progress()
-                return
-            view = view[written:]
-            with self._changed:
-                self._size -= written
-                self._after_progress()
-
-    def _after_progress(self) -> None:
-        self._moved = time.monotonic()
-        if self._dropped and self._size < self._limit:
-            note = f"\n[elastic-run] the console was stuck: {self._dropped} bytes were not shown\n"
-            self._dropped = 0
-            self._unfinished = None
-            self._put(note.encode())
-        if self._was_full and self._size < self._limit // 2:
-            self._was_full = False
-            self._relieved()
-        self._changed.notify_all()
-
-
-def open_consoles(
-    stdout: int, stderr: int, relieved: Callable[[], None] = lambda: None
-) -> dict[str, Console]:
-    """Makes the consoles of a process: one, if both descriptors lead to the same place.
-
-    One place needs one order of lines, and one idea of which line is unfinished.
-
-    Args:
-        stdout, stderr: descriptors; what is sent to one that is closed goes nowhere.
-        relieved: see ``Console``.
-    """
-    null = os.open(os.devnull, os.O_WRONLY)
-    out, err = (fd if _is_open(fd) else null for fd in (stdout, stderr))
-    first = Console(out, relieved)
-    second = first if _same_file(out, err) else Console(err, relieved)
-    os.close(null)
-    return {"stdout": first, "stderr": second}
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def _same_file(one: int, other: int) -> bool:
-    first, second = os.fstat(one), os.fstat(other)
-    return os.path.samestat(first, second) and first.st_rdev == second.st_rdev
 
 
 @dataclass(frozen=True)

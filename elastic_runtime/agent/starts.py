@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from elastic_runtime.agent.forkserver import Frame
     from elastic_runtime.agent.logfile import LogWriter
-    from elastic_runtime.agent.output import Console
     from elastic_runtime.agent.workers import WorkerSpec
     from elastic_runtime.config import JobConfig
+    from elastic_runtime.console import Console
 
 DEFAULT_PREFIX = "[${role_name}${rank}]:"
 

@@ -17,6 +17,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import (
     TORCHELASTIC_TIMER_FILE,
 )
 
+from elastic_runtime.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -48,17 +50,30 @@ class Watchdogs:
         self._health_port = health_port
 
     def start(self) -> None:
-        """Starts them; without effect if they run already."""
+        """Starts them; without effect if they run already.
+
+        Raises:
+            UsageError: the timers' pipe cannot be made where the user wants it.
+        """
         if self._wants_timer and self._timer is None:
-            self._timer = timer.FileTimerServer(
-                file_path=self._file, run_id=self._run_id, max_interval=_CHECK_EVERY, daemon=True
-            )
+            self._timer = self._make_timer()
             self._timer.start()
         if self._health_port and self._health is None:
             self._health = create_healthcheck_server(
                 alive_callback=self._last_alive, port=self._health_port, timeout=_HEALTH_TIMEOUT
             )
             self._health.start()
+
+    def _make_timer(self) -> Any:
+        try:
+            return timer.FileTimerServer(
+                file_path=self._file, run_id=self._run_id, max_interval=_CHECK_EVERY, daemon=True
+            )
+        except OSError as error:
+            raise UsageError(
+                f"{TORCHELASTIC_TIMER_FILE}={self._file!r}: no pipe can be made there "
+                f"({error.strerror}); name a path in a directory that can be written to"
+            ) from None
 
     def _last_alive(self) -> int:
         if self._timer is not None:

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime import threads
 from elastic_runtime.agent import forkclient, forkserver
 from elastic_runtime.agent.logfile import LogWriter
-from elastic_runtime.agent.output import Pump, Stream, open_consoles
+from elastic_runtime.agent.output import Pump, Stream
 from elastic_runtime.agent.starts import Starts
 from elastic_runtime.config import COMMAND, JobConfig
+from elastic_runtime.console import open_consoles
 from elastic_runtime.worker import boot
 
 if TYPE_CHECKING:

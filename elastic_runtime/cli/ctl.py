@@ -29,8 +29,10 @@ from elastic_runtime.cli.checkpoint import checkpoint
 from elastic_runtime.cli.kube_access import Access
 from elastic_runtime.cli.printing import FORMAT, console, show
 from elastic_runtime.cli.report import Records, Report, make_report, read_records
+from elastic_runtime.console import mute, open_missing
 from elastic_runtime.endpoint import C10D, parse_endpoint, read_access
 from elastic_runtime.errors import (
+    EXIT_FAILED,
     EXIT_USAGE,
     ElasticError,
     RecordError,
@@ -381,6 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    open_missing()
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         result = cli.main(arguments, prog_name="elasticctl", standalone_mode=False)
@@ -395,12 +398,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
     except BrokenPipeError:  # as in "elasticctl events | head"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute(sys.stdout)
         return 0
+    except OSError as error:  # as on a full disk
+        mute(sys.stdout)
+        return _fail(f"cannot write or read: {error}", EXIT_FAILED)
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"elasticctl: error: {message}", err=True)
+    try:
+        click.echo(f"elasticctl: error: {message}", err=True)
+    except OSError:
+        mute(sys.stderr)
     return code
 
 

@@ -163,9 +163,15 @@ def _signals(text: str) -> tuple[str, ...]:
     import signal
 
     names = _words(text)
-    if not names or any(name not in signal.Signals.__members__ for name in names):
+    handled = signal.Signals.__members__.keys() - {"SIGKILL", "SIGSTOP"}  # which no process hears
+    if not names or not handled.issuperset(names):
         raise ValueError(text)
     return names
+
+
+def _name(text: str) -> str:
+    text.encode()  # what a terminal of another encoding sends is text to Python, and to nobody else
+    return text
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -196,6 +202,7 @@ def choice(*values: str) -> Kind:
 
 
 TEXT = Kind("text", str)
+NAME = Kind("a name in UTF-8", _name)
 WHOLE = Kind("a whole number", _whole, (int,))
 PORT = Kind("a port (1 to 65535, or 0 for none)", _port, (int,))
 COUNT = Kind("a whole number, 0 or more", _count, (int,))
@@ -216,5 +223,7 @@ STREAMS = Kind(
 RANKS = Kind("a list of local ranks (such as 0,1,2)", _ranks, (str, int))
 WORDS = Kind("a list of names separated by commas", _words, (str,), many=True)
 FILTERS = Kind("a list of filters separated by commas", _escaped_list, (str,), many=True)
-SIGNALS = Kind("a list of signal names (such as SIGTERM,SIGUSR1)", _signals, (str,))
+SIGNALS = Kind(
+    "a list of names of signals that can be handled (such as SIGTERM,SIGUSR1)", _signals, (str,)
+)
 PAIRS = Kind("a list of key=value pairs separated by commas", _pairs, (str,))

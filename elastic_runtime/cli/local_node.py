@@ -11,11 +11,14 @@ import os
 import signal
 import sys
 
+from elastic_runtime.console import open_missing
+
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Ties this process to its parent, then runs the node."""
+    open_missing()
     parent, hosted, *argv = sys.argv[1:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it died before the line above took effect

@@ -93,7 +93,7 @@ OURS: tuple[Option, ...] = (
     ),
     _ours(
         "--node-name",
-        kinds.TEXT,
+        kinds.NAME,
         JOB,
         "NAME",
         "name of this node, for people (the host's name)",
@@ -262,6 +262,7 @@ TORCHRUN_KINDS: dict[str, Kind] = {
     "nnodes": kinds.NODES,
     "nproc_per_node": kinds.WORKERS,
     "rdzv_conf": kinds.PAIRS,
+    "rdzv_id": kinds.NAME,
     "redirects": kinds.STREAMS,
     "tee": kinds.STREAMS,
     "local_ranks_filter": kinds.RANKS,

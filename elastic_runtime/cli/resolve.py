@@ -31,6 +31,7 @@ _TORCHS_ATTEMPTS = 3.0
 _TORCHS_LOGS = "default"
 _TORCHS_INTERVAL = 5.0
 _LAST_PORT = 65535
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 # Our options that set one time-out each.
 _OPTIONS = {
@@ -58,6 +59,7 @@ class Surroundings:
     shutdown_timeout: str = ""
     line_prefix: str = ""
     health_port: str = ""
+    visible_devices: str | None = None
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Surroundings:
@@ -66,6 +68,7 @@ class Surroundings:
             shutdown_timeout=environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", ""),
             line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
             health_port=environ.get("TORCHELASTIC_HEALTH_CHECK_PORT", ""),
+            visible_devices=environ.get(_DEVICES),
         )
 
 
@@ -89,6 +92,7 @@ def job_config(
     workers, fewest = _workers(settings), settings.of("min_workers")
     if not 1 <= fewest.value <= workers:
         raise UsageError(f"{fewest}: it must lie between 1 and the {workers} workers of a node")
+    _check_devices(settings, workers, around)
     restarts = settings.of("max_restarts")
     if restarts.value < 0:
         raise UsageError(f"{restarts}: it cannot be negative")
@@ -152,6 +156,17 @@ def _count(text: str) -> int:
 
     workers: int = determine_local_world_size(text)
     return workers
+
+
+def _check_devices(settings: Settings, workers: int, around: Surroundings) -> None:
+    """With ``--virtual-local-rank`` each worker gets a device of its own."""
+    devices = around.visible_devices
+    if not settings["virtual_local_rank"] or devices is None or workers <= devices.count(",") + 1:
+        return
+    raise UsageError(
+        f"{settings.of('virtual_local_rank')}: each of the {workers} workers needs a device of its "
+        f"own, and {_DEVICES}={devices!r} names fewer: name more, or lower --nproc-per-node"
+    )
 
 
 def _check_logs_specs(settings: Settings) -> None:

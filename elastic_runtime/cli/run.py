@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from elastic_runtime.cli.place import Torchruns, read_bounds
 from elastic_runtime.cli.resolve import notes
 from elastic_runtime.cli.settings import Settings, read_settings
 from elastic_runtime.cli.torchrun_parser import import_torch
+from elastic_runtime.console import mute, open_missing, unblocked
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_LEFT, ElasticError
 
@@ -51,20 +52,33 @@ def main(
     Returns:
         The exit code (``errors`` lists them).
     """
+    open_missing()
     if os.getpid() == _INIT:
         signal.signal(signal.SIGTERM, _leave)
-    try:
-        return _main(sys.argv[1:] if argv is None else list(argv), local, hosted_here)
-    except ElasticError as error:
-        _say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    # Whatever says something from here on, such as a warning of torch's, cannot hang this process.
+    with unblocked(sys.stderr) as shown, redirect_stderr(shown):
+        try:
+            return _main(sys.argv[1:] if argv is None else list(argv), local, hosted_here)
+        except ElasticError as error:
+            _say(f"error: {error}")
+            return error.exit_code
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        finally:
+            _flush_output()
 
 
 def _leave(signum: int, frame: object) -> None:
     """Ends a process that is still starting; the agent has a handler of its own later."""
     raise SystemExit(EXIT_LEFT)
+
+
+def _flush_output() -> None:
+    """Writes out what torch's parser or launcher has printed; a full disk is no exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        mute(sys.stdout)
 
 
 def _say(message: str) -> None:

@@ -48,3 +48,23 @@ def test_a_whole_job(tmp_path: Path) -> None:
     events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert events[0]["event"] == "job.join_command"
     assert "--rdzv-endpoint c10d://127.0.0.1:" in events[0]["command"]
+
+
+def test_a_timer_file_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    wanted = str(tmp_path / "nowhere" / "timers")
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic_runtime", "train.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "TORCHELASTIC_ENABLE_FILE_TIMER": "1",
+            "TORCHELASTIC_TIMER_FILE": wanted,
+        },
+    )
+    assert done.returncode == 2, done.stderr
+    said = f"elastic-run: error: TORCHELASTIC_TIMER_FILE={wanted!r}: no pipe can be made there"
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

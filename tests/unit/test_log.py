@@ -290,3 +290,10 @@ def test_lines_of_threads_do_not_mix() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 400
     assert all(json.loads(line)["text"] == "a" * 200 for line in lines)
+
+
+def test_a_crash_is_an_error_to_who_reads_json_and_the_last_words_of_the_command() -> None:
+    stream = io.StringIO()
+    make_emit("json", stream)("agent.crashed", reason="KeyError: 1", file="/tmp/x.txt")
+    assert json.loads(stream.getvalue())["level"] == "error"
+    assert _seen(("agent.crashed", {"reason": "KeyError: 1", "file": "/tmp/x.txt"})) == []

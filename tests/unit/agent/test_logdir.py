@@ -55,6 +55,18 @@ def test_a_name_is_one_directory(tmp_path: Path, name: str, directory: str) -> N
     assert Path(place.directory).is_relative_to(tmp_path / directory)
 
 
+def test_long_names_are_cut_and_stay_different(tmp_path: Path) -> None:
+    names = ["r" * 255, "r" * 300, "r" * 299 + "s", "ä" * 200]
+    for name in names:
+        settings = config(tmp_path).with_(run_id=name, node_name=name)
+        for _ in range(2):  # the second one is given a number
+            assert Path(LogDirs(settings, "unused").place(1, 0).directory).is_dir()
+    assert len(list(tmp_path.iterdir())) == len(names)
+    kept = "r" * 240  # as long as ever
+    place = LogDirs(config(tmp_path).with_(run_id=kept), "unused").place(1, 0)
+    assert Path(place.home).is_relative_to(tmp_path / kept)
+
+
 def test_without_a_log_directory(tmp_path: Path) -> None:
     place = LogDirs(config(None), str(tmp_path)).place(1, 0)
     assert Path(place.directory).is_relative_to(tmp_path)

@@ -170,6 +170,18 @@ def test_bad_variables_of_torchruns(job_of: JobOf) -> None:
         job_of(TORCHELASTIC_HEALTH_CHECK_PORT="x")
 
 
+def test_each_worker_needs_a_device_for_a_virtual_local_rank(job_of: JobOf) -> None:
+    for devices in ("0", "", "0,1"):
+        with pytest.raises(UsageError, match="--virtual-local-rank: each of the 3 workers needs"):
+            job_of("--nproc-per-node 3 --virtual-local-rank", CUDA_VISIBLE_DEVICES=devices)
+    for flags, environ in (
+        ("--virtual-local-rank", {"CUDA_VISIBLE_DEVICES": "0,1,2"}),
+        ("--virtual-local-rank", {}),
+        ("", {"CUDA_VISIBLE_DEVICES": "0"}),
+    ):
+        assert _config(job_of, f"--nproc-per-node 3 {flags}", **environ).workers == 3
+
+
 def _config(job_of: JobOf, arguments: str, **environ: str) -> JobConfig:
     job = job_of(arguments, **environ)
     assert isinstance(job, Job)

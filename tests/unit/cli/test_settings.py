@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Two values of each kind: as typed, and as TOML.
 _SAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     kinds.TEXT.what: (("a", '"a"'), ("b", '"b"')),
+    kinds.NAME.what: (("a", '"a"'), ("ä", '"ä"')),
     kinds.WHOLE.what: (("2", "2"), ("3", "3")),
     kinds.COUNT.what: (("2", "2"), ("0", "0")),
     kinds.PORT.what: (("9404", "9404"), ("0", "0")),
@@ -111,6 +112,11 @@ def test_what_is_no_duration(text: str) -> None:
         ("--start-method thread", {}, "--start-method='thread' is not one of spawn, fork"),
         ("--rdzv-conf a", {}, "--rdzv-conf='a' is not a list of key=value pairs"),
         ("--signals-to-handle SIGWHAT", {}, "--signals-to-handle='SIGWHAT' is not a list"),
+        ("--signals-to-handle SIGKILL", {}, "--signals-to-handle='SIGKILL' is not a list"),
+        ("--signals-to-handle SIGTERM,SIGSTOP", {}, "--signals-to-handle='SIGTERM,SIGSTOP' is not"),
+        ("--run-id a\udcff", {}, "--rdzv-id='a\\udcff' is not a name in UTF-8"),
+        ("", {"PET_RDZV_ID": "\udcff"}, "PET_RDZV_ID='\\udcff' is not a name in UTF-8"),
+        ("--node-name n\udcff", {}, "--node-name='n\\udcff' is not a name in UTF-8"),
         ("--join-timeout 0", {}, "--join-timeout='0' is not a number of seconds above 0"),
         ("--max 1_000", {}, "--max='1_000' is not a whole number"),
     ],
