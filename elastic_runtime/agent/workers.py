@@ -289,6 +289,7 @@ class Workers:
         if self._thread.is_alive() and self._server is not None:
             self._server.process.kill()
             self._thread.join()
+        self._end_by_hand()
         for console in set(self._consoles.values()):
             console.close()
         self._logs.close()
@@ -296,6 +297,17 @@ class Workers:
         self._selector.close()
         self._woken.close()
         self._waker.close()
+
+    def _end_by_hand(self) -> None:
+        """Ends what a thread that has crashed has left running; after its own end nothing is."""
+        if self._server is None:
+            return
+        pids = [worker.pid for worker in self._roster.all() if worker.pid]
+        self._server.collect(_END_SECONDS)  # which hangs up on it: it ends all, and itself
+        self._server = None
+        forkclient.see_dead(pids)
+        for worker in self._roster.all():
+            worker.close()
 
     # ------------------------------------------------------------ the thread
 
