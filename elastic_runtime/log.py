@@ -128,7 +128,7 @@ def _worker_failed(fields: Fields) -> str:
     reason = shown["reason"].removeprefix(f"{named}: ") if fields.get("reason") else ""
     if reason.partition(":")[0] in _OURS:
         return ""  # the worker has said it in one line, and the command ends with it
-    if reason.startswith(f"{named} ended "):
+    if reason.startswith((f"{named} ended ", f"{named} cannot ")):
         return f"rank {shown['rank']} {reason.removeprefix(f'{named} ')}"
     why = f": {reason}" if reason else f" with code {shown['exit_code']}"
     where = f" (see {shown['error_file']})" if fields.get("error_file") else ""
@@ -213,6 +213,16 @@ _LINES: dict[str, Line] = {
     ),
     "log.resumed": Line(
         "logs can be written again; {bytes} bytes are missing", "warning", whole_job=False
+    ),
+    "worker.waits": Line(
+        "rank {rank} cannot be started yet: {why}; trying again for {seconds}",
+        "warning",
+        whole_job=False,
+    ),
+    "server.waits": Line(
+        "the fork server cannot be started yet: {why}; trying again for {seconds}",
+        "warning",
+        whole_job=False,
     ),
     "server.died": Line(
         "the fork server died ({why}); another one starts",

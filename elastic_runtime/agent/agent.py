@@ -261,8 +261,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 return self._heard(item)
             case workers.ServerReady(cold=cold):
                 return ServerReady(cold)
-            case workers.ServerDied(why=why):
-                return ServerDied(why)
+            case workers.ServerDied(why=why, refused=refused):
+                return ServerDied(why, refused)
             case workers.WorkerStarted():
                 return None
             case workers.Said(name=name, fields=fields):

@@ -46,7 +46,7 @@ from elastic_runtime.protocol.messages import (
     Ready,
     Returned,
 )
-from elastic_runtime.protocol.records import KILLED
+from elastic_runtime.protocol.records import KILLED, NO_ROOM, START
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -247,6 +247,9 @@ class Crew:
         if item.with_server:
             reason = f"worker {post.rank} ended with its fork server"
             fault = replace(fault, kind=KILLED, reason=reason, signature=WITH_SERVER)
+        if item.refused:
+            reason = f"worker {post.rank} cannot be started: {item.refused}"
+            fault = replace(fault, kind=START, reason=reason, signature=NO_ROOM)
         if not (told_to_stop and item.code < 0):
             self.failures[post.rank] = failure(local_rank, item.pid, item.code, path, error)
         return WorkerExited(item.round, local_rank, item.code, fault=fault)

@@ -24,7 +24,7 @@ from elastic_runtime.agent.life import (
     Then,
     WorkerExited,
 )
-from elastic_runtime.errors import EXIT_LEFT
+from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, PLANNED, FaultReport
 from elastic_runtime.rendezvous.budget import root_cause
 
@@ -138,6 +138,16 @@ def leave_with(state: State, finish: Finish) -> Step:
     if state.alive and state.phase in (Phase.RUNNING, Phase.STOPPING):
         return stop_all(state, state.settings.broken_grace, finish.message)
     return end(state, [])
+
+
+def without_room(state: State, fault: FaultReport) -> State:
+    """Has this node leave the job after its round: its machine has refused a worker for too long.
+
+    The others go on without it if they are enough; here, nothing would be better the next time.
+    """
+    if state.then not in (Then.REJOIN, Then.NEW_LIFE):
+        return state
+    return replace(state, then=Then.LEAVE, finish=Finish(EXIT_FAILED, fault.reason))
 
 
 def end(state: State, actions: list[Action]) -> Step:

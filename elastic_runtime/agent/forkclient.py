@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from select import POLLIN, poll
 from typing import TYPE_CHECKING, Self
 
 from elastic_runtime.agent import forkserver
+from elastic_runtime.agent.shortage import is_shortage
 from elastic_runtime.config import FUNCTION, MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from elastic_runtime.config import JobConfig
+
+
+# In which processes that were killed are dead, in seconds.
+_SEE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,13 @@ class Ahead:
     """
 
     def __init__(self, config: JobConfig) -> None:
-        self._server: ServerProcess | None = start(config, cold=config.cold)
+        self._server: ServerProcess | None = None
+        # If the machine has no room for it, the agent deals with that when it starts its own.
+        try:
+            self._server = start(config, cold=config.cold)
+        except OSError as error:
+            if not is_shortage(error.errno):
+                raise
 
     def take(self) -> ServerProcess | None:
         """Hands the server over; None if somebody has it already."""
@@ -86,21 +99,29 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
     Args:
         config: the settings.
         cold: it is to import nothing ahead.
+
+    Raises:
+        OSError: the machine has no room for it.
     """
     ours, theirs = socket.socketpair()
     complaints = os.memfd_create("elastic-forkserver")
     package = Path(__file__).parents[2]
     command = [sys.executable, "-u", "-c", forkserver.BOOTSTRAP, str(package), str(theirs.fileno())]
     with theirs:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=complaints,
-            env=worker_environment(config, os.environ),
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                env=worker_environment(config, os.environ),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError:  # it will be tried again
+            ours.close()
+            os.close(complaints)
+            raise
     with suppress(ConnectionError):  # its death is noticed when it is listened to
         forkserver.send(ours, _settings(config, cold))
     return ServerProcess(process, ours, complaints)
@@ -130,3 +151,25 @@ def _settings(config: JobConfig, cold: bool) -> forkserver.Frame:
         "cold": cold,
         "preload": config.preload,
     }
+
+
+def see_dead(workers: Sequence[int]) -> None:
+    """Ends the process groups of a dead server's workers, and waits for these to be dead.
+
+    They follow the server by themselves; what they have exec'ed does not.
+
+    Args:
+        workers: their processes.
+    """
+    for pid in workers:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    for pid in workers:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        watch = poll()
+        watch.register(handle, POLLIN)
+        watch.poll(_SEE_SECONDS * 1000)
+        os.close(handle)

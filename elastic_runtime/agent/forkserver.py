@@ -12,7 +12,7 @@ It speaks with its agent over a socket pair, in frames of JSON with descriptors 
                       signal {id, signum, group}
                       shutdown {}
     server → agent    ready {modules, skipped, warm, why_cold}
-                      started {id, pid} | start_failed {id, message}
+                      started {id, pid} | start_failed {id, message, errno}
                       exited {id, pid, code, lifetime}
 
 Nothing outlives it: it is the reaper of everything below it, ends the process group of each dead
@@ -188,7 +188,9 @@ class Server:
                 worker.process = self._execute(request, descriptors)
                 pid = worker.process.pid
         except (OSError, ValueError) as error:
-            self._tell({"op": "start_failed", "id": worker.id, "message": str(error)})
+            number = getattr(error, "errno", None) or 0
+            told = {"op": "start_failed", "id": worker.id, "message": str(error), "errno": number}
+            self._tell(told)
             return None
         self._workers[pid] = worker
         self._tell({"op": "started", "id": worker.id, "pid": pid})

@@ -63,6 +63,7 @@ from elastic_runtime.protocol.records import (
     FAILED,
     HANGS,
     LOST,
+    NO_ROOM,
     PLANNED,
     START,
     FaultReport,
@@ -401,11 +402,17 @@ def _undone(state: State, fault: FaultReport, actions: list[Action]) -> Step:
 
 
 def _boot_failed(state: State, fault: FaultReport, actions: list[Action], now: float) -> Step:
-    if fault.signature != WITH_SERVER:
+    no_room = fault.signature == NO_ROOM
+    if no_room and (state.phase is Phase.DONE or state.seated(Seat.OUT)):
+        return Step(state, tuple(actions), "the others are through without it")
+    if fault.signature != WITH_SERVER and not no_room:
         state = replace(state, boots=state.boots + 1)
     if state.phase is Phase.RUNNING and not state.seated(Seat.IN):
         # The first round, in which a start is part of the round.
         return _interrupt(replace(state, faults=(*state.faults, fault)), fault.reason, actions, now)
+    if no_room and not state.available:
+        left = leave_with(state, Finish(EXIT_FAILED, fault.reason))
+        return replace(left, actions=(*actions, *left.actions))
     if state.boots < _MOST_BOOTS:
         return boot(state, actions)
     text = f"a replacement worker fails each time before it comes to elastic.run: {fault.reason}"

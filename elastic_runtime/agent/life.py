@@ -29,9 +29,10 @@ class ServerReady:
 
 @dataclass(frozen=True, slots=True)
 class ServerDied:
-    """The fork server is gone, and with it all workers."""
+    """The fork server is gone, and with it all workers; ``refused``: none can be started here."""
 
     why: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from elastic_runtime.agent.ends import (
     failure,
     leave_with,
     stop_all,
+    without_room,
 )
 from elastic_runtime.agent.faults import signal_name
 from elastic_runtime.agent.life import (
@@ -58,7 +59,7 @@ from elastic_runtime.agent.life import (
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE, EXIT_USAGE
 from elastic_runtime.leaving import Request
-from elastic_runtime.protocol.records import ASKED, PLANNED, FaultReport
+from elastic_runtime.protocol.records import ASKED, NO_ROOM, PLANNED, FaultReport
 from elastic_runtime.rendezvous.notices import (
     BadRecord,
     Conflict,
@@ -105,8 +106,8 @@ def _step(state: State, event: Event, now: float) -> Step:
     match event:
         case ServerReady():
             return _server_ready(state, event, now)
-        case ServerDied(why):
-            return _server_died(state, why)
+        case ServerDied(why, refused):
+            return _server_died(state, why, refused)
         case WorkerExited():
             return _worker_exited(state, event, now)
         case WorkerDrains(number, local_rank, can):
@@ -161,10 +162,12 @@ def _server_ready(state: State, event: ServerReady, now: float) -> Step:
     return Step(state, tuple(actions), "the fork server is ready")
 
 
-def _server_died(state: State, why: str) -> Step:
+def _server_died(state: State, why: str, refused: bool) -> Step:
     """Starts the next one; the workers have ended before, each as a killed one, and whoever is to
     replace them starts when that one is ready."""
     state = replace(state, server=False, server_deaths=state.server_deaths + 1)
+    if refused:
+        return leave_with(state, Finish(EXIT_FAILED, f"the fork server cannot be started: {why}"))
     if state.server_deaths > _MOST_SERVER_DEATHS:
         text = f"the fork server dies each time that it is started ({why})"
         return leave_with(state, Finish(EXIT_FAILED, text))
@@ -221,6 +224,8 @@ def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
         if not state.told_to_stop:
             actions.append(failure(event, fault))
             state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
+            if fault.signature == NO_ROOM:
+                state = without_room(state, fault)
             if state.alive:
                 actions.append(StopWorkers(state.settings.broken_grace))
                 actions.append(SetAlarm(float("inf")))

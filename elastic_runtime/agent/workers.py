@@ -7,23 +7,29 @@ been passed on before its end is reported.
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
 import socket
-import threading
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from select import POLLIN, poll
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import threads
 from elastic_runtime.agent import forkclient, forkserver
 from elastic_runtime.agent.logfile import LogWriter
 from elastic_runtime.agent.output import Pump, Stream
+from elastic_runtime.agent.roster import Roster, Worker
+from elastic_runtime.agent.shortage import (
+    PATIENCE,
+    Shortage,
+    cause,
+    is_shortage,
+    refused,
+    remedy,
+)
 from elastic_runtime.agent.starts import Starts
 from elastic_runtime.config import COMMAND, JobConfig
 from elastic_runtime.console import open_consoles
@@ -80,9 +86,15 @@ class ServerReady:
 @dataclass(frozen=True)
 class ServerDied:
     """The fork server has died; the ends of its workers were told before. ``start_server`` starts
-    another, which starts those as well that were asked for meanwhile."""
+    another, which starts those as well that were asked for meanwhile.
+
+    Attributes:
+        why: for people.
+        refused: it could not even be started, however often that was tried.
+    """
 
     why: str
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,8 @@ class WorkerExited:
         code: exit code, or minus the number of the signal that ended it.
         lifetime: seconds that it lived.
         with_server: its fork server had died.
+        refused: why the machine has refused to start it, however often that was tried; "" if it
+            has not.
     """
 
     local_rank: int
@@ -114,6 +128,7 @@ class WorkerExited:
     code: int
     lifetime: float
     with_server: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,19 +140,6 @@ class Said:
 
 
 WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited | Said
-
-
-@dataclass(eq=False)
-class _Worker:
-    """A worker from the moment that its start was asked for until its end is reported."""
-
-    id: int
-    spec: WorkerSpec
-    streams: list[Stream]
-    sent: bool = False
-    pid: int = 0
-    began: float = 0.0
-    kill_at: float | None = None
 
 
 class Workers:
@@ -161,12 +163,10 @@ class Workers:
         self._config = config
         self._ahead = ahead
         self._notify = notify
-        self._lock = threading.Lock()
-        self._workers: dict[int, _Worker] = {}  # by their number at the fork server
-        self._started = 0
+        self._roster = Roster()
         self._calls: deque[Callable[[], None]] = deque()
-        self._unsent: list[tuple[forkserver.Frame, list[int]]] = []
         self._server: forkclient.ServerProcess | None = None
+        self._server_shortage: Shortage | None = None
         self._ready = True
         self._why_cold = ""
         self._import_deaths, self._warm_at = 0, 0.0  # in a row; if too many, when to try again
@@ -193,7 +193,13 @@ class Workers:
         """
         cold = self._config.cold or bool(self._why_cold)
         server = self._ahead.take() if self._ahead else None
-        server = server or forkclient.start(self._config, cold=cold)
+        try:
+            server = server or forkclient.start(self._config, cold=cold)
+        except OSError as error:
+            if not is_shortage(error.errno):
+                raise
+            self._call(partial(self._server_refused, error.errno or 0))
+            return
         self._ready = False
         before, self._server = self._server, server
         self._call(partial(self._adopt, server, before))
@@ -210,12 +216,8 @@ class Workers:
             self.start_server()
         for spec in specs:
             request, descriptors, streams = self._starts.prepare(spec)
-            with self._lock:
-                self._started += 1
-                worker = _Worker(self._started, spec, streams, began=time.monotonic())
-                self._workers[worker.id] = worker
-            request["id"] = worker.id
-            self._call(partial(self._begin, worker, request, descriptors))
+            worker = self._roster.add(spec, request, descriptors, streams)
+            self._call(partial(self._begin, worker))
 
     def _may_be_warm_again(self) -> bool:
         """Whether it is time for another server that imports ahead, if the last ones died of that.
@@ -231,11 +233,9 @@ class Workers:
     def relabel(self, local_rank: int, rank: int) -> None:
         """Shows the output of a worker under another rank from now on."""
         prefix = self._starts.prefix(local_rank, rank)
-        with self._lock:
-            for worker in self._workers.values():
-                if worker.spec.local_rank == local_rank:
-                    for stream in worker.streams:
-                        stream.prefix = prefix
+        for worker in self._roster.all([local_rank]):
+            for stream in worker.streams:
+                stream.prefix = prefix
 
     def stop(self, grace: float, local_ranks: Collection[int] | None = None) -> None:
         """Asks workers to end, and ends those that have not after ``grace`` seconds.
@@ -244,15 +244,7 @@ class Workers:
             grace: 0: they are ended at once.
             local_ranks: which ones; None: all.
         """
-        deadline = time.monotonic() + grace
-        with self._lock:
-            chosen = [
-                worker
-                for worker in self._workers.values()
-                if local_ranks is None or worker.spec.local_rank in local_ranks
-            ]
-            for worker in chosen:
-                worker.kill_at = min(worker.kill_at or deadline, deadline)
+        chosen = self._roster.end_at(time.monotonic() + grace, local_ranks)
         if grace > 0:
             for worker in chosen:
                 self._call(partial(self._send_signal, worker.id, signal.SIGTERM))
@@ -265,24 +257,17 @@ class Workers:
 
     def signal(self, local_rank: int, signum: int) -> None:
         """Sends a signal to one worker, if it is there."""
-        with self._lock:
-            ids = [w.id for w in self._workers.values() if w.spec.local_rank == local_rank]
-        for number in ids:
-            self._call(partial(self._send_signal, number, signum))
+        for worker in self._roster.all([local_rank]):
+            self._call(partial(self._send_signal, worker.id, signum))
 
     def abort(self, local_rank: int, grace: float) -> None:
         """Has one worker dump the stacks of its threads (SIGABRT), and ends it after ``grace``."""
-        deadline = time.monotonic() + grace
-        with self._lock:
-            for worker in self._workers.values():
-                if worker.spec.local_rank == local_rank:
-                    worker.kill_at = min(worker.kill_at or deadline, deadline)
+        self._roster.end_at(time.monotonic() + grace, [local_rank])
         self.signal(local_rank, signal.SIGABRT)
 
     def running(self) -> frozenset[int]:
         """Local ranks of the workers whose end has not been reported yet."""
-        with self._lock:
-            return frozenset(worker.spec.local_rank for worker in self._workers.values())
+        return frozenset(worker.spec.local_rank for worker in self._roster.all())
 
     def return_value(self, local_rank: int) -> Any:
         """What the function returned in the last worker of this local rank that ended well.
@@ -305,6 +290,7 @@ class Workers:
         if self._thread.is_alive() and self._server is not None:
             self._server.process.kill()
             self._thread.join()
+        self._end_by_hand()
         for console in set(self._consoles.values()):
             console.close()
         self._logs.close()
@@ -312,6 +298,17 @@ class Workers:
         self._selector.close()
         self._woken.close()
         self._waker.close()
+
+    def _end_by_hand(self) -> None:
+        """Ends what a thread that has crashed has left running; after its own end nothing is."""
+        if self._server is None:
+            return
+        pids = [worker.pid for worker in self._roster.all() if worker.pid]
+        self._server.collect(_END_SECONDS)  # which hangs up on it: it ends all, and itself
+        self._server = None
+        forkclient.see_dead(pids)
+        for worker in self._roster.all():
+            worker.close()
 
     # ------------------------------------------------------------ the thread
 
@@ -338,70 +335,81 @@ class Workers:
                 self._calls.popleft()()
             now = time.monotonic()
             self._kill_overdue(now)
+            self._try_again(now)
             self._pump.tick(now)
 
     def _timeout(self) -> float | None:
         """Seconds until something is due; None: wait for what comes."""
         now = time.monotonic()
-        with self._lock:
-            waits = [w.kill_at - now for w in self._workers.values() if w.kill_at is not None]
+        moments = self._roster.moments()
+        if self._server_shortage is not None:
+            moments.append(self._server_shortage.again)
+        if self._server is not None:  # else they wait for the next one
+            moments += [shortage.again for _, shortage in self._roster.refused()]
         due = self._pump.timeout(now)
         if due is not None:
-            waits.append(due)
-        return max(0.0, min(waits)) if waits else None
+            moments.append(now + due)
+        return max(0.0, min(moments) - now) if moments else None
 
     def _kill_overdue(self, now: float) -> None:
-        with self._lock:
-            overdue = [
-                w for w in self._workers.values() if w.kill_at is not None and w.kill_at <= now
-            ]
-            for worker in overdue:
-                worker.kill_at = None
-        for worker in overdue:
+        for worker in self._roster.overdue(now):
             self._send_signal(worker.id, signal.SIGKILL)
+
+    def _try_again(self, now: float) -> None:
+        """Asks the machine once more for what it has refused."""
+        if self._closing:
+            return
+        if self._server_shortage is not None and self._server_shortage.again <= now:
+            self.start_server()
+        for worker, shortage in self._roster.refused():
+            if shortage.again <= now:
+                self._begin(worker)
 
     def _adopt(
         self, server: forkclient.ServerProcess, before: forkclient.ServerProcess | None
     ) -> None:
+        self._server_shortage = None
         if before is not None:
             with suppress(ConnectionError):
                 forkserver.send(before.channel, {"op": "shutdown"})
         self._selector.register(server.channel, selectors.EVENT_READ, server)
-        unsent, self._unsent = self._unsent, []
-        for request, descriptors in unsent:
-            self._begin(self._workers[request["id"]], request, descriptors)
+        for worker in self._roster.all():
+            self._begin(worker)
 
-    def _begin(self, worker: _Worker, request: forkserver.Frame, descriptors: list[int]) -> None:
-        if self._server is None:
-            self._unsent.append((request, descriptors))
+    def _server_refused(self, number: int) -> None:
+        """The machine has no room for a fork server: it is asked again, or for too long now."""
+        before = self._server_shortage
+        self._server_shortage = refused(before, time.monotonic())
+        if before is None:
+            fields = {"why": cause(number), "seconds": PATIENCE}
+            self._notify(Said("server.waits", fields))
+        elif self._server_shortage is None and self._server is None:
+            self._notify(ServerDied(f"{cause(number)}: {remedy(number)}", refused=True))
+
+    def _begin(self, worker: Worker) -> None:
+        """Asks the fork server for a worker, unless it has been asked; without one it waits."""
+        if worker.sent or self._roster.get(worker.id) is None or self._server is None:
             return
         worker.sent = True
-        self._pump.add(worker.streams)
-        self._send(request, descriptors)
+        self._send(worker.request, worker.descriptors)
 
     def _send_signal(self, number: int, signum: int) -> None:
+        worker = self._roster.get(number)
+        if worker is None:
+            return
+        worker.signum = signum
+        if not worker.sent:
+            self._ended(worker, -signum, 0.0)
+            return
         # A command may be a shell that does not pass a signal on to what it runs.
         group = self._config.entry.kind == COMMAND or signum == signal.SIGKILL
-        if self._server is not None:
-            self._send({"op": "signal", "id": number, "signum": signum, "group": group})
-            return
-        self._unsent = [(r, d) for r, d in self._unsent if not self._give_up(number, signum, r, d)]
-
-    def _give_up(
-        self, number: int, signum: int, request: forkserver.Frame, descriptors: list[int]
-    ) -> bool:
-        if request["id"] != number:
-            return False
-        _close(descriptors)
-        self._ended(number, -signum, 0.0)
-        return True
+        self._send({"op": "signal", "id": number, "signum": signum, "group": group})
 
     def _send(self, frame: forkserver.Frame, descriptors: Sequence[int] = ()) -> None:
         # If the server is dead, the next thing that is read says so.
         with suppress(ConnectionError):
             if self._server is not None:
                 forkserver.send(self._server.channel, frame, descriptors)
-        _close(descriptors)
 
     def _hear(self, server: forkclient.ServerProcess) -> None:
         received = forkserver.receive(server.channel)
@@ -409,40 +417,66 @@ class Workers:
             self._lost(server)
             return
         frame, _ = received
+        if frame["op"] == "ready":
+            self._ready = True
+            self._import_deaths = 0
+            modules, skipped = tuple(frame["modules"]), tuple(frame["skipped"])
+            self._notify(ServerReady(self._why_cold or frame["why_cold"], modules, skipped))
+            return
+        worker = self._roster.get(frame["id"])
+        assert worker is not None
         match frame["op"]:
-            case "ready":
-                self._ready = True
-                self._import_deaths = 0
-                modules, skipped = tuple(frame["modules"]), tuple(frame["skipped"])
-                self._notify(ServerReady(self._why_cold or frame["why_cold"], modules, skipped))
             case "started":
-                worker = self._workers[frame["id"]]
                 worker.pid = frame["pid"]
+                worker.close()
+                self._pump.add(worker.streams)
                 spec = worker.spec
                 self._notify(
                     WorkerStarted(spec.local_rank, spec.global_rank, spec.round, worker.pid)
                 )
             case "start_failed":
-                place = self._workers[frame["id"]].spec.place
-                error = OSError(
-                    f"{self._config.entry.target} cannot be started: {frame['message']}"
-                )
-                boot.write_error_file(place.error_file, error)
-                self._ended(frame["id"], 127, 0.0)
+                self._not_started(worker, frame["message"], frame["errno"])
             case "exited":
-                self._ended(frame["id"], frame["code"], frame["lifetime"])
+                self._ended(worker, frame["code"], frame["lifetime"])
 
-    def _ended(self, number: int, code: int, lifetime: float, *, with_server: bool = False) -> None:
-        worker = self._workers[number]
+    def _not_started(self, worker: Worker, message: str, number: int) -> None:
+        """A worker could not be started: that is final, or tried again."""
+        if worker.signum or self._closing:  # nobody wants it any more
+            self._ended(worker, -(worker.signum or signal.SIGKILL), 0.0)
+            return
+        spec, before = worker.spec, worker.shortage
+        why = ""
+        if is_shortage(number):
+            worker.shortage = refused(before, time.monotonic())
+            worker.sent = worker.shortage is None
+            if before is None:
+                fields = {"rank": spec.global_rank, "why": cause(number), "seconds": PATIENCE}
+                self._notify(Said("worker.waits", fields))
+            if worker.shortage is not None:
+                return
+            message = why = f"{cause(number)}: {remedy(number)}"
+        error = OSError(f"{self._config.entry.target} cannot be started: {message}")
+        boot.write_error_file(spec.place.error_file, error)
+        self._ended(worker, 127, 0.0, refused=why)
+
+    def _ended(
+        self,
+        worker: Worker,
+        code: int,
+        lifetime: float,
+        *,
+        with_server: bool = False,
+        refused: str = "",
+    ) -> None:
+        worker.close()
         self._pump.finish(worker.streams)
         for console in set(self._consoles.values()):
             console.flush(_FLUSH_SECONDS)
         self._logs.flush([s.file for s in worker.streams if s.file is not None], _LOG_SECONDS)
-        with self._lock:
-            del self._workers[number]
+        self._roster.remove(worker)
         spec = worker.spec
         ranks = (spec.local_rank, spec.global_rank, spec.round)
-        self._notify(WorkerExited(*ranks, worker.pid, code, lifetime, with_server))
+        self._notify(WorkerExited(*ranks, worker.pid, code, lifetime, with_server, refused))
 
     def _lost(self, server: forkclient.ServerProcess) -> None:
         """The fork server is gone: sees its workers off, and says so."""
@@ -451,13 +485,12 @@ class Workers:
             server.collect(_END_SECONDS)
             return
         self._server = None
-        with self._lock:
-            workers = [worker for worker in self._workers.values() if worker.sent]
-        _see_dead([worker.pid for worker in workers if worker.pid])
+        workers = [worker for worker in self._roster.all() if worker.sent]
+        forkclient.see_dead([worker.pid for worker in workers if worker.pid])
         # Others wait to hear of these; what the server has died of nobody waits for.
         for worker in workers:
             lifetime = time.monotonic() - worker.began
-            self._ended(worker.id, -signal.SIGKILL, lifetime, with_server=True)
+            self._ended(worker, -signal.SIGKILL, lifetime, with_server=True)
         why = server.collect(_END_SECONDS if self._closing else 1.0)
         if not self._ready:
             self._import_deaths += 1
@@ -470,32 +503,7 @@ class Workers:
             self._notify(ServerDied(why))
 
     def _shut_down(self) -> None:
-        for request, descriptors in self._unsent:
-            _close(descriptors)
-            self._ended(request["id"], -signal.SIGKILL, 0.0)
-        self._unsent = []
+        for worker in self._roster.all():
+            if not worker.sent:
+                self._ended(worker, -signal.SIGKILL, 0.0)
         self._send({"op": "shutdown"})
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def _see_dead(workers: Sequence[int]) -> None:
-    """Ends the process groups of a dead server's workers, and waits for these to be dead.
-
-    They follow the server by themselves; what they have exec'ed does not.
-    """
-    for pid in workers:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-    for pid in workers:
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        watch = poll()
-        watch.register(handle, POLLIN)
-        watch.poll(_END_SECONDS * 1000)
-        os.close(handle)

@@ -11,6 +11,8 @@ The rules:
 - *Progress* is a higher step than ever before; for scripts that report no steps it is a long
   enough life, or an error that has changed. Rounds in a row without progress are counted
   whatever ended them, and too many end the job: something is wrong that restarts do not mend.
+- A worker that its machine has no room for costs nothing, but how long the others have waited for
+  it is no progress.
 - A round whose members no longer reach each other costs nothing and is no round without progress.
 - The first try after a fault is immediate; without progress the pauses grow.
 - A script that fails on every node in the same way before its first step will not do better next
@@ -29,6 +31,7 @@ from elastic_runtime.protocol.records import (
     HANGS,
     KILLED,
     LOST,
+    NO_ROOM,
     PLANNED,
     START,
     Budget,
@@ -184,6 +187,8 @@ def _made_progress(
     step = max(report.step for report in reports)
     if step >= 0 or budget.best_step >= 0:
         return step > budget.best_step
+    if cause.signature == NO_ROOM:
+        return False  # however long the others have waited for the worker that never came
     life = max(report.lifetime for report in reports)
     if life >= (LIFE_THAT_COUNTS_IF_KILLED if free else LIFE_THAT_COUNTS):
         return True

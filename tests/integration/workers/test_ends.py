@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime import threads
 from elastic_runtime.agent.workers import ServerDied
 from elastic_runtime.config import COMMAND, Entry
 from tests.integration.workers.desk import PATIENCE, Desk, ScriptDesk
@@ -172,6 +174,26 @@ def test_the_server_dies_and_another_takes_its_place(tmp_path: Path) -> None:
     assert ended.code == 0
     desk.prints("second life")
     desk.close()
+
+
+def test_nothing_is_left_when_the_thread_that_looks_after_workers_crashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashes: queue.SimpleQueue[threads.Crash] = queue.SimpleQueue()
+    unwatch = threads.watch(crashes.put)
+    desk = ScriptDesk(tmp_path, cold=True)
+    desk.ready()
+    begun(desk, STUBBORN, "in place")
+
+    def crash(now: float) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(desk.workers, "_kill_overdue", crash)
+    desk.workers.signal(0, signal.SIGTERM)
+    assert crashes.get(timeout=PATIENCE).thread == "elastic-workers"
+    assert desk.all()
+    desk.close()  # finds nothing left
+    unwatch()
 
 
 def test_a_server_that_cannot_start_says_why(

@@ -23,6 +23,7 @@ from elastic_runtime.agent.life import (
     LookForMembers,
     NoProgress,
     Phase,
+    Report,
     SayAvailable,
     SayDone,
     SayInPlace,
@@ -44,7 +45,16 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
-from elastic_runtime.protocol.records import CUT_OFF, KILLED, LOST, FaultReport, Member, RoundRecord
+from elastic_runtime.protocol.records import (
+    CUT_OFF,
+    KILLED,
+    LOST,
+    NO_ROOM,
+    START,
+    FaultReport,
+    Member,
+    RoundRecord,
+)
 from elastic_runtime.rendezvous.notices import (
     Excluded,
     Prepare,
@@ -441,6 +451,41 @@ def test_a_node_whose_fork_server_died_leaves_at_once_and_comes_back_when_it_has
     life.take(WorkerReady(0))
     life.take(WorkerReady(1))
     assert life.asked(SayAvailable) == [SayAvailable(2)]
+
+
+def refused(number: int, local_rank: int) -> WorkerExited:
+    reason = f"worker {local_rank} cannot be started: this machine has no room for it"
+    fault = FaultReport(number, START, reason, signature=NO_ROOM)
+    return WorkerExited(number, local_rank, 127, fault=fault)
+
+
+def test_a_replacement_that_has_no_room_ends_no_survivor() -> None:
+    life = Life().in_round()
+    life.take(killed(1, 1))
+    life.take(left(1, 0))
+    life.take(sealed(2, workers=1))
+    for _ in range(5):
+        life.take(refused(2, 1))
+        assert life.asked(BootWorkers) == [BootWorkers((1,))]
+        assert not life.asked(Finish)
+    assert life.state.seated(Seat.IN) == (0,)
+    life.take(WorkerReturned(0, 2))
+    life.take(refused(2, 1))
+    assert life.state.seated(Seat.OUT) == (0,)
+    assert [type(action) for action in life.actions] == [Report]
+    life.take(WorkerExited(1, 0, 0))
+    assert life.asked(SayDone)
+
+
+def test_a_node_that_has_no_room_for_any_worker_leaves_the_others() -> None:
+    life = Life().in_round()
+    for local_rank in (0, 1):
+        life.take(killed(1, local_rank))
+    assert life.state.phase is Phase.WAITING
+    life.take(refused(1, 0))
+    (finish,) = life.asked(Finish)
+    assert finish.exit_code == EXIT_FAILED
+    assert finish.message == "worker 0 cannot be started: this machine has no room for it"
 
 
 @pytest.mark.parametrize(

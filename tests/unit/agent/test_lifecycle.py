@@ -42,7 +42,10 @@ from elastic_runtime.protocol.records import (
     ASKED,
     FAILED,
     KILLED,
+    NO_ROOM,
     PLANNED,
+    START,
+    FaultReport,
     Member,
     OutcomeRecord,
     RoundRecord,
@@ -288,6 +291,25 @@ def test_a_fork_server_that_is_never_ready_ends_the_agent() -> None:
     assert walk.one(StartServer)
     walk.play(ServerDied("no torch"))
     assert "no torch" in walk.one(Finish).message
+
+
+def test_a_fork_server_that_the_machine_has_no_room_for_ends_the_agent() -> None:
+    walk = running(ServerDied("no room: raise the limit", refused=True))
+    assert walk.one(StopWorkers)
+    walk.play(ended_by_us(0), ended_by_us(1))
+    assert walk.one(Finish).exit_code == EXIT_FAILED
+    assert "raise the limit" in walk.one(Finish).message
+
+
+def test_a_node_without_room_for_its_workers_leaves_and_says_why() -> None:
+    fault = FaultReport(1, START, "worker 0 cannot be started: no room", signature=NO_ROOM)
+    walk = running(WorkerExited(1, 0, 127, fault=fault))
+    assert walk.one(StopWorkers)
+    walk.play(ended_by_us(1))
+    left = walk.one(SayLeft)
+    assert (left.stays, left.fault) == (False, fault)
+    finish = walk.one(Finish)
+    assert (finish.exit_code, finish.message) == (EXIT_FAILED, fault.reason)
 
 
 def test_news_of_an_older_round_is_ignored() -> None:

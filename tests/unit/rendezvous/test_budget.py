@@ -13,6 +13,7 @@ from elastic_runtime.protocol.records import (
     FAILED,
     KILLED,
     LOST,
+    NO_ROOM,
     PLANNED,
     START,
     Budget,
@@ -141,6 +142,17 @@ def test_progress_of_a_script_that_reports_no_steps(
 ) -> None:
     verdict = judge(before, [report], members=2, max_restarts=9)
     assert (verdict.budget.fruitless == 0) is useful
+
+
+def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
+    refused = _fault(START, signature=NO_ROOM, lifetime=200.0)
+    budget = Budget()
+    for _ in range(MAX_FRUITLESS - 1):
+        verdict = judge(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)
+        assert not verdict.ends
+        assert verdict.budget.failures == 0
+        budget = verdict.budget
+    assert judge(budget, [refused], members=2, max_restarts=0).ends
 
 
 reports = st.builds(

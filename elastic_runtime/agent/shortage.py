@@ -1,0 +1,76 @@
+"""What a machine refuses for want of room, and when it is asked again: pure.
+
+No process can be started while there is no memory for one, or while a limit is met. Just after the
+kernel has killed something for want of memory that is so for a moment. It says nothing about the
+script, so the start is tried again, after pauses that grow.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+
+# For so long, in seconds; what a machine still refuses then it will not grant by itself.
+PATIENCE = 120.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
+
+_FILES = "raise the limit of open files (ulimit -n, fs.file-max), or have fewer of them"
+_REMEDIES = {
+    errno.EAGAIN: "end other processes, or raise the limit of processes and threads that is met"
+    " (ulimit -u, pids.max of the container, kernel.pid_max)",
+    errno.ENOMEM: "free memory on this machine, or raise the limit of the container (memory.max)",
+    errno.ENOSPC: "free room on this machine's disks and in its memory (/dev/shm), or raise the"
+    " limit that is met (user.max_*_namespaces)",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A start that the machine refuses.
+
+    Attributes:
+        since: when it first did, in seconds on the monotonic clock.
+        pause: how long the present pause is.
+        again: when it is asked again.
+    """
+
+    since: float
+    pause: float
+    again: float
+
+
+def is_shortage(number: int | None) -> bool:
+    """Whether an error number only says that there is no room at present."""
+    return number in _REMEDIES
+
+
+def refused(before: Shortage | None, now: float) -> Shortage | None:
+    """What follows from one more refusal.
+
+    Args:
+        before: what the last one has led to; None: this is the first.
+        now: seconds on the monotonic clock.
+
+    Returns:
+        None: it has been tried for long enough.
+    """
+    if before is None:
+        return Shortage(now, _FIRST_PAUSE, now + _FIRST_PAUSE)
+    if now >= before.since + PATIENCE:
+        return None
+    pause = min(2 * before.pause, _LONGEST_PAUSE)
+    return Shortage(before.since, pause, now + pause)
+
+
+def cause(number: int) -> str:
+    """What is wrong with the machine, for people."""
+    return f"this machine has no room for it ({os.strerror(number)})"
+
+
+def remedy(number: int) -> str:
+    """What people can do about it."""
+    return _REMEDIES[number]

@@ -1,0 +1,163 @@
+"""A machine that has no room for a process: the start is tried again, and nobody is to blame."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.agent import forkclient
+from elastic_runtime.agent.workers import Said, ServerDied, WorkerStarted
+from tests.integration.in_place.job import Job
+from tests.integration.workers.crowding import Crowd
+from tests.integration.workers.desk import PATIENCE, ScriptDesk
+from tests.processes import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crowd:
+    found = Crowd(tmp_path)
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_start_is_tried_again_until_there_is_room(
+    tmp_path: Path, crowd: Crowd, cold: bool
+) -> None:
+    desk = ScriptDesk(tmp_path, cold=cold)
+    desk.ready()
+    desk.write("print('there is room')")
+    crowd.come()
+    desk.start(0)
+    waits = desk.wait(Said)
+    assert waits.name == "worker.waits"
+    assert "Resource temporarily unavailable" in str(waits.fields["why"])
+    crowd.go()
+    (ended,) = desk.exited()
+    assert (ended.code, ended.refused) == (0, "")
+    desk.prints("there is room")
+    desk.close()
+
+
+def test_after_long_enough_the_cause_and_the_remedy_are_told(
+    tmp_path: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic_runtime.agent.shortage.PATIENCE", 0.0)
+    desk = ScriptDesk(tmp_path, cold=True)
+    desk.ready()
+    crowd.come()
+    (spec,) = desk.start(0)
+    (ended,) = desk.exited()
+    assert "Resource temporarily unavailable" in ended.refused
+    assert "pids.max" in ended.refused
+    with open(spec.place.error_file) as file:
+        assert ended.refused in json.load(file)["message"]["message"]
+    desk.close()
+
+
+@pytest.mark.parametrize("grace", [0.0, PATIENCE])
+def test_who_waits_for_room_can_be_stopped(tmp_path: Path, crowd: Crowd, grace: float) -> None:
+    desk = ScriptDesk(tmp_path, cold=True)
+    desk.ready()
+    crowd.come()
+    desk.start(0)
+    assert desk.wait(Said).name == "worker.waits"
+    desk.workers.stop(grace)
+    (ended,) = desk.exited()
+    assert ended.code == -(signal.SIGTERM if grace else signal.SIGKILL)
+    crowd.go()
+    desk.write("print('the next one')")
+    (ended,) = desk.run(0)
+    assert ended.code == 0
+    assert sum(isinstance(event, WorkerStarted) for event in desk.heard) == 1
+    desk.close()
+
+
+def test_a_fork_server_is_tried_again_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refusals = forkclient.start, iter(range(3))
+
+    def crowded(*args: object, **settings: object) -> object:
+        for _ in refusals:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(*args, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forkclient, "start", crowded)
+    desk = ScriptDesk(tmp_path, cold=True)
+    assert desk.wait(Said).name == "server.waits"
+    monkeypatch.setenv("ELASTIC_TEST_MARK", desk.mark)  # the next one is another thread's
+    desk.ready()
+    desk.write("print('there is room')")
+    (ended,) = desk.run(0)
+    assert ended.code == 0
+    desk.close()
+
+
+def test_a_fork_server_for_which_there_is_never_room_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crowded(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(forkclient, "start", crowded)
+    monkeypatch.setattr("elastic_runtime.agent.shortage.PATIENCE", 0.0)
+    desk = ScriptDesk(tmp_path, cold=True)
+    died = desk.wait(ServerDied)
+    assert died.refused
+    assert "memory.max" in died.why
+    desk.close()
+
+
+SCRIPT = """
+import os, pathlib, sys
+first = pathlib.Path(sys.argv[1])
+if not first.exists():
+    first.touch()
+    pathlib.Path(os.environ["ELASTIC_TEST_NO_ROOM"]).touch()
+    os.kill(os.getpid(), 9)
+print("trained")
+"""
+
+
+def test_a_moment_without_room_after_a_kill_costs_no_restart(tmp_path: Path, crowd: Crowd) -> None:
+    script, log = tmp_path / "train.py", tmp_path / "log"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "elastic_runtime", "--log-format", "json"]
+    command += ["--max-restarts", "0", str(script), str(tmp_path / "first")]
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as agent:
+        try:
+            wait_for(lambda: "worker.waits" in log.read_text(), PATIENCE, "waits", log.read_text)
+            crowd.go()
+            assert agent.wait(PATIENCE) == 0, log.read_text()
+        finally:
+            agent.kill()
+    assert "trained" in log.read_text()
+    assert "fault.retry" not in log.read_text()
+
+
+def test_in_place_the_survivors_go_on_until_there_is_room(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path)
+    options = ("--nproc-per-node", "2", "--max-restarts", "0")
+    with Job(tmp_path, "steps.py", *options, environ=crowd.environment) as job:
+        before = job.ranks(2)
+        crowd.come()
+        job.kill(before[1])
+        assert job.event("worker.waits")["rank"] == 1
+        alone = job.ranks(1, after=before[0].round)
+        assert alone[0].pid == before[0].pid
+        crowd.go()
+        again = job.ranks(2, after=alone[0].round)
+        assert again[0].pid == before[0].pid
+        job.finish()
