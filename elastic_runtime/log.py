@@ -213,6 +213,11 @@ _LINES: dict[str, Line] = {
     "log.resumed": Line(
         "logs can be written again; {bytes} bytes are missing", "warning", whole_job=False
     ),
+    "progress.off": Line(
+        "{path} cannot be written ({why}): no steps are seen of workers that start now",
+        "warning",
+        whole_job=False,
+    ),
     "server.died": Line(
         "the fork server died ({why}); another one starts",
         "warning",
