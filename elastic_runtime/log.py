@@ -224,6 +224,11 @@ _LINES: dict[str, Line] = {
         "warning",
         whole_job=False,
     ),
+    "progress.off": Line(
+        "{path} cannot be written ({why}): no steps are seen of workers that start now",
+        "warning",
+        whole_job=False,
+    ),
     "server.died": Line(
         "the fork server died ({why}); another one starts",
         "warning",

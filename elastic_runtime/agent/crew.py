@@ -7,7 +7,6 @@ becomes "the worker with this local rank". What a process says after it was repl
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +80,6 @@ class _Post:
     rank: int  # global
     started_for: int  # round
     progress: ProgressFile
-    progress_path: str
     place: Place
     ended_for: str = ""  # why we have ended it
     shielded: bool = False  # a SIGTERM of somebody else's does not end it
@@ -119,7 +117,9 @@ class Crew:
         )
         self._ports = PortKeeper()
         self._store: TCPStore | None = None
+        self._put = put
         self._posts: dict[int, _Post] = {}  # by local rank
+        self._without_progress: set[int] = set()  # local ranks
         self._lives = 0
         self._values: dict[int, Any] = {}
         self.failures: dict[int, ProcessFailure] = {}
@@ -154,12 +154,11 @@ class Crew:
             life = self._lives
             rank = last.first_worker(group_rank) + local_rank
             place = self._logs.place(last.number, rank)
-            path = os.path.join(self._private, f"progress-{life}")
             old = self._posts.get(local_rank)
             if old is not None:
                 old.progress.close()
-            progress = ProgressFile(path, create=True)
-            self._posts[local_rank] = _Post(life, rank, last.number, progress, path, place)
+            path, progress = self._progress_file(local_rank)
+            self._posts[local_rank] = _Post(life, rank, last.number, progress, place)
             environment = worker_environment(
                 self._config,
                 last,
@@ -182,6 +181,23 @@ class Crew:
                 )
             )
         self._workers.start(specs)
+
+    def _progress_file(self, local_rank: int) -> tuple[str, ProgressFile]:
+        """Makes the progress file of a worker, or takes over the one of the worker before it.
+
+        Without room for it the worker goes without: its path is "" then, which is said once.
+        """
+        path = os.path.join(self._private, f"progress-{local_rank}")
+        try:
+            found = path, ProgressFile(path, create=True)
+        except OSError as error:
+            if not self._without_progress:
+                why = error.strerror or str(error)
+                self._put(workers.Said("progress.off", {"path": path, "why": why}))
+            self._without_progress.add(local_rank)
+            return "", ProgressFile("")
+        self._without_progress.discard(local_rank)
+        return found
 
     def stop(self, grace: float, local_ranks: Collection[int] = ()) -> None:
         """SIGTERM to workers, SIGKILL after ``grace`` seconds.
@@ -223,9 +239,6 @@ class Crew:
         """
         local_rank = item.local_rank
         post = self._posts[local_rank]
-        # What it has mapped stays readable; nobody looks for the file any more.
-        with suppress(FileNotFoundError):
-            os.unlink(post.progress_path)
         self._logs.ended(post.started_for, post.place.directory)
         if item.code == 0:
             self._values[local_rank] = self._workers.return_value(local_rank)

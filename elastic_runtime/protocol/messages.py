@@ -8,6 +8,7 @@ which survives the worker.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -299,18 +300,35 @@ class ProgressFile:
     _LAYOUT = struct.Struct("<qqqq")
 
     def __init__(self, path: str, *, create: bool = False) -> None:
-        """Maps the file at ``path``; with ``create`` it is made anew, saying "no step yet"."""
-        flags = os.O_RDWR | (os.O_CREAT if create else 0)
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            if create:
-                os.ftruncate(descriptor, self.SIZE)
-            self._map = mmap.mmap(descriptor, self.SIZE)
-        finally:
-            os.close(descriptor)
-        if create:
+        """Maps the file at ``path``.
+
+        Args:
+            path: the file; "": memory that nobody else sees, for a worker without such a file.
+            create: it is made, or taken over, and says "no step yet".
+
+        Raises:
+            OSError: it cannot be opened, there is no room for it, or it is too short.
+        """
+        if not path:
+            self._map = mmap.mmap(-1, self.SIZE)
             self._LAYOUT.pack_into(self._map, 0, -1, 0, 0, 0)
+        else:
+            flags = os.O_RDWR | (os.O_CREAT if create else 0)
+            descriptor = os.open(path, flags, 0o600)
+            try:
+                self._map = self._mapped(descriptor, path, create=create)
+            finally:
+                os.close(descriptor)
         self._view = memoryview(self._map).cast("q")
+
+    def _mapped(self, descriptor: int, path: str, *, create: bool) -> mmap.mmap:
+        if create:
+            # Written, and not only made so long: a store to mapped memory for which a full disk has
+            # no block is SIGBUS, and ends the process.
+            os.pwrite(descriptor, self._LAYOUT.pack(-1, 0, 0, 0), 0)
+        if os.fstat(descriptor).st_size < self.SIZE:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), path)
+        return mmap.mmap(descriptor, self.SIZE)
 
     def publish(self, step: int, count: int, moment_ns: int) -> None:
         """Says that ``step`` is reached, after ``count`` steps of this process."""

@@ -182,6 +182,11 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
             "/logs/x cannot be written (full): what workers print is lost until it can",
         ),
         (
+            "progress.off",
+            {"path": "/tmp/x", "why": "full"},
+            "/tmp/x cannot be written (full): no steps are seen of workers that start now",
+        ),
+        (
             "log.resumed",
             {"path": "/logs/x", "bytes": 7},
             "logs can be written again; 7 bytes are missing",

@@ -1,0 +1,112 @@
+"""Temporary files for which there is no room: no agent ends for it, and no worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_runtime.protocol.messages import ProgressFile
+from tests.integration.in_place.job import ELASTIC_RUN
+from tests.processes import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    with open(place / "others", "wb", buffering=0) as file, pytest.raises(OSError, match="space"):
+        while True:
+            file.write(bytes(4096))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_progress_file_is_no_hole(small: Path) -> None:
+    first = ProgressFile(str(small / "first"), create=True)
+    fill(small)
+    with pytest.raises(OSError, match="No space left on device"):
+        ProgressFile(str(small / "second"), create=True)
+    # The one that is there can be written, and be taken over by the next worker.
+    publishes = f"""
+from elastic_runtime.protocol.messages import ProgressFile
+file = ProgressFile({str(small / "first")!r})
+file.publish(7, 1, 1)
+"""
+    subprocess.run([sys.executable, "-c", publishes], check=True, timeout=PATIENCE)
+    assert first.read() == (7, 1, 1)
+    first.close()
+    again = ProgressFile(str(small / "first"), create=True)
+    assert again.read() == (-1, 0, 0)
+    again.close()
+
+
+def test_an_agent_goes_on_without_room_for_progress(small: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os; print('progress', repr(os.environ['ELASTIC_PROGRESS']))\n")
+    told = tmp_path / "told"
+
+    def start(name: str, temporary: Path) -> subprocess.Popen[bytes]:
+        options = ["--min", "2", "--max", "2", "--node-name", name, "--log-format", "json"]
+        options += ["--rdzv-endpoint", f"c10d://127.0.0.1:{port}", "--run-id", "full", "--cold"]
+        with (
+            open(tmp_path / f"{name}.out", "wb") as out,
+            open(tmp_path / f"{name}.err", "wb") as err,
+        ):
+            return subprocess.Popen(
+                [*ELASTIC_RUN, *options, str(script)],
+                env={**os.environ, "TMPDIR": str(temporary)},
+                stdout=out,
+                stderr=err,
+            )
+
+    def events(name: str) -> list[dict[str, Any]]:
+        lines = (tmp_path / f"{name}.err").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def story() -> str:
+        return "\n".join(path.read_text() for path in tmp_path.glob("*.err"))
+
+    port = free_port()
+    told.mkdir()
+    one = start("one", small)
+    nodes = [one]
+    try:
+        wait_for(lambda: list(small.glob("elastic-agent-*/agent.sock")), PATIENCE, "its start")
+        fill(small)
+        nodes.append(start("two", told))
+        assert [node.wait(PATIENCE) for node in nodes] == [0, 0], story()
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    (off,) = [event for event in events("one") if event["event"] == "progress.off"]
+    assert off["why"] == "No space left on device"
+    assert off["path"].startswith(str(small))
+    assert not [event for event in events("two") if event["event"] == "progress.off"]
+    assert "progress ''" in (tmp_path / "one.out").read_text()
