@@ -200,6 +200,37 @@ def tend_groups(tended: Callable[[], AbstractContextManager[None]]) -> None:
     distributed_c10d._new_process_group_helper = building
 
 
+def forget_scaled_step(scaler: torch.amp.GradScaler) -> None:
+    """Makes a ``GradScaler`` forget the step that it is in the middle of.
+
+    From ``unscale_`` to ``update`` it keeps for each optimizer how far that is, which its state
+    dict leaves out. If a step is begun again, it would take the new gradients for unscaled ones,
+    and the optimizer would go 65536 times too far. Only ``update`` clears it, and that changes the
+    scale.
+
+    Args:
+        scaler: any; one that is disabled has nothing to forget.
+    """
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is not None:
+        states.clear()
+
+
+def forget_scale(optimizer: torch.optim.Optimizer) -> None:
+    """Takes from an optimizer what a ``GradScaler`` lends it for one step, if it is still there.
+
+    A fused optimizer unscales the gradients itself, by attributes that the scaler deletes after
+    the step. If the step raises they stay, and the next scale is multiplied by them.
+
+    Args:
+        optimizer: any.
+    """
+    lent = vars(optimizer)
+    if "found_inf" in lent:  # else a grad_scale is the script's own
+        del lent["found_inf"]
+        lent.pop("grad_scale", None)
+
+
 def all_groups() -> list[Any]:
     """The process groups that torch knows of; it has no public list of them."""
     import torch.distributed as dist

@@ -171,9 +171,8 @@ class Checkpointer:
 
     @steps.setter
     def steps(self, value: int) -> None:
-        if value < self._steps:
-            self._attempts.go_back()
-        self._steps = value
+        self._refuse_in_place("steps was set")
+        self.count(value)
 
     def resume(self, *, strict: bool = True) -> int:
         """Loads the newest whole checkpoint, if there is any: from memory, or from storage.
@@ -191,7 +190,9 @@ class Checkpointer:
         Raises:
             DamagedCheckpoint: there are checkpoints, but none that is whole.
             CheckpointError: the directory cannot be used, or the checkpoint does not fit.
+            UsageError: ``elastic.run`` has been given this checkpointer.
         """
+        self._refuse_in_place("resume() was called")
         found = self._load(strict=strict)
         return found.step if found is not None else 0
 
@@ -204,10 +205,12 @@ class Checkpointer:
                 save has succeeded for too long; or one has failed, with ``on_save_error="raise"``.
                 Older checkpoints are untouched.
             CheckpointUsageError: the state can never be saved.
-            UsageError: an entry is committed by another checkpointer as well.
+            UsageError: an entry is committed by another checkpointer as well, or by
+                ``elastic.run``, which has been given this one.
         """
+        self._refuse_in_place("step() was called")
         group = self._ready()
-        self.steps += 1
+        self.count(self._steps + 1)
         self._commit()
         self._context.report_step(self.steps)
         agreed = group.agreement.step(Wish.TRAINS | self._wishes(group.peers.rank))
@@ -271,6 +274,12 @@ class Checkpointer:
             self._context.withdraw_drain()
 
     # What ``elastic.run`` calls
+
+    def count(self, steps: int) -> None:
+        """Says how many steps the job has made; it may have gone back."""
+        if steps < self._steps:
+            self._attempts.go_back()
+        self._steps = steps
 
     def attach(self, state: State, connection: Connection) -> None:
         """Works for ``elastic.run`` from now on, which counts the steps and says when to save.
@@ -345,7 +354,7 @@ class Checkpointer:
         Args:
             choice: the same on all ranks.
         """
-        self.steps = choice.step
+        self.count(choice.step)
         if choice.kind == "saved":
             return  # all of them have loaded it
         held = CheckpointId(choice.term, choice.step)
@@ -409,7 +418,7 @@ class Checkpointer:
         self._saves.finish_flight()
         found = self._resuming.load(group.peers, self._give_up_memory, strict=strict, over=over)
         if found is not None:
-            self.steps = found.step
+            self.count(found.step)
             self._attempts.resumed(self.steps, stored=self._saves.held is not None)
         if found is not None or over is None:
             self._snapshots.rest(self.steps)
@@ -421,6 +430,18 @@ class Checkpointer:
         state = self._state
         if state is not None and state.standing().condition is not Condition.NEW:
             state.give_up(step)
+
+    def _refuse_in_place(self, what: str) -> None:
+        """Refuses what the script does to a checkpointer of ``elastic.run``, which does it itself.
+
+        A step that both count moves each sampler twice, and half of the data is left out.
+        """
+        if self._state is not None:
+            raise UsageError(
+                f"{what} on the checkpointer of {self._storage.where}, which elastic.run was "
+                "given: elastic.run counts, loads and saves; leave it out. Only save() may be "
+                "called, in train"
+            )
 
     def _ready(self) -> _Group:
         """Connects the ranks at the first use, when the job has certainly been initialized."""

@@ -385,7 +385,7 @@ class _Commit:
         self._group = group if group.size() > 1 else None
         self._agreement = Agreement(self._group)
         if loop._saver is not None:
-            loop._saver.steps = loop._state.step
+            loop._saver.count(loop._state.step)
 
     def __call__(self) -> None:
         """Publishes the step, saves if that is due, and leaves the round if all agree to.
@@ -400,7 +400,7 @@ class _Commit:
             raise WorldChanged("the round is broken")
         agreed = self._agreement.step(self._wishes(Wish.TRAINS))
         if loop._saver is not None:
-            loop._saver.steps = step
+            loop._saver.count(step)
             loop._saver.heed(agreed)
         if Wish.CHANGE in agreed:
             self._leave()
@@ -455,5 +455,5 @@ class _Commit:
     def _save_now(self, step: int) -> None:
         saver = self._loop._saver
         if saver is not None:
-            saver.steps = step
+            saver.count(step)
             saver.save(sync=True)

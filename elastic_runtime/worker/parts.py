@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from elastic_runtime import torch_private
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.plain import copied
 
@@ -71,6 +72,9 @@ class Part(Protocol):
 
     def roll_back(self) -> None:
         """Goes back to the last commit."""
+
+    def drop_rests(self) -> None:
+        """Drops what a step that was broken off has left and no state dict contains."""
 
     def tree(self) -> Tree:
         """The whole state; tensors are those in use, not copies."""
@@ -191,8 +195,8 @@ class ModulePart:
             if buffer is not None
         ]
 
-    def drop_gradients(self) -> None:
-        """Sets all gradients to None: those of a broken step must not be added to the next."""
+    def drop_rests(self) -> None:
+        # The gradients of a broken step must not be added to those of the next.
         for parameter in self.module.parameters():
             parameter.grad = None
 
@@ -282,6 +286,9 @@ class OptimizerPart:
             self.optimizer.state.clear()
             self.optimizer.state.update({p: _apart(s) for p, s in self._state.items()})
             self._copies.give_back()
+
+    def drop_rests(self) -> None:
+        torch_private.forget_scale(self.optimizer)
 
     def stateless(self) -> list[torch.Tensor]:
         """The parameters that the optimizer has no state of yet."""
@@ -380,6 +387,12 @@ class StatefulPart:
 
     def roll_back(self) -> None:
         self.owner.load_state_dict(copied(self._kept))
+
+    def drop_rests(self) -> None:
+        # Many scripts have their scaler in an object of their own, which passes its state on.
+        for each in (self.owner, *getattr(self.owner, "__dict__", {}).values()):
+            if isinstance(each, torch.amp.GradScaler):
+                torch_private.forget_scaled_step(each)
 
     def tree(self) -> Tree:
         tree: Tree = self.owner.state_dict()

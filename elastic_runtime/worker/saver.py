@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Saver(Protocol):
     """What the loop wants of a checkpointer."""
 
-    steps: int
+    def count(self, steps: int) -> None:
+        """So many steps are committed now: what is saved is the state after them."""
 
     def attach(self, state: State, connection: Connection) -> None:
         """Works with these ranks from now on, until it is attached to others."""

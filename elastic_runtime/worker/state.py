@@ -213,7 +213,7 @@ class State:
         return why
 
     def roll_back(self) -> None:
-        """Goes back to the last commit, exactly; gradients become None.
+        """Goes back to the last commit, exactly; gradients become None, and scalers ready.
 
         Raises:
             StateLost: a step is half done and there is no shadow, or there is no commit yet.
@@ -233,20 +233,20 @@ class State:
             self._generators.restore()
         if self._changes is not None:
             self._changes.record()
-        self._drop_gradients()
+        self._drop_rests()
         self._finished.clear()
         self._running = 0
         self._condition = Condition.CLEAN
 
     def adopt(self) -> None:
-        """Takes a step that is finished as committed; gradients become None.
+        """Takes a step that is finished as committed; gradients become None, and scalers ready.
 
         Raises:
             StateLost: no step is finished.
         """
         if self.standing().condition is not Condition.FINISHED:
             raise StateLost(f"step {self._step + 1} is not finished and cannot be adopted")
-        self._drop_gradients()
+        self._drop_rests()
         self._advance()
 
     def picture(self) -> Picture:
@@ -332,7 +332,9 @@ class State:
         return [tensor if same else None for tensor, same in zip(present, flags, strict=True)]
 
     def load(self, meta: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-        """Takes over the state of another rank and holds it as this one's; gradients become None.
+        """Takes over the state of another rank and holds it as this one's.
+
+        Gradients become None, and scalers ready for a step.
 
         Args:
             meta: of its picture.
@@ -362,7 +364,7 @@ class State:
         self._commits = meta["commits"]
         if self._changes is not None:
             self._changes.tail = set(meta["tail"])
-        self._drop_gradients()
+        self._drop_rests()
         self.hold(meta["step"])
 
     def digest(self) -> int:
@@ -473,10 +475,9 @@ class State:
         self._commits = self._commits + 1
         self.hold(self._step + 1)
 
-    def _drop_gradients(self) -> None:
+    def _drop_rests(self) -> None:
         for part in self._parts:
-            if isinstance(part, ModulePart):
-                part.drop_gradients()
+            part.drop_rests()
 
     def _room(self, meta: dict[str, Any], count: int) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
         slots = [Slot(number) for number in range(count)]

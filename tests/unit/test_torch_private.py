@@ -169,3 +169,38 @@ def groups_built_within() -> list[str]:
 
 def test_every_group_is_built_within_what_is_asked_for() -> None:
     assert values(run_ranks(2, groups_built_within)) == [["before", "after"]] * 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_forgets_the_step_that_it_is_in_the_middle_of(fused: bool) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optim = torch.optim.SGD([weight], lr=1.0, fused=fused)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def fail(*_: object) -> None:
+        raise ConnectionResetError
+
+    scaler.scale(-weight.sum()).backward()
+    hook = optim.register_step_pre_hook(fail)
+    with pytest.raises(ConnectionResetError):
+        scaler.step(optim)
+    hook.remove()
+    assert scaler._per_optimizer_states[id(optim)]["found_inf_per_device"]
+    assert fused == hasattr(optim, "found_inf") == hasattr(optim, "grad_scale")
+    torch_private.forget_scaled_step(scaler)
+    torch_private.forget_scale(optim)
+    assert not scaler._per_optimizer_states
+    assert not hasattr(optim, "found_inf") and not hasattr(optim, "grad_scale")
+    optim.zero_grad()
+    scaler.scale(-weight.sum()).backward()
+    scaler.step(optim)
+    scaler.update()
+    assert weight.item() == 1.0
+
+
+def test_what_a_script_lends_an_optimizer_stays() -> None:
+    optim = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    optim.grad_scale = 2.0  # type: ignore[attr-defined]
+    torch_private.forget_scale(optim)
+    assert optim.grad_scale == 2.0  # type: ignore[attr-defined]
+    torch_private.forget_scaled_step(torch.amp.GradScaler("cpu", enabled=False))

@@ -269,7 +269,7 @@ def worth(path: Path, fatal: str) -> list[str]:
     ckpt.attach(state, Connection(dist.new_group(), dist.new_group, lambda: False))
     before = state.standing().condition.name
     with contextlib.suppress(RuntimeError):
-        ckpt.resume()
+        ckpt.load(None)
     return [before, state.standing().condition.name]
 
 

@@ -21,6 +21,20 @@ def test_all_ways_of_ddp_and_groups_of_the_users_are_rebuilt(tmp_path: Path) -> 
         job.finish()
 
 
+def test_a_gradient_scaler_does_not_carry_a_broken_step_into_the_next(tmp_path: Path) -> None:
+    with Job(tmp_path, "scaled.py", "--nproc-per-node", "2") as job:
+        before = job.ranks(2, more=15)
+        (job.folder / "die").touch()
+        died = job.wait(lambda: job.said("died"), "the death of a rank")[0]
+        job.ranks(2, after=before[0].round + 1)
+        job.finish()
+        began = next(note for note in job.said("began") if note["round"] > before[0].round)
+        assert began["step"] == died["step"]
+        assert all(note["weight"] == note["step"] for note in job.said("step")), job.story()
+        assert {note["scale"] for note in job.said("step")} == {65536.0}
+        assert not job.events("fault.retry"), job.story()
+
+
 def _break_between_optimizers(job: Job) -> tuple[int, int]:
     """The step that was committed when a rank died in the middle of the next one, and the round."""
     before = job.ranks(2, more=15)

@@ -20,9 +20,12 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.local import LocalStorage, LocalWriter
 from elastic_runtime.checkpoint.manifest import CheckpointId
 from elastic_runtime.checkpoint.memory import bytes_of
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from elastic_runtime.worker.context import WorkerContext
+from elastic_runtime.worker.peers import Connection
 from elastic_runtime.worker.standing import Held
+from elastic_runtime.worker.state import State
 from tests.ranks import entries_of
 
 if TYPE_CHECKING:
@@ -394,3 +397,27 @@ def test_a_script_that_counts_no_steps_is_told_so(tmp_path: Path) -> None:
     ckpt.save()
     ckpt.close()
     assert saves(tmp_path) == ["step-0.term-1", "step-1.term-1"]
+
+
+def attached(tmp_path: Path, **entries: Any) -> Checkpointer:
+    """One that ``elastic.run`` was given, in a world of one rank."""
+    ckpt = Checkpointer(tmp_path, entries)
+    nobody: Any = None
+    ckpt.attach(State(**entries), Connection(nobody, lambda: nobody, lambda: False))
+    return ckpt
+
+
+def test_what_elastic_run_counts_the_script_does_not_count_as_well(tmp_path: Path) -> None:
+    sampler = ElasticBatchSampler(64, 4, rank=0, world=1)
+    ckpt = attached(tmp_path, sampler=sampler)
+    with pytest.raises(UsageError, match=r"step\(\) was called .* leave it out"):
+        ckpt.step()
+    with pytest.raises(UsageError, match=r"resume\(\) was called .* leave it out"):
+        ckpt.resume()
+    with pytest.raises(UsageError, match=r"steps was set .* leave it out"):
+        ckpt.steps = 3
+    assert (ckpt.steps, sampler.cursor) == (0, 0)
+    ckpt.count(1)
+    ckpt.save(sync=True)
+    ckpt.close()
+    assert saves(tmp_path) == ["step-1.term-1"]

@@ -87,6 +87,21 @@ def returns_early() -> None:
     elastic.run(STATE)(train)
 
 
+def counts_as_well() -> None:
+    sampler = elastic.ElasticBatchSampler(64, batch=4, seed=1)
+    parts = {"model": MODEL, "sampler": sampler}
+    saver = elastic.Checkpointer(os.path.join(ARGS.folder, "saved"), parts)
+    state = elastic.State(**parts)
+
+    def train(world: elastic.World) -> None:
+        for batch in sampler:
+            state.commit()
+            NOTES.say("step", world, step=state.step, samples=list(batch))
+            saver.step()  # as it was before elastic.run
+
+    elastic.run(state, saver)(train)
+
+
 def tell(misuse: Callable[[], None]) -> None:
     try:
         misuse()
