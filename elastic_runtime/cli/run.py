@@ -107,7 +107,9 @@ def _hand_over(line: CommandLine, settings: Settings, place: Torchruns) -> int:
     lost = without_effect(settings)
     tail = f"; without effect there: {', '.join(lost)}" if lost else ""
     _say(f"note: {place.backend} rendezvous: torch's own launcher runs this job{tail}")
-    return run_torchrun(as_torchrun(line, settings, place, read_bounds(settings)))
+    # Its workers' output may go through there as well, and a slow reader ought to slow them down.
+    with redirect_stderr(sys.__stderr__):
+        return run_torchrun(as_torchrun(line, settings, place, read_bounds(settings)))
 
 
 def _run_one(job: Job) -> int:
