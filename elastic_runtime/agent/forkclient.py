@@ -116,6 +116,9 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
                 stderr=complaints,
                 env=worker_environment(config, os.environ),
                 pass_fds=(theirs.fileno(),),
+                cwd="/"
+                if is_homeless()
+                else None,  # oneMKL loads nothing in a directory that is gone
                 start_new_session=True,
             )
         except OSError:  # it will be tried again
@@ -125,6 +128,20 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
     with suppress(ConnectionError):  # its death is noticed when it is listened to
         forkserver.send(ours, _settings(config, cold))
     return ServerProcess(process, ours, complaints)
+
+
+def is_homeless() -> bool:
+    """Whether the working directory of this process was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def working_directory() -> str:
+    """Where this process stands: a path that leads there also when the directory was removed."""
+    return f"/proc/{os.getpid()}/cwd" if is_homeless() else os.getcwd()
 
 
 def worker_environment(config: JobConfig, env: Mapping[str, str]) -> dict[str, str]:
@@ -140,13 +157,14 @@ def _settings(config: JobConfig, cold: bool) -> forkserver.Frame:
     entry = config.entry
     main = getattr(sys.modules["__main__"], "__file__", None) or ""
     script = main if entry.kind == FUNCTION else entry.target
-    beside = os.path.dirname(os.path.realpath(script))
+    here = working_directory()
+    beside = os.path.dirname(os.path.realpath(os.path.join(here, script)))
     return {
         "agent": os.getpid(),
         "kind": entry.kind,
         "target": entry.target,
-        "script": os.path.abspath(script) if script else "",
-        "root": os.getcwd() if entry.kind == MODULE else beside,
+        "script": os.path.normpath(os.path.join(here, script)) if script else "",
+        "root": here if entry.kind == MODULE else beside,
         "python": "" if entry.python == sys.executable else entry.python,
         "cold": cold,
         "preload": config.preload,

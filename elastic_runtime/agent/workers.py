@@ -209,7 +209,8 @@ class Workers:
         Without a fork server they wait for one.
 
         Raises:
-            UsageError: the function cannot be sent, or a log file cannot be written.
+            UsageError: the function cannot be sent, a log file cannot be written, or the script is
+                gone together with the working directory.
         """
         if self._may_be_warm_again():
             self.start_server()
