@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,7 +188,20 @@ def see_dead(workers: Sequence[int]) -> None:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
+        except OSError:  # an old kernel, or too many open files: they are dead in a moment
+            _see_dead_by_looking(pid)
+            continue
         watch = poll()
         watch.register(handle, POLLIN)
         watch.poll(_SEE_SECONDS * 1000)
         os.close(handle)
+
+
+def _see_dead_by_looking(pid: int) -> None:
+    deadline = time.monotonic() + _SEE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)

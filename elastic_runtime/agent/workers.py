@@ -370,7 +370,7 @@ class Workers:
     ) -> None:
         self._server_shortage = None
         if before is not None:
-            with suppress(ConnectionError):
+            with suppress(OSError):  # it may be dead by now, and its socket closed
                 forkserver.send(before.channel, {"op": "shutdown"})
         self._selector.register(server.channel, selectors.EVENT_READ, server)
         for worker in self._roster.all():
