@@ -10,6 +10,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from elastic_runtime import threads
@@ -18,6 +19,10 @@ from elastic_runtime.protocol.messages import MAX_LINE, Hello, Message, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+
+
+# How long callers wait where there are too many open files, in seconds.
+_DEAF_SECONDS = 0.2
 
 
 class _Caller:
@@ -50,6 +55,7 @@ class Channel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._deaf_until = 0.0  # for want of descriptors, on the monotonic clock; 0: it listens
         self._thread = threads.spawn(self._serve, name="channel")
 
     def tell(self, lives: Collection[int], message: Message) -> int:
@@ -81,7 +87,7 @@ class Channel:
 
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._listen_again()):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fd == self._wake_read:
@@ -90,10 +96,26 @@ class Channel:
                 else:
                     self._read(self._callers[key.fd])
 
+    def _listen_again(self) -> float | None:
+        """Seconds until callers are to be let in again; None: they are."""
+        if not self._deaf_until:
+            return None
+        left = self._deaf_until - time.monotonic()
+        if left > 0:
+            return left
+        self._deaf_until = 0.0
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        return None
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
         except OSError:
+            # The caller waits in the queue, and would wake this thread again at once.
+            self._selector.unregister(self._listener)
+            self._deaf_until = time.monotonic() + _DEAF_SECONDS
             return
         connection.settimeout(5.0)
         with self._lock:

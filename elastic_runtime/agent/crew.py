@@ -46,6 +46,7 @@ from elastic_runtime.protocol.messages import (
     Returned,
 )
 from elastic_runtime.protocol.records import KILLED, NO_ROOM, START
+from elastic_runtime.worker.boot import write_error_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -241,7 +242,8 @@ class Crew:
         post = self._posts[local_rank]
         self._logs.ended(post.started_for, post.place.directory)
         if item.code == 0:
-            self._values[local_rank] = self._workers.return_value(local_rank)
+            item = replace(item, code=self._take_value(local_rank, post.place.error_file))
+        if item.code == 0:
             return WorkerExited(item.round, local_rank, 0)
         if item.code == EXIT_DRAINED:
             return WorkerExited(item.round, local_rank, item.code, drained=True)
@@ -266,6 +268,21 @@ class Crew:
         if not (told_to_stop and item.code < 0):
             self.failures[post.rank] = failure(local_rank, item.pid, item.code, path, error)
         return WorkerExited(item.round, local_rank, item.code, fault=fault)
+
+    def _take_value(self, local_rank: int, error_file: str) -> int:
+        """Fetches what a function has returned; the worker's exit code, 1 if that cannot be read.
+
+        What is read is the user's: making it again may fail in any way.
+        """
+        try:
+            self._values[local_rank] = self._workers.return_value(local_rank)
+        except Exception as error:
+            text = (
+                f"its function has ended well, but what it returned cannot be read here: {error!r}"
+            )
+            write_error_file(error_file, ValueError(text).with_traceback(error.__traceback__))
+            return 1
+        return 0
 
     def values(self, local_rank: int) -> Any:
         """What the worker's function has returned."""

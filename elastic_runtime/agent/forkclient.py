@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,9 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
                 stderr=complaints,
                 env=worker_environment(config, os.environ),
                 pass_fds=(theirs.fileno(),),
+                cwd="/"
+                if is_homeless()
+                else None,  # oneMKL loads nothing in a directory that is gone
                 start_new_session=True,
             )
         except OSError:  # it will be tried again
@@ -125,6 +129,20 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
     with suppress(ConnectionError):  # its death is noticed when it is listened to
         forkserver.send(ours, _settings(config, cold))
     return ServerProcess(process, ours, complaints)
+
+
+def is_homeless() -> bool:
+    """Whether the working directory of this process was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def working_directory() -> str:
+    """Where this process stands: a path that leads there also when the directory was removed."""
+    return f"/proc/{os.getpid()}/cwd" if is_homeless() else os.getcwd()
 
 
 def worker_environment(config: JobConfig, env: Mapping[str, str]) -> dict[str, str]:
@@ -140,13 +158,14 @@ def _settings(config: JobConfig, cold: bool) -> forkserver.Frame:
     entry = config.entry
     main = getattr(sys.modules["__main__"], "__file__", None) or ""
     script = main if entry.kind == FUNCTION else entry.target
-    beside = os.path.dirname(os.path.realpath(script))
+    here = working_directory()
+    beside = os.path.dirname(os.path.realpath(os.path.join(here, script)))
     return {
         "agent": os.getpid(),
         "kind": entry.kind,
         "target": entry.target,
-        "script": os.path.abspath(script) if script else "",
-        "root": os.getcwd() if entry.kind == MODULE else beside,
+        "script": os.path.normpath(os.path.join(here, script)) if script else "",
+        "root": here if entry.kind == MODULE else beside,
         "python": "" if entry.python == sys.executable else entry.python,
         "cold": cold,
         "preload": config.preload,
@@ -169,7 +188,20 @@ def see_dead(workers: Sequence[int]) -> None:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
+        except OSError:  # an old kernel, or too many open files: they are dead in a moment
+            _see_dead_by_looking(pid)
+            continue
         watch = poll()
         watch.register(handle, POLLIN)
         watch.poll(_SEE_SECONDS * 1000)
         os.close(handle)
+
+
+def _see_dead_by_looking(pid: int) -> None:
+    deadline = time.monotonic() + _SEE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)

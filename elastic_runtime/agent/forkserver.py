@@ -352,7 +352,8 @@ def _fresh_state(env: dict[str, str]) -> None:
         del os.environ[name]
     os.environ.update((name, value) for name, value in env.items() if os.environ.get(name) != value)
     time.tzset()
-    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
+    with suppress(FileNotFoundError):  # it was removed while the job ran
+        multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
     multiprocessing.process.current_process().authkey = os.urandom(32)
     # Python's own generator reseeds itself after a fork; NumPy's does not.
     if "numpy.random" in sys.modules:

@@ -10,9 +10,9 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import torch_private
-from elastic_runtime.agent.forkclient import worker_environment
+from elastic_runtime.agent.forkclient import is_homeless, worker_environment, working_directory
 from elastic_runtime.agent.output import Filter, Stream, route
-from elastic_runtime.config import FUNCTION
+from elastic_runtime.config import FUNCTION, SCRIPT
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,14 +54,16 @@ class Starts:
             then, and the streams that are to be read.
 
         Raises:
-            UsageError: the function cannot be sent, or a log file cannot be written.
+            UsageError: the function cannot be sent, a log file cannot be written, or the script is
+                gone together with the working directory.
         """
         config = self._config
+        self._look_for_script()
         request: Frame = {
             "op": "start",
             "args": [],
             "env": worker_environment(config, spec.env),
-            "cwd": os.getcwd(),
+            "cwd": working_directory(),
             "cpus": None,
         }
         if config.numa_binding:
@@ -91,6 +93,15 @@ class Starts:
             if descriptor is not None:
                 os.close(descriptor)
         self._payload, self._results = None, {}
+
+    def _look_for_script(self) -> None:
+        """Tells what is wrong before a worker looks for its script in a directory that is gone."""
+        entry = self._config.entry
+        if entry.kind == SCRIPT and not os.path.isabs(entry.target) and is_homeless():
+            raise UsageError(
+                f"the working directory was removed while the job ran, and {entry.target} with it:"
+                " no worker can be started again; start the job in a directory that stays"
+            )
 
     def _open(self, spec: WorkerSpec, name: str, streams: list[Stream]) -> int:
         """Opens what a worker's standard output or error is to be."""

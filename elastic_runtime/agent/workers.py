@@ -210,7 +210,8 @@ class Workers:
         Without a fork server they wait for one.
 
         Raises:
-            UsageError: the function cannot be sent, or a log file cannot be written.
+            UsageError: the function cannot be sent, a log file cannot be written, or the script is
+                gone together with the working directory.
         """
         if self._may_be_warm_again():
             self.start_server()
@@ -370,7 +371,7 @@ class Workers:
     ) -> None:
         self._server_shortage = None
         if before is not None:
-            with suppress(ConnectionError):
+            with suppress(OSError):  # it may be dead by now, and its socket closed
                 forkserver.send(before.channel, {"op": "shutdown"})
         self._selector.register(server.channel, selectors.EVENT_READ, server)
         for worker in self._roster.all():

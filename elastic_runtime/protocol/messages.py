@@ -13,7 +13,9 @@ import json
 import mmap
 import os
 import struct
-from dataclasses import asdict, dataclass
+import typing
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, ClassVar
 
 from elastic_runtime.errors import RecordError
@@ -282,9 +284,32 @@ def decode(line: bytes) -> Message:
     try:
         body = json.loads(line)
         cls = _KINDS[body.pop("kind")]
+        hints = _hints(cls)  # type: ignore[arg-type]
+        for name, value in body.items():
+            if not _fits(hints[name], value):
+                raise TypeError(f"{name} is {type(value).__name__}")
         return cls(**body)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError("worker channel", f"not a message: {error!r}") from None
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {one.name: hints[one.name] for one in fields(cls)}
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a plain JSON value is what a field is to hold."""
+    if hint is Any:
+        return True
+    kind = typing.get_origin(hint) or hint
+    if type(value) is not kind:
+        return False
+    if kind is list:
+        (item,) = typing.get_args(hint)
+        return all(_fits(item, entry) for entry in value)
+    return True
 
 
 class ProgressFile:

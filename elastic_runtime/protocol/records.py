@@ -119,7 +119,7 @@ class Record:
             record = _build(cls, body)
             record.check()
             return record
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(key, str(error)) from None
 
 

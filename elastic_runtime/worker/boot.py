@@ -63,7 +63,7 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
     sys.argv = [target, *args]
     try:
         if kind == "module":
-            _look_first_in(os.getcwd())
+            _look_first_in(_working_directory())
             _run_module(target)
         else:
             _look_first_in(os.path.dirname(os.path.realpath(target)))
@@ -159,6 +159,13 @@ def _prepare() -> None:
     _replaced.append(sys.modules["__main__"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__annotations__={}, __builtins__=builtins)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed while the job ran; the module may lie elsewhere
+        return ""
 
 
 def _look_first_in(directory: str) -> None:

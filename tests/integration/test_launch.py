@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -31,6 +32,19 @@ def square(base):
     return base**2, int(os.environ["RANK"]), total.item()
 
 
+class Unreadable:
+    def __reduce__(self):
+        return refuse, ()
+
+
+def refuse():
+    raise ValueError("cannot be made here")
+
+
+def give():
+    return Unreadable()
+
+
 def fail(marker):
     if not os.path.exists(marker):
         open(marker, "w").close()
@@ -55,6 +69,11 @@ if __name__ == "__main__":
     )
     if sys.argv[1] == "square":
         print("values", launch(config, square, 7))
+    elif sys.argv[1] == "give":
+        try:
+            launch(config, give)
+        except ChildFailedError as error:
+            print("failed", sorted(error.failures), "cannot be made here" in str(error))
     else:
         try:
             launch(config, fail, sys.argv[2])
@@ -88,6 +107,12 @@ def test_a_failure_comes_back_as_torchs_error_after_a_kill_that_cost_nothing(
     assert done.returncode == 0, done.stderr
     assert "True" in done.stdout.split("failed", 1)[1], done.stdout
     assert '"round": 2' in done.stderr
+
+
+def test_a_value_that_cannot_be_read_is_a_failure_of_its_rank(tmp_path: Path) -> None:
+    done = run(tmp_path, "give")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"failed \[.+\] True", done.stdout), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("what", ["lambda", "unpicklable"])

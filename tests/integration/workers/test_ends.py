@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
@@ -17,10 +18,10 @@ from elastic_runtime import threads
 from elastic_runtime.agent.workers import ServerDied
 from elastic_runtime.config import COMMAND, Entry
 from tests.integration.workers.desk import PATIENCE, Desk, ScriptDesk
-from tests.processes import command, marked, parent, send, state, wait_for
+from tests.processes import MARKER, command, marked, parent, send, state, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Children of every kind: of a data loader, of a fork, and of programs.
 FAMILY = """
@@ -194,6 +195,46 @@ def test_nothing_is_left_when_the_thread_that_looks_after_workers_crashes(
     assert desk.all()
     desk.close()  # finds nothing left
     unwatch()
+
+
+def test_a_server_may_die_just_as_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = ScriptDesk(tmp_path, cold=True)
+    desk.ready()
+    before = desk.workers._server
+    assert before is not None
+    calls: list[Callable[[], None]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.workers, "_call", calls.append)
+        patch.setenv(MARKER, desk.mark)
+        desk.workers.start_server()
+    before.process.kill()
+    wait_for(lambda: before.channel.fileno() < 0, PATIENCE, "that its end is heard of")
+    for call in calls:
+        desk.workers._call(call)
+    desk.ready()
+    desk.write("print('the next one')")
+    (ended,) = desk.run(0)
+    assert ended.code == 0
+    desk.close()
+
+
+def test_workers_are_seen_dead_where_they_have_no_handles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    desk = ScriptDesk(tmp_path, cold=True)
+    desk.ready()
+    begun(desk, STUBBORN, "in place")
+    monkeypatch.setattr(os, "pidfd_open", none)
+    os.kill(desk.server(), signal.SIGKILL)
+    (ended,) = desk.exited()
+    assert ended.with_server
+    assert desk.wait(ServerDied)
+    desk.close()
 
 
 def test_a_server_that_cannot_start_says_why(
