@@ -7,7 +7,6 @@ messages of workers, signals), and one thread, the main one, takes from it. It n
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import time
@@ -488,11 +487,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 if self._crash is None:  # else it may be for the same reason: end what can be
                     raise
         self._unwatch()
-        failures = self._crew.failures.values()
-        named = any(os.path.isfile(failure.error_file) for failure in failures)
         failed = self._finish is not None and self._finish.exit_code == EXIT_FAILED
         # The report names the error files; what it names must be there.
-        self._directory.remove(keep="logs" if failed and named else "")
+        self._directory.remove(keep="logs" if failed and self._crew.keeps_errors else "")
 
     def _say_farewell(self) -> None:
         """Says the last word to the others, now that no worker runs here any more."""

@@ -123,6 +123,7 @@ class Crew:
         self._lives = 0
         self._values: dict[int, Any] = {}
         self.failures: dict[int, ProcessFailure] = {}
+        self._failed: dict[int, Place] = {}
 
     # ------------------------------------------------------------ processes
 
@@ -132,7 +133,7 @@ class Crew:
 
     def start(self, last: RoundRecord, group_rank: int) -> None:
         """Starts all workers for a round in which they live and die."""
-        self.failures, self._values = {}, {}
+        self.failures, self._failed, self._values = {}, {}, {}
         if group_rank == 0:
             self._ports.release()
         for post in self._posts.values():
@@ -239,7 +240,7 @@ class Crew:
         """
         local_rank = item.local_rank
         post = self._posts[local_rank]
-        self._logs.ended(post.started_for, post.place.directory)
+        self._logs.ended(post.place)
         if item.code == 0:
             self._values[local_rank] = self._workers.return_value(local_rank)
             return WorkerExited(item.round, local_rank, 0)
@@ -262,6 +263,7 @@ class Crew:
             fault = replace(fault, kind=KILLED, reason=reason, signature=WITH_SERVER)
         if not (told_to_stop and item.code < 0):
             self.failures[post.rank] = failure(local_rank, item.pid, item.code, path, error)
+            self._failed[post.rank] = post.place
         return WorkerExited(item.round, local_rank, item.code, fault=fault)
 
     def values(self, local_rank: int) -> Any:
@@ -396,8 +398,22 @@ class Crew:
             self._store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
 
     def close(self) -> None:
-        """Ends all workers, and everything else."""
+        """Ends all workers, and everything else.
+
+        The report names error files in the log directory then, as far as they are there; all that
+        it names else are in the private one.
+        """
         self._workers.close()
+        for rank, found in self.failures.items():
+            if found.error_file and self._failed[rank].published:
+                found.error_file = self._failed[rank].published
+
+    @property
+    def keeps_errors(self) -> bool:
+        """The report names error files in the private directory."""
+        named = {found.error_file for found in self.failures.values()}
+        paths = [place.error_file for place in self._failed.values() if place.error_file in named]
+        return any(os.path.isfile(path) for path in paths)
 
     def hang_up(self) -> None:
         """Closes what other nodes may still need while the workers end."""

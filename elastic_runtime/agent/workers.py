@@ -203,7 +203,7 @@ class Workers:
         Without a fork server they wait for one.
 
         Raises:
-            UsageError: the function cannot be sent, or a log file cannot be written.
+            UsageError: the function cannot be sent.
         """
         if self._may_be_warm_again():
             self.start_server()
@@ -436,10 +436,12 @@ class Workers:
         self._pump.finish(worker.streams)
         for console in set(self._consoles.values()):
             console.flush(_FLUSH_SECONDS)
-        self._logs.flush([s.file for s in worker.streams if s.file is not None], _LOG_SECONDS)
+        spec = worker.spec
+        if spec.place.logged:
+            self._logs.call(spec.place.end)
+        self._logs.flush([file for s in worker.streams for file in s.files], _LOG_SECONDS)
         with self._lock:
             del self._workers[number]
-        spec = worker.spec
         ranks = (spec.local_rank, spec.global_rank, spec.round)
         self._notify(WorkerExited(*ranks, worker.pid, code, lifetime, with_server))
 
