@@ -127,12 +127,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._finish: Finish | None = None
         self._alarm = float("inf")
         self._directory = PrivateDirectory()
-        self._private = self._directory.path
         self._snapshots = SnapshotStore(config, address)
         try:
             self._crew = Crew(
                 config,
-                self._private,
+                self._directory,
                 lambda: self._watchdogs.environment(),
                 self._inbox.put,
                 ahead,
@@ -159,7 +158,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._turned = time.time()
         self._reached = -1  # for threads that must not look at workers that come and go
         self._watchdogs = Watchdogs(
-            config.run_id, self._private, config.health_port, lambda: self._turned
+            config.run_id, self._directory.path, config.health_port, lambda: self._turned
         )
         self._started_at = time.monotonic()
         self._trouble_at: float | None = None

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.forkclient import Ahead
     from elastic_runtime.agent.life import Event
     from elastic_runtime.agent.logdir import Place
+    from elastic_runtime.agent.private import PrivateDirectory
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.records import RoundRecord
 
@@ -90,7 +91,7 @@ class Crew:
 
     Args:
         config: the settings.
-        private: a directory of the agent's own.
+        private: the agent's own directory.
         extra: what workers need in their environment beyond the usual.
         put: takes what workers and their server have to say, from other threads.
         ahead: the first fork server, if it has been started already.
@@ -100,7 +101,7 @@ class Crew:
     def __init__(
         self,
         config: JobConfig,
-        private: str,
+        private: PrivateDirectory,
         extra: Callable[[], Mapping[str, str]],
         put: Callable[[Any], None],
         ahead: Ahead | None = None,
@@ -110,10 +111,10 @@ class Crew:
         self._config = config
         self._private = private
         self._extra = extra
-        self._logs = LogDirs(config, private)
+        self._logs = LogDirs(config, private.path)
         self._workers = workers.Workers(config, put, ahead=ahead)
         self._channel = Channel(
-            os.path.join(private, "agent.sock"), lambda life, said: put(FromWorker(life, said))
+            os.path.join(private.path, "agent.sock"), lambda life, said: put(FromWorker(life, said))
         )
         self._ports = PortKeeper()
         self._store: TCPStore | None = None
@@ -149,6 +150,7 @@ class Crew:
             group_rank: this node's rank in it.
             local_ranks: which ones.
         """
+        self._restore()
         specs = []
         for local_rank in local_ranks:
             self._lives += 1
@@ -183,12 +185,21 @@ class Crew:
             )
         self._workers.start(specs)
 
+    def _restore(self) -> None:
+        """Makes again what somebody has removed of the private directory, for those who start."""
+        try:
+            self._private.renew()
+            self._channel.renew()
+        except OSError as error:
+            why = error.strerror or str(error)
+            self._put(workers.Said("private.lost", {"path": self._private.path, "why": why}))
+
     def _progress_file(self, local_rank: int) -> tuple[str, ProgressFile]:
         """Makes the progress file of a worker, or takes over the one of the worker before it.
 
         Without room for it the worker goes without: its path is "" then, which is said once.
         """
-        path = os.path.join(self._private, f"progress-{local_rank}")
+        path = os.path.join(self._private.path, f"progress-{local_rank}")
         try:
             found = path, ProgressFile(path, create=True)
         except OSError as error:
