@@ -224,6 +224,12 @@ _LINES: dict[str, Line] = {
         "warning",
         whole_job=False,
     ),
+    "private.lost": Line(
+        "{path} was removed and cannot be made again ({why}): workers that start now cannot speak"
+        " with their agent",
+        "warning",
+        whole_job=False,
+    ),
     "progress.off": Line(
         "{path} cannot be written ({why}): no steps are seen of workers that start now",
         "warning",

@@ -7,7 +7,6 @@ messages of workers, signals), and one thread, the main one, takes from it. It n
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import time
@@ -128,12 +127,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._finish: Finish | None = None
         self._alarm = float("inf")
         self._directory = PrivateDirectory()
-        self._private = self._directory.path
         self._snapshots = SnapshotStore(config, address)
         try:
             self._crew = Crew(
                 config,
-                self._private,
+                self._directory,
                 lambda: self._watchdogs.environment(),
                 self._inbox.put,
                 ahead,
@@ -160,7 +158,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._turned = time.time()
         self._reached = -1  # for threads that must not look at workers that come and go
         self._watchdogs = Watchdogs(
-            config.run_id, self._private, config.health_port, lambda: self._turned
+            config.run_id, self._directory.path, config.health_port, lambda: self._turned
         )
         self._started_at = time.monotonic()
         self._trouble_at: float | None = None
@@ -488,11 +486,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 if self._crash is None:  # else it may be for the same reason: end what can be
                     raise
         self._unwatch()
-        failures = self._crew.failures.values()
-        named = any(os.path.isfile(failure.error_file) for failure in failures)
         failed = self._finish is not None and self._finish.exit_code == EXIT_FAILED
         # The report names the error files; what it names must be there.
-        self._directory.remove(keep="logs" if failed and named else "")
+        self._directory.remove(keep="logs" if failed and self._crew.keeps_errors else "")
 
     def _say_farewell(self) -> None:
         """Says the last word to the others, now that no worker runs here any more."""

@@ -11,11 +11,13 @@ import selectors
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elastic_runtime import threads
 from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol.messages import MAX_LINE, Hello, Message, decode
+from elastic_runtime.protocol.unix_path import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -47,16 +49,24 @@ class Channel:
         self._notify = notify
         self._callers: dict[int, _Caller] = {}
         self._lock = threading.Lock()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(path)
-        self._listener.listen(256)
-        self._listener.setblocking(False)
+        self._listener = _listen(path)
+        self._fresh: list[socket.socket] = []  # that follow the listener
         self._wake_read, self._wake_write = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._deaf_until = 0.0  # for want of descriptors, on the monotonic clock; 0: it listens
         self._thread = threads.spawn(self._serve, name="channel")
+
+    def renew(self) -> None:
+        """Listens anew if somebody has removed the socket; who is connected stays so.
+
+        Raises:
+            OSError: there can be no socket.
+        """
+        if not os.path.lexists(self.path):
+            self._fresh.append(_listen(self.path))
+            os.write(self._wake_write, b"r")
 
     def tell(self, lives: Collection[int], message: Message) -> int:
         """Sends a message to workers, as far as they are connected.
@@ -91,10 +101,14 @@ class Channel:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fd == self._wake_read:
-                    self._end()
-                    return
+                    if b"x" in os.read(self._wake_read, 64):
+                        self._end()
+                        return
+                    self._listen_anew()
                 else:
-                    self._read(self._callers[key.fd])
+                    caller = self._callers.get(key.fd)
+                    if caller is not None and caller.connection is key.fileobj:
+                        self._read(caller)
 
     def _listen_again(self) -> float | None:
         """Seconds until callers are to be let in again; None: they are."""
@@ -107,20 +121,33 @@ class Channel:
         self._selector.register(self._listener, selectors.EVENT_READ)
         return None
 
-    def _accept(self) -> None:
+    def _listen_anew(self) -> None:
+        while self._fresh:
+            while self._accept():  # who had come before the socket was removed
+                pass
+            if not self._deaf_until:
+                self._selector.unregister(self._listener)
+            self._deaf_until = 0.0
+            self._listener.close()
+            self._listener = self._fresh.pop(0)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _accept(self) -> bool:
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
-            return
+            return False
         except OSError:
             # The caller waits in the queue, and would wake this thread again at once.
-            self._selector.unregister(self._listener)
+            if not self._deaf_until:
+                self._selector.unregister(self._listener)
             self._deaf_until = time.monotonic() + _DEAF_SECONDS
-            return
+            return False
         connection.settimeout(5.0)
         with self._lock:
             self._callers[connection.fileno()] = _Caller(connection)
         self._selector.register(connection, selectors.EVENT_READ)
+        return True
 
     def _read(self, caller: _Caller) -> None:
         try:
@@ -152,10 +179,22 @@ class Channel:
         for caller in list(self._callers.values()):
             self._hang_up(caller)
         self._selector.close()
-        self._listener.close()
+        for listener in (self._listener, *self._fresh):
+            listener.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        try:
+        with suppress(OSError):
             os.unlink(self.path)
-        except FileNotFoundError:
-            pass
+
+
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with address_of(path) as address:
+            listener.bind(address)
+        listener.listen(256)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.forkclient import Ahead
     from elastic_runtime.agent.life import Event
     from elastic_runtime.agent.logdir import Place
+    from elastic_runtime.agent.private import PrivateDirectory
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.records import RoundRecord
 
@@ -91,7 +92,7 @@ class Crew:
 
     Args:
         config: the settings.
-        private: a directory of the agent's own.
+        private: the agent's own directory.
         extra: what workers need in their environment beyond the usual.
         put: takes what workers and their server have to say, from other threads.
         ahead: the first fork server, if it has been started already.
@@ -101,7 +102,7 @@ class Crew:
     def __init__(
         self,
         config: JobConfig,
-        private: str,
+        private: PrivateDirectory,
         extra: Callable[[], Mapping[str, str]],
         put: Callable[[Any], None],
         ahead: Ahead | None = None,
@@ -111,10 +112,10 @@ class Crew:
         self._config = config
         self._private = private
         self._extra = extra
-        self._logs = LogDirs(config, private)
+        self._logs = LogDirs(config, private.path)
         self._workers = workers.Workers(config, put, ahead=ahead)
         self._channel = Channel(
-            os.path.join(private, "agent.sock"), lambda life, said: put(FromWorker(life, said))
+            os.path.join(private.path, "agent.sock"), lambda life, said: put(FromWorker(life, said))
         )
         self._ports = PortKeeper()
         self._store: TCPStore | None = None
@@ -124,6 +125,7 @@ class Crew:
         self._lives = 0
         self._values: dict[int, Any] = {}
         self.failures: dict[int, ProcessFailure] = {}
+        self._failed: dict[int, Place] = {}
 
     # ------------------------------------------------------------ processes
 
@@ -133,7 +135,7 @@ class Crew:
 
     def start(self, last: RoundRecord, group_rank: int) -> None:
         """Starts all workers for a round in which they live and die."""
-        self.failures, self._values = {}, {}
+        self.failures, self._failed, self._values = {}, {}, {}
         if group_rank == 0:
             self._ports.release()
         for post in self._posts.values():
@@ -149,6 +151,7 @@ class Crew:
             group_rank: this node's rank in it.
             local_ranks: which ones.
         """
+        self._restore()
         specs = []
         for local_rank in local_ranks:
             self._lives += 1
@@ -183,12 +186,21 @@ class Crew:
             )
         self._workers.start(specs)
 
+    def _restore(self) -> None:
+        """Makes again what somebody has removed of the private directory, for those who start."""
+        try:
+            self._private.renew()
+            self._channel.renew()
+        except OSError as error:
+            why = error.strerror or str(error)
+            self._put(workers.Said("private.lost", {"path": self._private.path, "why": why}))
+
     def _progress_file(self, local_rank: int) -> tuple[str, ProgressFile]:
         """Makes the progress file of a worker, or takes over the one of the worker before it.
 
         Without room for it the worker goes without: its path is "" then, which is said once.
         """
-        path = os.path.join(self._private, f"progress-{local_rank}")
+        path = os.path.join(self._private.path, f"progress-{local_rank}")
         try:
             found = path, ProgressFile(path, create=True)
         except OSError as error:
@@ -240,7 +252,7 @@ class Crew:
         """
         local_rank = item.local_rank
         post = self._posts[local_rank]
-        self._logs.ended(post.started_for, post.place.directory)
+        self._logs.ended(post.place)
         if item.code == 0:
             item = replace(item, code=self._take_value(local_rank, post.place.error_file))
         if item.code == 0:
@@ -267,6 +279,7 @@ class Crew:
             fault = replace(fault, kind=START, reason=reason, signature=NO_ROOM)
         if not (told_to_stop and item.code < 0):
             self.failures[post.rank] = failure(local_rank, item.pid, item.code, path, error)
+            self._failed[post.rank] = post.place
         return WorkerExited(item.round, local_rank, item.code, fault=fault)
 
     def _take_value(self, local_rank: int, error_file: str) -> int:
@@ -416,8 +429,22 @@ class Crew:
             self._store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
 
     def close(self) -> None:
-        """Ends all workers, and everything else."""
+        """Ends all workers, and everything else.
+
+        The report names error files in the log directory then, as far as they are there; all that
+        it names else are in the private one.
+        """
         self._workers.close()
+        for rank, found in self.failures.items():
+            if found.error_file and self._failed[rank].published:
+                found.error_file = self._failed[rank].published
+
+    @property
+    def keeps_errors(self) -> bool:
+        """The report names error files in the private directory."""
+        named = {found.error_file for found in self.failures.values()}
+        paths = [place.error_file for place in self._failed.values() if place.error_file in named]
+        return any(os.path.isfile(path) for path in paths)
 
     def hang_up(self) -> None:
         """Closes what other nodes may still need while the workers end."""

@@ -33,6 +33,16 @@ def read_error_file(path: str) -> WorkerError | None:
     Returns:
         None if there is nothing that can be understood.
     """
+    data = read_regular(path)
+    return None if data is None else parse_error_file(data)
+
+
+def read_regular(path: str) -> bytes | None:
+    """Reads a small file that somebody else has written.
+
+    Returns:
+        None if there is none, if it is none that can be read without waiting, or too large.
+    """
     try:
         # Whatever lies there is not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -42,7 +52,7 @@ def read_error_file(path: str) -> WorkerError | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
             return None
-        return parse_error_file(os.pread(descriptor, _LARGEST, 0))
+        return os.pread(descriptor, _LARGEST, 0)
     except OSError:
         return None
     finally:

@@ -1,28 +1,30 @@
-"""Workers' log files, written by a thread of the agent's, so that only that can hang.
+"""Workers' log files, made and written by a thread of the agent's, so that only that can hang.
 
-No worker ever hears of a full disk: what cannot be written is dropped, which is said once, and the
-file goes on when there is room again.
+No worker ever hears of a log disk that is full or fails: what cannot be written is dropped, which
+is said once, and the file goes on when it can be written again.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_runtime import threads
-from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 # Between two attempts at a file that could not be written, in seconds.
 _AGAIN = 1.0
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+_Job = Callable[[], None]
 
 
 class LogFile:
@@ -30,25 +32,18 @@ class LogFile:
 
     Args:
         writer: the one.
-        path: where it is.
-
-    Raises:
-        UsageError: it cannot be made, and not because the disk is full.
+        where: tells its path, once its directory is there; called by the writing thread. It may
+            raise OSError, and is asked again then.
     """
 
-    def __init__(self, writer: LogWriter, path: str) -> None:
-        self.path = path
+    def __init__(self, writer: LogWriter, where: Callable[[], str]) -> None:
+        self.path = ""  # until it is known
         self.dropped = 0  # bytes, since it could last be written
         self.retry_at = 0.0
         self.closed = threading.Event()
         self._writer = writer
+        self._where = where
         self._descriptor: int | None = None
-        try:
-            self._open()
-        except OSError as error:
-            if error.errno not in FULL:
-                text = f"the log file {path} cannot be written: {error.strerror}"
-                raise UsageError(text) from None
 
     def write(self, data: bytes) -> None:
         """Has data appended."""
@@ -73,10 +68,9 @@ class LogFile:
             OSError: not all of them.
         """
         view = memoryview(data)
-        if self._descriptor is None:
-            self._open()
-        assert self._descriptor is not None
         try:
+            if self._descriptor is None:
+                self._descriptor = self._opened()
             if self.dropped:
                 note = f"\n[elastic-run] {self.dropped} bytes could not be written here\n"
                 os.write(self._descriptor, note.encode())
@@ -84,25 +78,30 @@ class LogFile:
                 view = view[os.write(self._descriptor, view) :]
         except OSError:
             self.dropped += len(view)
+            self._close()  # a handle can be stale; the file is opened again
             raise
         self.dropped = 0
         return len(data)
 
     def end(self) -> None:
         """Closes it, for the writing thread."""
+        self._close()
+        self.closed.set()
+
+    def _opened(self) -> int:
+        self.path = self._where()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.open(self.path, flags, 0o644)
+
+    def _close(self) -> None:
         if self._descriptor is not None:
             with suppress(OSError):  # of a network file system, that has waited until now
                 os.close(self._descriptor)
             self._descriptor = None
-        self.closed.set()
-
-    def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o644)
 
 
 class LogWriter:
-    """Appends to all log files of an agent.
+    """Makes all log files of an agent, and appends to them, in a thread of its own.
 
     Args:
         tell: called from the writing thread with an event's name and fields, when a file cannot be
@@ -125,36 +124,52 @@ class LogWriter:
         self._limit = limit
         self._patience = patience
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[LogFile, bytes | None]] = deque()
+        self._waiting: deque[tuple[_Job, int]] = deque()  # what is to be done, and its bytes
         self._size = 0
         self._moved = 0.0
         self._was_full = False
         self._closing = False
         self._thread: threading.Thread | None = None
         self._failing: set[LogFile] = set()
+        self._refused = False  # the last of what ``call`` was given has failed
         self._lost = 0  # bytes, since the first of those failed
 
-    def open(self, path: str) -> LogFile:
-        """Opens a file for appending.
+    def open(self, where: Callable[[], str]) -> LogFile:
+        """Has a file made, if it is not there, to which can be appended.
 
-        Raises:
-            UsageError: it cannot be made, and not because the disk is full.
+        Args:
+            where: see ``LogFile``.
         """
-        if self._thread is None:
-            self._thread = threads.spawn(self._write_all, name="elastic-logs")
-        return LogFile(self, path)
+        file = LogFile(self, where)
+        self.put(file, b"")
+        return file
 
     def put(self, file: LogFile, data: bytes | None) -> None:
         """Has data appended to a file; None: has it closed."""
         with self._changed:
-            if data is not None and self._size > self._limit and self._is_stuck():
+            if data and self._size > self._limit and self._is_stuck():
                 file.dropped += len(data)
                 return
-            if not self._waiting:
-                self._moved = time.monotonic()  # it had nothing to do until now
-            self._waiting.append((file, data))
-            self._size += len(data or b"")
-            self._changed.notify_all()
+            job = partial(self._end, file) if data is None else partial(self._write, file, data)
+            self._enqueue(job, len(data or b""))
+
+    def call(self, job: Callable[[], None]) -> None:
+        """Has something else done to where the files lie, after all that was asked for before.
+
+        Args:
+            job: may raise OSError, which is told as for a file that cannot be written.
+        """
+        with self._changed:
+            self._enqueue(partial(self._try, job), 0)
+
+    def _enqueue(self, job: _Job, size: int) -> None:
+        if self._thread is None:
+            self._thread = threads.spawn(self._write_all, name="elastic-logs")
+        if not self._waiting:
+            self._moved = time.monotonic()  # it had nothing to do until now
+        self._waiting.append((job, size))
+        self._size += size
+        self._changed.notify_all()
 
     @property
     def full(self) -> bool:
@@ -186,21 +201,21 @@ class LogWriter:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     return
-                file, data = self._waiting[0]
-            if data is None:
-                file.end()
-                self._failing.discard(file)
-            else:
-                self._write(file, data)
+                job, size = self._waiting[0]
+            job()
             with self._changed:
                 self._waiting.popleft()
-                self._size -= len(data or b"")
+                self._size -= size
                 self._moved = time.monotonic()
                 relieved = self._was_full and self._size < self._limit // 2
                 self._was_full = self._was_full and not relieved
                 self._changed.notify_all()
             if relieved:
                 self._relieved()
+
+    def _end(self, file: LogFile) -> None:
+        file.end()
+        self._failing.discard(file)
 
     def _write(self, file: LogFile, data: bytes) -> None:
         now = time.monotonic()
@@ -214,15 +229,32 @@ class LogWriter:
         except OSError as error:
             self._lost += max(0, file.dropped - before)
             file.retry_at = now + _AGAIN
-            if not self._failing:
-                self._tell("log.dropped", {"path": file.path, "why": error.strerror or str(error)})
+            self._failed(error, file.path)
             self._failing.add(file)
         else:
-            self._recovered(file)
+            if file in self._failing:
+                self._failing.discard(file)
+                self._recovered(file.path)
 
-    def _recovered(self, file: LogFile) -> None:
-        if file in self._failing:
-            self._failing.discard(file)
-            if not self._failing:
-                self._tell("log.resumed", {"path": file.path, "bytes": self._lost})
-                self._lost = 0
+    def _try(self, job: _Job) -> None:
+        try:
+            job()
+        except OSError as error:
+            self._failed(error, "")
+            self._refused = True
+        else:
+            if self._refused:
+                self._recovered("")
+
+    def _failed(self, error: OSError, path: str) -> None:
+        if not self._failing and not self._refused:
+            path = str(error.filename or path)
+            self._tell("log.dropped", {"path": path, "why": error.strerror or str(error)})
+
+    def _recovered(self, path: str) -> None:
+        # One that nobody has written to since is no reason to go on complaining.
+        if not any(file.dropped for file in self._failing):
+            self._failing.clear()
+            self._refused = False
+            self._tell("log.resumed", {"path": path, "bytes": self._lost})
+            self._lost = 0

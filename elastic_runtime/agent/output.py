@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,18 +63,18 @@ class Filter:
 
     Attributes:
         needles: a line is taken if it contains one of these.
-        descriptor: the file, opened for appending.
+        file: takes them.
     """
 
     needles: tuple[bytes, ...]
-    descriptor: int
+    file: LogFile
 
 
 class Stream:
     """One output stream of one worker, from its pipe to all the places where it goes.
 
     Args:
-        source: the pipe's reading end; owned from now on, as are the file and the descriptor.
+        source: the pipe's reading end; owned from now on, as are the files.
         prefix: put before each line, except in ``file``.
         console: shows it; None: nobody does.
         file: takes the bytes as they are.
@@ -105,6 +104,12 @@ class Stream:
         """Its worker ought to wait for the console, or for its log file."""
         console, file = self._console, self.file
         return (console is not None and console.full) or (file is not None and file.full)
+
+    @property
+    def files(self) -> list[LogFile]:
+        """What it is written to."""
+        selected = self._selected.file if self._selected is not None else None
+        return [file for file in (self.file, selected) if file is not None]
 
     @property
     def due(self) -> float | None:
@@ -163,7 +168,7 @@ class Stream:
         if self.file is not None:
             self.file.close()
         if self._selected is not None:
-            os.close(self._selected.descriptor)
+            self._selected.file.close()
 
     def _show(self, text: bytes) -> None:
         if self._console is not None:
@@ -175,14 +180,8 @@ class Stream:
                 for line in lines
                 if any(needle in line for needle in self._selected.needles)
             ]
-            with suppress(OSError):
-                _write_fully(self._selected.descriptor, b"".join(taken))
-
-
-def _write_fully(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+            if taken:
+                self._selected.file.write(b"".join(taken))
 
 
 class Pump:

@@ -34,6 +34,31 @@ class PrivateDirectory:
         """
         sweep(parent, prefix)
         self.path = tempfile.mkdtemp(prefix=prefix, dir=parent or None)
+        self._take()
+
+    def renew(self) -> bool:
+        """Makes it again, empty, if somebody has removed it: a cleaner of temporary files, perhaps.
+
+        Returns:
+            Whether it was made again.
+
+        Raises:
+            OSError: it cannot be made, or its name is taken.
+        """
+        ours = os.fstat(self._descriptor)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(ours, os.stat(self.path, follow_symlinks=False)):
+                return False
+        os.makedirs(self.path, 0o700)  # and never one that somebody else has made
+        before = self._descriptor, self._lock
+        self._take()
+        for descriptor in before:
+            os.close(descriptor)
+        return True
+
+    def _take(self) -> None:
+        """Locks it, and keeps hold of it, so that another one of its name can be told apart."""
+        self._descriptor = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         # Locked before it gets its name: an agent that starts at the same time and sweeps must
         # never find a lock that nobody holds yet.
         draft, lock = (os.path.join(self.path, name) for name in (f"{LOCK}.new", LOCK))
@@ -50,10 +75,12 @@ class PrivateDirectory:
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
         else:
-            for entry in os.scandir(self.path):
-                if entry.name != keep:
-                    _remove(entry)
+            with suppress(FileNotFoundError):  # somebody else has removed it
+                for entry in os.scandir(self.path):
+                    if entry.name != keep:
+                        _remove(entry)
         os.close(self._lock)
+        os.close(self._descriptor)
 
 
 def _remove(entry: os.DirEntry[str]) -> None:

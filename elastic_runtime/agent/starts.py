@@ -6,6 +6,7 @@ import mmap
 import multiprocessing.spawn
 import os
 import pickle
+from functools import partial
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +55,13 @@ class Starts:
             then, and the streams that are to be read.
 
         Raises:
-            UsageError: the function cannot be sent, a log file cannot be written, or the script is
-                gone together with the working directory.
+            UsageError: the function cannot be sent, or the script is gone together with the
+                working directory.
         """
         config = self._config
         self._look_for_script()
+        if spec.place.logged:
+            self._logs.call(spec.place.make)
         request: Frame = {
             "op": "start",
             "args": [],
@@ -107,14 +110,14 @@ class Starts:
         """Opens what a worker's standard output or error is to be."""
         output = self._config.output
         way = route(output, spec.local_rank, name)
-        file = self._logs.open(spec.place.log(name)) if way.file else None
+        file = self._logs.open(partial(spec.place.log, name)) if way.file else None
         if not way.console and file is None:
             return os.open(os.devnull, os.O_WRONLY)
         needles = output.stdout_filters if name == "stdout" else output.stderr_filters
         chosen = None
         if way.console and way.file and needles:
-            descriptor = _append(spec.place.filtered(name))
-            chosen = Filter(tuple(needle.encode() for needle in needles), descriptor)
+            selected = self._logs.open(partial(spec.place.filtered, name))
+            chosen = Filter(tuple(needle.encode() for needle in needles), selected)
         reading, writing = os.pipe()
         prefix = self.prefix(spec.local_rank, spec.global_rank)
         console = self._consoles[name] if way.console else None
@@ -156,10 +159,3 @@ class Starts:
             os.close(old)
         self._results[local_rank] = os.memfd_create("elastic-result")
         return self._results[local_rank]
-
-
-def _append(path: str) -> int:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise UsageError(f"the log file {path} cannot be written: {error.strerror}") from None

@@ -210,8 +210,8 @@ class Workers:
         Without a fork server they wait for one.
 
         Raises:
-            UsageError: the function cannot be sent, a log file cannot be written, or the script is
-                gone together with the working directory.
+            UsageError: the function cannot be sent, or the script is gone together with the
+                working directory.
         """
         if self._may_be_warm_again():
             self.start_server()
@@ -473,9 +473,11 @@ class Workers:
         self._pump.finish(worker.streams)
         for console in set(self._consoles.values()):
             console.flush(_FLUSH_SECONDS)
-        self._logs.flush([s.file for s in worker.streams if s.file is not None], _LOG_SECONDS)
-        self._roster.remove(worker)
         spec = worker.spec
+        if spec.place.logged:
+            self._logs.call(spec.place.end)
+        self._logs.flush([file for s in worker.streams for file in s.files], _LOG_SECONDS)
+        self._roster.remove(worker)
         ranks = (spec.local_rank, spec.global_rank, spec.round)
         self._notify(WorkerExited(*ranks, worker.pid, code, lifetime, with_server, refused))
 

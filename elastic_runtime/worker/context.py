@@ -39,6 +39,7 @@ from elastic_runtime.protocol.messages import (
     decode,
 )
 from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
+from elastic_runtime.protocol.unix_path import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -247,7 +248,8 @@ class WorkerContext:
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             line.settimeout(_SEND_TIMEOUT)
             try:
-                line.connect(self._channel_path)
+                with address_of(self._channel_path) as address:
+                    line.connect(address)
             except OSError:
                 line.close()
                 raise

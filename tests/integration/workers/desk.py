@@ -47,7 +47,7 @@ class Desk:
             **settings,
         )
         self.round = 0
-        self._logs = LogDirs(self.config, str(directory))
+        self._logs = LogDirs(self.config, str(directory / "private"))
         self._consoles = [os.open(p, os.O_CREAT | os.O_RDWR) for p in (self.stdout, self.stderr)]
         self.workers = Workers(self.config, self.events.put, *self._consoles)
         with self._marked():

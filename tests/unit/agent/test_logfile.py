@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.agent import logfile
 from elastic_runtime.agent.logfile import LogWriter
-from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_full_disk_is_said_once_and_the_file_goes_on_when_there_is_room(
 ) -> None:
     told: list[tuple[str, dict[str, object]]] = []
     writer = LogWriter(lambda name, fields: told.append((name, fields)))
-    one, two = (writer.open(str(tmp_path / name)) for name in ("one", "two"))
+    one, two = (writer.open(partial(str, tmp_path / name)) for name in ("one", "two"))
     one.write(b"first\n")
     written(writer)
     disk.full = True
@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_from_the_start_is_no_reason_not_to_start(
 
     monkeypatch.setattr(logfile.os, "open", full)
     writer = LogWriter()
-    file = writer.open(str(tmp_path / "log"))
+    file = writer.open(partial(str, tmp_path / "log"))
     file.write(b"lost")
     written(writer)
     monkeypatch.setattr(logfile.os, "open", really)
@@ -94,9 +94,35 @@ def test_a_disk_that_is_full_from_the_start_is_no_reason_not_to_start(
     assert (tmp_path / "log").read_bytes().endswith(b"kept")
 
 
-def test_a_directory_that_is_not_there_is_a_mistake_of_the_users(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
-        LogWriter().open(str(tmp_path / "nowhere" / "log"))
+def test_what_fails_for_any_reason_is_said_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logfile, "_AGAIN", 0.0)
+    told: list[tuple[str, dict[str, object]]] = []
+    writer = LogWriter(lambda name, fields: told.append((name, fields)))
+    path = tmp_path / "directory" / "log"
+    made = threading.Event()
+
+    def make() -> None:
+        if not made.is_set():
+            raise OSError(errno.ESTALE, "Stale file handle", str(path.parent))
+        path.parent.mkdir()
+
+    writer.call(make)
+    quiet = writer.open(partial(str, path.with_name("quiet")))
+    file = writer.open(partial(str, path))
+    file.write(b"lost")
+    written(writer)
+    assert told == [("log.dropped", {"path": str(path.parent), "why": "Stale file handle"})]
+    made.set()
+    writer.call(make)
+    file.write(b"kept")
+    file.close()
+    assert file.closed.wait(PATIENCE)
+    assert path.read_bytes() == b"\n[elastic-run] 4 bytes could not be written here\nkept"
+    assert told[1:] == [("log.resumed", {"path": str(path), "bytes": 4})]
+    quiet.close()
+    writer.close()
 
 
 def test_a_stuck_disk_holds_up_for_a_while_and_then_costs_only_the_log(
@@ -104,7 +130,7 @@ def test_a_stuck_disk_holds_up_for_a_while_and_then_costs_only_the_log(
 ) -> None:
     relieved = threading.Event()
     writer = LogWriter(relieved=relieved.set, limit=10, patience=3600.0)
-    file = writer.open(str(tmp_path / "log"))
+    file = writer.open(partial(str, tmp_path / "log"))
     disk.free.clear()
     file.write(b"a" * 11)
     assert file.full

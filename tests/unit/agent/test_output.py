@@ -6,6 +6,7 @@ import os
 import selectors
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -165,14 +166,14 @@ def test_lines_of_two_workers_do_not_mix(screen: Screen) -> None:
 def test_files_and_filters(screen: Screen, pipe: tuple[int, int], tmp_path: Path) -> None:
     reading, writing = pipe
     logs = LogWriter()
-    file = logs.open(str(tmp_path / "all"))
-    some = os.open(tmp_path / "some", os.O_CREAT | os.O_WRONLY)
+    file, some = (logs.open(partial(str, tmp_path / name)) for name in ("all", "some"))
     stream = Stream(reading, b"[0]:", None, file, Filter((b"loss", b"lr"), some))
     os.write(writing, b"loss 1\nother\nlr 2")
     stream.read()
     stream.finish()
     logs.close()
     assert file.closed.wait(10.0)
+    assert some.closed.wait(10.0)
     assert (tmp_path / "all").read_bytes() == b"loss 1\nother\nlr 2"
     assert (tmp_path / "some").read_bytes() == b"[0]:loss 1\n[0]:lr 2"
 
@@ -181,7 +182,7 @@ def test_a_full_disk_costs_the_file_only(screen: Screen, pipe: tuple[int, int]) 
     reading, writing = pipe
     told: list[str] = []
     logs = LogWriter(lambda name, fields: told.append(f"{name} {fields}"))
-    stream = Stream(reading, b"", screen.console, logs.open("/dev/full"))
+    stream = Stream(reading, b"", screen.console, logs.open(lambda: "/dev/full"))
     os.write(writing, b"one\n")
     stream.read()
     os.write(writing, b"two\n")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from elastic_runtime.agent import private
 from elastic_runtime.agent.private import PrivateDirectory
-
-if TYPE_CHECKING:
-    import pytest
 
 HOLDER = """
 from elastic_runtime.agent.private import PrivateDirectory
@@ -80,3 +79,32 @@ def test_what_people_were_told_of_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     PrivateDirectory().remove()
     assert told.exists()
     assert not Path(directory.path, "agent.sock").exists()
+
+
+def test_one_that_was_removed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directory = PrivateDirectory()
+    assert not directory.renew()
+    shutil.rmtree(directory.path)
+    assert directory.renew()
+    private.sweep()
+    assert Path(directory.path).is_dir()
+    assert Path(directory.path).stat().st_mode & 0o777 == 0o700
+    assert not directory.renew()
+    directory.remove(keep="logs")
+    shutil.rmtree(directory.path)
+
+
+def test_what_somebody_else_has_made_under_its_name_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directory = PrivateDirectory()
+    shutil.rmtree(directory.path)
+    Path(directory.path).symlink_to(tmp_path)
+    with pytest.raises(FileExistsError):
+        directory.renew()
+    Path(directory.path).unlink()
+    directory.remove(keep="logs")

@@ -1,0 +1,135 @@
+"""A log disk that is full, read-only or hangs, or is not there any more: no job hears of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT, PATIENCE, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HANGING = Path(__file__).with_name("hanging")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_no_worker_hears_of_a_full_log_disk(disk: Path, tmp_path: Path) -> None:
+    (disk / "others").write_bytes(b"x" * (400 << 10))
+    options = ("--local-nodes", "2", "--redirects", "3", "--log-dir", str(disk))
+    with Job(tmp_path, "steps.py", *options, kind="loud") as job:
+        before = job.ranks(2)
+        job.event("log.dropped", why="No space left on device")
+        further = job.step + 20
+        job.wait(lambda: job.step > further, "steps beside the full disk")
+        # A replacement starts although there is no room for its log.
+        job.kill(before[1])
+        job.ranks(2, after=before[0].round)
+        (disk / "others").unlink()
+        assert job.event("log.resumed", node=before[0].node)["bytes"] > 0
+        assert not job.events("worker.failed"), job.story()
+        assert not job.events("fault.retry"), job.story()
+        job.finish()
+    logs = [path.read_bytes() for path in disk.glob("*/round-*/*/rank-*/stdout.log")]
+    assert any(b"bytes could not be written here" in log for log in logs)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[Path]:
+    """A directory over which a read-only view of itself can be mounted."""
+    place = tmp_path / "logs"
+    place.mkdir()
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+
+
+def make_read_only(place: Path) -> None:
+    bind = ["mount", "--bind", str(place), str(place)]
+    if os.geteuid() != 0 or subprocess.run(bind, check=False, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+
+
+def test_no_worker_hears_of_a_log_disk_that_becomes_read_only(logs: Path, tmp_path: Path) -> None:
+    options = ("--local-nodes", "2", "--redirects", "3", "--log-dir", str(logs))
+    with Job(tmp_path, "steps.py", *options, kind="loud") as job:
+        before = job.ranks(2)
+        make_read_only(logs)
+        job.kill(before[1])
+        after = job.ranks(2, after=before[0].round)
+        assert after[0].pid == before[0].pid
+        job.event("log.dropped", why="Read-only file system")
+        subprocess.run(["umount", str(logs)], check=True)
+        assert job.event("log.resumed")["bytes"] > 0
+        assert not job.events("worker.failed"), job.story()
+        job.finish()
+    texts = [path.read_bytes() for path in logs.glob("*/round-*/*/rank-*/stdout.log")]
+    assert any(b"bytes could not be written here" in text for text in texts)
+
+
+def test_a_log_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    os.mkfifo(logs / "hangs")
+    environ = {"PYTHONPATH": str(_HANGING), "ELASTIC_TEST_HANG": str(logs / "hangs")}
+    options = ("--redirects", "3", "--log-dir", str(logs))
+    with Job(tmp_path, "steps.py", *options, environ=environ) as job:
+        before = job.ranks(1)
+        job.kill(before[0])
+        job.ranks(1, after=before[0].round)
+        assert os.listdir(logs) == ["hangs"]
+        waiting = os.open(logs / "hangs", os.O_WRONLY)
+        (tmp_path / "free").touch()
+        (tmp_path / "free").rename(logs / "hangs")
+        os.close(waiting)
+        job.finish()
+    assert len(list(logs.glob("*/round-*/*/rank-*/stdout.log"))) == 2
+
+
+GOES_WRONG = """
+import os, shutil, sys
+
+if sys.argv[2] == "gone":
+    shutil.rmtree(sys.argv[1])
+    open(sys.argv[1], "w").close()
+raise ValueError("as asked")
+"""
+
+
+@pytest.mark.parametrize("logs", ["there", "gone"])
+def test_the_error_is_where_the_report_says(tmp_path: Path, logs: str) -> None:
+    script, temporary = tmp_path / "script.py", tmp_path / "tmp"
+    script.write_text(GOES_WRONG)
+    temporary.mkdir()
+    options = ("--max-restarts", "0", "--log-dir", str(tmp_path / "logs"), "--redirects", "3")
+    ended = subprocess.run(
+        [*ELASTIC_RUN, *options, str(script), str(tmp_path / "logs"), logs],
+        env={**os.environ, **ENVIRONMENT, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    named = re.search(r"error_file: (\S+)", ended.stderr)
+    assert named is not None, ended.stderr
+    assert "as asked" in Path(named[1]).read_text()
+    assert Path(named[1]).is_relative_to(tmp_path / "logs" if logs == "there" else temporary)
+    assert bool(list(temporary.glob("elastic-*"))) == (logs == "gone")
+    assert ("log.dropped" in ended.stderr) == (logs == "gone"), ended.stderr
