@@ -64,6 +64,8 @@ class WorkerContext:
         run: the id of the run, "" outside a job.
         restarts: how often workers of the job had been started again when this one was started.
         drain: set once this worker is asked to save and leave, at a step that all ranks agree on.
+        in_place: ``elastic.run`` is under way, which makes all groups and ends them.
+        was_in_place: it is over, and there are no groups any more.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -80,6 +82,8 @@ class WorkerContext:
         self._progress_path = environ.get(ENV_PROGRESS, "")
         self._progress: ProgressFile | None = None
         self._steps = 0
+        self.in_place = False
+        self.was_in_place = False
         self._in_train = False
         self._busy: list[str] = []
         self._drains = False
@@ -143,6 +147,15 @@ class WorkerContext:
             self.note("step.first", step=step)  # the agent tells people how long a recovery took
         if (progress := self._progress_file()) is not None:
             progress.publish(step, self._steps, time.monotonic_ns())
+
+    @contextmanager
+    def running_in_place(self) -> Iterator[None]:
+        """While the block runs ``elastic.run`` does, once in a process."""
+        self.in_place = True
+        try:
+            yield
+        finally:
+            self.in_place, self.was_in_place = False, True
 
     @contextmanager
     def in_train(self) -> Iterator[None]:

@@ -134,8 +134,13 @@ def run(
         torch_private.tend_groups(keepalive.tended)
         here = context()
         loop = _Loop(state, checkpointer, train, here, start_over=start_over)
-        value: T = loop.run() if here.has_agent else loop.run_alone()
-        return value
+        try:
+            with here.running_in_place():
+                value: T = loop.run() if here.has_agent else loop.run_alone()
+            return value
+        finally:
+            if checkpointer is not None:
+                checkpointer.detach()
 
     return call
 

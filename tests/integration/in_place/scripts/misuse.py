@@ -102,6 +102,39 @@ def counts_as_well() -> None:
     elastic.run(state, saver)(train)
 
 
+def _saver(name: str = "saved") -> elastic.Checkpointer:
+    return elastic.Checkpointer(os.path.join(ARGS.folder, name), {"model": MODEL})
+
+
+def saves_beside() -> None:
+    best = _saver("best")
+
+    def train(world: elastic.World) -> None:
+        STATE.commit()
+        best.save(sync=True)
+
+    elastic.run(STATE, _saver())(train)
+
+
+def saves_after() -> None:
+    saver = _saver()
+    elastic.run(STATE, saver)(lambda world: STATE.commit())
+    saver.save(sync=True)
+
+
+def ends_as_with_torchrun() -> None:
+    saver = _saver()
+
+    def train(world: elastic.World) -> None:
+        STATE.commit()
+        saver.save()
+
+    elastic.run(STATE, saver)(train)
+    saver.save(sync=True)  # it is saved
+    NOTES.say("ended", step=STATE.step, held=saver.held)
+    saver.close()
+
+
 def tell(misuse: Callable[[], None]) -> None:
     try:
         misuse()
