@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.errors import RecordError
+from elastic_runtime.errors import RecordError, UsageError
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
@@ -374,6 +374,21 @@ def context() -> WorkerContext:
         is_worker = multiprocessing.parent_process() is None
         _context = WorkerContext(os.environ if is_worker else _without_agent(os.environ))
     return _context
+
+
+def spares_groups() -> bool:
+    """Whether a script that ends all process groups is to be spared that: they are gone already.
+
+    Raises:
+        UsageError: ``elastic.run`` is under way, and needs them.
+    """
+    here = context()
+    if here.in_place:
+        raise UsageError(
+            "destroy_process_group() was called inside of elastic.run, which makes the process "
+            "group itself, and ends it after train: remove the call"
+        )
+    return here.was_in_place
 
 
 def _without_agent(environ: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from noting import Notes, options
 from torch import nn
+from torch.distributed import destroy_process_group
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import ElasticError
@@ -122,6 +123,10 @@ def saves_after() -> None:
     saver.save(sync=True)
 
 
+def destroys_inside() -> None:
+    elastic.run(STATE)(lambda world: destroy_process_group())
+
+
 def ends_as_with_torchrun() -> None:
     saver = _saver()
 
@@ -132,6 +137,8 @@ def ends_as_with_torchrun() -> None:
     elastic.run(STATE, saver)(train)
     saver.save(sync=True)  # it is saved
     NOTES.say("ended", step=STATE.step, held=saver.held)
+    destroy_process_group()
+    dist.destroy_process_group()
     saver.close()
 
 
