@@ -7,6 +7,7 @@ is called.
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import pickle
 import socket
@@ -229,6 +230,37 @@ def forget_scale(optimizer: torch.optim.Optimizer) -> None:
     if "found_inf" in lent:  # else a grad_scale is the script's own
         del lent["found_inf"]
         lent.pop("grad_scale", None)
+
+
+def spare_groups(spared: Callable[[], bool]) -> None:
+    """Has a script's ``destroy_process_group()`` of all groups ask first; once for a process.
+
+    Most scripts end with that call, and it fails where there is no group any more. There is no
+    hook in it. A script that imports it by name before this was called gets torch's own.
+
+    Args:
+        spared: whether it is to be left out where there are no groups; may raise.
+    """
+    import torch.distributed as dist
+
+    original: Any = dist.destroy_process_group
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def destroy(group: Any = None) -> None:
+        ends_all = group is None or group == dist.group.WORLD
+        if not ends_all or not spared() or dist.is_initialized():
+            original(group)
+
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy
+
+
+def end_groups() -> None:
+    """Ends all groups in torch's own way, whatever ``spare_groups`` has been told."""
+    import torch.distributed as dist
+
+    inspect.unwrap(dist.destroy_process_group)()
 
 
 def all_groups() -> list[Any]:

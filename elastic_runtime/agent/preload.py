@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime import keepalive, torch_private
 from elastic_runtime.worker import boot
+from elastic_runtime.worker.context import spares_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -85,6 +86,7 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
     if "torch.distributed" in modules:
         torch_private.connect_when_listening()
         torch_private.tend_groups(keepalive.tended)
+        torch_private.spare_groups(spares_groups)
     # What is loaded by now stays: the collector of a worker need not touch, and so copy, it.
     gc.collect()
     gc.freeze()

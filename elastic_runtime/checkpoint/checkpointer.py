@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
 
+from elastic_runtime.checkpoint import misuse
 from elastic_runtime.checkpoint.attempts import Attempts
 from elastic_runtime.checkpoint.manifest import CheckpointId
 from elastic_runtime.checkpoint.resuming import Resuming
@@ -38,7 +38,7 @@ from elastic_runtime.worker.standing import Condition, Held
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import MutableMapping, Sequence
     from datetime import timedelta
 
     from elastic_runtime.worker.standing import Choice
@@ -124,7 +124,7 @@ class Checkpointer:
         Raises:
             CheckpointUsageError: a setting or an entry cannot be used.
         """
-        _check_named(entries)
+        misuse.check_named(entries)
         if on_save_error not in ("continue", "raise"):
             raise CheckpointUsageError(
                 f"on_save_error={on_save_error!r} is not understood; give 'continue' or 'raise'"
@@ -159,6 +159,7 @@ class Checkpointer:
         self._sync = sync
         self._connection: Connection | None = None
         self._state: State | None = None
+        self._is_over = False  # elastic.run is, which it was given
         self._group: _Group | None = None
         self._steps = 0
 
@@ -171,7 +172,7 @@ class Checkpointer:
 
     @steps.setter
     def steps(self, value: int) -> None:
-        self._refuse_in_place("steps was set")
+        self._is_the_scripts("steps was set")
         self.count(value)
 
     def resume(self, *, strict: bool = True) -> int:
@@ -192,7 +193,7 @@ class Checkpointer:
             CheckpointError: the directory cannot be used, or the checkpoint does not fit.
             UsageError: ``elastic.run`` has been given this checkpointer.
         """
-        self._refuse_in_place("resume() was called")
+        self._is_the_scripts("resume() was called")
         found = self._load(strict=strict)
         return found.step if found is not None else 0
 
@@ -208,7 +209,7 @@ class Checkpointer:
             UsageError: an entry is committed by another checkpointer as well, or by
                 ``elastic.run``, which has been given this one.
         """
-        self._refuse_in_place("step() was called")
+        self._is_the_scripts("step() was called")
         group = self._ready()
         self.count(self._steps + 1)
         self._commit()
@@ -233,16 +234,18 @@ class Checkpointer:
             CheckpointFailed: with ``sync``, it could not be saved, though that was tried several
                 times; otherwise see ``step``. Older checkpoints are untouched.
             CheckpointUsageError: the state can never be saved.
-            UsageError: step 0 is to be saved for the second time: nobody counts the steps.
+            UsageError: step 0 is to be saved for the second time: nobody counts the steps; or
+                ``elastic.run`` has returned, and this step is not saved.
         """
+        if self._is_over:
+            if self._attempts.begun == self._saves.held == self.steps:
+                return
+            misuse.refuse_late(self.steps, self._storage.where)
         peers = self._ready().peers
         at_once = sync or self._sync
         if self._attempts.begun == self.steps and not at_once:
             if not self.steps and self._state is None:
-                raise UsageError(
-                    "save() was called again at step 0: call step() after each step, or set steps; "
-                    "a checkpoint is of a step, and each step is saved once"
-                )
+                misuse.refuse_uncounted()
             return
         if at_once:
             self._attempts.save_for_certain(peers, self.steps)
@@ -307,6 +310,14 @@ class Checkpointer:
         self._connection = connection
         self._group = None
         self._attempts.enter(lost=lost)
+
+    def detach(self) -> None:
+        """``elastic.run`` is over: the groups are gone, and nothing is saved or loaded any more."""
+        if self._state is not None:
+            self._is_over = True
+            self._saves.enter(None)
+            self._snapshots.enter()
+            self._connection = self._group = None
 
     @property
     def held(self) -> int:
@@ -431,20 +442,15 @@ class Checkpointer:
         if state is not None and state.standing().condition is not Condition.NEW:
             state.give_up(step)
 
-    def _refuse_in_place(self, what: str) -> None:
-        """Refuses what the script does to a checkpointer of ``elastic.run``, which does it itself.
-
-        A step that both count moves each sampler twice, and half of the data is left out.
-        """
+    def _is_the_scripts(self, what: str) -> None:
+        """Raises UsageError if ``elastic.run`` does this, as it was given this checkpointer."""
         if self._state is not None:
-            raise UsageError(
-                f"{what} on the checkpointer of {self._storage.where}, which elastic.run was "
-                "given: elastic.run counts, loads and saves; leave it out. Only save() may be "
-                "called, in train"
-            )
+            misuse.refuse_in_place(what, self._storage.where)
 
     def _ready(self) -> _Group:
         """Connects the ranks at the first use, when the job has certainly been initialized."""
+        if self._state is None and self._context.in_place:
+            misuse.refuse_beside(self._storage.where)
         if self._group is None:
             peers = Peers(self._connection.group if self._connection else None)
             if not self._storage.shared and (peers.world > 1 or self._context.has_agent):
@@ -475,11 +481,3 @@ class Checkpointer:
         code = EXIT_DRAINED if self._context.has_agent else 128 + signal.SIGTERM
         end_quickly(code)
         raise SystemExit(code)
-
-
-def _check_named(entries: object) -> None:
-    if not isinstance(entries, MutableMapping):
-        raise CheckpointUsageError(
-            f"the entries of a Checkpointer go by name, and this is a {type(entries).__name__}; "
-            'give a dict such as {"model": model, "optim": optim}'
-        )

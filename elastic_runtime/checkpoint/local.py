@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.checkpoint import manifest as layout
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage import PROBE, Storage, explained
-from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.errors import CheckpointFailed, CheckpointUsageError, DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,13 +29,27 @@ class LocalStorage(Storage):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Remembers the path; nothing is touched."""
-        self.path = Path(path)
+        """Remembers the path; nothing is touched.
+
+        Args:
+            path: of the directory. A relative one is meant from where the process is now: a script
+                that goes elsewhere later goes on to save in the same place.
+
+        Raises:
+            CheckpointUsageError: it is relative, and there is no directory to start from.
+        """
+        try:
+            self.path = Path(path).absolute()  # ``..`` stays: what it means is up to the links
+        except FileNotFoundError:
+            raise CheckpointUsageError(
+                f"the checkpoint directory {os.fspath(path)} is relative, and the directory that "
+                "this process is in has been deleted; give an absolute path"
+            ) from None
         self.where = str(self.path)
 
     def prepare(self) -> None:
         with explained(f"save checkpoints in {self.path}"):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._make()
             probe = self.path / PROBE
             probe.unlink(missing_ok=True)
             try:
@@ -43,6 +57,20 @@ class LocalStorage(Storage):
                     _write_durably(probe, b"\n")  # an empty file would fit on a full disk
             finally:
                 probe.unlink(missing_ok=True)
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            for link in (self.path, *self.path.parents):
+                if link.is_symlink() and not link.exists():
+                    raise CheckpointFailed(
+                        f"cannot save checkpoints in {self.path}: {link} is a symbolic link to "
+                        f"{os.readlink(link)}, which is not there; make that directory, or choose "
+                        "another one",
+                        refused=True,
+                    ) from None
+            raise
 
     def names(self) -> list[str]:
         with explained(f"read the checkpoint directory {self.path}"):

@@ -20,7 +20,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.errors import RecordError
+from elastic_runtime.errors import RecordError, UsageError
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
@@ -65,6 +65,8 @@ class WorkerContext:
         run: the id of the run, "" outside a job.
         restarts: how often workers of the job had been started again when this one was started.
         drain: set once this worker is asked to save and leave, at a step that all ranks agree on.
+        in_place: ``elastic.run`` is under way, which makes all groups and ends them.
+        was_in_place: it is over, and there are no groups any more.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -81,6 +83,8 @@ class WorkerContext:
         self._progress_path = environ.get(ENV_PROGRESS, "")
         self._progress: ProgressFile | None = None
         self._steps = 0
+        self.in_place = False
+        self.was_in_place = False
         self._in_train = False
         self._busy: list[str] = []
         self._drains = False
@@ -144,6 +148,15 @@ class WorkerContext:
             self.note("step.first", step=step)  # the agent tells people how long a recovery took
         if (progress := self._progress_file()) is not None:
             progress.publish(step, self._steps, time.monotonic_ns())
+
+    @contextmanager
+    def running_in_place(self) -> Iterator[None]:
+        """While the block runs ``elastic.run`` does, once in a process."""
+        self.in_place = True
+        try:
+            yield
+        finally:
+            self.in_place, self.was_in_place = False, True
 
     @contextmanager
     def in_train(self) -> Iterator[None]:
@@ -363,6 +376,21 @@ def context() -> WorkerContext:
         is_worker = multiprocessing.parent_process() is None
         _context = WorkerContext(os.environ if is_worker else _without_agent(os.environ))
     return _context
+
+
+def spares_groups() -> bool:
+    """Whether a script that ends all process groups is to be spared that: they are gone already.
+
+    Raises:
+        UsageError: ``elastic.run`` is under way, and needs them.
+    """
+    here = context()
+    if here.in_place:
+        raise UsageError(
+            "destroy_process_group() was called inside of elastic.run, which makes the process "
+            "group itself, and ends it after train: remove the call"
+        )
+    return here.was_in_place
 
 
 def _without_agent(environ: Mapping[str, str]) -> dict[str, str]:

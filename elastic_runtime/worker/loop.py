@@ -45,7 +45,7 @@ from elastic_runtime.protocol.messages import (
 from elastic_runtime.worker import blame, whereabouts
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.blame import WorldChanged
-from elastic_runtime.worker.context import WorkerContext, context
+from elastic_runtime.worker.context import WorkerContext, context, spares_groups
 from elastic_runtime.worker.ending import end_quickly
 from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.peers import Connection
@@ -132,10 +132,16 @@ def run(
         _ran = True
         torch_private.keep_versions_in_ddp()
         torch_private.tend_groups(keepalive.tended)
+        torch_private.spare_groups(spares_groups)
         here = context()
         loop = _Loop(state, checkpointer, train, here, start_over=start_over)
-        value: T = loop.run() if here.has_agent else loop.run_alone()
-        return value
+        try:
+            with here.running_in_place():
+                value: T = loop.run() if here.has_agent else loop.run_alone()
+            return value
+        finally:
+            if checkpointer is not None:
+                checkpointer.detach()
 
     return call
 
@@ -190,7 +196,7 @@ class _Loop:
         finally:
             self._state._on_commit = None
             groups = torch_private.all_groups()
-            dist.destroy_process_group()
+            torch_private.end_groups()
             drop_later(groups)
 
     # ------------------------------------------------------------ the agent's word, in its thread

@@ -20,6 +20,9 @@ class Saver(Protocol):
     def attach(self, state: State, connection: Connection) -> None:
         """Works with these ranks from now on, until it is attached to others."""
 
+    def detach(self) -> None:
+        """There are no ranks any more: ``elastic.run`` is over."""
+
     @property
     def held(self) -> int:
         """The step that is saved for certain, as far as this rank knows; 0: it knows of none."""

@@ -204,3 +204,24 @@ def test_what_a_script_lends_an_optimizer_stays() -> None:
     torch_private.forget_scale(optim)
     assert optim.grad_scale == 2.0  # type: ignore[attr-defined]
     torch_private.forget_scaled_step(torch.amp.GradScaler("cpu", enabled=False))
+
+
+def test_who_ends_all_groups_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    core: Any = dist.distributed_c10d
+    for module in (dist, core):  # set, so that it is undone
+        monkeypatch.setattr(module, "destroy_process_group", dist.destroy_process_group)
+    spared = [False, True, True]
+    torch_private.spare_groups(lambda: spared.pop(0))
+    torch_private.spare_groups(lambda: True)  # once is enough
+    assert core.destroy_process_group is dist.destroy_process_group
+    with pytest.raises(AssertionError, match="cannot be None"):
+        dist.destroy_process_group()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group(dist.new_group(backend="gloo"))  # nobody asks
+    assert len(spared) == 1
+    dist.destroy_process_group()  # the script's own
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch_private.end_groups()
+    assert not dist.is_initialized() and not spared

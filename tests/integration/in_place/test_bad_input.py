@@ -38,6 +38,9 @@ def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
         ("differs", "net.0.weight", "build the same models"),
         ("gives_what_cannot_be_read", "odd.lock", "use plain values"),
         ("returns_early", "train returned on rank 1 after step 4", "on all ranks"),
+        ("destroys_inside", "was called inside of elastic.run", "remove the call"),
+        ("saves_beside", "which was not given it", "torch.save"),
+        ("saves_after", "step 1 is not saved", "call save() in train"),
         ("counts_as_well", "step() was called", "leave it out"),
         ("saves_a_part", "does not save model", "add them to its entries"),
     ],
@@ -49,3 +52,12 @@ def test_a_job_ends_with_what_was_wrong(tmp_path: Path, kind: str, wrong: str, r
         assert remedy in job.log
         assert "Traceback" not in job.log
         assert len(job.events("round.sealed")) == 1
+
+
+def test_what_scripts_of_torchrun_end_with_is_harmless(tmp_path: Path) -> None:
+    with Job(tmp_path, "misuse.py", *_OPTIONS, kind="ends_as_with_torchrun") as job:
+        assert job.end() == 0, job.story()
+        ends = {(note["step"], note["held"]) for note in job.said("ended")}
+        assert ends == {(1, 1)}
+        assert len(job.events("round.sealed")) == 1
+        assert [event["step"] for event in job.events("checkpoint.saved")] == [1]

@@ -22,7 +22,7 @@ from elastic_runtime.checkpoint.manifest import CheckpointId
 from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
-from elastic_runtime.worker.context import WorkerContext
+from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.peers import Connection
 from elastic_runtime.worker.standing import Held
 from elastic_runtime.worker.state import State
@@ -421,3 +421,30 @@ def test_what_elastic_run_counts_the_script_does_not_count_as_well(tmp_path: Pat
     ckpt.save(sync=True)
     ckpt.close()
     assert saves(tmp_path) == ["step-1.term-1"]
+
+
+def test_one_that_elastic_run_was_not_given_is_refused_while_it_runs(tmp_path: Path) -> None:
+    best = Checkpointer(tmp_path, {"model": nn.Linear(2, 1)})
+    best.save(sync=True)
+    with context().running_in_place():
+        for use in (best.save, best.step, best.resume):
+            with pytest.raises(UsageError, match=r"was not given it.*torch\.save"):
+                use()
+    best.step()
+    best.close()
+
+
+def test_a_save_after_the_end_is_none_or_an_error(tmp_path: Path) -> None:
+    ckpt = attached(tmp_path, model=nn.Linear(2, 1))
+    ckpt.count(1)
+    ckpt.save()
+    ckpt.wait()
+    ckpt.detach()
+    ckpt.save(sync=True)  # it is there
+    assert saves(tmp_path) == ["step-1.term-1"]
+    with pytest.raises(UsageError, match="leave it out"):
+        ckpt.steps = 2
+    ckpt.count(2)
+    with pytest.raises(UsageError, match=r"step 2 is not saved.*in train"):
+        ckpt.save()
+    ckpt.close()

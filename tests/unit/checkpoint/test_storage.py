@@ -14,8 +14,14 @@ import pytest
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.retention import Retention
+from elastic_runtime.checkpoint.storages import open_storage
 from elastic_runtime.checkpoint.survey import Condition, look, prune, verify
-from elastic_runtime.errors import EXIT_USAGE, CheckpointError, DamagedCheckpoint
+from elastic_runtime.errors import (
+    EXIT_USAGE,
+    CheckpointError,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+)
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
 if TYPE_CHECKING:
@@ -203,6 +209,42 @@ def test_a_file_is_no_checkpoint_directory(tmp_path: Path) -> None:
         assert caught.value.exit_code == EXIT_USAGE
         assert "\n" not in str(caught.value)
     assert file.read_text() == "precious"
+
+
+def test_a_link_that_leads_nowhere_is_called_so(tmp_path: Path) -> None:
+    link = tmp_path / "runs"
+    link.symlink_to("/nowhere/runs")
+    for path in (link, link / "digits"):
+        wrong = rf"in {path}: {link} is a symbolic link to /nowhere/runs, which is not there"
+        with pytest.raises(CheckpointError, match=wrong) as caught:
+            LocalStorage(path).first_look()
+        assert caught.value.exit_code == EXIT_USAGE
+
+
+def test_a_relative_directory_stays_where_it_was_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    storages = [open_storage("runs"), open_storage("file://runs"), LocalStorage("runs")]
+    monkeypatch.chdir("elsewhere")
+    for step, storage in enumerate(storages, 1):
+        storage.prepare()
+        assert storage.where == str(tmp_path / "runs")
+        put(storage, step=step)
+    assert len([n for n in os.listdir(tmp_path / "runs") if n.startswith("step-")]) == 3
+    assert not os.listdir(tmp_path / "elsewhere")
+
+
+def test_a_relative_directory_in_one_that_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(CheckpointUsageError, match=r"runs is relative.*absolute path"):
+        open_storage("runs")
+    assert open_storage(tmp_path / "runs").where == str(tmp_path / "runs")
 
 
 def test_a_directory_that_cannot_be_written_is_named() -> None:

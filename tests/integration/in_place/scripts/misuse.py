@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from noting import Notes, options
 from torch import nn
+from torch.distributed import destroy_process_group
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import ElasticError
@@ -100,6 +101,45 @@ def counts_as_well() -> None:
             saver.step()  # as it was before elastic.run
 
     elastic.run(state, saver)(train)
+
+
+def _saver(name: str = "saved") -> elastic.Checkpointer:
+    return elastic.Checkpointer(os.path.join(ARGS.folder, name), {"model": MODEL})
+
+
+def saves_beside() -> None:
+    best = _saver("best")
+
+    def train(world: elastic.World) -> None:
+        STATE.commit()
+        best.save(sync=True)
+
+    elastic.run(STATE, _saver())(train)
+
+
+def saves_after() -> None:
+    saver = _saver()
+    elastic.run(STATE, saver)(lambda world: STATE.commit())
+    saver.save(sync=True)
+
+
+def destroys_inside() -> None:
+    elastic.run(STATE)(lambda world: destroy_process_group())
+
+
+def ends_as_with_torchrun() -> None:
+    saver = _saver()
+
+    def train(world: elastic.World) -> None:
+        STATE.commit()
+        saver.save()
+
+    elastic.run(STATE, saver)(train)
+    saver.save(sync=True)  # it is saved
+    NOTES.say("ended", step=STATE.step, held=saver.held)
+    destroy_process_group()
+    dist.destroy_process_group()
+    saver.close()
 
 
 def tell(misuse: Callable[[], None]) -> None:
