@@ -122,11 +122,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             queue.SimpleQueue()
         )
         self._crash: threads.Crash | None = None
+        self._directory = PrivateDirectory()
         self._unwatch = threads.watch(self._inbox.put)
         self._life = lifecycle.begin(settings_of(config))
         self._finish: Finish | None = None
         self._alarm = float("inf")
-        self._directory = PrivateDirectory()
         self._snapshots = SnapshotStore(config, address)
         try:
             self._crew = Crew(

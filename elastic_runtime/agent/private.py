@@ -14,6 +14,7 @@ import tempfile
 from contextlib import suppress
 
 from elastic_runtime.agent.reaper import LOCK
+from elastic_runtime.errors import UsageError
 
 _PREFIX = "elastic-agent-"
 
@@ -31,10 +32,18 @@ class PrivateDirectory:
         Args:
             parent: where; "": where temporary files are kept.
             prefix: how its name begins.
+
+        Raises:
+            UsageError: there is no such place, or no room there.
         """
-        sweep(parent, prefix)
-        self.path = tempfile.mkdtemp(prefix=prefix, dir=parent or None)
-        self._take()
+        try:
+            sweep(parent, prefix)
+            self.path = tempfile.mkdtemp(prefix=prefix, dir=parent or None)
+            self._take()
+        except OSError as error:
+            where = f"in {parent}" if parent else "where temporary files are kept"
+            advice = "" if parent else "; set TMPDIR to a directory that can be written to"
+            raise UsageError(f"no directory can be made {where} ({error}){advice}") from None
 
     def renew(self) -> bool:
         """Makes it again, empty, if somebody has removed it: a cleaner of temporary files, perhaps.

@@ -14,6 +14,7 @@ import pytest
 
 from elastic_runtime.agent import private
 from elastic_runtime.agent.private import PrivateDirectory
+from elastic_runtime.errors import UsageError
 
 HOLDER = """
 from elastic_runtime.agent.private import PrivateDirectory
@@ -108,3 +109,11 @@ def test_what_somebody_else_has_made_under_its_name_is_not_taken(
         directory.renew()
     Path(directory.path).unlink()
     directory.remove(keep="logs")
+
+
+def test_without_a_place_for_temporary_files_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=r"temporary files are kept .*nowhere.*; set TMPDIR to"):
+        PrivateDirectory()
