@@ -15,10 +15,16 @@ import torch
 
 from elastic_runtime import torch_private
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.copies import Copies
 from elastic_runtime.worker.plain import copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+_UNINITIALIZED = (
+    torch.nn.parameter.UninitializedParameter,
+    torch.nn.parameter.UninitializedBuffer,
+)
 
 # Of plain values, lists, dicts and tensors.
 Tree = dict[str, Any]
@@ -97,35 +103,6 @@ class Part(Protocol):
         """Takes a tree over; the values of the tensors in ``room`` are in place already."""
 
 
-class Copies:
-    """Copies of tensors, in room that is kept from one time to the next."""
-
-    def __init__(self) -> None:
-        self._live: list[torch.Tensor] = []
-        self._kept: list[torch.Tensor] = []
-
-    def take(self, tensors: list[torch.Tensor]) -> None:
-        """Copies these tensors, whatever was copied before."""
-        room = self._kept
-        if len(room) != len(tensors) or not all(map(_same_form, room, tensors)):
-            room = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
-        self._live, self._kept = tensors, room
-        if tensors:
-            with torch.no_grad():
-                torch._foreach_copy_(room, tensors)
-
-    def give_back(self) -> None:
-        """Writes the copies back into the tensors that they were taken of."""
-        if self._live:
-            with torch.no_grad():
-                torch._foreach_copy_(self._live, self._kept)
-
-
-def _same_form(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-    return bool(same)
-
-
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The module inside ``DDP``, ``DataParallel`` and ``torch.compile``."""
     while True:
@@ -151,6 +128,7 @@ class ModulePart:
     def __init__(self, name: str, module: torch.nn.Module, *, shadow: bool) -> None:
         self.name = name
         self.module = unwrapped(module)
+        self._refuse_unfit()
         self._shadow = shadow
         self.held: list[torch.Tensor] = []
         self.restless: set[int] = set()
@@ -162,6 +140,7 @@ class ModulePart:
 
     def snapshot(self) -> None:
         modules = list(_walk(self.module))
+        _resolve(modules)
         # A step may put another tensor in a buffer's place, or make a new one.
         self._buffers = [(m._buffers, m._buffers.copy()) for m in modules]
         tensors = [b for _, kept in self._buffers for b in kept.values() if b is not None]
@@ -201,6 +180,7 @@ class ModulePart:
             parameter.grad = None
 
     def tree(self) -> Tree:
+        _resolve(_walk(self.module))
         return {
             "parameters": dict(self.module.named_parameters()),
             "buffers": dict(self.module.named_buffers()),
@@ -226,10 +206,41 @@ class ModulePart:
         for name, state in tree["extra"].items():
             self._with_extra[name].set_extra_state(state)
 
+    def _refuse_unfit(self) -> None:
+        """Refuses what cannot be remembered, before anything rests on it.
+
+        Raises:
+            UsageError: a part of the module is scripted, or has no values yet.
+        """
+        for name, module in self.module.named_modules(prefix=self.name):
+            if isinstance(module, torch.jit.ScriptModule):
+                raise UsageError(
+                    f"{name} is a scripted module, whose buffers are out of reach; give the State "
+                    "the module that it was made of, and take torch.compile instead"
+                )
+            own = {**dict(module.named_parameters(recurse=False)), **module._buffers}
+            for key, tensor in own.items():
+                if isinstance(tensor, _UNINITIALIZED):
+                    raise UsageError(
+                        f"{name}.{key} has no values yet, as {type(module).__qualname__} waits for "
+                        "its first input; make one forward pass before the State is made"
+                    )
+
     def _find_extra(self) -> dict[str, torch.nn.Module]:
         plain = torch.nn.Module.get_extra_state
         modules = self.module.named_modules()
         return {name: m for name, m in modules if type(m).get_extra_state is not plain}
+
+
+def _resolve(modules: Iterable[torch.nn.Module]) -> None:
+    """Puts plain tensors in the place of buffers that are conjugate or negative views of others.
+
+    Their memory does not hold their values, and it is memory that is copied and sent.
+    """
+    for module in modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and (buffer.is_conj() or buffer.is_neg()):
+                module._buffers[name] = buffer.resolve_conj().resolve_neg()
 
 
 def _walk(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -15,6 +15,7 @@ import torch
 from elastic_runtime.errors import ElasticError, UsageError
 from elastic_runtime.worker import plain
 from elastic_runtime.worker.changes import Changes
+from elastic_runtime.worker.copies import receives, write
 from elastic_runtime.worker.counters import CountersEntry
 from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.generators import Generators
@@ -314,7 +315,7 @@ class State:
             For each tensor the memory of this rank's own, or None: it needs room elsewhere.
         """
         return [
-            tensor if tensor is not None and tensor.is_cpu and tensor.is_contiguous() else None
+            tensor if tensor is not None and receives(tensor) else None
             for tensor in self._present(meta)
         ]
 
@@ -354,7 +355,7 @@ class State:
                     tensors[number] = source.to(form.device) if source.is_cpu else source
                 else:
                     if target.data_ptr() != source.data_ptr():
-                        target.copy_(source)
+                        write(target, source)
                     tensors[number] = target
             for part in self._parts:
                 part.load(plain.decode(meta["parts"][part.name], tensors))

@@ -27,6 +27,16 @@ class Forked(nn.Module):
         return y
 
 
+class Fixed(nn.Module):
+    """Has buffers that torch does not write to just so, neither do DDP's broadcasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.arange(4).expand(3, -1))
+        with torch.inference_mode():
+            self.register_buffer("cache", torch.ones(2), persistent=False)
+
+
 def main() -> None:
     args = options()
     notes = Notes(args.folder)
@@ -34,7 +44,7 @@ def main() -> None:
     normed = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
     forked = Forked()
     static = nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.1), nn.Linear(8, 1))
-    models = nn.ModuleList([normed, forked, static])
+    models = nn.ModuleList([normed, forked, static, Fixed()])
     optim = torch.optim.AdamW(models.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optim, 5, 0.99)
     state = elastic.State(models=models, optim=optim, schedule=schedule)
