@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from elastic_runtime.protocol.records import FAILED, KILLED, START, FaultReport
 from elastic_runtime.rendezvous.budget import USAGE
-from elastic_runtime.worker.boot import is_echo
+from elastic_runtime.worker.boot import says_echo
 
 # Ended from outside: whoever sends these is not the script.
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -36,12 +36,15 @@ class WorkerError:
         traceback: as Python prints it.
         timestamp: seconds since the epoch on this machine; 0 if unknown.
         usage: the error is one of ours that says that the user asked for something impossible.
+        echo: the worker knows whether the error comes from a collective that has lost a peer;
+            None: somebody else has written the file, and the text has to tell.
     """
 
     message: str
     traceback: str = ""
     timestamp: float = 0.0
     usage: bool = False
+    echo: bool | None = None
 
 
 def parse_error_file(data: bytes) -> WorkerError | None:
@@ -66,8 +69,15 @@ def parse_error_file(data: bytes) -> WorkerError | None:
     except (TypeError, ValueError, OverflowError):
         moment = 0.0
     usage = extra.get("exit_code") == 2
+    echo = extra.get("echo")
     trace = _printable(str(extra.get("py_callstack", "")))
-    return WorkerError(_printable(inner["message"]), trace, moment, usage)
+    return WorkerError(
+        _printable(inner["message"]),
+        trace,
+        moment,
+        usage,
+        echo if isinstance(echo, bool) else None,
+    )
 
 
 def _printable(text: str) -> str:
@@ -127,11 +137,14 @@ def classify(
         what = signal_name(-code) if code < 0 else f"exit code {code}"
         return replace(base, reason=f"worker {rank} ended with {what}", signature=what)
     first_line = error.message.strip().splitlines()[0] if error.message.strip() else "an error"
+    told = first_line.split(". ")[0]
+    kind, consequence = FAILED, error.echo
     if _TAKEN_PORT.search(error.message):
         kind, consequence = START, False
-    else:
-        kind, consequence = FAILED, is_echo(error.message)
-    told = "lost the connection to a peer" if consequence else first_line.split(". ")[0]
+    elif consequence is None:
+        consequence = says_echo(error.message)
+    if consequence:
+        told = f"lost the connection to a peer ({told})"
     signature = _MOVING_PARTS.sub("#", first_line)[:_LONGEST_REASON]
     return replace(
         base,

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from elastic_runtime import torch_private
-from elastic_runtime.worker import boot
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker import boot, whereabouts
 from elastic_runtime.worker.ranks import Interrupted
 
 if TYPE_CHECKING:
     from elastic_runtime.worker.ranks import Ranks
+
+
+# Of an error that ends a round, in characters.
+_LONGEST_TEXT = 160
 
 
 class WorldChanged(BaseException):
@@ -46,24 +51,32 @@ def forget(error: BaseException) -> None:
         chain = chain.__cause__ or chain.__context__
 
 
-def is_worlds_fault(error: BaseException) -> bool:
-    """Whether an error, or what led to it, only says that peers are gone."""
-    seen: set[int] = set()
-    chain: BaseException | None = error
-    while chain is not None and id(chain) not in seen:
-        seen.add(id(chain))
-        if isinstance(chain, Interrupted) or boot.is_echo(_in_words(chain)):
-            return True
-        chain = chain.__cause__ or chain.__context__
-    return False
+def is_worlds_fault(error: BaseException, ranks: Ranks) -> bool:
+    """Whether an error says no more than that the round is over, or that peers are gone.
+
+    In a round that its agent has called broken everything may fail. Before that, only what comes
+    from a collective; who is alone has none.
+
+    Args:
+        error: what has ended ``train``, or the way into it.
+        ranks: those of the round.
+    """
+    if ranks.interrupted.is_set():
+        return not isinstance(error, UsageError)
+    return ranks.place.size > 1 and boot.is_echo(error)
 
 
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def in_one_line(error: BaseException, ranks: Ranks) -> str:
+    """What such an error says and where it was met, for people.
 
-
-def in_one_line(error: BaseException) -> str:
-    """What such an error says, for people."""
+    Args:
+        error: the world's fault.
+        ranks: those of the round.
+    """
     if isinstance(error, Interrupted):
         return "the round broke while the ranks connected"
-    return "the connection to a peer is lost"
+    lost = ranks.place.size > 1 and boot.is_echo(error)
+    what = "the connection to a peer is lost" if lost else "the script failed in a broken round"
+    text = str(error).strip().partition("\n")[0].partition(". ")[0][:_LONGEST_TEXT]
+    where = whereabouts.met(error.__traceback__)
+    return f"{what} ({type(error).__name__}: {text}{f', at {where}' if where else ''})"

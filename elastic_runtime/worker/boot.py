@@ -27,12 +27,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Errors that only say that a peer, or the way to it, is gone. torch's own exception types first;
-# gloo and NCCL raise RuntimeError with these words.
-_ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError")
+# What only says that a peer, or the way to it, is gone, and can come from nobody else: types of
+# torch's own, and gloo's errors, which begin with the place in its source.
+_ECHO = re.compile(
+    r"(torch\.distributed\.)?Dist(Backend|Network|Store)Error\b"
+    r"|RuntimeError: \[[^\]\n]*\bgloo/[^\]\n]+:\d+\]"
+)
+# Words that others may use as well; they count only in what torch itself has raised.
 _ECHO_WORDS = re.compile(
     r"Connection (closed|reset) by peer|connectFullMesh|gloo[/:\]]|NCCL error|ProcessGroupNCCL"
     r"|Broken pipe|Connection refused|Timed out waiting|[Ss]ocket [Tt]imeout|remote process exited",
+)
+# Where torch calls a collective, or the backward pass that contains one.
+_COLLECTIVES = (
+    os.path.join("torch", "distributed", ""),
+    os.path.join("torch", "autograd", ""),
+    os.path.join("torch", "nn", "parallel", "distributed.py"),
+    os.path.join("torch", "_ops.py"),
+    os.path.join("elastic_runtime", "worker", ""),
 )
 
 # torch's name for the file in which a failing worker leaves its traceback.
@@ -206,25 +218,72 @@ def _report(error: BaseException) -> None:
     if _is(error, "ElasticError"):
         # It says all there is to say; the frames would be ours.
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-    elif "ELASTIC_ROUND" in os.environ and is_echo(f"{type(error).__name__}: {error}"):
+    elif "ELASTIC_ROUND" in os.environ and _is_end_of_a_peer(error):
         # Every survivor of a fault ends like this; its traceback is in the error file.
-        sys.stderr.write("lost the connection to a peer; the agent starts the next round\n")
+        said = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        sys.stderr.write(f"lost the connection to a peer ({said}); the agent decides what next\n")
     else:
         sys.excepthook(type(error), error, trace)
     # The error goes on to end the process natively, and must not be shown twice.
     sys.excepthook = lambda *_: None
 
 
-def is_echo(message: str) -> bool:
-    """Whether an error only says that a peer went away.
+def is_echo(error: BaseException) -> bool:
+    """Whether an error, or what led to it, comes from a collective that has lost a peer.
+
+    What the script says of its own connections is no such thing, whatever words it takes: it
+    counts who has raised the error.
+
+    Args:
+        error: as it was caught, with its traceback. What led to it counts as far as Python would
+            show it.
+    """
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        if _is(one, "UsageError"):
+            return False
+        if _is_of_a_collective(one):
+            return True
+        seen.add(id(one))
+        shown = None if one.__suppress_context__ else one.__context__
+        one = shown if one.__cause__ is None else one.__cause__
+    return False
+
+
+def _is_end_of_a_peer(error: BaseException) -> bool:
+    """The same in a process whose environment says that it is not alone: else it has no peers."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and is_echo(error)
+
+
+def _is_of_a_collective(error: BaseException) -> bool:
+    said = f"{type(error).__name__}: {error}"
+    if says_echo(said):
+        return True
+    return (
+        type(error) is RuntimeError
+        and bool(_ECHO_WORDS.search(said))
+        and any(part in _raised_in(error) for part in _COLLECTIVES)
+    )
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file of the innermost frame."""
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename
+
+
+def says_echo(message: str) -> bool:
+    """Whether an error of which only the text is known says by itself that a peer went away.
 
     Args:
         message: the exception's type, a colon, and its text.
     """
-    name = message.split(":", 1)[0].strip()
-    return name in _ECHO_TYPES or (
-        name in ("RuntimeError", "OSError", "Exception") and bool(_ECHO_WORDS.search(message))
-    )
+    return bool(_ECHO.match(message))
 
 
 def _is(error: BaseException, name: str) -> bool:
@@ -256,6 +315,7 @@ def write_error_file(path: str, error: BaseException) -> None:
     ours = _is(error, "ElasticError")
     shown = "" if ours else "".join(traceback.format_exception(error))
     extra["py_callstack"] = shown[-_LONGEST_TRACEBACK:]
+    extra["echo"] = _is_end_of_a_peer(error)
     message["extraInfo"] = extra
     draft = f"{path}.{os.getpid()}"
     try:

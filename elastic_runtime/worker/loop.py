@@ -293,9 +293,11 @@ class _Loop:
             reason = str(change) or "the script was thrown out of a broken round"
             return _Out(planned=not ranks.interrupted.is_set(), reason=reason)
         except Exception as error:
-            if not blame.is_worlds_fault(error):
+            if not blame.is_worlds_fault(error, ranks):
                 raise
-            reason = blame.in_one_line(error)
+            reason = blame.in_one_line(error, ranks)
+            # The agent listens to the first one that leaves: what the others say is in the log.
+            self._here.note("round.error", reason=reason)
             blame.forget(error)
             return _Out(planned=False, reason=reason)
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 # Where a thread is while it waits for a collective, or for the backward pass that contains one.
 _COLLECTIVE = (
@@ -15,8 +19,14 @@ _COLLECTIVE = (
     os.path.join("torch", "nn", "parallel", "distributed.py"),
     os.path.join("elastic_runtime", "worker", ""),
 )
-# What a person does not look for: installed packages, and Python's own library.
-_LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen ")
+# What a person does not look for: installed packages, Python's own library, and these files.
+_LIBRARIES = (
+    "site-packages",
+    "dist-packages",
+    os.path.dirname(os.__file__),
+    "<frozen ",
+    os.path.dirname(__file__),
+)
 
 
 def of(thread: int) -> tuple[bool, str]:
@@ -38,6 +48,24 @@ def of(thread: int) -> tuple[bool, str]:
         shown = shown.f_back
     code = shown.f_code
     return collective, f"{os.path.basename(code.co_filename)}:{shown.f_lineno} in {code.co_name}"
+
+
+def met(trace: TracebackType | None) -> str:
+    """The innermost place outside of libraries at which an error was met, for people.
+
+    Args:
+        trace: of the error.
+
+    Returns:
+        File, line and function; "" if the error has come through libraries only.
+    """
+    where = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not _is_library(code.co_filename):
+            where = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return where
 
 
 def _is_library(file: str) -> bool:

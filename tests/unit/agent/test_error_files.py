@@ -95,6 +95,22 @@ def test_a_worker_writes_its_file_as_a_whole_and_never_over_another(
     assert os.listdir(tmp_path) == ["error.json"]
 
 
+@pytest.mark.parametrize(("world", "echo"), [("1", False), ("2", True), (None, False)])
+def test_a_worker_says_whether_its_error_is_a_lost_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: str | None, echo: bool
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if world is not None:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    lost = ValueError("no batch")
+    lost.__cause__ = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    own = RuntimeError("my data server data01:9000: Connection refused")
+    for name, error in (("lost", lost), ("own", own)):
+        boot.write_error_file(str(tmp_path / name), error)
+    files = [read_error_file(str(tmp_path / name)) for name in ("lost", "own")]
+    assert [file and file.echo for file in files] == [echo, False]
+
+
 def test_a_file_system_without_hard_links_will_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

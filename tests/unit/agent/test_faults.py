@@ -36,6 +36,8 @@ def test_an_end_without_an_error_file(code: int, kind: str, signature: str) -> N
         ("DistBackendError: NCCL error in: init.cc", FAILED, True),
         ("RuntimeError: CUDA out of memory", FAILED, False),
         ("ValueError: Connection closed by peer", FAILED, False),
+        ("RuntimeError: my data server data01:9000: Connection refused", FAILED, False),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", FAILED, False),
         ("DistNetworkError: The server socket has failed to bind, EADDRINUSE", START, False),
     ],
 )
@@ -43,6 +45,16 @@ def test_an_error_is_a_cause_or_an_echo(message: str, kind: str, echo: bool) -> 
     report = classify(1, 0, 1, WorkerError(message, "Traceback …"))
     assert (report.kind, report.consequence) == (kind, echo)
     assert report.traceback == "Traceback …"
+
+
+@pytest.mark.parametrize("echo", [True, False])
+def test_what_the_worker_knows_of_its_error_counts_more_than_its_words(echo: bool) -> None:
+    said = (
+        "the ranks did not meet" if echo else "[gloo/transport/tcp/pair.cc:547] Connection closed"
+    )
+    report = classify(1, 0, 1, WorkerError(f"RuntimeError: {said}", echo=echo))
+    assert report.consequence is echo
+    assert said in report.reason
 
 
 def test_moving_parts_do_not_make_errors_differ() -> None:

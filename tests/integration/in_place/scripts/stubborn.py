@@ -35,6 +35,7 @@ def main() -> None:
             try:
                 if notes.enough():
                     break
+                notes.obey(world, state.step)
                 one_step(ddp)
             except Exception as error:
                 notes.say("swallowed", world, error=type(error).__name__)
