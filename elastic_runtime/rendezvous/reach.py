@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Up to so many nodes that miss somebody, every choice among them is looked at; above, those that
 # miss most are left out one by one, which is as good where a network falls into parts.
 _EXACT = 10
+# So many survivors are tried then, if that leaves out all of them.
+_AROUND = 8
 
 
 def severed(one: NodeRecord, two: NodeRecord) -> bool:
@@ -84,7 +86,10 @@ def together(
         return (not survivors or held > 0, size >= least, held, size, front)
 
     names = [node.node for node in cut]
-    choices = _all_sets(names, missing) if len(cut) <= _EXACT else [_thinned(names, missing)]
+    if len(cut) <= _EXACT:
+        choices = _all_sets(names, missing)
+    else:
+        choices = _few_sets(names, [n for n in names if places[n] < survivors], missing)
     kept = set(max(choices, key=worth))
     return [node for node in nodes if node.node not in missing or node.node in kept]
 
@@ -105,6 +110,32 @@ def _all_sets(names: list[str], missing: dict[str, set[str]]) -> list[tuple[str,
         for some in combinations(names, size)
         if not any(two in missing[one] for one, two in combinations(some, 2))
     ]
+
+
+def _few_sets(
+    names: list[str], survivors: list[str], missing: dict[str, set[str]]
+) -> list[tuple[str, ...]]:
+    """A good set in which nobody misses anybody, and one around each of the first survivors.
+
+    The good one need not hold any of them: those who were there may be the ones that miss most.
+    """
+    sets = [_filled(_thinned(names, missing), names, missing)]
+    if not set(survivors) & set(sets[0]):
+        for one in survivors[:_AROUND]:
+            reached = [name for name in names if name != one and name not in missing[one]]
+            sets.append(_filled((one, *_thinned(reached, missing)), names, missing))
+    return sets
+
+
+def _filled(
+    kept: tuple[str, ...], names: list[str], missing: dict[str, set[str]]
+) -> tuple[str, ...]:
+    """With whoever can be taken back, those to the front first."""
+    found = set(kept)
+    for name in names:
+        if not missing[name] & found:
+            found.add(name)
+    return tuple(found)
 
 
 def _thinned(names: list[str], missing: dict[str, set[str]]) -> tuple[str, ...]:

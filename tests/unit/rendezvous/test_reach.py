@@ -107,6 +107,12 @@ def test_a_set_never_holds_a_pair_that_is_cut_and_no_one_more_would_fit(
         assert any(severed(one, other) for other in chosen), "there was room for one more"
 
 
+def test_the_only_survivor_is_held_though_it_misses_most() -> None:
+    cuts = ("ac", "ad", "ae", "af", "aj", "ak", "bg", "hi")
+    chosen = together(_all("abcdefghijk", *cuts), 1, lambda size: size, 1)
+    assert [one.node for one in chosen] == [*"abh"]
+
+
 def test_a_large_job_that_falls_in_two_goes_on_with_the_larger_part() -> None:
     names = [f"n{number:03}" for number in range(400)]
     large, small = names[150:], names[:150]
