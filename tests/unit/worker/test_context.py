@@ -74,6 +74,14 @@ def listener_has_ended() -> None:
             assert not thread.is_alive()
 
 
+@pytest.fixture(autouse=True)
+def unhandled() -> Iterator[None]:
+    """Nobody handles SIGTERM: a checkpointer of an earlier test may have in this process."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[FakeAgent]:
     found = FakeAgent(tmp_path / "agent.sock")
