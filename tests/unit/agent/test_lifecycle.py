@@ -137,7 +137,7 @@ def test_a_killed_worker_takes_its_siblings_along_and_the_round_is_left_after_th
 
 
 def test_the_cause_is_reported_and_not_its_echo() -> None:
-    echo = "RuntimeError: [gloo/transport] Connection closed by peer"
+    echo = "RuntimeError: [/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
     walk = running(failed(0, echo), failed(1, "ValueError: the cause"))
     assert walk.one(SayLeft).fault.signature == "ValueError: the cause"
 

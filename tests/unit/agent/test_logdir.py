@@ -105,15 +105,18 @@ def test_a_name_is_one_directory(tmp_path: Path, name: str, directory: str) -> N
 
 
 def test_long_names_are_cut_and_stay_different(tmp_path: Path) -> None:
+    logs, private = tmp_path / "logs", tmp_path / "private"
     names = ["r" * 255, "r" * 300, "r" * 299 + "s", "ä" * 200]
     for name in names:
-        settings = config(tmp_path).with_(run_id=name, node_name=name)
+        settings = config(logs).with_(run_id=name, node_name=name)
         for _ in range(2):  # the second one is given a number
-            assert Path(LogDirs(settings, "unused").place(1, 0).directory).is_dir()
-    assert len(list(tmp_path.iterdir())) == len(names)
+            place = LogDirs(settings, str(private)).place(1, 0)
+            assert own(place).is_dir()
+            assert Path(place.directory).is_dir()
+    assert len(list(logs.iterdir())) == len(names)
     kept = "r" * 240  # as long as ever
-    place = LogDirs(config(tmp_path).with_(run_id=kept), "unused").place(1, 0)
-    assert Path(place.home).is_relative_to(tmp_path / kept)
+    place = LogDirs(config(logs).with_(run_id=kept), str(private)).place(1, 0)
+    assert own(place).is_relative_to(logs / kept)
 
 
 def test_without_a_log_directory(tmp_path: Path) -> None:
