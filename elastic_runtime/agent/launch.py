@@ -60,7 +60,7 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
     """
     with unblocked(sys.stderr) as shown:
         with ahead or Ahead(config) as server, _named(config) as config:
-            agent, _ = _run(config, emit or _emit_for(config, shown), server)
+            agent, _ = _run(config, emit or _emit_for(config, shown), server, ends=True)
         finish = agent.finish
         assert finish is not None
         if finish.exit_code == EXIT_FAILED:
@@ -95,7 +95,7 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
         Ahead(config) as server,
         _named(config) as config,
     ):
-        agent, values = _run(config, _emit_for(config, shown), server)
+        agent, values = _run(config, _emit_for(config, shown), server, ends=False)
     finish = agent.finish
     assert finish is not None
     if finish.exit_code == EXIT_DONE:
@@ -117,11 +117,13 @@ def _named(config: JobConfig) -> Iterator[JobConfig]:
         yield config.with_(node_name=name)
 
 
-def _run(config: JobConfig, emit: Emit, ahead: Ahead) -> tuple[ElasticAgent, dict[int, Any]]:
+def _run(
+    config: JobConfig, emit: Emit, ahead: Ahead, *, ends: bool
+) -> tuple[ElasticAgent, dict[int, Any]]:
     started = time.monotonic()
     with _measured(config, emit) as (emit, watch):
         agent = _make_agent(config, emit, ahead, watch)
-        with _signals(config, agent):
+        with _signals(config, agent, ends=ends):
             result = agent.run(config.role)
         seconds = round(time.monotonic() - started, 1)
         if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
@@ -168,10 +170,18 @@ def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Emit | None)
 
 
 class _signals:
-    """Turns the configured signals into a request to leave, for as long as the agent runs."""
+    """Turns the configured signals into a request to leave, for as long as the agent runs.
 
-    def __init__(self, config: JobConfig, agent: ElasticAgent) -> None:
+    Args:
+        config: names them.
+        agent: is asked.
+        ends: this process ends with the agent. If that was asked to leave, the same request may
+            come once more, and must not replace the exit code of who has heeded it.
+    """
+
+    def __init__(self, config: JobConfig, agent: ElasticAgent, *, ends: bool) -> None:
         self._names = config.signals
+        self._ends = ends
         self._agent = agent
         self._before: dict[int, Any] = {}
 
@@ -188,8 +198,10 @@ class _signals:
         self._agent.ask_to_leave(signum)
 
     def __exit__(self, *exc: object) -> None:
+        finish = self._agent.finish
+        deaf = self._ends and finish is not None and finish.exit_code == EXIT_LEFT
         for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_IGN if deaf else handler)
 
 
 def _emit_for(config: JobConfig, shown: TextIO) -> Emit:

@@ -77,7 +77,7 @@ def full_pipe() -> Iterator[int]:
 def test_a_job_ends_whose_standard_error_is_stuck(
     start: Start, full_pipe: int, tmp_path: Path, nodes: str
 ) -> None:
-    job = start("--local-nodes", nodes, "train.py", stderr=full_pipe)
+    job = start("--local-nodes", nodes, "--min", nodes, "train.py", stderr=full_pipe)
     assert job.wait(timeout=300) == EXIT_DONE
     assert (tmp_path / "stdout").read_bytes().count(b"through") == int(nodes)
 
@@ -86,7 +86,7 @@ def test_a_job_ends_whose_standard_error_is_stuck(
 def test_a_job_leaves_on_request_whose_standard_error_is_stuck(
     start: Start, full_pipe: int, tmp_path: Path, nodes: str
 ) -> None:
-    job = start("--local-nodes", nodes, "train.py", "never", stderr=full_pipe)
+    job = start("--local-nodes", nodes, "--min", nodes, "train.py", "never", stderr=full_pipe)
     wait_for(
         lambda: len(list(tmp_path.glob("started-*"))) == int(nodes), 300, "the start of all workers"
     )
@@ -134,7 +134,7 @@ _CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
 def test_a_job_that_is_started_without_standard_streams(
     start: Start, tmp_path: Path, nodes: str
 ) -> None:
-    job = start("--local-nodes", nodes, "train.py", "go", before=_CLOSED)
+    job = start("--local-nodes", nodes, "--min", nodes, "train.py", "go", before=_CLOSED)
     wait_for(
         lambda: len(list(tmp_path.glob("started-*"))) == int(nodes), 300, "the start of all workers"
     )
