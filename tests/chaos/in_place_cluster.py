@@ -48,6 +48,9 @@ _OPTIONS = (
 _AWAY = 5.0
 # Longer than a lease.
 _PAUSED = 3.5
+# Steps of a round after which all agents know how long one takes: the first one of a process may take
+# for ever, as it may compile.
+_SEEN = 3
 # A round counts once it has made so many steps.
 _STEPS = 3
 # All ranks have seen the goal long before they get there.
@@ -315,6 +318,8 @@ class InPlaceCluster(Fleet):
                 and processes.state(seats[node.mark].pid) not in ("", "Z")
                 and seats[node.mark].name not in killed
             ]
+            if fault.kind is Kind.HANG and self.steps_here < _SEEN:
+                return []
             if fault.kind in (Kind.STOP_NODE, Kind.STOP_LOOP):
                 # An only member that is silent may train on: others wait for it, up to the fence.
                 return train if len(train) > 1 else []
