@@ -48,8 +48,8 @@ _OPTIONS = (
 _AWAY = 5.0
 # Longer than a lease.
 _PAUSED = 3.5
-# Steps of a round after which all agents know how long one takes: the first one of a process may take
-# for ever, as it may compile.
+# Steps of a round after which all agents know how long one takes: the first one of a process may
+# take for ever, as it may compile.
 _SEEN = 3
 # A round counts once it has made so many steps.
 _STEPS = 3
