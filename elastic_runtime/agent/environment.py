@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.keepalive import ENV_PEER_TIMEOUT
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
+    ENV_INCARNATION,
     ENV_LIFE,
     ENV_NODE,
     ENV_PROGRESS,
@@ -124,6 +125,7 @@ def worker_environment(
         ENV_CHANNEL: channel,
         ENV_PROGRESS: progress_file,
         ENV_ROUND: str(last.number),
+        ENV_INCARNATION: last.incarnation,
         ENV_NODE: config.node_name,
         ENV_LIFE: str(life),
         ENV_SNAPSHOTS: snapshots,

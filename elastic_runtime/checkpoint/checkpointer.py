@@ -332,6 +332,12 @@ class Checkpointer:
         """The newest term in which this rank's state was saved, or was about to be; 0: none."""
         return self._saves.tenure.term
 
+    @property
+    def base(self) -> Held:
+        """The newest save that this rank's memory is known not to be older than; 0, 0: of none."""
+        base = self._saves.tenure.base
+        return Held(base.term, base.step)
+
     def load(self, over: Held | None) -> Held | None:
         """Loads the newest state that is saved, and newer than what the ranks hold in memory.
 
@@ -359,6 +365,14 @@ class Checkpointer:
         found = self._resuming.stored()
         return Held(found[0].term, found[0].step) if found else None
 
+    def received(self, choice: Choice) -> None:
+        """This rank has the memory of the sources now; a fault may still come before ``settled``.
+
+        Args:
+            choice: what all ranks go on from.
+        """
+        self._saves.tenure.settle(CheckpointId(*choice.base), choice.term, anew=True)
+
     def settled(self, choice: Choice) -> None:
         """All ranks are alike now, and go on from there.
 
@@ -368,9 +382,9 @@ class Checkpointer:
         self.count(choice.step)
         if choice.kind == "saved":
             return  # all of them have loaded it
-        held = CheckpointId(choice.term, choice.step)
         received = self._ready().peers.rank not in choice.sources
-        self._saves.tenure.settle(held, anew=choice.asked or received)
+        base = CheckpointId(*choice.base)
+        self._saves.tenure.settle(base, choice.term, anew=choice.asked or received)
 
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do."""

@@ -98,8 +98,9 @@ class Resuming:
                     self._saves.damaged.add(way.which)
                 where = {} if way.places is None else {"path": "memory"}
                 self._note(peers, "damaged", problem=str(error), step=way.which.step, **where)
-                continue
+                origin = ""
             if not origin:
+                self._saves.tenure.pass_over(way.which)
                 continue
             self._go_on_from(way)
             seconds = time.monotonic() - started

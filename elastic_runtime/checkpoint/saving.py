@@ -62,7 +62,7 @@ class Tenure:
         self._term = 0
         self._used_up = False
         self._inherits = False
-        self._above = 0
+        self._known = 0
         self._committed: CheckpointId | None = None
         self._base = CheckpointId(0, 0)
         self._left = CheckpointId(0, 0)
@@ -70,7 +70,15 @@ class Tenure:
     @property
     def term(self) -> int:
         """The newest term in which this process's state was saved, or was about to be."""
-        return self._base.term
+        return self._known
+
+    @property
+    def base(self) -> CheckpointId:
+        """The newest save that this process's state is known not to be older than.
+
+        Of what is saved up to there, all is part of that state, or was set aside.
+        """
+        return self._base
 
     def hold(self, entries: Sequence[str]) -> int:
         """The term, which is the newest one of the storage.
@@ -92,13 +100,14 @@ class Tenure:
                 self._check_owner(entries)
         holder = {
             "run": self._context.run,
+            "incarnation": self._context.incarnation,
             "round": self._context.round,
             "host": socket.gethostname(),
         }
         # If taking one fails half-way, nobody knows whose it is: it must not stop this process.
         self._term = 0
         term = self._storage.take_term(holder)
-        while term <= self._above:
+        while term <= self._known:
             term = self._storage.take_term(holder)
         self._left = self._base
         self._term, self._used_up = term, False
@@ -161,6 +170,7 @@ class Tenure:
         before it can be whole: then whoever outlives the others knows it, too.
         """
         self._base = max(self._base, which)
+        self._known = max(self._known, which.term)
 
     def inherit(self, which: CheckpointId) -> None:
         """What is in the storage is this job's: it has gone on from there, and from nothing newer.
@@ -168,28 +178,33 @@ class Tenure:
         Args:
             which: what it has gone on from; what is saved from now on is of a newer term.
         """
-        self._go_on_from(which)
+        self._base = which
+        self._known = max(self._known, which.term)
         self._inherits = True
-        self._used_up = True  # later steps of the own term may be there, and have been left behind
-        self._committed = None
+        # Later steps of the own term may be there, and have been left behind; and others may have
+        # taken terms in vain since.
+        self.let_go()
 
-    def settle(self, held: CheckpointId, *, anew: bool) -> None:
+    def pass_over(self, which: CheckpointId) -> None:
+        """This cannot be loaded at present, and the job goes on without it.
+
+        If it can later on, it is not newer than what was made meanwhile.
+        """
+        self._known = max(self._known, which.term)
+
+    def settle(self, base: CheckpointId, known: int, *, anew: bool) -> None:
         """All ranks go on from memory.
 
         Args:
-            held: the newest term that any of them knows of, and the step.
+            base: of that memory.
+            known: the newest term that any of them knows of.
             anew: others may have taken terms in vain since this process took its own: it was
                 behind, or has asked and found nothing newer.
         """
-        self._go_on_from(held)
-        self._inherits = self._inherits or held.term > 0
-        if anew:
-            self.let_go()
-
-    def _go_on_from(self, which: CheckpointId) -> None:
-        self._base = which
-        self._above = max(self._above, which.term)
-        if which.term > self._term:
+        self._base = base
+        self._known = max(self._known, known)
+        self._inherits = self._inherits or known > 0
+        if anew or known > self._term:
             # Others have saved since, and it has come to know that: it was left behind no more.
             self.let_go()
 

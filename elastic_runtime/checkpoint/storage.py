@@ -15,7 +15,7 @@ import errno
 import json
 import secrets
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from elastic_runtime.checkpoint import manifest as layout
@@ -206,17 +206,22 @@ class Storage(Source):
     def take_term(self, holder: Mapping[str, object]) -> int:
         """Takes the next term by creating its file, which only one can.
 
+        Nobody of an earlier round takes one from a later round: who was stopped for a while, and
+        goes on, does not know yet that its round is over.
+
         Args:
-            holder: who takes it, for people: ``run``, ``round``, ``host``.
+            holder: who takes it: ``run``, ``incarnation`` of the job, ``round``, ``host``.
 
         Raises:
+            Superseded: a later round of the same incarnation has taken the newest one.
             CheckpointFailed: the file cannot be written.
         """
         self._run = str(holder.get("run", ""))
         # The token tells two takers apart, where a store cannot create exclusively.
         content = json.dumps({**holder, "token": secrets.token_hex(8)}).encode()
         while True:
-            term = layout.highest_term(self.names()) + 1
+            term = layout.highest_term(names := self.names()) + 1
+            self._refuse_earlier(holder, names, term - 1)
             if not self._create_exclusively(layout.term_name(term), content):
                 continue
             # Seen from a stale listing, a lower term may have looked free.
@@ -225,6 +230,26 @@ class Storage(Source):
         for name in layout.older_terms(names, term):
             self._forget(name)
         return term
+
+    def _refuse_earlier(
+        self, holder: Mapping[str, object], names: Sequence[str], newest: int
+    ) -> None:
+        """Raises Superseded if the newest term was taken in a later round than the holder's."""
+        if layout.term_name(newest) not in names or not holder.get("incarnation"):
+            return
+        other = self._holder(newest)
+        same = other.get("incarnation") == holder["incarnation"]
+        later, own = other.get("round"), holder["round"]
+        if same and isinstance(later, int) and isinstance(own, int) and later > own:
+            raise self._taken(newest, f"and this process is still in round {own}")
+
+    def _holder(self, term: int) -> Mapping[str, object]:
+        """Who has taken a term; nothing if it is taken no more, or was by somebody unknown."""
+        name = layout.term_name(term)
+        found: object = None
+        with explained(f"read {self.where}/{name}"), suppress(FileNotFoundError, ValueError):
+            found = json.loads(self._read_entry(name))
+        return found if isinstance(found, dict) else {}
 
     def check_term(self, term: int) -> None:
         """Makes sure that nobody has taken a newer term.

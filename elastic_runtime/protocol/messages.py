@@ -24,6 +24,7 @@ from elastic_runtime.errors import RecordError
 ENV_CHANNEL = "ELASTIC_CHANNEL"  # path of the agent's Unix socket
 ENV_PROGRESS = "ELASTIC_PROGRESS"  # path of this worker's progress file
 ENV_ROUND = "ELASTIC_ROUND"  # number of the round
+ENV_INCARNATION = "ELASTIC_INCARNATION"  # the life of the job that the round belongs to
 ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
 ENV_LIFE = "ELASTIC_WORKER"  # which of the workers that this agent has ever started it is
 

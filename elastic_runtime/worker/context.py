@@ -24,6 +24,7 @@ from elastic_runtime.errors import RecordError, UsageError
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
+    ENV_INCARNATION,
     ENV_LIFE,
     ENV_PROGRESS,
     ENV_ROUND,
@@ -61,7 +62,8 @@ class WorkerContext:
 
     Attributes:
         rank: global rank, 0 outside a job.
-        round: the round it was started for, 0 without an agent.
+        round: the round that it takes part in, 0 without an agent.
+        incarnation: the life of the job that the round belongs to, "" without an agent.
         run: the id of the run, "" outside a job.
         restarts: how often workers of the job had been started again when this one was started.
         drain: set once this worker is asked to save and leave, at a step that all ranks agree on.
@@ -77,6 +79,7 @@ class WorkerContext:
         """
         self.rank = int(environ.get("RANK") or 0)
         self.round = int(environ.get(ENV_ROUND) or 0)
+        self.incarnation = environ.get(ENV_INCARNATION, "")
         self.run = environ.get("TORCHELASTIC_RUN_ID", "")
         self.restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
         self._channel_path = environ.get(ENV_CHANNEL, "")
@@ -197,9 +200,10 @@ class WorkerContext:
         """
         self._listener = listener
 
-    def enter(self, round_number: int, rank: int) -> None:
+    def enter(self, round_number: int, rank: int, incarnation: str) -> None:
         """Says which round this process takes part in from now on, and as which rank."""
-        self.round, self.rank, self._steps = round_number, rank, 0
+        self.round, self.rank, self.incarnation = round_number, rank, incarnation
+        self._steps = 0
 
     def tell(self, message: Message) -> None:
         """Sends a message to the agent, if there is one."""

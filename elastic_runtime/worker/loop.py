@@ -306,10 +306,11 @@ class _Loop:
         group = ranks.group
         assert group is not None
         world.publish()
-        self._here.enter(order.round, order.rank)
+        incarnation = order.key.rpartition("/")[0]
+        self._here.enter(order.round, order.rank, incarnation)
         began = time.monotonic()
         connection = Connection(group, ranks.another_group, ranks.interrupted.is_set)
-        past = Past(order.key.rpartition("/")[0], order.committed)
+        past = Past(incarnation, order.committed)
         self._settling.settle(connection, world, past)
         settling = time.monotonic() - began
         self._note("round.entered", connect=round(connecting, 4), sync=round(settling, 4))

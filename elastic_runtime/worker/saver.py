@@ -31,6 +31,10 @@ class Saver(Protocol):
     def term(self) -> int:
         """The newest term in which this rank's state was saved, or was about to be; 0: none."""
 
+    @property
+    def base(self) -> Held:
+        """The newest save that this rank's memory is known not to be older than."""
+
     def load(self, over: Held | None) -> Held | None:
         """Loads the newest state that is saved, on all ranks.
 
@@ -44,6 +48,9 @@ class Saver(Protocol):
 
     def newest(self) -> Held | None:
         """The newest that is stored, as far as names tell; asked for by one rank."""
+
+    def received(self, choice: Choice) -> None:
+        """This rank has the memory of the sources now; ``settled`` may still fail to come."""
 
     def settled(self, choice: Choice) -> None:
         """All ranks are alike now, and go on from there."""

@@ -80,7 +80,7 @@ class Settling:
         self._enter(connection, world)
         restorer = None
         if saver is not None:
-            restorer = Restorer(saver.term, saver.load)
+            restorer = Restorer(saver.term, saver.base, saver.load, saver.received)
         same = bool(past.incarnation) and past.incarnation == self._incarnation
         wire = connection.group._get_backend(torch.device("cpu"))
         before = world.round - 1 if same else -1
@@ -103,7 +103,7 @@ class Settling:
         state, saver = self._state, self._saver
         assert saver is not None
         self._enter(connection, world)
-        standing = Restorer(saver.term, lambda over: None)
+        standing = Restorer(saver.term, saver.base, lambda over: None)
         mine = choose([state.standing()])
         stored = saver.newest()
         held = mine.held and mine.held._replace(term=saver.term)

@@ -40,6 +40,9 @@ class Held(NamedTuple):
     step: int
 
 
+NOTHING = Held(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How far a rank has come.
@@ -52,6 +55,8 @@ class Standing:
             the later round counts.
         term: the newest one in which something was saved, or was about to be, with this memory.
         latest: that round is the one directly before the present one.
+        base: the newest save that this memory is known not to be older than: what is saved up to
+            there is part of it, or was set aside.
     """
 
     step: int
@@ -59,6 +64,7 @@ class Standing:
     round: int = 0
     term: int = 0
     latest: bool = False
+    base: Held = NOTHING
 
     @property
     def reach(self) -> int:
@@ -88,6 +94,8 @@ class Choice:
         term: the newest one that any rank knows of.
         given_up: how many committed steps are given up by that, as far as the ranks know.
         asked: what is saved was looked at first.
+        round: the last one in which the sources were alike with all others; 0 for none.
+        base: of the sources.
     """
 
     step: int
@@ -100,6 +108,8 @@ class Choice:
     term: int = 0
     given_up: int = 0
     asked: bool = False
+    round: int = 0
+    base: Held = NOTHING
 
 
 def choose(standings: Sequence[Standing]) -> Choice:
@@ -153,6 +163,8 @@ def choose(standings: Sequence[Standing]) -> Choice:
         held=Held(term, step),
         term=max(terms),
         given_up=max(0, furthest - step),
+        round=last,
+        base=max(standings[rank].base for rank in sources),
     )
 
 

@@ -332,7 +332,9 @@ class State:
         flags = [description[3] for description in meta["tensors"]]
         return [tensor if same else None for tensor, same in zip(present, flags, strict=True)]
 
-    def load(self, meta: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    def load(
+        self, meta: dict[str, Any], tensors: list[torch.Tensor], *, alike: int | None = None
+    ) -> None:
         """Takes over the state of another rank and holds it as this one's.
 
         Gradients become None, and scalers ready for a step.
@@ -341,6 +343,8 @@ class State:
             meta: of its picture.
             tensors: of its picture, on any device; they belong to this State from now on. Those
                 that are ``destinations`` or ``common`` of this State are in place already.
+            alike: the last round in which the other rank was alike with all others. Whatever
+                happens next, from here on this memory is of that history. None: it has been, too.
 
         Raises:
             UsageError: it does not fit; nothing has been changed then.
@@ -366,6 +370,7 @@ class State:
         if self._changes is not None:
             self._changes.tail = set(meta["tail"])
         self._drop_rests()
+        self._round = self._round if alike is None else alike
         self.hold(meta["step"])
 
     def digest(self) -> int:

@@ -23,8 +23,10 @@ import torch
 from elastic_runtime.errors import ElasticError, UsageError
 from elastic_runtime.worker.picture import forms_of, tensor_bytes
 from elastic_runtime.worker.standing import (
+    NOTHING,
     Choice,
     Condition,
+    Held,
     Standing,
     choose,
     may_be_behind,
@@ -33,7 +35,6 @@ from elastic_runtime.worker.standing import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elastic_runtime.worker.standing import Held
     from elastic_runtime.worker.state import State
 
 # Bytes of a message: enough for full speed, little enough for a chain to overlap.
@@ -61,12 +62,16 @@ class Restorer:
 
     Attributes:
         term: the newest one in which this rank's memory was saved, or was about to be.
+        base: the newest save that this rank's memory is known not to be older than.
         load: loads the newest state that is saved and newer than this, on all ranks; None if there
             is none, and then every rank's memory is as it was.
+        received: hears at once that this rank has the memory of the sources now.
     """
 
     term: int
+    base: Held
     load: Callable[[Held | None], Held | None]
+    received: Callable[[Choice], None] = lambda choice: None
 
 
 def bring_together(
@@ -113,7 +118,7 @@ def bring_together(
         asks = again.held != choice.held
         choice = replace(again, asked=True)
     if choice.sources:
-        _equalize(state, group, choice)
+        _equalize(state, group, choice, restorer)
     return choice
 
 
@@ -139,18 +144,19 @@ def _standings(
     state: State, group: _Group, restorer: Restorer | None, before: int
 ) -> list[Standing]:
     mine = state.standing()
-    term = restorer.term if restorer is not None else 0
+    term, base = (restorer.term, restorer.base) if restorer is not None else (0, NOTHING)
     # Each rank says for itself whether it was there: a new one cannot know of the others.
     latest = mine.round == before
-    rows = group.gather([mine.step, mine.condition, mine.round, term, latest])
+    rows = group.gather([mine.step, mine.condition, mine.round, term, latest, *base])
     return [
-        Standing(step, Condition(how), last, known, bool(was))
-        for step, how, last, known, was in rows
+        Standing(step, Condition(how), last, known, bool(was), Held(*saved))
+        for step, how, last, known, was, *saved in rows
     ]
 
 
-def _equalize(state: State, group: _Group, choice: Choice) -> None:
+def _equalize(state: State, group: _Group, choice: Choice, restorer: Restorer | None) -> None:
     """Gives all ranks what the sources have."""
+    receives = group.rank in choice.receivers
     if group.rank in choice.sources:
         if choice.kind == "fresh":
             state.hold(0)
@@ -162,7 +168,9 @@ def _equalize(state: State, group: _Group, choice: Choice) -> None:
     if choice.receivers or len(set(_digests(state, group))) > 1:
         meta, tensors = _exchange(state, group, choice)
         try:
-            state.load(meta, tensors)
+            state.load(meta, tensors, alike=choice.round if receives else None)
+            if receives and restorer is not None:
+                restorer.received(choice)
         except Exception as error:  # the others must hear of it before this rank fails
             failure = error
         digests = _digests(None if failure else state, group)

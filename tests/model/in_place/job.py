@@ -15,6 +15,7 @@ processes through rounds, steps, saves and faults, one small event after the oth
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,9 @@ class Job:
         self.chance = random.Random(seed)
         self.trace: list[str] = []
         self._tracing = tracing
+        # In some schedules much goes wrong while ranks come together, or while files are read.
+        self.rough = self.chance.choice([0.03, 0.03, 0.3])
+        self.damages = self.chance.choice([1, 1, 4])
         self.shelf = Shelf()
         self.rule = retention.Retention(self.chance.choice([None, 1, 1, 2]))
         self.processes = [process(n, self.shelf) for n in range(self.chance.randint(1, 3))]
@@ -75,7 +79,8 @@ class Job:
     def event(self) -> None:
         """One thing happens in a round."""
         kinds = [self.train] * 8 + [self.begin_save, self.advance_save] * 3
-        kinds += [self.fault, self.damage, self.wake, self.leave]
+        kinds += [self.damage] * self.damages
+        kinds += [self.fault, self.late, self.wake, self.leave]
         self.chance.choice(kinds)()
 
     # ------------------------------------------------------------ rounds
@@ -121,7 +126,7 @@ class Job:
             if found is not None:
                 self.finish(chosen, None, least)
                 return
-        if choice.kind == "lost" or (choice.kind == "fresh" and newest is not None):
+        if choice.kind == "lost" or (choice.kind == "fresh" and self.shelf.whole):
             if newest is not None:
                 raise Violation(f"lost, and {newest.name} is there")
             for one in chosen:
@@ -139,6 +144,8 @@ class Job:
         for way in choosing.ways([], stored, floor):
             if way.which in self.shelf.unreadable:
                 self.shelf.passed.add(way.which)
+                for one in chosen:
+                    one.tenure.pass_over(way.which)
                 self.seen.add("passed over")
                 continue
             self.log(f"loads {way.which.name}")
@@ -163,7 +170,7 @@ class Job:
                 one.hold(one.history)
         receivers = [chosen[rank] for rank in choice.receivers]
         for _ in receivers:
-            if self.chance.random() < 0.03:
+            if self.chance.random() < self.rough:
                 for other in receivers:
                     if other.condition in (NEW, DIRTY):
                         other.history = sources[0].history
@@ -171,6 +178,8 @@ class Job:
                 self.break_round(chosen, "while the ranks come together")
                 return False
         for one in receivers:
+            one.alike = choice.round
+            one.tenure.settle(CheckpointId(*choice.base), choice.term, anew=True)
             one.hold(sources[0].history)
         return True
 
@@ -183,16 +192,17 @@ class Job:
         self.log(f"goes on from {len(history)}")
         if len(history) < least:
             raise Violation(f"goes on from step {len(history)}, and {least} was held")
-        cut = self.chance.random() < 0.05
+        cut = self.chance.random() < self.rough
         for place, one in enumerate(chosen):
             if cut and place:
                 continue
-            one.alike = self.number
+            one.alike = one.context.round = self.number
+            one.first = not place
             if place:
                 one.tenure.let_go()
             if choice is not None:
                 anew = choice.asked or place not in choice.sources
-                one.tenure.settle(CheckpointId(choice.term, choice.step), anew=anew)
+                one.tenure.settle(CheckpointId(*choice.base), choice.term, anew=anew)
                 one.saved = -1
         self.settled += 1
         self.last, self.latest = chosen, self.number
@@ -236,6 +246,15 @@ class Job:
         """Between two steps."""
         if self.chance.random() < 0.3:
             self.break_round(self.members, "between two steps")
+
+    def late(self) -> None:
+        """A silent first rank goes on where it was, in a save, and does not know of its end yet."""
+        for one in self.processes:
+            if one.alive and one.silent and one.first and self.chance.random() < 0.5:
+                with suppress(CheckpointError):
+                    term = one.tenure.hold(())
+                    self.log(f"{one.number} takes term {term} late")
+                self.seen.add("late term")
 
     def wake(self) -> None:
         """A silent process goes on; it has no say before the next round."""

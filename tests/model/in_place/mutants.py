@@ -11,8 +11,9 @@ import pytest
 from elastic_runtime.checkpoint import choosing, saving
 from elastic_runtime.checkpoint.manifest import CheckpointId
 from elastic_runtime.checkpoint.saving import Tenure
+from elastic_runtime.checkpoint.storage import Storage
 from elastic_runtime.worker import standing
-from elastic_runtime.worker.standing import Condition
+from elastic_runtime.worker.standing import Condition, Held
 from tests.model.in_place import job
 from tests.model.in_place.job import Job
 
@@ -71,8 +72,8 @@ def the_term_is_not_passed_on(patch: pytest.MonkeyPatch) -> None:
     """Who gets a state from others does not get to know of what term it is."""
     original = Tenure.settle
 
-    def settle(self: Tenure, held: CheckpointId, *, anew: bool) -> None:
-        original(self, CheckpointId(0, 0), anew=anew)
+    def settle(self: Tenure, base: CheckpointId, known: int, *, anew: bool) -> None:
+        original(self, CheckpointId(0, 0), 0, anew=anew)
 
     patch.setattr(Tenure, "settle", settle)
 
@@ -80,6 +81,11 @@ def the_term_is_not_passed_on(patch: pytest.MonkeyPatch) -> None:
 def an_old_term_is_kept(patch: pytest.MonkeyPatch) -> None:
     """Who was left behind, and has asked since, goes on saving in the term that it had."""
     patch.setattr(Tenure, "let_go", lambda self: None)
+
+
+def a_term_is_for_whoever_comes(patch: pytest.MonkeyPatch) -> None:
+    """Who was stopped, and goes on in a round that is over, takes a term from the present one."""
+    patch.setattr(Storage, "_refuse_earlier", lambda self, holder, names, newest: None)
 
 
 def what_is_newer_is_not_set_aside(patch: pytest.MonkeyPatch) -> None:
@@ -93,14 +99,44 @@ def all_that_is_older_is_ones_own(patch: pytest.MonkeyPatch) -> None:
 
 
 def _inherit_too_much(self: Tenure, which: CheckpointId) -> None:
-    self._go_on_from(CheckpointId(which.term, 1 << 60))
-    self._inherits = self._used_up = True
+    self._base = CheckpointId(which.term, 1 << 60)
+    self._known = max(self._known, which.term)
+    self._inherits = True
+    self.let_go()
 
 
 def what_is_older_is_loaded_over_memory(patch: pytest.MonkeyPatch) -> None:
     """Whatever is saved is loaded, however far the memory is."""
     original = choosing.ways
     patch.setattr(choosing, "ways", lambda offers, stored, over=None: original(offers, stored))
+
+
+def what_was_passed_over_is_newer(patch: pytest.MonkeyPatch) -> None:
+    """What could not be loaded for a while counts as before when it can be."""
+    patch.setattr(Tenure, "pass_over", lambda self, which: None)
+
+
+def the_base_of_a_memory_is_its_step(patch: pytest.MonkeyPatch) -> None:
+    """What has fewer steps than a memory is taken for a part of it."""
+    original = standing.choose
+
+    def choose(standings: Sequence[Standing]) -> Choice:
+        choice = original(standings)
+        return replace(choice, base=Held(choice.term, choice.step))
+
+    patch.setattr(standing, "choose", choose)
+
+
+def a_load_keeps_the_term(patch: pytest.MonkeyPatch) -> None:
+    """Who loads what is saved goes on saving in the term that it had."""
+    original = Tenure.inherit
+
+    def inherit(self: Tenure, which: CheckpointId) -> None:
+        term = self._term
+        original(self, which)
+        self._term, self._used_up = term, True
+
+    patch.setattr(Tenure, "inherit", inherit)
 
 
 def nothing_found_is_the_present_step(patch: pytest.MonkeyPatch) -> None:
@@ -161,9 +197,13 @@ MUTANTS: tuple[Patch, ...] = (
     nobody_hears_of_a_save,
     the_term_is_not_passed_on,
     an_old_term_is_kept,
+    a_term_is_for_whoever_comes,
     what_is_newer_is_not_set_aside,
     all_that_is_older_is_ones_own,
     what_is_older_is_loaded_over_memory,
+    what_was_passed_over_is_newer,
+    the_base_of_a_memory_is_its_step,
+    a_load_keeps_the_term,
     nothing_found_is_the_present_step,
     a_finished_step_goes_first,
     sources_of_any_round,

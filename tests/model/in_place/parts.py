@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime.checkpoint.manifest import CheckpointId, newest_first
 from elastic_runtime.checkpoint.saving import Tenure
 from elastic_runtime.checkpoint.storage import Storage
-from elastic_runtime.worker.standing import Condition, Standing
+from elastic_runtime.worker.standing import Condition, Held, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Shelf(Storage):
         self.where = "the model"
         self.whole: dict[CheckpointId, History] = {}
         self.unfinished: set[CheckpointId] = set()
-        self.files: set[str] = set()
+        self.files: dict[str, bytes] = {}
         self.unreadable: set[CheckpointId] = set()
         self.passed: set[CheckpointId] = set()  # were tried in vain: the job went back knowingly
 
@@ -44,14 +44,16 @@ class Shelf(Storage):
 
     def _create_exclusively(self, name: str, content: bytes) -> bool:
         new = name not in self.files
-        self.files.add(name)
+        self.files.setdefault(name, content)
         return new
 
     def _forget(self, name: str) -> None:
-        self.files.discard(name)
+        self.files.pop(name, None)
 
     def _read_entry(self, name: str) -> bytes:
-        raise OSError(name)
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name]
 
     def has_manifest(self, which: CheckpointId) -> bool:
         return which in self.whole
@@ -75,10 +77,10 @@ class Shelf(Storage):
     read_bytes = _manifest_bytes = finish_removals = _publish = _unused
 
 
-class _Context:
+class Context:
     """Whose process it is; nobody hears its events."""
 
-    run, round, restarts = "model", 0, 0
+    run, incarnation, round, restarts = "model", "life", 0, 0
 
     def note(self, *_: Any, **__: Any) -> None:
         """An event."""
@@ -95,16 +97,19 @@ class Process:
         made: the round in which the step was made that it has finished and not committed.
         saved: the last step that it knows to be saved.
         silent: it is stopped.
+        first: it was rank 0 of the last round that it came into.
     """
 
     number: int
     tenure: Tenure
+    context: Context
     history: History = ()
     condition: Condition = Condition.NEW
     alike: int = 0
     made: int = 0
     saved: int = -1
     silent: bool = False
+    first: bool = False
     alive: bool = True
 
     @property
@@ -115,7 +120,8 @@ class Process:
     def standing(self, number: int) -> Standing:
         """What it tells the others in this round."""
         latest = self.alike == number - 1
-        return Standing(self.step, self.condition, self.alike, self.tenure.term, latest)
+        base = Held(self.tenure.base.term, self.tenure.base.step)
+        return Standing(self.step, self.condition, self.alike, self.tenure.term, latest, base)
 
     def hold(self, history: History) -> None:
         """Its memory is exactly that now."""
@@ -124,7 +130,8 @@ class Process:
 
 def process(number: int, shelf: Shelf) -> Process:
     """A new one."""
-    return Process(number, Tenure(shelf, _Context()))  # type: ignore[arg-type]
+    context = Context()
+    return Process(number, Tenure(shelf, context), context)  # type: ignore[arg-type]
 
 
 @dataclass

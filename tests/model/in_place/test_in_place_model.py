@@ -1,6 +1,6 @@
 """No schedule loses a step that somebody holds, and the model would have noticed if one did.
 
-``ELASTIC_IN_PLACE_SCHEDULES=20000`` plays more of them.
+``ELASTIC_IN_PLACE_SCHEDULES=60000`` plays more of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from tests.model.in_place.job import play
 from tests.model.in_place.mutants import MUTANTS, Patch
 
-SCHEDULES = int(os.environ.get("ELASTIC_IN_PLACE_SCHEDULES", "600"))
+SCHEDULES = int(os.environ.get("ELASTIC_IN_PLACE_SCHEDULES", "6000"))
 # A broken variant must be caught within so many.
 ENOUGH = 3000
 
@@ -43,6 +43,7 @@ def test_schedules_reach_what_they_are_about() -> None:
         "adopted",
         "left",
         "late commit",
+        "late term",
         "unheard commit",
         "pruned",
     }

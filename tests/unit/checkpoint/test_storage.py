@@ -21,6 +21,7 @@ from elastic_runtime.errors import (
     CheckpointError,
     CheckpointUsageError,
     DamagedCheckpoint,
+    Superseded,
 )
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
@@ -64,6 +65,34 @@ def test_terms_only_grow(storage: Storage) -> None:
     assert storage.names() == ["term-3"]
     put(storage, step=5, term=9)
     assert storage.take_term(HOLDER) == 10
+
+
+def _holder(round_number: object, incarnation: str = "life") -> dict[str, object]:
+    return {**HOLDER, "incarnation": incarnation, "round": round_number}
+
+
+def test_who_is_still_in_an_earlier_round_takes_no_term_from_a_later_one(
+    storage: Storage,
+) -> None:
+    assert storage.take_term(_holder(33)) == 1
+    with pytest.raises(Superseded, match=r"term 1 \(run r1, round 33, .*still in round 32"):
+        storage.take_term(_holder(32))
+    assert storage.names() == ["term-1"]
+    assert [storage.take_term(_holder(n)) for n in (33, 34)] == [2, 3]
+
+
+def test_rounds_of_another_life_of_the_job_count_from_one_again(storage: Storage) -> None:
+    storage.take_term(_holder(33))
+    assert storage.take_term(_holder(1, "another")) == 2
+    assert storage.take_term(HOLDER) == 3  # without an agent nobody counts rounds
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"incarnation": "life", "round": "x"}'])
+def test_a_term_of_somebody_unknown_is_followed_by_the_next(
+    storage: Storage, content: bytes
+) -> None:
+    storage._create_exclusively("term-4", content)
+    assert storage.take_term(_holder(1)) == 5
 
 
 def test_the_holder_of_an_older_term_is_stopped_and_told_by_whom(storage: Storage) -> None:

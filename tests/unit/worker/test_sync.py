@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastic_runtime.worker import sync
-from elastic_runtime.worker.standing import Condition, Held, Standing, choose
+from elastic_runtime.worker.standing import NOTHING, Condition, Held, Standing, choose
 from elastic_runtime.worker.state import State
 from elastic_runtime.worker.sync import Restorer, bring_together, neighbours, plan
 from tests.ranks import kill_self, run_ranks, values
@@ -159,7 +159,7 @@ def ask(*words: str) -> tuple[Choice, Standing, list[Held | None], str]:
         job.state.load(*loaded.state.picture())
         return Held(0, 2)
 
-    choice = together(job.state, saver=Restorer(0, load))
+    choice = together(job.state, saver=Restorer(0, NOTHING, load))
     return choice, job.state.standing(), asked, job.values()
 
 
@@ -173,7 +173,7 @@ def ask_in_vain() -> tuple[Choice, Standing, list[Held | None]]:
     """A checkpoint that seems to be newer turns out to be damaged."""
     job = job_at(3 - dist.get_rank())
     asked: list[Held | None] = []
-    restorer = Restorer(0, lambda over: asked.append(over))
+    restorer = Restorer(0, NOTHING, lambda over: asked.append(over))
     return together(job.state, saver=restorer), job.state.standing(), asked
 
 
@@ -192,13 +192,18 @@ def lose_all() -> tuple[Choice, list[Held | None]]:
         asked.append(over)
         job.state.give_up(9)
 
-    return together(job.state, saver=Restorer(0, load)), asked
+    return together(job.state, saver=Restorer(0, NOTHING, load)), asked
 
 
 def test_a_newcomer_asks_nothing_if_another_rank_was_there() -> None:
     for choice, standing in values(run_ranks(2, join)):
         assert (choice.kind, choice.sources) == ("memory", (0,))
         assert standing.step == 2
+
+
+def test_who_has_received_a_state_is_of_its_history_at_once() -> None:
+    """A fault may hit all ranks before any of them knows that they are alike."""
+    assert [standing.round for _, standing in values(run_ranks(2, join))] == [6, 6]
 
 
 def join() -> tuple[Choice, Standing]:
@@ -213,7 +218,7 @@ def join() -> tuple[Choice, Standing]:
         raise AssertionError("asked in vain")
 
     before = -1 if rank else 6
-    choice = bring_together(job.state, wire, rank, 2, Restorer(1, load), before=before)
+    choice = bring_together(job.state, wire, rank, 2, Restorer(1, Held(1, 0), load), before=before)
     return choice, job.state.standing()
 
 
@@ -224,7 +229,7 @@ def test_whoever_was_there_in_the_last_round_needs_not_ask() -> None:
     def load(over: Held | None) -> Held | None:
         raise AssertionError("asked in vain")
 
-    choice = bring_together(job.state, None, 0, 1, Restorer(1, load), before=6)
+    choice = bring_together(job.state, None, 0, 1, Restorer(1, Held(1, 0), load), before=6)
     assert (choice.kind, choice.held) == ("memory", Held(1, 2))
 
 
