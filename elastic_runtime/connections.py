@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 
 class Connection(NamedTuple):
@@ -20,15 +21,26 @@ class Connection(NamedTuple):
     Attributes:
         fd: the descriptor.
         inode: the socket itself.
-        here: the own address.
+        here, from_port: the own address and port.
         host, port: of the peer.
     """
 
     fd: int
     inode: int
     here: str
+    from_port: int
     host: str
     port: int
+
+    def meets(self, listeners: Collection[bytes]) -> bool:
+        """Whether one of its ends is where somebody listens.
+
+        Args:
+            listeners: what each of these says of itself; in it is its address as the system has
+                it (``struct sockaddr``).
+        """
+        ends = (_as_system(self.here, self.from_port), _as_system(self.host, self.port))
+        return any(end in listener for listener in listeners for end in ends)
 
     @contextmanager
     def borrowed(self) -> Iterator[socket.socket]:
@@ -57,10 +69,18 @@ def connections() -> set[Connection]:
                 continue
             with _borrowed(int(name)) as line:
                 if line.family in (socket.AF_INET, socket.AF_INET6):
-                    peer, here = line.getpeername(), line.getsockname()[0]
+                    peer, here = line.getpeername(), line.getsockname()
                     inode = os.fstat(line.fileno()).st_ino
-                    found.add(Connection(line.fileno(), inode, here, *peer[:2]))
+                    found.add(Connection(line.fileno(), inode, *here[:2], *peer[:2]))
     return found
+
+
+def _as_system(host: str, port: int) -> bytes:
+    """An address and port as in C, up to the address; of IPv6 without a flow."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    flow = b"" if family == socket.AF_INET else bytes(4)
+    address = socket.inet_pton(family, host.partition("%")[0])
+    return struct.pack("=H", family) + struct.pack("!H", port) + flow + address
 
 
 @contextmanager

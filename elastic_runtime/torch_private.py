@@ -140,7 +140,7 @@ def end_loader(loader: Any) -> None:
 
 
 @contextmanager
-def gloo_built_by(build: Callable[[Callable[[], None]], object]) -> Iterator[None]:
+def gloo_built_by(build: Callable[[Callable[[], list[bytes]]], object]) -> Iterator[None]:
     """Has ``build`` make every gloo group that torch makes within the block.
 
     torch constructs the group in the calling thread, which then waits for every peer; it offers
@@ -149,14 +149,19 @@ def gloo_built_by(build: Callable[[Callable[[], None]], object]) -> Iterator[Non
 
     Args:
         build: calls what it is given, wherever it likes, and raises if it does not wait for it.
+            What that returns says where the ranks of the group listen for each other.
     """
     from torch.distributed import distributed_c10d
 
     original: Any = distributed_c10d.ProcessGroupGloo
 
     class Gloo(original):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            build(lambda: original.__init__(self, *args, **options))
+        def __init__(self, store: Any, rank: int, size: int, *args: Any, **options: Any) -> None:
+            def make() -> list[bytes]:
+                original.__init__(self, store, rank, size, *args, **options)
+                return _gloo_listeners(store, size)
+
+            build(make)
 
     distributed_c10d.ProcessGroupGloo = Gloo
     try:
@@ -165,17 +170,29 @@ def gloo_built_by(build: Callable[[Callable[[], None]], object]) -> Iterator[Non
         distributed_c10d.ProcessGroupGloo = original
 
 
-def set_gloo_timeout(timeout: timedelta) -> None:
-    """Sets the time-out of all gloo groups that exist; there is no public way to change it.
+def _gloo_listeners(store: Any, size: int) -> list[bytes]:
+    """What the ranks of a gloo group have told each other of where they listen.
+
+    gloo writes it into the group's store and shows it nowhere else. In it is the socket address as
+    the system has it, which is all that is relied on.
+    """
+    keys = [f"0/{rank}" for rank in range(size)]
+    if size == 1 or not store.check(keys):
+        return []
+    return [bytes(said) for said in store.multi_get(keys)]
+
+
+def set_timeout(group: Any, device: str, timeout: timedelta) -> None:
+    """Sets the time-out of one backend of a group; the public way would set that of all.
 
     Args:
+        group: the process group.
+        device: ``cpu`` or ``cuda``; the group has a backend for it.
         timeout: for each collective from now on.
     """
     import torch
-    import torch.distributed as dist
 
-    for group in list(dist.distributed_c10d._world.pg_map):
-        group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
+    group._get_backend(torch.device(device))._set_default_timeout(timeout)
 
 
 def tend_groups(tended: Callable[[], AbstractContextManager[None]]) -> None:

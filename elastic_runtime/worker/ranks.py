@@ -3,8 +3,8 @@
 A rank that waits for a peer which has died or gone silent must be released at once, whatever it
 is doing. Three things make that so:
 
-- Each gloo group is built in a thread of its own, so that nobody waits for a peer that dies while
-  the ranks connect to each other.
+- Each gloo group, also one that the script makes in ``train``, is built in a thread of its own, so
+  that nobody waits for a peer that dies while the ranks connect to each other.
 - An interrupt ends the reading side (``SHUT_RD``) of the groups' connected sockets: gloo then
   raises in the thread that waits. Ending both sides loses that error now and then: a send that
   fails at once is queued after the error was told to all that are queued. And ending a listening
@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 
 # While the ranks connect, nobody may wait longer than this for a peer that cannot be reached.
 _BUILD_TIMEOUT = timedelta(seconds=30)
-# Afterwards faults interrupt; this is torch's own default for gloo.
+# Afterwards faults interrupt; these are torch's own defaults for gloo and NCCL. NCCL also connects
+# with its first collective, for which the ranks may come at very different times.
 _TIMEOUT = timedelta(minutes=30)
+_TIMEOUT_NCCL = timedelta(minutes=10)
 # How long after its last collective a group is dropped, in seconds.
 _REST = 0.25
 # How long the end of the process waits for groups to be dropped, in seconds.
@@ -81,13 +84,9 @@ class Stores:
 
     A new connection costs two name look-ups (torch asks for the peer's name), which a resolver
     that drops a query makes a matter of seconds; so they are made ahead of the fault.
-
-    Attributes:
-        ports: all ports that a client was ever made for.
     """
 
     def __init__(self) -> None:
-        self.ports: set[int] = set()
         self._clients: dict[tuple[str, int], _Client] = {}
         self._lock = threading.Lock()
 
@@ -98,9 +97,7 @@ class Stores:
         if known is not None:
             return known
         torch_private.await_listener(host, port, _BUILD_TIMEOUT.total_seconds())
-        # A group may be built by another thread meanwhile: whose socket it is shows in its port.
-        self.ports.add(port)
-        before = connections()
+        before = connections()  # whose a socket is that others make meanwhile, shows in its port
         store = dist.TCPStore(
             host, port, is_master=False, timeout=_BUILD_TIMEOUT, wait_for_workers=False
         )
@@ -197,10 +194,11 @@ class Ranks:
         self.interrupted = threading.Event()
         self.group = None
         self._stores = stores
-        self._waits: queue.SimpleQueue[tuple[Any, BaseException | None]] | None = None
+        self._waits: list[queue.SimpleQueue[tuple[Any, BaseException | None]]] = []
         self._lock = threading.Lock()
         self._sockets: set[Connection] = set()
         self._building = True
+        self._recording = ExitStack()
         self._hook = sys.excepthook
 
     def build(self) -> None:
@@ -211,19 +209,23 @@ class Ranks:
             RuntimeError: a peer could not be reached.
         """
         place = self.place
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        gpu = torch.cuda.is_available()
         client = self._apart(lambda: self._stores.client(place.host, place.port))
-        with torch_private.gloo_built_by(self._build_gloo):
-            store = dist.PrefixStore(place.key, client.store)
-            dist.init_process_group(
-                backend,
-                store=store,
-                rank=place.rank,
-                world_size=place.size,
-                timeout=_BUILD_TIMEOUT,
-            )
-            self.group = dist.new_group(backend="gloo", timeout=_BUILD_TIMEOUT)
-        torch_private.set_gloo_timeout(_TIMEOUT)
+        client.store.set_timeout(_BUILD_TIMEOUT)  # an earlier round may have raised it
+        # Until the groups are taken apart: those that the script makes are ended with ours.
+        self._recording.enter_context(torch_private.gloo_built_by(self._build_gloo))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpu else "gloo",
+            store=dist.PrefixStore(place.key, client.store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=_BUILD_TIMEOUT,
+        )
+        self.group = self.another_group()
+        torch_private.set_timeout(dist.group.WORLD, "cpu", _TIMEOUT)
+        if gpu:
+            torch_private.set_timeout(dist.group.WORLD, "cuda", _TIMEOUT_NCCL)
+            client.store.set_timeout(_TIMEOUT_NCCL)  # ranks of NCCL find each other there
         self._building = False
 
     def another_group(self) -> dist.ProcessGroup:
@@ -233,17 +235,17 @@ class Ranks:
             Interrupted: ``interrupt`` was called.
             RuntimeError: a peer could not be reached.
         """
-        with torch_private.gloo_built_by(self._build_gloo):
-            group = dist.new_group(backend="gloo", timeout=_BUILD_TIMEOUT)
-        torch_private.set_gloo_timeout(_TIMEOUT)
+        group = dist.new_group(backend="gloo", timeout=_BUILD_TIMEOUT)
+        assert group is not None
+        torch_private.set_timeout(group, "cpu", _TIMEOUT)
         return group
 
     def interrupt(self) -> None:
         """Releases this rank from whatever it waits for. Safe in any thread, at any time."""
         self.interrupted.set()
         with self._lock:
-            if self._waits is not None:
-                self._waits.put((None, Interrupted()))
+            for each in self._waits:
+                each.put((None, Interrupted()))
             sockets = set(self._sockets)
         for one in sockets:
             one.shut(socket.SHUT_RD)
@@ -260,20 +262,23 @@ class Ranks:
         for one in sockets:
             one.shut(socket.SHUT_RD)
         self.group = None
+        self._recording.close()
         groups = torch_private.abort_groups()
         sys.excepthook = self._hook  # torch wraps it with each group
         drop_later(groups, sockets)
 
-    def _build_gloo(self, make: Callable[[], Any]) -> Any:
-        """Makes a gloo group, and takes note of its sockets."""
+    def _build_gloo(self, make: Callable[[], list[bytes]]) -> None:
+        """Makes a gloo group, and takes note of its sockets.
+
+        They are those at one end of which a rank of the group listens: what other threads of the
+        script connect meanwhile is theirs.
+        """
         before = connections()
-        group = self._apart(make)
+        listeners = self._apart(make)
         with self._lock:
-            new = connections() - before
-            self._sockets |= {one for one in new if one.port not in self._stores.ports}
+            self._sockets |= {one for one in connections() - before if one.meets(listeners)}
         if self.interrupted.is_set():
             raise Interrupted
-        return group
 
     def _apart(self, work: Callable[[], Any]) -> Any:
         """Does something in another thread; an interrupt does not wait for it."""
@@ -286,13 +291,13 @@ class Ranks:
                 answer.put((None, error))
 
         with self._lock:
-            self._waits = answer
+            self._waits.append(answer)
         if self.interrupted.is_set():
             raise Interrupted
         threading.Thread(target=do, name="elastic-connect", daemon=True).start()
         value, error = answer.get()
         with self._lock:
-            self._waits = None
+            self._waits.remove(answer)
         if error is not None:
             raise error
         return value

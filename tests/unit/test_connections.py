@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,23 @@ def test_both_ends_are_found_with_their_addresses(pair: Pair) -> None:
     assert found[near.fileno()].port == far.getsockname()[1]
     assert found[far.fileno()].host == "127.0.0.3"
     assert found[far.fileno()].inode == os.fstat(far.fileno()).st_ino
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_connection_is_known_by_the_end_at_which_somebody_listens(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        near = socket.create_connection(server.getsockname()[:2])
+        far, _ = server.accept()
+        port = server.getsockname()[1]
+    with near, far:
+        ends = {one.fd: one for one in connections()}
+        address = bytes(4 if ":" in host else 0) + socket.inet_pton(family, host)
+        listens = struct.pack("=H", family) + struct.pack("!H", port) + address
+        other = struct.pack("=H", family) + struct.pack("!H", port ^ 1) + address
+        for line in (near, far):
+            assert ends[line.fileno()].meets([b"", b"x" + listens + b"y"])
+            assert not ends[line.fileno()].meets([other])
 
 
 def test_a_default_timeout_of_the_script_changes_nothing_for_their_owners(pair: Pair) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 
 from torch.distributed import TCPStore
 
@@ -43,9 +44,12 @@ def test_a_store_that_is_connected_while_the_ranks_are_is_none_of_their_sockets(
     ranks = Ranks(Place(1, 0, 1, "127.0.0.1", server.port, "r1"), stores)
     with socket.create_server(("127.0.0.1", 0)) as peer, socket.socket() as line:
 
-        def make() -> None:
+        def make() -> list[bytes]:
             stores.client("127.0.0.1", other.port)
             line.connect(peer.getsockname())
+            port = peer.getsockname()[1]
+            listens = struct.pack("=H", socket.AF_INET) + struct.pack("!H4B", port, 127, 0, 0, 1)
+            return [b"what gloo says besides " + listens + bytes(8)]
 
         ranks._build_gloo(make)
         ranks.interrupt()

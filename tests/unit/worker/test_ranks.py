@@ -1,0 +1,203 @@
+"""The groups of one round, in real processes: what an interrupt releases, and what is not ours."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
+
+from elastic_runtime import torch_private
+from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores
+from tests.ranks import run_ranks, values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def _serve() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _place(port: int, size: int = 1, *, rank: int = 0) -> Place:
+    return Place(1, rank, size, "127.0.0.1", port, "round/1")
+
+
+def _in_place(port: int, make: type[Ranks] = Ranks) -> tuple[Ranks, dist.TCPStore]:
+    """The ranks of a round instead of the group that the test begins with."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stores = Stores()
+    store = stores.client("127.0.0.1", port).store
+    _meet(store, "begun", size)
+    torch_private.abort_groups()
+    return make(_place(port, size, rank=rank), stores), store
+
+
+def _meet(store: dist.TCPStore, name: str, size: int) -> None:
+    """Waits for all ranks without a group, so that none breaks what another still needs."""
+    if store.add(name, 1) == size:
+        store.set(f"all {name}", "1")
+    store.wait([f"all {name}"], timedelta(seconds=50))
+
+
+def interrupted_in_a_group_of_the_script(port: int) -> str:
+    """What rank 0 meets in a group that the script has made, when the other rank is silent."""
+    ranks, store = _in_place(port)
+    ranks.build()
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+    if ranks.place.rank == 1:
+        store.wait(["released"], timedelta(seconds=50))
+        return ""
+    threading.Thread(target=ranks.interrupt).start()
+    with pytest.raises(RuntimeError) as caught:
+        dist.barrier(group=group)
+    store.set("released", "1")
+    return str(caught.value)
+
+
+def test_an_interrupt_releases_a_rank_from_groups_of_the_script() -> None:
+    server = _serve()
+    said, _ = values(run_ranks(2, interrupted_in_a_group_of_the_script, server.port))
+    assert "Connection closed by peer" in said
+
+
+def interrupted_while_the_script_makes_a_group(port: int) -> str:
+    """What rank 0 meets when it makes a group, and the other rank does not."""
+    ranks, store = _in_place(port)
+    ranks.build()
+    if ranks.place.rank == 1:
+        store.wait(["released"], timedelta(seconds=50))
+        return ""
+    threading.Thread(target=ranks.interrupt).start()
+    try:
+        dist.barrier(group=dist.new_group(backend="gloo", timeout=timedelta(seconds=20)))
+    except (Interrupted, RuntimeError) as error:
+        store.set("released", "1")
+        return type(error).__name__
+    return "nothing"
+
+
+def test_an_interrupt_does_not_wait_for_a_group_that_the_script_makes() -> None:
+    server = _serve()
+    said, _ = values(run_ranks(2, interrupted_while_the_script_makes_a_group, server.port))
+    assert said == "Interrupted"
+
+
+class _Connecting(Ranks):
+    """Has a thread of the script that connects while a group is built."""
+
+    mine: socket.socket
+    far: socket.socket
+
+    def _build_gloo(self, make: Callable[[], list[bytes]]) -> None:
+        def meanwhile() -> list[bytes]:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                self.mine = socket.create_connection(server.getsockname())
+                self.far, _ = server.accept()
+            return make()
+
+        super()._build_gloo(meanwhile)
+
+
+def connected_meanwhile(port: int) -> tuple[str, str, int]:
+    """What becomes of a connection of the script's, and how many the group has."""
+    ranks, store = _in_place(port, _Connecting)
+    assert isinstance(ranks, _Connecting)
+    ranks.build()
+    mine, far = ranks.mine, ranks.far
+    _meet(store, "built", dist.get_world_size())
+    cut = len(ranks._sockets)
+    ranks.interrupt()
+    for line in ranks._sockets:
+        line.shut(socket.SHUT_RDWR)
+    far.sendall(b"to")
+    to = mine.recv(2).decode()
+    mine.sendall(b"fro")
+    return to, far.recv(3).decode(), cut
+
+
+def test_what_the_script_connects_meanwhile_is_left_alone() -> None:
+    server = _serve()
+    # Each rank has one connection with each of the two others, in each of the two groups.
+    assert values(run_ranks(3, connected_meanwhile, server.port)) == [("to", "fro", 4)] * 3
+
+
+def time_outs_of_groups(port: int) -> list[float]:
+    """The time-outs of the groups of a round, and of one of the script's."""
+    ranks = Ranks(_place(port), Stores())
+    ranks.build()
+    mine = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+    another = ranks.another_group()
+    groups: list[Any] = [dist.group.WORLD, ranks.group, another, mine]
+    return [each._get_backend(CPU).options._timeout.total_seconds() for each in groups]
+
+
+def test_each_group_keeps_its_time_out() -> None:
+    server = _serve()
+    assert values(run_ranks(1, time_outs_of_groups, server.port)) == [
+        [1800.0, 1800.0, 1800.0, 20.0]
+    ]
+
+
+def _stand_in(said: list[float]) -> None:
+    """A backend for GPUs that needs none, in the place of NCCL."""
+
+    class Backend(dist.Backend):
+        pass
+
+    def make(options: Any, _: Any) -> Any:
+        said.append(options.timeout.total_seconds())
+        return FakeProcessGroup._create_internal(options.group_rank, options.group_size)
+
+    dist.Backend.register_backend("standin", make, extended_api=True, devices=["cuda"])
+
+
+def group_for_a_gpu_alone(port: int) -> bool:
+    """Whether a save can make its group beside one of the script's that is for GPUs alone."""
+    _stand_in([])
+    ranks = Ranks(_place(port), Stores())
+    ranks.build()
+    dist.new_group(backend="cuda:standin")
+    return ranks.another_group() is not None
+
+
+def test_a_group_of_the_scripts_need_not_serve_the_cpu() -> None:
+    server = _serve()
+    assert values(run_ranks(1, group_for_a_gpu_alone, server.port)) == [True]
+
+
+def time_outs_with_a_gpu(port: int) -> tuple[list[Any], float]:
+    """The time-outs that the backends of a round get, and that of the store in which they meet."""
+    _stand_in([])
+    said: list[Any] = []
+    init, given = dist.init_process_group, torch_private.set_timeout
+
+    def without_nccl(backend: str, **options: Any) -> None:
+        init(backend.replace("nccl", "standin"), **options)
+
+    def heard(group: Any, device: str, timeout: timedelta) -> None:
+        said.append((device, timeout.total_seconds()))
+        assert group._get_backend(torch.device(device)) is not None
+        if device == "cpu":
+            given(group, device, timeout)
+
+    torch.cuda.is_available = lambda: True
+    dist.init_process_group = without_nccl
+    torch_private.set_timeout = heard
+    stores = Stores()
+    Ranks(_place(port), stores).build()
+    return said, stores.client("127.0.0.1", port).store.timeout.total_seconds()
+
+
+def test_ranks_of_nccl_may_be_minutes_apart() -> None:
+    server = _serve()
+    ((said, store),) = values(run_ranks(1, time_outs_with_a_gpu, server.port))
+    assert dict(said) == {"cpu": 1800.0, "cuda": 600.0}
+    assert store == 600.0
