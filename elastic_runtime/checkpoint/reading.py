@@ -88,7 +88,7 @@ def fetch_value(stored: StoredValue, take: Callable[[memoryview], None]) -> Fetc
     """
 
     def aside() -> Room:
-        return Room(0, torch.empty(stored.part.length, dtype=torch.uint8))
+        return Room(0, torch.empty(stored.part.length, dtype=torch.uint8, device="cpu"))
 
     return Fetch(stored.file, stored.part, aside, lambda read: take(bytes_of(read)))
 
@@ -114,7 +114,7 @@ def fetch_tensor(piece: Piece, dtype: torch.dtype, targets: Sequence[Target]) ->
         return Fetch(piece.file, piece.part, lambda: direct)
 
     def aside() -> Room:
-        return Room(piece.part.data, torch.empty(piece.box.sizes, dtype=dtype))
+        return Room(piece.part.data, torch.empty(piece.box.sizes, dtype=dtype, device="cpu"))
 
     def copy(read: torch.Tensor) -> None:
         for overlap, target in wanted:

@@ -319,7 +319,7 @@ class Image:
 
     def _allocate(self, size: int) -> torch.Tensor:
         pinned = torch.cuda.is_available() and not isinstance(self.copies, PlainCopies)
-        return torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
     def _target(self, item: Item, place: _Place) -> torch.Tensor:
         begin = place.offset + len(place.around.head)

@@ -196,7 +196,7 @@ def _room_for(stored: StoredTensor, parameter: torch.Tensor, present: object) ->
     if stored.shape == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
     # Counters and the like. Optimizers keep them on the CPU, or move them when they take them over.
-    return torch.empty(stored.shape, dtype=stored.dtype)
+    return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
 
 
 class _StatefulEntry:
@@ -299,7 +299,7 @@ def _shared(flat: State, rank: int) -> State:
 def _fresh(stored: Stored | None) -> torch.Tensor | None:
     """A target for a value that is replaced."""
     if isinstance(stored, StoredTensor):
-        return torch.empty(stored.shape, dtype=stored.dtype)
+        return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
     return None
 
 

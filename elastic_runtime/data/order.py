@@ -33,7 +33,7 @@ class Orders:
         self._replacement = replacement
         self._tried = False
         self._of: tuple[int, int] | None = None
-        self._kept = torch.empty(0, dtype=torch.int64)
+        self._kept = torch.empty(0, dtype=torch.int64, device="cpu")
         self._print: int | None = None
 
     def of(self, seed: int, epoch: int) -> torch.Tensor:
@@ -60,7 +60,8 @@ class Orders:
 
     def _draw(self, seed: int, epoch: int) -> torch.Tensor:
         if self._order is None:
-            return torch.randperm(self._size, generator=generator("order", seed, epoch))
+            chance = generator("order", seed, epoch)
+            return torch.randperm(self._size, generator=chance, device="cpu")
         drawn = _as_indices(self._order(epoch, generator("order", seed, epoch)), epoch)
         self._check(drawn, epoch)
         if not self._tried:
@@ -100,9 +101,9 @@ def _as_indices(given: Iterable[int], epoch: int) -> torch.Tensor:
     try:
         # Tensors and arrays as they are; lists, ranges, samplers, generators one by one.
         known = hasattr(given, "__array__") or isinstance(given, torch.Tensor)
-        tensor = torch.as_tensor(given if known else list(given))
+        tensor = torch.as_tensor(given if known else list(given), device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        tensor = torch.empty(0, 0)
+        tensor = torch.empty(0, 0, device="cpu")
     if tensor.ndim == 1 and not len(tensor):
         return tensor.long()
     whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)

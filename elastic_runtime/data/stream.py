@@ -53,11 +53,11 @@ class _Reader(IterableDataset[Any]):  # type: ignore[misc]
         self._batch = batch
         self._seed = seed
         # Epoch, cursor, rank, world. Processes outlive an iteration, and read this at the next.
-        self._where = torch.zeros(4, dtype=torch.int64).share_memory_()
+        self._where = torch.zeros(4, dtype=torch.int64, device="cpu").share_memory_()
 
     def aim(self, epoch: int, cursor: int, rank: int, world: int) -> None:
         """The next iteration, in whatever process, begins at this position."""
-        self._where.copy_(torch.tensor([epoch, cursor, rank, world]))
+        self._where.copy_(torch.tensor([epoch, cursor, rank, world], device="cpu"))
 
     def __iter__(self) -> Iterator[tuple[list[Any], Share]]:
         epoch, cursor, rank, world = self._where.tolist()

@@ -70,7 +70,8 @@ class Agreement:
         self._wishes = Wish.NOTHING
         self._work: dist.Work | None = None
         # One slot per wish, since a maximum of combined flags would lose some; then the time.
-        self._ballot = torch.zeros(len(_ALL) + 1, dtype=torch.int64)
+        # On the CPU, as all that is ours: the script may have made another device the default.
+        self._ballot = torch.zeros(len(_ALL) + 1, dtype=torch.int64, device="cpu")
         self._wait = 1
         self._longest_us = 0
         self._last = time.monotonic_ns()

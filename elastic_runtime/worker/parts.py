@@ -62,7 +62,7 @@ class Form:
 
     def empty(self) -> torch.Tensor:
         """Room for such a tensor, on the CPU."""
-        return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device="cpu")
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)} on {self.device}"

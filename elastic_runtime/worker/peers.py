@@ -117,7 +117,7 @@ class Peers:
     def _exchange(self, data: bytes, size: int) -> list[bytes]:
         """Bytes of every rank, each filled up to the same size."""
         mine = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
-        everyones = torch.empty(self.world * size, dtype=torch.uint8)
+        everyones = torch.empty(self.world * size, dtype=torch.uint8, device="cpu")
         dist.all_gather_single(everyones, mine, group=self.group)
         found = ctypes.string_at(everyones.data_ptr(), len(everyones))
         return [found[at : at + size] for at in range(0, len(found), size)]

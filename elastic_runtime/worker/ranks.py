@@ -160,16 +160,18 @@ def rehearse() -> None:
     """Does once, alone, what a rank does when it enters a round: the first time takes longest.
 
     Loading kernels, starting autograd's threads and the like take some 15 ms in a new process,
-    for which all ranks of the round would wait.
+    for which all ranks of the round would wait. Nothing of it is the script's, so the modes that it
+    has set for its own tensors do not count.
     """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    weight = torch.nn.Linear(8, 8, bias=False, device="meta").to_empty(device="cpu")
-    torch.nn.init.ones_(weight.weight)
-    parallel = torch.nn.parallel.DistributedDataParallel(weight)
-    loss = torch.nn.functional.cross_entropy(
-        parallel(torch.ones(4, 8)), torch.zeros(4, dtype=torch.int64)
-    )
-    loss.backward()
+    with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
+        weight = torch.nn.Linear(8, 8, bias=False, device="meta").to_empty(device="cpu")
+        torch.nn.init.ones_(weight.weight)
+        parallel = torch.nn.parallel.DistributedDataParallel(weight)
+        loss = torch.nn.functional.cross_entropy(
+            parallel(torch.ones(4, 8)), torch.zeros(4, dtype=torch.int64)
+        )
+        loss.backward()
     drop_later([parallel, *torch_private.abort_groups()])
 
 

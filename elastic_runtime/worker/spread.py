@@ -156,7 +156,8 @@ def _far_apart(values: Sequence[list[float] | None]) -> tuple[int, int] | None:
 def _fingerprint(gradient: torch.Tensor) -> list[float]:
     """The size of a sample of a gradient, and its length along a fixed direction."""
     sample = sample_of(gradient.detach()).double().cpu()
-    direction = torch.arange(1, len(sample) + 1, dtype=torch.float64).mul_(2.399963).sin_()
+    direction = torch.arange(1, len(sample) + 1, dtype=torch.float64, device="cpu")
+    direction.mul_(2.399963).sin_()
     return [float(sample.abs().sum()), float(sample @ direction)]
 
 

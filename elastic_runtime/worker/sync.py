@@ -217,7 +217,7 @@ class _Group:
         """These numbers of all ranks, in rank order."""
         if self.world == 1:
             return [numbers]
-        row = torch.tensor(numbers, dtype=torch.int64)
+        row = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         rows = [torch.empty_like(row) for _ in range(self.world)]
         self.wire.allgather([rows], [row]).wait()
         return [row.tolist() for row in rows]
@@ -230,9 +230,9 @@ class _Group:
     def tell(self, content: Any, root: int) -> Any:
         """What the root gives, as JSON, to everybody."""
         text = json.dumps(content).encode() if self.rank == root else b""
-        length = torch.tensor([len(text)])
+        length = torch.tensor([len(text)], dtype=torch.int64, device="cpu")
         self.broadcast(length, root)
-        data = torch.empty(int(length), dtype=torch.uint8)
+        data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         if text:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         self.broadcast(data, root)
@@ -358,7 +358,8 @@ class _Cargo:
         """Where to receive a message: in its tensor, if it is part of one."""
         if len(pieces) == 1:
             return self._bytes(pieces[0])
-        return torch.empty(sum(piece.stop for piece in pieces), dtype=torch.uint8)
+        size = sum(piece.stop for piece in pieces)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def put(self, pieces: list[Piece], content: torch.Tensor) -> None:
         """Gives its tensors what was received for them."""

@@ -13,7 +13,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 
 from elastic_runtime import torch_private
-from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores
+from elastic_runtime.data.order import Orders
+from elastic_runtime.worker.agreement import Agreement, Wish
+from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores, rehearse
+from elastic_runtime.worker.sync import _Group
 from tests.ranks import run_ranks, values
 
 if TYPE_CHECKING:
@@ -201,3 +205,30 @@ def test_ranks_of_nccl_may_be_minutes_apart() -> None:
     ((said, store),) = values(run_ranks(1, time_outs_with_a_gpu, server.port))
     assert dict(said) == {"cpu": 1800.0, "cuda": 600.0}
     assert store == 600.0
+
+
+def under_the_modes_of_the_script(mode: str) -> list[bool]:
+    """Whether what is ours works under a mode that the script has set for the whole process."""
+    inference = torch.inference_mode(mode == "inference")
+    inference.__enter__()  # a script may never leave it
+    if mode == "no gradients":
+        torch.set_grad_enabled(False)
+    elif mode == "device":
+        torch.set_default_device("meta")
+    group: Any = dist.group.WORLD
+    agreement = Agreement(group)
+    agreement.step(Wish.SAVE)
+    agreed = agreement.step(Wish.NOTHING)
+    wire = _Group(group._get_backend(CPU), dist.get_rank(), 2)
+    told = [wire.gather([dist.get_rank()]), wire.tell({"a": 1}, 0), Peers(group).gather("x" * 2000)]
+    order = Orders(5, None, replacement=False).of(1, 0)
+    dist.barrier()
+    torch_private.abort_groups()
+    rehearse()
+    expected = [[[0], [1]], {"a": 1}, ["x" * 2000] * 2]
+    return [agreed == Wish.SAVE, told == expected, sorted(order.tolist()) == list(range(5))]
+
+
+@pytest.mark.parametrize("mode", ["device", "no gradients", "inference"])
+def test_modes_of_the_script_are_for_its_own_tensors(mode: str) -> None:
+    assert values(run_ranks(2, under_the_modes_of_the_script, mode)) == [[True, True, True]] * 2
