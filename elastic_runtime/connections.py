@@ -1,18 +1,25 @@
 """The TCP connections of this process, whoever owns them: found, and changed without taking them.
 
-gloo, NCCL and torch's stores show their sockets to nobody. Linux only (``/proc``).
+gloo, NCCL and torch's stores show their sockets to nobody. Linux only (``/proc``). The C library is
+called directly: where the script has set a default time-out, a socket object of Python's would make
+the socket non-blocking under its owner's hands.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import struct
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# Room for an address of any family (``struct sockaddr_storage``), in bytes.
+_LONGEST_ADDRESS = 128
 
 
 class Connection(NamedTuple):
@@ -42,22 +49,25 @@ class Connection(NamedTuple):
         ends = (_as_system(self.here, self.from_port), _as_system(self.host, self.port))
         return any(end in listener for listener in listeners for end in ends)
 
-    @contextmanager
-    def borrowed(self) -> Iterator[socket.socket]:
-        """The socket, to set options on it or to shut it.
+    def set(self, level: int, option: int, value: int) -> None:
+        """Sets an option, as ``socket.setsockopt`` does.
 
         Raises:
-            OSError: it is gone.
+            OSError: it is gone, or the system does not know the option.
         """
-        with _borrowed(self.fd) as line:
-            if os.fstat(self.fd).st_ino != self.inode:
-                raise OSError("the descriptor is another socket's by now")
-            yield line
+        self._check()
+        number = ctypes.c_int(value)
+        _done(_LIBC.setsockopt(self.fd, level, option, ctypes.byref(number), ctypes.sizeof(number)))
 
     def shut(self, how: int) -> None:
         """Ends a side of it, if it is still there."""
-        with suppress(OSError), self.borrowed() as line:
-            line.shutdown(how)
+        with suppress(OSError):
+            self._check()
+            _done(_LIBC.shutdown(self.fd, how))
+
+    def _check(self) -> None:
+        if os.fstat(self.fd).st_ino != self.inode:
+            raise OSError("the descriptor is another socket's by now")
 
 
 def connections() -> set[Connection]:
@@ -67,35 +77,37 @@ def connections() -> set[Connection]:
         with suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            with _borrowed(int(name)) as line:
-                if line.family in (socket.AF_INET, socket.AF_INET6):
-                    peer, here = line.getpeername(), line.getsockname()
-                    inode = os.fstat(line.fileno()).st_ino
-                    found.add(Connection(line.fileno(), inode, *here[:2], *peer[:2]))
+            fd = int(name)
+            peer, here = _end(_LIBC.getpeername, fd), _end(_LIBC.getsockname, fd)
+            if peer is not None and here is not None:
+                found.add(Connection(fd, os.fstat(fd).st_ino, *here, *peer))
     return found
+
+
+def _end(ask: Callable[..., int], fd: int) -> tuple[str, int] | None:
+    """Address and port of one end of a socket; None if it is none of IP.
+
+    Raises:
+        OSError: it is not connected, or gone.
+    """
+    said = ctypes.create_string_buffer(_LONGEST_ADDRESS)
+    _done(ask(fd, said, ctypes.byref(ctypes.c_uint(_LONGEST_ADDRESS))))
+    family, port = *struct.unpack_from("=H", said), *struct.unpack_from("!H", said, 2)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(family, said.raw[4:8]), port
+    if family == socket.AF_INET6:
+        return socket.inet_ntop(family, said.raw[8:24]), port
+    return None
+
+
+def _done(result: int) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _as_system(host: str, port: int) -> bytes:
     """An address and port as in C, up to the address; of IPv6 without a flow."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     flow = b"" if family == socket.AF_INET else bytes(4)
-    address = socket.inet_pton(family, host.partition("%")[0])
+    address = socket.inet_pton(family, host)
     return struct.pack("=H", family) + struct.pack("!H", port) + flow + address
-
-
-@contextmanager
-def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """A socket object for what somebody else reads and writes; that one goes on owning it."""
-    # If the script has set one, Python would make the socket non-blocking under its owner's hands.
-    default = socket.getdefaulttimeout()
-    if default is not None:
-        socket.setdefaulttimeout(None)
-    try:
-        line = socket.socket(fileno=fd)
-    finally:
-        if default is not None:
-            socket.setdefaulttimeout(default)
-    try:
-        yield line
-    finally:
-        line.detach()

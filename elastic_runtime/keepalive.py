@@ -70,15 +70,19 @@ def options(seconds: float) -> Options | None:
     return Options(pace, pace, max(1, round(seconds / pace) - 1), round(1000 * seconds))
 
 
-def tend(line: socket.socket, wanted: Options) -> None:
-    """Sets the options on a connection. The caller still owns it."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, wanted.idle)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, wanted.interval)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, wanted.count)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wanted.patience)
+def tend(one: Connection, wanted: Options) -> None:
+    """Sets the options on a connection.
+
+    Raises:
+        OSError: it is gone.
+    """
+    one.set(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    one.set(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, wanted.idle)
+    one.set(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, wanted.interval)
+    one.set(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, wanted.count)
+    one.set(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wanted.patience)
     with suppress(OSError):  # Linux 6.15 and later
-        line.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_PAUSE)
+        one.set(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_PAUSE)
 
 
 @contextmanager
@@ -123,8 +127,8 @@ def _look_again(hosts: set[str], wanted: Options) -> None:
 
 def _tend_all(found: set[Connection], wanted: Options) -> None:
     for each in found:
-        with suppress(OSError), each.borrowed() as line:
-            tend(line, wanted)
+        with suppress(OSError):
+            tend(each, wanted)
 
 
 def _to_others() -> set[Connection]:

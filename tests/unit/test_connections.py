@@ -52,19 +52,32 @@ def test_a_connection_is_known_by_the_end_at_which_somebody_listens(host: str) -
             assert not ends[line.fileno()].meets([other])
 
 
-def test_a_default_timeout_of_the_script_changes_nothing_for_their_owners(pair: Pair) -> None:
+def test_a_default_timeout_of_the_script_changes_nothing_for_their_owners(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     near, _ = pair
     assert os.get_blocking(near.fileno())
+
+    def refuse(seconds: float | None) -> None:
+        raise AssertionError("it is the whole process's, and other threads rely on it")
+
     socket.setdefaulttimeout(5.0)
     try:
-        (mine,) = (one for one in connections() if one.fd == near.fileno())
-        with mine.borrowed() as line:
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "setdefaulttimeout", refuse)
+            (mine,) = (one for one in connections() if one.fd == near.fileno())
+            mine.set(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         assert socket.getdefaulttimeout() == 5.0
     finally:
         socket.setdefaulttimeout(None)
     assert os.get_blocking(near.fileno())
     assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
+def test_an_option_that_nobody_knows_is_told(pair: Pair) -> None:
+    (mine,) = (one for one in connections() if one.fd == pair[0].fileno())
+    with pytest.raises(OSError, match="Protocol not available"):
+        mine.set(socket.IPPROTO_TCP, 9999, 1)
 
 
 def test_one_that_is_shut_ends_for_its_peer(pair: Pair) -> None:
@@ -85,5 +98,5 @@ def test_a_later_socket_with_the_same_number_is_left_alone(pair: Pair) -> None:
             mine.shut(socket.SHUT_RDWR)
             other.sendall(b"x")
             assert far.recv(1) == b"x"
-            with pytest.raises(OSError), mine.borrowed():
-                pass
+            with pytest.raises(OSError, match="another socket's"):
+                mine.set(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
