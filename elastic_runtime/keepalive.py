@@ -7,7 +7,9 @@ the connection ends. A cut that heals before that costs nothing but the pause un
 attempt: a second where the kernel can be told so, else at most as long as the cut was.
 
 Only connections that are made while a process group is built are touched, and later ones of NCCL
-to the same hosts; never those of the script.
+to the same hosts. Which of them are gloo's is known, so that what other threads of the script
+connect meanwhile is left alone; NCCL's are told from those by their hosts only, and not at all
+while a group is built that has no gloo.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_runtime import torch_private
 from elastic_runtime.connections import connections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from elastic_runtime.connections import Connection
 
@@ -92,9 +95,19 @@ def tended() -> Iterator[None]:
     if wanted is None:
         yield
         return
+    listeners: list[bytes] = []
+
+    def build(make: Callable[[], list[bytes]]) -> list[bytes]:
+        found = make()
+        listeners.extend(found)
+        return found
+
     before = _to_others()
-    yield
+    with torch_private.gloo_built_by(build):
+        yield
     new = _to_others() - before
+    if listeners:
+        new = {one for one in new if one.meets(listeners)}
     _tend_all(new, wanted)
     hosts = {each.host for each in new}
     if hosts and _uses_gpu():

@@ -14,7 +14,7 @@ import socket
 import time
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def end_loader(loader: Any) -> None:
 
 
 @contextmanager
-def gloo_built_by(build: Callable[[Callable[[], list[bytes]]], object]) -> Iterator[None]:
+def gloo_built_by(build: Callable[[Callable[[], list[bytes]]], list[bytes]]) -> Iterator[None]:
     """Has ``build`` make every gloo group that torch makes within the block.
 
     torch constructs the group in the calling thread, which then waits for every peer; it offers
@@ -148,26 +148,44 @@ def gloo_built_by(build: Callable[[Callable[[], list[bytes]]], object]) -> Itera
     ``ProcessGroupGloo`` for all that ask.
 
     Args:
-        build: calls what it is given, wherever it likes, and raises if it does not wait for it.
-            What that returns says where the ranks of the group listen for each other.
+        build: calls what it is given, wherever it likes, and raises if it does not wait for it;
+            returns what that returns: where the ranks of the group listen for each other.
     """
-    from torch.distributed import distributed_c10d
-
-    original: Any = distributed_c10d.ProcessGroupGloo
-
-    class Gloo(original):  # type: ignore[misc]
-        def __init__(self, store: Any, rank: int, size: int, *args: Any, **options: Any) -> None:
-            def make() -> list[bytes]:
-                original.__init__(self, store, rank, size, *args, **options)
-                return _gloo_listeners(store, size)
-
-            build(make)
-
-    distributed_c10d.ProcessGroupGloo = Gloo
+    _hand_gloo_to_builders()
+    _gloo_builders.append(build)
     try:
         yield
     finally:
-        distributed_c10d.ProcessGroupGloo = original
+        _gloo_builders.remove(build)
+
+
+# In the order in which their blocks were entered. Those blocks may overlap, in several threads.
+_gloo_builders: list[Callable[[Callable[[], list[bytes]]], list[bytes]]] = []
+
+
+def _hand_gloo_to_builders() -> None:
+    """Puts the subclass in the place of torch's own, once for a process."""
+    from torch.distributed import distributed_c10d
+
+    original: Any = getattr(distributed_c10d, "ProcessGroupGloo", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return  # a torch without gloo, or it is there already
+
+    class Gloo(original):  # type: ignore[misc]
+        __wrapped__ = original
+
+        def __init__(self, store: Any, rank: int, size: int, *args: Any, **options: Any) -> None:
+            builders = tuple(_gloo_builders)
+
+            def make() -> list[bytes]:
+                original.__init__(self, store, rank, size, *args, **options)
+                return _gloo_listeners(store, size) if builders else []
+
+            for build in builders:
+                make = partial(build, make)
+            make()
+
+    distributed_c10d.ProcessGroupGloo = Gloo
 
 
 def _gloo_listeners(store: Any, size: int) -> list[bytes]:

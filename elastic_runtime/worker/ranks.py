@@ -269,18 +269,19 @@ class Ranks:
         sys.excepthook = self._hook  # torch wraps it with each group
         drop_later(groups, sockets)
 
-    def _build_gloo(self, make: Callable[[], list[bytes]]) -> None:
+    def _build_gloo(self, make: Callable[[], list[bytes]]) -> list[bytes]:
         """Makes a gloo group, and takes note of its sockets.
 
         They are those at one end of which a rank of the group listens: what other threads of the
         script connect meanwhile is theirs.
         """
         before = connections()
-        listeners = self._apart(make)
+        listeners: list[bytes] = self._apart(make)
         with self._lock:
             self._sockets |= {one for one in connections() - before if one.meets(listeners)}
         if self.interrupted.is_set():
             raise Interrupted
+        return listeners
 
     def _apart(self, work: Callable[[], Any]) -> Any:
         """Does something in another thread; an interrupt does not wait for it."""

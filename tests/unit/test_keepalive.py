@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime import keepalive
+from elastic_runtime import keepalive, torch_private
 from elastic_runtime.keepalive import ENV_PEER_TIMEOUT, Options
 
 if TYPE_CHECKING:
@@ -59,6 +60,30 @@ def test_only_what_is_connected_meanwhile_is_tended(
             assert (_patience(mine), _patience(others)) == (7000, 0)
             assert mine.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert others.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+
+
+def test_what_the_script_connects_while_gloo_does_is_left_alone(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_PEER_TIMEOUT, "7")
+    port = listener.getsockname()[1]
+    said = struct.pack("=H", socket.AF_INET) + struct.pack("!H4B", port, 127, 0, 0, 2)
+    lines: list[socket.socket] = []
+
+    def make() -> list[bytes]:
+        lines.append(_connect(listener))
+        return [said]
+
+    with socket.create_server(("127.0.0.2", 0)) as service, keepalive.tended():
+        (build,) = torch_private._gloo_builders  # what torch's constructor would go through
+        build(make)
+        lines.append(_connect(service))
+    try:
+        assert [_patience(line) for line in lines] == [7000, 0]
+    finally:
+        for line in lines:
+            line.close()
+    assert not torch_private._gloo_builders
 
 
 @pytest.mark.parametrize("value", ["0", "", "soon", None])

@@ -225,3 +225,38 @@ def test_who_ends_all_groups_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch_private.end_groups()
     assert not dist.is_initialized() and not spared
+
+
+def built_in_overlapping_blocks() -> list[list[str]]:
+    """Who builds a group: while two blocks overlap, in the one that is left, and after both."""
+    seen: list[str] = []
+
+    def builder(name: str) -> Any:
+        def build(make: Any) -> list[bytes]:
+            seen.append(name)
+            said: list[bytes] = make()
+            seen.append(str(len(said)))  # one address for each rank
+            return said
+
+        return torch_private.gloo_built_by(build)
+
+    def made() -> list[str]:
+        seen.clear()
+        group = dist.new_group(backend="gloo")
+        assert group is not None
+        dist.barrier(group=group)
+        return list(seen)
+
+    one, other = builder("one"), builder("other")
+    one.__enter__()
+    other.__enter__()
+    both = made()
+    one.__exit__(None, None, None)
+    left = made()
+    other.__exit__(None, None, None)
+    return [both, left, made()]
+
+
+def test_blocks_in_which_gloo_is_built_may_overlap() -> None:
+    expected = [["other", "one", "2", "2"], ["other", "2"], []]
+    assert values(run_ranks(2, built_in_overlapping_blocks)) == [expected] * 2

@@ -100,14 +100,14 @@ class _Connecting(Ranks):
     mine: socket.socket
     far: socket.socket
 
-    def _build_gloo(self, make: Callable[[], list[bytes]]) -> None:
+    def _build_gloo(self, make: Callable[[], list[bytes]]) -> list[bytes]:
         def meanwhile() -> list[bytes]:
             with socket.create_server(("127.0.0.1", 0)) as server:
                 self.mine = socket.create_connection(server.getsockname())
                 self.far, _ = server.accept()
             return make()
 
-        super()._build_gloo(meanwhile)
+        return super()._build_gloo(meanwhile)
 
 
 def connected_meanwhile(port: int) -> tuple[str, str, int]:
