@@ -436,12 +436,18 @@ def _alarm(state: State, now: float) -> Step | None:
         return Step(state, (AskWorkers(inside), SetAlarm(now + _ANSWER)), "who is stuck?")
     begun = state.interrupted_at or now
     patience = now < begun + state.settings.rejoin
-    busy = [r for r in inside if patience and r in state.heard and not state.heard[r].collective]
-    stuck = tuple(rank for rank in inside if rank not in busy)
+    own = {r: heard for r, heard in state.heard.items() if r in inside and not heard.collective}
+    # All others have waited for it, perhaps in the first step of this process, of which its own
+    # agent does not know how long it may take.
+    all_wait = state.why is not None and HANG in state.why.reason
+    hangs = [r for r, heard in own.items() if all_wait and not heard.busy]
+    stuck = tuple(rank for rank in inside if not patience or rank not in own or rank in hangs)
     actions: list[Action] = []
     if stuck:
         waits = [rank for rank in stuck if rank in state.heard]
         why = "it waits for ranks that are gone" if waits else "it does not answer"
+        if hangs:
+            why = f"all others wait for it, while it is at {own[hangs[0]].where} (--hang-timeout)"
         actions.append(Report("worker.stuck", {"local_ranks": list(stuck), "why": why}))
         actions.append(KillWorkers(stuck, why))
     actions.append(SetAlarm(now + state.settings.stuck))

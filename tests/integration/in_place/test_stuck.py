@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from typing import TYPE_CHECKING
 
@@ -66,4 +67,26 @@ def test_who_waits_for_a_slow_replacement_does_not_hang(tmp_path: Path) -> None:
         assert again[0].round == before[0].round + 1
         assert not job.events("worker.hangs"), job.story()
         assert not job.events("fault.retry"), job.story()
+        job.finish()
+
+
+def test_who_hangs_in_its_very_first_step_is_replaced_when_the_others_say_so(
+    tmp_path: Path,
+) -> None:
+    """Its own agent does not know how long such a step takes; those that train with it do."""
+    options = ("--min", "1", "--max", "2", "--hang-timeout", "2", "--lease-ttl", "5")
+    with Job(tmp_path, "steps.py", *options) as job:
+        before = job.ranks(1)
+        (tmp_path / "late").touch()
+        words = shlex.split(job.event("job.join_command")["command"])
+        at = words.index("--rdzv-endpoint")
+        with Job(tmp_path, "steps.py", *words[at : at + 4], *options) as newcomer:
+            stuck = newcomer.event("worker.stuck")
+            assert "all others wait for it, while it is at" in stuck["why"]
+            assert "steps.py" in stuck["why"]
+            full = job.ranks(2, after=before[0].round)
+            assert before[0].pid in {note.pid for note in full.values()}
+            assert not job.events("fault.retry"), "that is no failure of the script"
+            job.enough()
+            assert newcomer.end() == 0, job.story()
         job.finish()

@@ -45,6 +45,7 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.protocol.messages import HANG
 from elastic_runtime.protocol.records import (
     CUT_OFF,
     KILLED,
@@ -218,6 +219,26 @@ def test_a_worker_that_does_not_leave_is_ended_unless_it_is_busy(
         life.take(heard)
     life.take(Alarm())
     assert bool(life.asked(KillWorkers)) == ends
+
+
+@pytest.mark.parametrize(
+    ("heard", "ends"),
+    [
+        (WorkerHeard(0, False, "train.py:9", ""), True),
+        (WorkerHeard(0, False, "train.py:9", "evaluation"), False),
+    ],
+)
+def test_who_works_while_all_others_have_waited_is_ended_unless_it_says_why(
+    heard: WorkerHeard, ends: bool
+) -> None:
+    life = Life().in_round()
+    life.take(Switch(1, broken=True, reason=f"no step for 62 s: {HANG} (--hang-timeout)"))
+    life.take(left(1, 1))
+    life.take(Alarm())
+    life.take(heard)
+    life.take(Alarm())
+    assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([(0,)] if ends else [])
+    assert all("train.py:9" in kill.why for kill in life.asked(KillWorkers))
 
 
 def test_a_busy_worker_is_ended_when_the_others_have_waited_for_too_long() -> None:
