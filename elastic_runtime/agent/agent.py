@@ -316,8 +316,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             return
         seconds = time.monotonic() - self._trouble_at
         self._trouble_at = None
-        step = int(note.fields.get("step", -1))
-        fields = {"round": last.number, "seconds": round(seconds, 3), "step": step}
+        step = note.fields.get("step")
+        known = step if isinstance(step, int) else -1
+        fields = {"round": last.number, "seconds": round(seconds, 3), "step": known}
         self._tell("round.recovered", fields)
 
     def _look_for_progress(self) -> None:

@@ -87,6 +87,9 @@ class Drained(Message):
     step: int
 
 
+_OF_LOGGERS = frozenset({"self", "event", "level", "timestamp"})
+
+
 @dataclass(frozen=True, slots=True)
 class Note(Message):
     """Worker → agent: an event for people and for the log (a save, a resume, a damaged file)."""
@@ -97,6 +100,11 @@ class Note(Message):
     rank: int
     round: int
     fields: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if a field has a name that a logger gives a meaning of its own."""
+        if taken := _OF_LOGGERS & self.fields.keys():
+            raise ValueError(f"no field of an event is called {', '.join(sorted(taken))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def test_what_is_sent_is_read(message: Message) -> None:
         b'{"kind": "returned", "round": true}',
         b'{"kind": "returned", "round": 1.5}',
         b'{"kind": "note", "name": "x", "rank": 0, "round": 1, "fields": 5}',
+        b'{"kind": "note", "name": "x", "rank": 0, "round": 1, "fields": {"event": "y"}}',
         b'{"kind": "nearby", "places": [5]}',
         json.dumps(
             {"kind": "hello", "rank": 0, "round": 1, "pid": 2, "drains": True, "life": {}}
