@@ -13,6 +13,7 @@ import pytest
 
 from elastic_runtime.protocol.messages import ProgressFile
 from tests.integration.in_place.job import ELASTIC_RUN
+from tests.mounts import small_disk
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -24,14 +25,8 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("nothing can be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "small", "256k") as place:
+        yield place
 
 
 def fill(place: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT, PATIENCE, Job
+from tests.mounts import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +21,8 @@ _HANGING = Path(__file__).with_name("hanging")
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("nothing can be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "disk", "512k") as place:
+        yield place
 
 
 def test_no_worker_hears_of_a_full_log_disk(disk: Path, tmp_path: Path) -> None:
