@@ -362,12 +362,18 @@ def _with_slot(state: State, key: str, slot: Slot) -> State:
 
 
 def _with_round(state: State, slot: Slot) -> State:
-    sealed = slot.record
-    if not isinstance(sealed, RoundRecord) or sealed.number <= state.last_number:
+    sealed, known = slot.record, state.known_round
+    if not isinstance(sealed, RoundRecord):
+        return replace(state, round=slot)
+    # A store that was emptied may count from the beginning again. What it had before is over then,
+    # and must not be given back if it is emptied once more.
+    other = known is not None and known.incarnation != sealed.incarnation
+    if sealed.number <= state.last_number and not other:
         return replace(state, round=slot)
     # What was being waited for belonged to the round before; how long we wait ourselves does not.
     marks = {name: moment for name, moment in state.marks.items() if name == "wait"}
-    return replace(state, round=slot, known_round=sealed, last_number=sealed.number, marks=marks)
+    number = max(state.last_number, sealed.number)
+    return replace(state, round=slot, known_round=sealed, last_number=number, marks=marks)
 
 
 def _read_node(state: State, entry: Entry) -> tuple[NodeRecord | None, State]:
