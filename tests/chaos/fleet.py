@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ class Fleet:
         self._directory = directory
         self._mark = f"chaos-{uuid.uuid4().hex}"
         least, most = (str(bound) for bound in bounds)
+        self._script = script[0]
         self._command = [
             *(sys.executable, "-m", "elastic_runtime", "--min", least, "--max", most),
             *self.job,
@@ -85,7 +87,9 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is not None:
+            self._show_stacks()
         processes.end(self._mark)
         for node in self.nodes:
             node.agent.wait()
@@ -156,6 +160,17 @@ class Fleet:
             text = "\n".join(line for line in lines if '"checkpoint.saved"' not in line)
             ends.append(f"--- {node.name} (exit code {code}) ---\n{text[-3000:]}")
         return "\n".join(ends)
+
+    def _show_stacks(self) -> None:
+        """Has all workers say where they are, which is what a test that waits in vain is about."""
+        began, script = time.time(), self._script
+        for pid in processes.marked(self._mark):
+            if script in processes.command(pid) and "elastic_runtime" not in processes.command(pid):
+                processes.send([pid], signal.SIGABRT)
+        time.sleep(2.0)  # it is for people, and the test has failed already
+        for log in sorted((self._directory / "logs").glob("**/stderr.log")):
+            if log.stat().st_mtime >= began:
+                print(f"--- {log} ---\n{log.read_text(errors='replace')[-6000:]}")
 
     def _left(self) -> str:
         return "".join(f"\n{pid} {processes.command(pid)}" for pid in processes.marked(self._mark))

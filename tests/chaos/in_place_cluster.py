@@ -129,8 +129,8 @@ class InPlaceCluster(Fleet):
         self._leftovers = Leftovers()
         self.environ["TMPDIR"] = str(self._leftovers.temporary)
 
-    def __exit__(self, *exc: object) -> None:
-        super().__exit__(*exc)
+    def __exit__(self, failed: type[BaseException] | None, *rest: object) -> None:
+        super().__exit__(failed, *rest)
         self._leftovers.close()
         self.disk.close()
 
