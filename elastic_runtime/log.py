@@ -248,6 +248,12 @@ _LINES: dict[str, Line] = {
         "warning",
         whole_job=False,
     ),
+    "step.none": Line(
+        "no step was committed in the first {seconds} of train; if it makes steps, "
+        "state.commit() must follow each of them",
+        "warning",
+        whole_job=False,
+    ),
     "worker.hangs": Line("{why}", "warning", whole_job=False),
     "state.given": Line("step {step} was given to {to} ranks from memory", shown=False),
     "state.unfit": Line("memory of step {step} cannot serve: {reason}", "warning"),

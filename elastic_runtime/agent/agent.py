@@ -86,6 +86,8 @@ if TYPE_CHECKING:
 # The agent says that it lives this often even if nothing happens (seconds); a third of the
 # shortest lease that a store grants.
 _BEAT = 0.6
+# Seconds in train without a first step that a person wants to hear of; a compiler may need as long.
+_STRANGE = 60.0
 _FAREWELL = 2.0
 # The host of the store leaves last; the others need a moment to read the outcome and to go.
 _OUTLAST = 10.0
@@ -165,6 +167,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._events = 0
         self._closed = False
         self._clock = HangClock(config.timeouts.hang)
+        self._said_fruitless = False
 
     # ------------------------------------------------------------ the loop
 
@@ -327,6 +330,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             return
         last, now = self._life.state.round, time.monotonic()
         self._clock = self._clock.seen(self._crew.pulse(), last.number if last else 0, now)
+        if self._clock.fruitless(now) > _STRANGE and not self._said_fruitless:
+            self._said_fruitless = True
+            self._tell("step.none", {"seconds": round(self._clock.fruitless(now))})
         if self._clock.overdue(now):
             self._take(NoProgress(self._clock.idle(now), self._clock.limit))
 
@@ -403,7 +409,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             case Report(name, fields):
                 self._tell(name, fields)
             case Finish(code, message):
-                saved = code == EXIT_LEFT and self._life.state.drained
+                saved = code == EXIT_LEFT and self._life.state.drained and crew.step() >= 0
                 told = f"{message}; step {crew.step()} is saved" if saved else message
                 self._finish = replace(action, message=told)
             case _:

@@ -71,6 +71,10 @@ class HangClock:
             return 0.0
         return now - self.began
 
+    def fruitless(self, now: float) -> float:
+        """For how many seconds workers have been in ``train`` here and no step was ever seen."""
+        return 0.0 if self.began is None or self.first else now - self.began
+
     def overdue(self, now: float) -> bool:
         """Whether it is time to ask the workers where they are."""
         return self.idle(now) > self.limit

@@ -46,7 +46,9 @@ _REMEDY = {
 }
 
 # What a wrong setting looks like at the first look. Later on it passes as often as all else does.
-_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
+_REFUSALS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENOENT}
+)
 # The ids of runs that say nothing: none was given, and torchrun calls that "none".
 _NAMELESS = ("", "none")
 

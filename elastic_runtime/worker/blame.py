@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from elastic_runtime.worker import boot, whereabouts
 from elastic_runtime.worker.ranks import Interrupted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from elastic_runtime.worker.ranks import Ranks
 
 
@@ -64,6 +67,24 @@ def is_worlds_fault(error: BaseException, ranks: Ranks) -> bool:
     if ranks.interrupted.is_set():
         return not isinstance(error, UsageError)
     return ranks.place.size > 1 and boot.is_echo(error)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Says what to do about an error of torch's that only makes sense without ``elastic.run``.
+
+    Raises:
+        UsageError: for such an error of the body.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "initialize the default process group twice" not in str(error):
+            raise
+        raise UsageError(
+            "init_process_group() was called inside of elastic.run, which has made the process "
+            "group already, and makes it again after each change: remove the call"
+        ) from error
 
 
 def in_one_line(error: BaseException, ranks: Ranks) -> str:

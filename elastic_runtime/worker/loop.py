@@ -190,7 +190,8 @@ class _Loop:
             self._state._on_commit = commit = _Commit(self, group, None)
             self._state._inspection = commit.inspection()
             self._state._gate = Gate(partial(blame.check_groups, None))
-            value = self._train(world)
+            with blame.explained():
+                value = self._train(world)
             self._finish_saving()
             return value
         finally:
@@ -321,7 +322,8 @@ class _Loop:
         self._state._gate = Gate(partial(blame.check_groups, ranks))
         self._state._inspection = commit.inspection()
         with self._here.in_train():
-            value = self._train(world)
+            with blame.explained():
+                value = self._train(world)
             self._state._on_commit = None
             self._await_all(commit, order)
         self._finish_saving()

@@ -88,8 +88,9 @@ class Peers:
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
         elif int(os.environ.get("WORLD_SIZE") or 1) > 1:
             raise UsageError(
-                f"this job has WORLD_SIZE={os.environ['WORLD_SIZE']}, but torch.distributed is not "
-                "initialized; call init_process_group() before a checkpointer is used"
+                f"torch.distributed is not initialized (WORLD_SIZE={os.environ['WORLD_SIZE']}): "
+                "call init_process_group() before a checkpointer is used; with elastic.run, "
+                "leave that use out"
             )
         if self.world > 1:
             self.group = group or dist.new_group(backend="gloo")

@@ -39,6 +39,8 @@ def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
         ("gives_what_cannot_be_read", "odd.lock", "use plain values"),
         ("returns_early", "train returned on rank 1 after step 4", "on all ranks"),
         ("destroys_inside", "was called inside of elastic.run", "remove the call"),
+        ("connects_inside", "was called inside of elastic.run", "remove the call"),
+        ("loads_before", "is not initialized", "leave that use out"),
         ("saves_beside", "which was not given it", "torch.save"),
         ("saves_after", "step 1 is not saved", "call save() in train"),
         ("counts_as_well", "step() was called", "leave it out"),

@@ -80,6 +80,18 @@ def test_before_the_first_step_of_all_nothing_is_known() -> None:
     assert not HangClock(0.0).seen(Pulse(1, 2000.0, 1000.0), 1, 2000.0).overdue(5000.0)
 
 
+def test_it_is_known_how_long_train_has_gone_on_without_any_step() -> None:
+    watch = Watch()
+    assert watch.clock.fruitless(watch.now + 100) == 0.0
+    watch.clock = HangClock(LIMIT)
+    assert watch.clock.fruitless(watch.now) == 0.0, "nobody is in train"
+    watch.enter()
+    watch.wait(61.0)
+    assert watch.clock.fruitless(watch.now) == 61.0
+    watch.leave()
+    assert watch.clock.fruitless(watch.now) == 0.0
+
+
 def test_the_first_step_of_a_round_may_take_as_long_as_the_first_of_all_did() -> None:
     watch = Watch()
     slow = HangClock(LIMIT).seen(Pulse(expected=1000.0), 1, 1000.0)

@@ -127,6 +127,15 @@ def destroys_inside() -> None:
     elastic.run(STATE)(lambda world: destroy_process_group())
 
 
+def connects_inside() -> None:
+    elastic.run(STATE)(lambda world: dist.init_process_group("gloo"))
+
+
+def loads_before() -> None:
+    _saver().resume()
+    elastic.run(STATE)(lambda world: None)
+
+
 def ends_as_with_torchrun() -> None:
     saver = _saver()
 
