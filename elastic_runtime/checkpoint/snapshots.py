@@ -43,11 +43,7 @@ _EXTRA = 1 << 20
 
 
 class Snapshots:
-    """The snapshots of one process.
-
-    Attributes:
-        wanted: whether any are to be taken.
-    """
+    """The snapshots of one process."""
 
     def __init__(
         self, storage: Storage, tenure: Tenure, every: Every, context: WorkerContext
@@ -60,12 +56,13 @@ class Snapshots:
             every: how often to take one.
             context: hears of events, and knows the agent.
         """
-        self.wanted = bool(every.steps or every.seconds)
+        self._asked_for = bool(every.steps or every.seconds)
+        self._off = False  # in this world: some rank has no memory for them
         self._every = every
         self._tenure = tenure
         self._context = context
         self._place = storage.where
-        memory = context.snapshots if self.wanted else None
+        memory = context.snapshots if self._asked_for else None
         self._shelf = Shelf(memory, self._place) if memory else None
         self._nodes: Nodes | None = None
         self._description = Description()
@@ -75,6 +72,11 @@ class Snapshots:
         self._last_step = 0
 
     # When
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any are to be taken in this world, the same on all ranks once they have asked."""
+        return self._asked_for and not self._off
 
     def wish(self, step: int) -> Wish:
         """What rank 0 asks all ranks to do.
@@ -103,6 +105,7 @@ class Snapshots:
     def enter(self) -> None:
         """The ranks are others from now on."""
         self._nodes = None
+        self._off = False  # who is new has not heard of it, and asks
         self._wished = False
 
     def _ready(self, peers: Peers) -> bool:
@@ -113,12 +116,14 @@ class Snapshots:
             found = peers.gather(self._shelf.memory.encode() if self._shelf else "")
             missing = [rank for rank, text in enumerate(found) if not text]
             if missing:
-                self.wanted = False
+                self._off = True
                 ranks = ", ".join(map(str, missing[:8]))
                 why = f"the agent of rank {ranks} has no memory for them (--snapshot-memory)"
                 if not self._context.has_agent:
                     why = "they need elastic-run"
-                self._note(peers, "off", reason=why)
+                if "off" not in self._told:
+                    self._told.add("off")
+                    self._note(peers, "off", reason=why)
                 return False
             memories = [SnapshotMemory.decode(text) for text in found]
             self._nodes = Nodes.seen_by(peers.rank, memories)

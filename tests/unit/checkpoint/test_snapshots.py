@@ -18,7 +18,9 @@ from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.nodes import Nodes
 from elastic_runtime.checkpoint.peer import Lines, RemoteFile, Snapshot
 from elastic_runtime.checkpoint.saving import Content, Tenure
+from elastic_runtime.checkpoint.schedule import Every
 from elastic_runtime.checkpoint.shelf import Shelf
+from elastic_runtime.checkpoint.snapshots import Snapshots
 from elastic_runtime.checkpoint.taking import Taking
 from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
@@ -256,6 +258,37 @@ def test_without_an_agent_they_are_off(tmp_path: Path, caplog: pytest.LogCapture
     take(ckpt, 3)
     assert caplog.text.count("snapshot.off") == 1
     ckpt.close()
+
+
+class _Beside(Peers):
+    """There is another rank, whose agent has this memory for snapshots."""
+
+    def __init__(self, memory: str) -> None:
+        super().__init__()
+        self.memory = memory
+        self.asked = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        self.asked += 1
+        return [value, self.memory if isinstance(value, str) else value]
+
+
+def test_a_rank_without_memory_is_asked_for_again_in_the_next_world(
+    agent: SnapshotMemory, tmp_path: Path
+) -> None:
+    """A newcomer knows nothing of it and asks; whoever did not ask with it would never be heard."""
+    storage = LocalStorage(tmp_path)
+    context = contexts.context()
+    snapshots = Snapshots(storage, Tenure(storage, context), Every(steps=1), context)
+    peers = _Beside("")
+    for _ in range(2):
+        assert snapshots.ways(peers, [], None) == []
+    assert (peers.asked, snapshots.wanted) == (1, False), "once in a world"
+    snapshots.enter()
+    assert snapshots.wanted
+    peers.memory = agent.encode()
+    snapshots.ways(peers, [], None)
+    assert peers.asked > 2
 
 
 class _Dying(Peers):
