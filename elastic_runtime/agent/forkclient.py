@@ -204,4 +204,4 @@ def _see_dead_by_looking(pid: int) -> None:
             os.kill(pid, 0)
         except ProcessLookupError:
             return
-        time.sleep(0.01)
+        time.sleep(0.01)  # without a handle nothing tells of the end of who is no child of ours

@@ -378,7 +378,7 @@ class Saves:
                 end = time.monotonic() + pause
                 while (left := end - time.monotonic()) > 0:
                     self._give_up()
-                    time.sleep(min(left, 0.05))
+                    time.sleep(min(left, 0.05))  # nothing tells that a storage is well again
         try:
             return save()
         except CheckpointFailed as error:

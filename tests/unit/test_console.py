@@ -48,7 +48,10 @@ def test_a_stuck_reader_blocks_nobody_and_not_the_end_of_the_block() -> None:
         for _ in range(100):
             stream.write("x" * 10_000 + "\n")
             stream.flush()
+    shown = os.read(reading, 1 << 21)
     os.close(reading)
+    assert shown.startswith(b"x" * 10_000), "what there was room for is shown"
+    assert len(shown) < 1_000_000, "and the rest is dropped"
 
 
 def test_a_reader_that_has_gone_and_a_full_disk_raise_nothing() -> None:

@@ -95,6 +95,11 @@ def test_a_term_of_somebody_unknown_is_followed_by_the_next(
     assert storage.take_term(_holder(1)) == 5
 
 
+def test_a_place_that_can_never_be_made_is_refused_at_the_first_look() -> None:
+    with pytest.raises(CheckpointUsageError, match="/proc/nowhere"):
+        LocalStorage("/proc/nowhere").first_look()
+
+
 def test_the_holder_of_an_older_term_is_stopped_and_told_by_whom(storage: Storage) -> None:
     older = storage.take_term(HOLDER)
     which = CheckpointId(term=older, step=9)
