@@ -58,7 +58,8 @@ def is_worlds_fault(error: BaseException, ranks: Ranks) -> bool:
     """Whether an error says no more than that the round is over, or that peers are gone.
 
     In a round that its agent has called broken everything may fail. Before that, only what comes
-    from a collective; who is alone has none.
+    from a collective, and all that torch meets while the ranks connect, in whatever words; who is
+    alone has none.
 
     Args:
         error: what has ended ``train``, or the way into it.
@@ -66,7 +67,11 @@ def is_worlds_fault(error: BaseException, ranks: Ranks) -> bool:
     """
     if ranks.interrupted.is_set():
         return not isinstance(error, UsageError)
-    return ranks.place.size > 1 and boot.is_echo(error)
+    return ranks.place.size > 1 and _is_of_peers(error, ranks)
+
+
+def _is_of_peers(error: BaseException, ranks: Ranks) -> bool:
+    return (ranks.building and isinstance(error, RuntimeError)) or boot.is_echo(error)
 
 
 @contextmanager
@@ -96,8 +101,12 @@ def in_one_line(error: BaseException, ranks: Ranks) -> str:
     """
     if isinstance(error, Interrupted):
         return "the round broke while the ranks connected"
-    lost = ranks.place.size > 1 and boot.is_echo(error)
-    what = "the connection to a peer is lost" if lost else "the script failed in a broken round"
+    if ranks.place.size == 1 or not _is_of_peers(error, ranks):
+        what = "the script failed in a broken round"
+    elif ranks.building:
+        what = "the ranks could not connect"
+    else:
+        what = "the connection to a peer is lost"
     text = str(error).strip().partition("\n")[0].partition(". ")[0][:_LONGEST_TEXT]
     where = whereabouts.met(error.__traceback__)
     return f"{what} ({type(error).__name__}: {text}{f', at {where}' if where else ''})"

@@ -45,6 +45,7 @@ _COLLECTIVES = (
     os.path.join("torch", "nn", "parallel", "distributed.py"),
     os.path.join("torch", "_ops.py"),
     os.path.join("elastic_runtime", "worker", ""),
+    os.path.join("elastic_runtime", "torch_private.py"),  # through which groups are made
 )
 
 # torch's name for the file in which a failing worker leaves its traceback.

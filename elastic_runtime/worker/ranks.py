@@ -179,6 +179,7 @@ class Ranks:
     """This rank's connection to all others of a round.
 
     Attributes:
+        building: the ranks are not connected yet, and the script has not run.
         group: all ranks once more, over gloo, for what is not training.
         interrupted: somebody has called ``interrupt``.
     """
@@ -199,7 +200,7 @@ class Ranks:
         self._waits: list[queue.SimpleQueue[tuple[Any, BaseException | None]]] = []
         self._lock = threading.Lock()
         self._sockets: set[Connection] = set()
-        self._building = True
+        self.building = True
         self._recording = ExitStack()
         self._hook = sys.excepthook
 
@@ -228,7 +229,7 @@ class Ranks:
         if gpu:
             torch_private.set_timeout(dist.group.WORLD, "cuda", _TIMEOUT_NCCL)
             client.store.set_timeout(_TIMEOUT_NCCL)  # ranks of NCCL find each other there
-        self._building = False
+        self.building = False
 
     def another_group(self) -> dist.ProcessGroup:
         """One more group of all ranks over gloo, which ends with the others.
@@ -252,12 +253,12 @@ class Ranks:
         for one in sockets:
             one.shut(socket.SHUT_RD)
         torch_private.abort_nccl()
-        if self._building:
+        if self.building:
             self._stores.forget(self.place.host, self.place.port)
 
     def take_apart(self) -> None:
         """Ends all groups. The caller must be out of the ``except`` block of what ended them."""
-        if self._building:
+        if self.building:
             self._stores.forget(self.place.host, self.place.port)
         with self._lock:
             sockets, self._sockets = self._sockets, set()

@@ -26,10 +26,12 @@ REFUSED = RuntimeError("my data server data01:9000: Connection refused")
 NCCL = dist.DistBackendError("NCCL error in: init.cc")
 
 
-def ranks(size: int = 2, *, interrupted: bool = False) -> Any:
+def ranks(size: int = 2, *, interrupted: bool = False, building: bool = False) -> Any:
     """What is asked of the ranks of a round."""
     return SimpleNamespace(
-        place=SimpleNamespace(size=size), interrupted=SimpleNamespace(is_set=lambda: interrupted)
+        place=SimpleNamespace(size=size),
+        interrupted=SimpleNamespace(is_set=lambda: interrupted),
+        building=building,
     )
 
 
@@ -74,6 +76,14 @@ def test_in_a_broken_round_everything_may_fail() -> None:
         for size in (1, 2):
             assert blame.is_worlds_fault(error, ranks(size, interrupted=True))
     assert not blame.is_worlds_fault(UsageError("return everywhere"), ranks(interrupted=True))
+
+
+def test_while_the_ranks_connect_all_that_torch_meets_is_the_worlds_fault() -> None:
+    odd = RuntimeError("words that nobody knows yet")
+    assert blame.is_worlds_fault(odd, ranks(building=True))
+    assert blame.in_one_line(odd, ranks(building=True)).startswith("the ranks could not connect (")
+    assert not blame.is_worlds_fault(odd, ranks(1, building=True)), "who is alone has no peers"
+    assert not blame.is_worlds_fault(ValueError("no such backend"), ranks(building=True))
 
 
 def test_errors_in_a_circle_are_looked_at_once() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,13 @@ from torch._C._distributed_c10d import FakeProcessGroup
 
 from elastic_runtime import torch_private
 from elastic_runtime.data.order import Orders
+from elastic_runtime.worker import blame, boot
+from elastic_runtime.worker import ranks as ranks_module
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores, rehearse
 from elastic_runtime.worker.sync import _Group
+from tests import processes
 from tests.ranks import run_ranks, values
 
 if TYPE_CHECKING:
@@ -56,6 +61,7 @@ def interrupted_in_a_group_of_the_script(port: int) -> str:
     ranks, store = _in_place(port)
     ranks.build()
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+    _meet(store, "built", 2)  # who is through first does not end while the other one connects
     if ranks.place.rank == 1:
         store.wait(["released"], timedelta(seconds=50))
         return ""
@@ -76,6 +82,7 @@ def interrupted_while_the_script_makes_a_group(port: int) -> str:
     """What rank 0 meets when it makes a group, and the other rank does not."""
     ranks, store = _in_place(port)
     ranks.build()
+    _meet(store, "built", 2)
     if ranks.place.rank == 1:
         store.wait(["released"], timedelta(seconds=50))
         return ""
@@ -92,6 +99,35 @@ def test_an_interrupt_does_not_wait_for_a_group_that_the_script_makes() -> None:
     server = _serve()
     said, _ = values(run_ranks(2, interrupted_while_the_script_makes_a_group, server.port))
     assert said == "Interrupted"
+
+
+def connects_to_who_has_gone(port: int) -> tuple[bool, bool]:
+    """How it is judged that a peer has given its address and ended before it was connected to."""
+    ranks_module._BUILD_TIMEOUT = timedelta(seconds=1)
+    ranks, store = _in_place(port)
+    ranks.build()
+    store.set(f"pid of {ranks.place.rank}", str(os.getpid()))
+    _meet(store, "built", 2)
+    if ranks.place.rank == 1:
+        return False, False
+    peer = int(store.get("pid of 1"))
+    processes.wait_for(lambda: processes.state(peer) in ("", "Z"), 50, "the end of the peer")
+    address = "0//cpu//0/1"
+    store.set(f"round/2/{address}", store.get(f"round/1/{address}"))
+    ranks.take_apart()
+    again = Ranks(replace(ranks.place, key="round/2"), Stores())
+    try:
+        again.build()
+    except RuntimeError as error:
+        return blame.is_worlds_fault(error, again), boot.is_echo(error)
+    raise AssertionError("it has connected to nobody")
+
+
+def test_an_address_at_which_nobody_is_any_more_is_not_the_scripts_fault() -> None:
+    server = _serve()
+    (worlds, echo), _ = values(run_ranks(2, connects_to_who_has_gone, server.port))
+    assert worlds
+    assert echo, "also for a script that connects by itself"
 
 
 class _Connecting(Ranks):
