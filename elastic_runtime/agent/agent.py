@@ -333,7 +333,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         if self._clock.fruitless(now) > _STRANGE and not self._said_fruitless:
             self._said_fruitless = True
             self._tell("step.none", {"seconds": round(self._clock.fruitless(now))})
-        if self._clock.overdue(now):
+        # Not before all is read that has come: an answer of a worker may be among it.
+        if self._clock.overdue(now) and self._inbox.empty():
             self._take(NoProgress(self._clock.idle(now), self._clock.limit))
 
     # ------------------------------------------------------------ what goes out

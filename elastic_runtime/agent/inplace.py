@@ -76,6 +76,9 @@ _NEVER = float("inf")
 _MOST_BOOTS = 3
 # What a worker's channel thread needs to answer, in seconds.
 _ANSWER = 0.5
+# Who has not answered by then is silent. A machine whose cores are taken away now and then makes a
+# healthy worker late by a second.
+_SILENCE = 2.0
 # After this time an answer says nothing about where the worker is now.
 _OLD_ANSWER = 5.0
 
@@ -432,26 +435,42 @@ def _alarm(state: State, now: float) -> Step | None:
         # They did not come to a common step in time.
         return _interrupt(state, "the ranks did not agree on a step in time", [], now)
     if not state.asking:
-        state = replace(state, asking=True, heard={})
+        state = replace(state, asking=True, asked_at=now, heard={})
         return Step(state, (AskWorkers(inside), SetAlarm(now + _ANSWER)), "who is stuck?")
-    begun = state.interrupted_at or now
-    patience = now < begun + state.settings.rejoin
-    own = {r: heard for r, heard in state.heard.items() if r in inside and not heard.collective}
+    if now < state.asked_at + _SILENCE and not state.heard.keys() >= {*inside}:
+        return Step(state, (SetAlarm(now + _ANSWER),), "some have not answered yet")
+    stuck = _stuck(state, inside, now)
+    actions: list[Action] = []
+    if stuck:
+        why = "; ".join(dict.fromkeys(stuck.values()))
+        actions.append(Report("worker.stuck", {"local_ranks": list(stuck), "why": why}))
+        actions.append(KillWorkers(tuple(stuck), why))
+    actions.append(SetAlarm(now + state.settings.stuck))
+    return Step(replace(state, asking=False), tuple(actions), "workers that do not leave the round")
+
+
+def _stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int, str]:
+    """Which of the workers that were asked where they are will not leave the round, and why."""
+    begun, settings = state.interrupted_at or now, state.settings
+    # Nobody waits for a node that leaves; whoever has asked it to waits for its end.
+    leaves = state.then is Then.LEAVE
+    patience = min(settings.grace, settings.rejoin) if leaves else settings.rejoin
+    option = "--grace" if leaves else "--rejoin-timeout"
     # All others have waited for it, perhaps in the first step of this process, of which its own
     # agent does not know how long it may take.
     all_wait = state.why is not None and HANG in state.why.reason
-    hangs = [r for r, heard in own.items() if all_wait and not heard.busy]
-    stuck = tuple(rank for rank in inside if not patience or rank not in own or rank in hangs)
-    actions: list[Action] = []
-    if stuck:
-        waits = [rank for rank in stuck if rank in state.heard]
-        why = "it waits for ranks that are gone" if waits else "it does not answer"
-        if hangs:
-            why = f"all others wait for it, while it is at {own[hangs[0]].where} (--hang-timeout)"
-        actions.append(Report("worker.stuck", {"local_ranks": list(stuck), "why": why}))
-        actions.append(KillWorkers(stuck, why))
-    actions.append(SetAlarm(now + state.settings.stuck))
-    return Step(replace(state, asking=False), tuple(actions), "workers that do not leave the round")
+    found = {}
+    for rank in inside:
+        heard = state.heard.get(rank)
+        if heard is None:
+            found[rank] = "it does not answer"
+        elif heard.collective:
+            found[rank] = "it waits for ranks that are gone"
+        elif all_wait and not heard.busy:
+            found[rank] = f"all others wait for it, while it is at {heard.where} (--hang-timeout)"
+        elif now >= begun + patience:
+            found[rank] = f"it has come to no commit, and is at {heard.where} ({option})"
+    return found
 
 
 def _no_progress(state: State, event: NoProgress, now: float) -> Step:
@@ -461,7 +480,8 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
         return Step(state)
     if state.interrupted_at is not None:
         return Step(state)
-    recently = now < state.asked_at + _ANSWER
+    said = {rank: state.heard.get(rank) for rank in inside}
+    recently = now < state.asked_at + (_ANSWER if all(said.values()) else _SILENCE)
     if not state.asking or now > state.asked_at + _OLD_ANSWER:
         if recently:
             return Step(state)
@@ -471,7 +491,6 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     if recently or (not alone and state.surveyed_at < state.asked_at):
         return Step(state)  # who cannot reach the others is no worse than they are
     state = replace(state, asking=False)
-    said = {rank: state.heard.get(rank) for rank in inside}
     guilty = tuple(
         rank for rank, heard in said.items() if not (heard and (heard.collective or heard.busy))
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.errors import EXIT_USAGE
+from elastic_runtime.errors import EXIT_LEFT, EXIT_USAGE
 from tests.integration.in_place.job import SCRIPTS, Job
 
 if TYPE_CHECKING:
@@ -63,3 +63,12 @@ def test_what_scripts_of_torchrun_end_with_is_harmless(tmp_path: Path) -> None:
         assert ends == {(1, 1)}
         assert len(job.events("round.sealed")) == 1
         assert [event["step"] for event in job.events("checkpoint.saved")] == [1]
+
+
+def test_nobody_claims_that_a_job_without_a_commit_is_saved(tmp_path: Path) -> None:
+    with Job(tmp_path, "misuse.py", "--grace", "1", kind="never_commits") as job:
+        job.wait(lambda: job.said("trains"), "that it trains")
+        job.process.terminate()
+        assert job.end() == EXIT_LEFT, job.story()
+        assert "stopped on request" in job.log
+        assert "is saved" not in job.log

@@ -217,8 +217,31 @@ def test_a_worker_that_does_not_leave_is_ended_unless_it_is_busy(
     assert life.asked(AskWorkers) == [AskWorkers((0,))]
     if heard:
         life.take(heard)
+    else:
+        life.now += 1.0
+        life.take(Alarm())
+        assert not life.asked(KillWorkers), "a slow machine makes a healthy worker late"
+        assert life.asked(SetAlarm)
+        life.now += 1.5
     life.take(Alarm())
     assert bool(life.asked(KillWorkers)) == ends
+
+
+def test_a_busy_worker_of_a_node_that_leaves_gets_no_more_than_the_grace_again() -> None:
+    life = Life().in_round()
+    life.take(Asked(15))
+    life.now += life.state.settings.grace
+    life.take(Alarm())
+    assert life.asked(InterruptWorkers), "it has come to no commit"
+    life.take(left(1, 1))
+    for more, ends in ((2.0, False), (life.state.settings.grace, True)):
+        life.now += more
+        life.take(Alarm())
+        life.take(WorkerHeard(0, False, "train.py:9", "evaluation"))
+        life.take(Alarm())
+        assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([(0,)] if ends else [])
+    (stuck,) = life.asked(KillWorkers)
+    assert stuck.why == "it has come to no commit, and is at train.py:9 (--grace)"
 
 
 @pytest.mark.parametrize(
@@ -528,9 +551,13 @@ def test_a_hang_is_blamed_on_who_does_not_wait_for_others(
         life.take(one)
         life.take(NoProgress(31.1, 30.0))
         assert not life.actions, "the others have had no time to answer"
-    life.now += 1.0
     life.take(Surveyed(1, ()))
+    life.now += 1.0
     life.take(NoProgress(32.0, 30.0))
+    if len(heard) == 1:
+        assert not life.actions, "a slow machine makes a healthy worker late"
+        life.now += 1.5
+        life.take(NoProgress(33.5, 30.0))
     assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([guilty] if guilty else [])
 
 
@@ -538,7 +565,7 @@ def test_nobody_is_blamed_before_it_is_known_that_the_others_are_in_reach() -> N
     life = Life().in_round()
     life.take(NoProgress(61.0, 30.0))
     assert life.asked(LookForMembers) == [LookForMembers(1)]
-    life.now += 1.0
+    life.now += 2.5
     assert not life.take(NoProgress(62.0, 30.0)), "it has not been answered"
     life.take(Surveyed(1, ()))
     life.take(NoProgress(62.1, 30.0))

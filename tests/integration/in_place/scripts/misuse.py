@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -125,6 +126,14 @@ def saves_after() -> None:
 
 def destroys_inside() -> None:
     elastic.run(STATE)(lambda world: destroy_process_group())
+
+
+def never_commits() -> None:
+    def train(world: elastic.World) -> None:
+        NOTES.say("trains", world)
+        time.sleep(3600.0)
+
+    elastic.run(STATE, _saver())(train)
 
 
 def connects_inside() -> None:
