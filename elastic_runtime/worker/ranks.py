@@ -42,8 +42,12 @@ _BUILD_TIMEOUT = timedelta(seconds=30)
 # with its first collective, for which the ranks may come at very different times.
 _TIMEOUT = timedelta(minutes=30)
 _TIMEOUT_NCCL = timedelta(minutes=10)
-# How long after its last collective a group is dropped, in seconds.
-_REST = 0.25
+# How long after its last collective a group is dropped: so many sleeps of so many seconds, each of
+# which has ended in time. One that has not says that the machine did not run us for a while, nor
+# perhaps the group's threads. After the last number of seconds that no longer counts.
+_RESTS = 10
+_REST = 0.025
+_LONGEST_REST = 5.0
 # How long the end of the process waits for groups to be dropped, in seconds.
 _PATIENCE = 5.0
 
@@ -135,18 +139,32 @@ def drop_later(groups: list[Any], sockets: Collection[Connection] = ()) -> None:
     """
 
     def drop() -> None:
+        rest()
         for one in sockets:
             one.shut(socket.SHUT_RDWR)
         groups.clear()
 
-    later = threading.Timer(_REST, drop)
-    later.name = "elastic-drop"
-    later.daemon = True
+    later = threading.Thread(target=drop, name="elastic-drop", daemon=True)
     later.start()
     _droppers[:] = [*(one for one in _droppers if one.is_alive()), later]
 
 
-_droppers: list[threading.Timer] = []
+_droppers: list[threading.Thread] = []
+
+
+def rest(sleep: Callable[[float], None] = time.sleep) -> None:
+    """Waits until every thread that was ready to run when this began has certainly run.
+
+    Args:
+        sleep: takes seconds, and returns a while after them.
+    """
+    begun = woken = time.monotonic()
+    rested = 0
+    while rested < _RESTS and woken < begun + _LONGEST_REST:
+        before = woken
+        sleep(_REST)
+        woken = time.monotonic()
+        rested += woken < before + 2 * _REST
 
 
 @atexit.register

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,27 @@ def test_what_the_script_connects_meanwhile_is_left_alone() -> None:
     server = _serve()
     # Each rank has one connection with each of the two others, in each of the two groups.
     assert values(run_ranks(3, connected_meanwhile, server.port)) == [("to", "fro", 4)] * 3
+
+
+def test_a_rest_does_not_count_while_the_machine_runs_nobody() -> None:
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        begun = time.monotonic()
+        while time.monotonic() < begun + (0.06 if len(slept) <= 7 else 0.001):
+            pass
+
+    ranks_module.rest(sleep)
+    assert len(slept) >= 7 + 10
+
+
+def test_a_rest_ends_on_a_machine_that_is_always_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "_LONGEST_REST", 0.2)
+    monkeypatch.setattr(ranks_module, "_REST", 0.0)
+    slept: list[float] = []
+    ranks_module.rest(slept.append)
+    assert len(slept) > 10
 
 
 def time_outs_of_groups(port: int) -> list[float]:
