@@ -2,7 +2,8 @@
 
 Time counts from the moment at which ``train`` was entered in the present round, from the last step
 of it, or from the end of a ``busy()`` of the script, whichever is latest. Outside of that nothing
-is expected and nothing counts: ranks that wait for a node, connect, or load do not hang.
+is expected and nothing counts: ranks that wait for a node, connect, or load do not hang. They may
+take as long as it takes; the time is known, so that somebody can look whether they are alive.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class HangClock:
         least: a step may always take so long, in seconds; 0: for ever.
         round: the round that runs.
         began: when the present step began; None: none is expected.
+        entered: since when the workers are on their way into ``train``; None: they were there.
         count: the steps of this round so far.
         first: how long the first step took that was ever seen here, from the entry into ``train``.
             What a new process has to do once, such as compiling, is in it; 0.0: none was seen, and
@@ -52,6 +54,7 @@ class HangClock:
     least: float
     round: int = 0
     began: float | None = None
+    entered: float | None = None
     count: int = 0
     first: float = 0.0
     steps: tuple[float, ...] = ()
@@ -71,6 +74,10 @@ class HangClock:
             return 0.0
         return now - self.began
 
+    def on_the_way(self, now: float) -> float:
+        """For how many seconds the workers have been on their way into ``train``."""
+        return 0.0 if self.entered is None else now - self.entered
+
     def fruitless(self, now: float) -> float:
         """For how many seconds workers have been in ``train`` here and no step was ever seen."""
         return 0.0 if self.began is None or self.first else now - self.began
@@ -89,13 +96,13 @@ class HangClock:
         """
         clock = self
         if number != self.round:
-            clock = replace(self, round=number, began=None, count=0, odd=False)
+            clock = replace(self, round=number, began=None, entered=now, count=0, odd=False)
         if pulse.expected is None:
             return replace(clock, began=None, odd=clock.odd or clock.began is not None)
         began = pulse.expected if clock.began is None else clock.began
         if pulse.moment > began:
             clock = clock._measured(pulse, began)
-        clock = replace(clock, began=max(pulse.expected, pulse.moment))
+        clock = replace(clock, began=max(pulse.expected, pulse.moment), entered=None)
         return replace(clock, odd=clock.odd or clock.overdue(now))
 
     def _measured(self, pulse: Pulse, began: float) -> HangClock:

@@ -33,6 +33,7 @@ from elastic_runtime.agent.life import (
     KillWorkers,
     LookForMembers,
     NoProgress,
+    NotInTrain,
     Phase,
     Report,
     SayAvailable,
@@ -54,6 +55,7 @@ from elastic_runtime.agent.life import (
     WorkerReady,
     WorkerReturned,
 )
+from elastic_runtime.agent.stuck import not_in_train, who_is_stuck
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import HANG
@@ -117,6 +119,8 @@ def step(state: State, event: Event, now: float) -> Step | None:
             return _excluded(state, reason, now)
         case NoProgress():
             return _no_progress(state, event, now)
+        case NotInTrain():
+            return not_in_train(state, event, now)
         case Surveyed():
             return _surveyed(state, event, now)
         case Asked():
@@ -439,7 +443,7 @@ def _alarm(state: State, now: float) -> Step | None:
         return Step(state, (AskWorkers(inside), SetAlarm(now + _ANSWER)), "who is stuck?")
     if now < state.asked_at + _SILENCE and not state.heard.keys() >= {*inside}:
         return Step(state, (SetAlarm(now + _ANSWER),), "some have not answered yet")
-    stuck = _stuck(state, inside, now)
+    stuck = who_is_stuck(state, inside, now)
     actions: list[Action] = []
     if stuck:
         why = "; ".join(dict.fromkeys(stuck.values()))
@@ -447,30 +451,6 @@ def _alarm(state: State, now: float) -> Step | None:
         actions.append(KillWorkers(tuple(stuck), why))
     actions.append(SetAlarm(now + state.settings.stuck))
     return Step(replace(state, asking=False), tuple(actions), "workers that do not leave the round")
-
-
-def _stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int, str]:
-    """Which of the workers that were asked where they are will not leave the round, and why."""
-    begun, settings = state.interrupted_at or now, state.settings
-    # Nobody waits for a node that leaves; whoever has asked it to waits for its end.
-    leaves = state.then is Then.LEAVE
-    patience = min(settings.grace, settings.rejoin) if leaves else settings.rejoin
-    option = "--grace" if leaves else "--rejoin-timeout"
-    # All others have waited for it, perhaps in the first step of this process, of which its own
-    # agent does not know how long it may take.
-    all_wait = state.why is not None and HANG in state.why.reason
-    found = {}
-    for rank in inside:
-        heard = state.heard.get(rank)
-        if heard is None:
-            found[rank] = "it does not answer"
-        elif heard.collective:
-            found[rank] = "it waits for ranks that are gone"
-        elif all_wait and not heard.busy:
-            found[rank] = f"all others wait for it, while it is at {heard.where} (--hang-timeout)"
-        elif now >= begun + patience:
-            found[rank] = f"it has come to no commit, and is at {heard.where} ({option})"
-    return found
 
 
 def _no_progress(state: State, event: NoProgress, now: float) -> Step:

@@ -140,6 +140,13 @@ class NoProgress:
     limit: float
 
 
+@dataclass(frozen=True, slots=True)
+class NotInTrain:
+    """In place: for so many ``seconds`` workers have been in a round and not come to ``train``."""
+
+    seconds: float
+
+
 Event = (
     ServerReady
     | ServerDied
@@ -150,6 +157,7 @@ Event = (
     | WorkerReturned
     | WorkerHeard
     | NoProgress
+    | NotInTrain
     | Asked
     | Alarm
     | Notice

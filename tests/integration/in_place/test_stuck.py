@@ -70,6 +70,20 @@ def test_who_waits_for_a_slow_replacement_does_not_hang(tmp_path: Path) -> None:
         job.finish()
 
 
+def test_who_stands_still_on_its_way_into_a_round_is_replaced(tmp_path: Path) -> None:
+    options = ("--nproc-per-node", "2", "--rejoin-timeout", "2", "--hang-timeout", "1")
+    with Job(tmp_path, "steps.py", *options) as job:
+        before = job.ranks(2)
+        (tmp_path / "stand").touch()
+        job.kill(before[1])
+        stuck = job.event("worker.stuck")
+        assert stuck["why"].startswith("not in train after "), stuck
+        full = job.ranks(2, after=before[0].round)
+        assert not job.events("fault.retry"), "that is no failure of the script"
+        assert full
+        job.finish()
+
+
 def test_who_hangs_in_its_very_first_step_is_replaced_when_the_others_say_so(
     tmp_path: Path,
 ) -> None:

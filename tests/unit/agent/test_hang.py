@@ -140,3 +140,19 @@ def test_many_steps_between_two_looks_are_measured_by_their_number() -> None:
     clock = clock.seen(Pulse(1, 11.0, 10.0), 1, 11.0)
     clock = clock.seen(Pulse(11, 41.0, 10.0), 1, 41.0)
     assert clock.steps == (3.0,)
+
+
+def test_the_way_into_train_is_measured_in_each_round_and_not_beyond() -> None:
+    watch = Watch()
+    watch.wait(100.0)
+    assert watch.clock.on_the_way(watch.now) == 0.0
+    watch.leave()
+    watch.wait(10.0)
+    assert watch.clock.on_the_way(watch.now) == 0.0, "evaluation is on no way"
+    watch.round += 1
+    watch.look()
+    watch.wait(70.0)
+    assert watch.clock.on_the_way(watch.now) == 70.0
+    watch.round -= 1
+    watch.enter()
+    assert watch.clock.on_the_way(watch.now) == 0.0

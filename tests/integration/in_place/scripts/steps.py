@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import torch
@@ -17,6 +18,17 @@ BATCH = 12
 SLOW = 11.0  # seconds that a worker needs to start, once the test says so
 
 
+class Sampler(elastic.ElasticBatchSampler):
+    """Has one process stand still on its way into a round, when the test says so."""
+
+    notes: Notes
+
+    def enter(self, world: elastic.World) -> None:
+        super().enter(world)
+        if self.notes.has("stand") and self.notes.once("stood"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def main() -> None:
     args = options()
     notes = Notes(args.folder)
@@ -26,7 +38,8 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
     optim = torch.optim.Adam(model.parameters(), lr=0.01)
     data = torch.randn(20 * BATCH, FEATURES)
-    sampler = elastic.ElasticBatchSampler(len(data), BATCH, seed=2)
+    sampler = Sampler(len(data), BATCH, seed=2)
+    sampler.notes = notes
     state = elastic.State(model=model, optim=optim, sampler=sampler)
     state.made = 0
     saver = None

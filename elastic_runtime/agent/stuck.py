@@ -1,0 +1,70 @@
+"""Which workers stand still for ever, as far as their agent can tell by asking them: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_runtime.agent.life import (
+    AskWorkers,
+    KillWorkers,
+    NotInTrain,
+    Phase,
+    Report,
+    Seat,
+    State,
+    Step,
+    Then,
+)
+from elastic_runtime.protocol.messages import HANG
+
+
+def who_is_stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int, str]:
+    """Which of the workers that were asked where they are will not leave the round, and why.
+
+    Args:
+        state: the present state; they have had the time to answer.
+        inside: local ranks of those that are still in the round.
+        now: seconds on the monotonic clock.
+    """
+    begun, settings = state.interrupted_at or now, state.settings
+    # Nobody waits for a node that leaves; whoever has asked it to waits for its end.
+    leaves = state.then is Then.LEAVE
+    patience = min(settings.grace, settings.rejoin) if leaves else settings.rejoin
+    option = "--grace" if leaves else "--rejoin-timeout"
+    # All others have waited for it, perhaps in the first step of this process, of which its own
+    # agent does not know how long it may take.
+    all_wait = state.why is not None and HANG in state.why.reason
+    found = {}
+    for rank in inside:
+        heard = state.heard.get(rank)
+        if heard is None:
+            found[rank] = "it does not answer"
+        elif heard.collective:
+            found[rank] = "it waits for ranks that are gone"
+        elif all_wait and not heard.busy:
+            found[rank] = f"all others wait for it, while it is at {heard.where} (--hang-timeout)"
+        elif now >= begun + patience:
+            found[rank] = f"it has come to no commit, and is at {heard.where} ({option})"
+    return found
+
+
+def not_in_train(state: State, event: NotInTrain, now: float) -> Step:
+    """Ends who does not answer for as long. Loading may take any time, but whoever loads answers.
+
+    Args:
+        state: the present state.
+        event: for how long workers have been in the round.
+        now: seconds on the monotonic clock.
+    """
+    inside, patience = state.seated(Seat.IN), state.settings.rejoin
+    if state.phase is not Phase.RUNNING or not inside or state.interrupted_at is not None:
+        return Step(state)
+    if now < state.asked_at + patience:
+        return Step(state)
+    silent = tuple(rank for rank in inside if rank not in state.heard) if state.asking else ()
+    if not silent:
+        state = replace(state, asking=True, asked_at=now, heard={})
+        return Step(state, (AskWorkers(inside),), "workers that do not come to train")
+    why = f"not in train after {event.seconds:.0f} s, and no answer for {patience:.0f} s"
+    report = Report("worker.stuck", {"local_ranks": list(silent), "why": why})
+    return Step(replace(state, asking=False), (report, KillWorkers(silent, why)), why)
