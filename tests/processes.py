@@ -106,6 +106,22 @@ def send(pids: Iterable[int], number: int) -> None:
             continue
 
 
+def show_workers(mark: str, script: str, patience: float = 2.0) -> None:
+    """Has all workers of a job say where they are, for a test that waits in vain.
+
+    They end with it, and their stacks are where their errors go, in the time given.
+
+    Args:
+        mark: of the job.
+        script: what the workers run.
+        patience: seconds.
+    """
+    for pid in marked(mark):
+        if script in command(pid) and "elastic_runtime" not in command(pid):
+            send([pid], signal.SIGABRT)
+    time.sleep(patience)  # it is for people, and the test has failed already
+
+
 def end(mark: str, patience: float = 10.0) -> None:
     """Kills everything that carries ``mark``, and returns when nothing is left.
 

@@ -59,6 +59,7 @@ class Job:
         self.folder = folder
         self.mark = f"in-place-{uuid.uuid4().hex}"
         self._log = folder / "log"
+        self._script = str(SCRIPTS / script)
         words = ["--folder", str(folder), "--kind", kind, "--seconds", str(seconds)]
         command = [*ELASTIC_RUN, "--log-format", "json", *options, str(SCRIPTS / script), *words]
         with self._log.open("ab") as log:
@@ -74,7 +75,11 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is not None:
+            said = len(self.log)
+            processes.show_workers(self.mark, self._script)
+            print(self.log[said:][:20_000])
         processes.end(self.mark)
         self.process.wait()
 
