@@ -95,12 +95,19 @@ class Stores:
         self._lock = threading.Lock()
 
     def client(self, host: str, port: int) -> _Client:
-        """The client of this store, made if there is none."""
+        """The client of this store, made if there is none.
+
+        Raises:
+            RuntimeError: there is no such store, and none came.
+        """
         with self._lock:
             known = self._clients.get((host, port))
         if known is not None:
             return known
-        torch_private.await_listener(host, port, _BUILD_TIMEOUT.total_seconds())
+        patience = _BUILD_TIMEOUT.total_seconds()
+        # torch would wait as long twice again, and print lines that only worry people.
+        if not torch_private.await_listener(host, port, patience):
+            raise RuntimeError(f"no store listens at {host}:{port}, after {patience:.0f} s")
         before = connections()  # whose a socket is that others make meanwhile, shows in its port
         store = dist.TCPStore(
             host, port, is_master=False, timeout=_BUILD_TIMEOUT, wait_for_workers=False

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from datetime import timedelta
 
+import pytest
 from torch.distributed import TCPStore
 
+from elastic_runtime.worker import ranks
 from elastic_runtime.worker.ranks import Place, Ranks, Stores
 
 
@@ -28,6 +31,17 @@ def test_a_client_is_kept_while_its_store_may_be_used() -> None:
     assert server.get("key") == b"value"
 
 
+def test_who_connects_to_a_store_that_never_comes_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks, "_BUILD_TIMEOUT", timedelta(seconds=0.5))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(RuntimeError, match=f"no store listens at 127.0.0.1:{port}"):
+        Stores().client("127.0.0.1", port)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_clients_of_nodes_that_are_gone_do_not_pile_up() -> None:
     stores = Stores()
     servers = [_serve() for _ in range(5)]
@@ -41,7 +55,7 @@ def test_clients_of_nodes_that_are_gone_do_not_pile_up() -> None:
 
 def test_a_store_that_is_connected_while_the_ranks_are_is_none_of_their_sockets() -> None:
     server, other, stores = _serve(), _serve(), Stores()
-    ranks = Ranks(Place(1, 0, 1, "127.0.0.1", server.port, "r1"), stores)
+    mine = Ranks(Place(1, 0, 1, "127.0.0.1", server.port, "r1"), stores)
     with socket.create_server(("127.0.0.1", 0)) as peer, socket.socket() as line:
 
         def make() -> list[bytes]:
@@ -51,9 +65,9 @@ def test_a_store_that_is_connected_while_the_ranks_are_is_none_of_their_sockets(
             listens = struct.pack("=H", socket.AF_INET) + struct.pack("!H4B", port, 127, 0, 0, 1)
             return [b"what gloo says besides " + listens + bytes(8)]
 
-        ranks._build_gloo(make)
-        ranks.interrupt()
+        mine._build_gloo(make)
+        mine.interrupt()
         assert line.recv(1) == b"", "what belongs to the group is cut"
     client = stores.client("127.0.0.1", other.port)
     assert {one.port for one in client.sockets} == {other.port}
-    assert not client.sockets & ranks._sockets, "it would be cut with the group"
+    assert not client.sockets & mine._sockets, "it would be cut with the group"
