@@ -75,11 +75,7 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        if failed is not None:
-            said = len(self.log)
-            processes.show_workers(self.mark, self._script)
-            print(self.log[said:][:20_000])
+    def __exit__(self, *_: object) -> None:
         processes.end(self.mark)
         self.process.wait()
 
@@ -145,7 +141,14 @@ class Job:
             assert found or not ended, f"it ended before {what}\n{self.story()}"
             return found
 
-        return processes.wait_for(look, patience, what, self.story, pause=0.03)
+        return processes.wait_for(look, patience, what, self._stuck_story, pause=0.03)
+
+    def _stuck_story(self) -> str:
+        """The same, and where the workers are; they end with it."""
+        said = len(self.log)
+        processes.show_workers(self.mark, self._script)
+        print(self.log[said:][:20_000])
+        return self.story()
 
     def ranks(self, size: int, *, after: int = 0, more: int = 3) -> dict[int, Note]:
         """Waits until so many ranks have made steps together.
