@@ -48,6 +48,8 @@ _TIMEOUT_NCCL = timedelta(minutes=10)
 _RESTS = 10
 _REST = 0.025
 _LONGEST_REST = 5.0
+# How often it is looked whether somebody still refers to a group that has ended, in seconds.
+_LOOK = 0.25
 # How long the end of the process waits for groups to be dropped, in seconds.
 _PATIENCE = 5.0
 
@@ -132,31 +134,53 @@ class Stores:
 
 
 def drop_later(groups: list[Any], sockets: Collection[Connection] = ()) -> None:
-    """Drops process groups when their threads are certainly idle.
+    """Drops process groups when their threads are certainly idle, in a thread that may wait for it.
 
-    The end of a gloo group waits for its threads while it holds Python's lock, and a thread that
-    is just letting go of its last collective waits for that lock: the process then stands still
-    for ever (seen with torch 2.13, once in six ends of a ``DDP`` right after a backward pass).
+    The end of a gloo group waits for its threads. One that is just letting go of its last
+    collective waits for Python's lock, and whoever ends the group may hold that: the process then
+    stands still for ever (seen with torch 2.13, once in six ends of a ``DDP`` right after a
+    backward pass). And where a peer died in the wrong microsecond gloo has lost the error: the
+    thread waits for the group's time-out, and so does whoever drops the last reference. That must
+    be nobody who is needed: so the groups are kept here until all others have let go of them.
+
     A process whose groups outlive it aborts now and then; so its end waits for this, though not
-    for ever: a peer that dies in the wrong microsecond leaves a thread of gloo waiting.
+    for ever.
 
     Args:
-        groups: the last references to them, but for frames that end soon.
+        groups: all of a round; the list is emptied.
         sockets: of the groups.
     """
+    kept = list(groups)
+    groups.clear()
 
     def drop() -> None:
         rest()
         for one in sockets:
             one.shut(socket.SHUT_RDWR)
-        groups.clear()
+        while _is_held(kept) and not _ending.wait(_LOOK):
+            pass
+        kept.clear()
 
     later = threading.Thread(target=drop, name="elastic-drop", daemon=True)
     later.start()
     _droppers[:] = [*(one for one in _droppers if one.is_alive()), later]
 
 
+def _is_held(kept: list[Any]) -> bool:
+    """Whether anybody else refers to one of them, now or a moment ago.
+
+    A ``DDP`` holds one until it is collected as garbage, and its reducer does for a moment longer,
+    where Python does not see it.
+    """
+    held = [sys.getrefcount(kept[number]) > _OURS for number in range(len(kept))]
+    time.sleep(_REST)
+    return any(held)
+
+
+# References to what is in a list while its references are counted: the list's, and the counter's.
+_OURS = 2
 _droppers: list[threading.Thread] = []
+_ending = threading.Event()
 
 
 def rest(sleep: Callable[[float], None] = time.sleep) -> None:
@@ -177,6 +201,7 @@ def rest(sleep: Callable[[float], None] = time.sleep) -> None:
 @atexit.register
 def _await_droppers() -> None:
     deadline = time.monotonic() + _PATIENCE
+    _ending.set()
     for one in _droppers:
         one.join(max(0.0, deadline - time.monotonic()))
 
@@ -197,7 +222,7 @@ def rehearse() -> None:
             parallel(torch.ones(4, 8)), torch.zeros(4, dtype=torch.int64)
         )
         loss.backward()
-    drop_later([parallel, *torch_private.abort_groups()])
+    drop_later(torch_private.abort_groups())
 
 
 class Ranks:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
 import time
+import weakref
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from elastic_runtime.data.order import Orders
 from elastic_runtime.worker import blame, boot
 from elastic_runtime.worker import ranks as ranks_module
 from elastic_runtime.worker.agreement import Agreement, Wish
-from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.peers import Connection, Peers
 from elastic_runtime.worker.ranks import Interrupted, Place, Ranks, Stores, rehearse
 from elastic_runtime.worker.sync import _Group
 from tests import processes
@@ -168,6 +170,58 @@ def test_what_the_script_connects_meanwhile_is_left_alone() -> None:
     server = _serve()
     # Each rank has one connection with each of the two others, in each of the two groups.
     assert values(run_ranks(3, connected_meanwhile, server.port)) == [("to", "fro", 4)] * 3
+
+
+def lets_go_of_a_group_that_waits(port: int) -> int:
+    """Drops what refers to a group in which a collective never ends; the time-out is half an hour.
+
+    Returns:
+        How many threads wait for that end.
+    """
+    ranks, store = _in_place(port)
+    ranks.build()
+    _meet(store, "built", 2)
+    if ranks.place.rank == 1:
+        store.wait(["dropped"], timedelta(seconds=50))
+        return 0
+    group = ranks.group
+    assert group is not None
+    holder = [Connection(group, ranks.another_group, ranks.interrupted.is_set)]
+    work: Any = group._get_backend(CPU).allreduce([torch.ones(1)])
+    held = [weakref.ref(group)]
+    del group, work
+    ranks.group = None
+    ranks_module.drop_later(torch_private.abort_groups())
+    ranks_module._droppers[-1].join(timeout=2.0)  # it does not let go before the last holder does
+    holder.clear()
+    processes.wait_for(lambda: held[0]() is None, 50, "the end of the last reference")
+    waits = sum(one.is_alive() for one in ranks_module._droppers)
+    store.set("dropped", "1")
+    return waits
+
+
+def test_nobody_who_is_needed_waits_for_the_end_of_a_group() -> None:
+    server = _serve()
+    waits, _ = values(run_ranks(2, lets_go_of_a_group_that_waits, server.port))
+    assert waits
+
+
+def drops_the_groups_of_a_round(port: int) -> None:
+    """Trains once in a round, and waits until nothing of it is left."""
+    ranks, _ = _in_place(port)
+    rehearse()
+    ranks.build()
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))(torch.ones(1)).backward()
+    ranks.take_apart()
+    gc.collect()
+    for one in ranks_module._droppers:
+        one.join(timeout=50)
+        assert not one.is_alive(), "it waits for a reference that nobody drops"
+
+
+def test_the_groups_of_a_round_are_dropped_when_nobody_refers_to_them() -> None:
+    server = _serve()
+    values(run_ranks(2, drops_the_groups_of_a_round, server.port))
 
 
 def test_a_rest_does_not_count_while_the_machine_runs_nobody() -> None:
