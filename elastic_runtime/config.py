@@ -101,7 +101,8 @@ class Timeouts:
         connect: for the first contact with the store.
         last_call: how long the first round waits for more than the minimum.
         join: how long a job waits for its minimum before it gives up.
-        rejoin: how long a member of a broken round may take to return before it is left out.
+        rejoin: how long a member of a broken round may take to return before it is left out, and a
+            worker that is on its way into a round to say where it is.
         fence: how long silent members of a round are taken to be training still.
         lease_ttl: the lease asked for; the store may grant a longer one.
         grace: between SIGTERM and SIGKILL for a worker that is asked to end.

@@ -409,7 +409,8 @@ class Crew:
         posts = [post for rank, post in self._posts.items() if rank in running]
         read = max((p.progress.read() for p in posts), key=lambda one: one[2], default=(-1, 0, 0))
         expected = max((post.progress.expected for post in posts), default=0)
-        return Pulse(read[1], read[2] / 1e9, expected / 1e9 if expected else None)
+        since = expected / 1e9 if expected > ProgressFile.BUSY else None
+        return Pulse(read[1], read[2] / 1e9, since, in_train=expected > 0)
 
     def reserve(self) -> int:
         """A port on which this node would host the next round's store; 0: none."""

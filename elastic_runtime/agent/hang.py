@@ -26,11 +26,13 @@ class Pulse:
         moment: when, in seconds on the monotonic clock.
         expected: since when the next step is expected, on that clock; None: none is, as the ranks
             are in no round, are on their way into ``train``, or are busy with something else.
+        in_train: one of them has come to ``train``.
     """
 
     count: int = 0
     moment: float = 0.0
     expected: float | None = None
+    in_train: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,14 @@ class HangClock:
         clock = self
         if number != self.round:
             clock = replace(self, round=number, began=None, entered=now, count=0, odd=False)
+        if pulse.in_train:
+            clock = replace(clock, entered=None)
         if pulse.expected is None:
             return replace(clock, began=None, odd=clock.odd or clock.began is not None)
         began = pulse.expected if clock.began is None else clock.began
         if pulse.moment > began:
             clock = clock._measured(pulse, began)
-        clock = replace(clock, began=max(pulse.expected, pulse.moment), entered=None)
+        clock = replace(clock, began=max(pulse.expected, pulse.moment))
         return replace(clock, odd=clock.odd or clock.overdue(now))
 
     def _measured(self, pulse: Pulse, began: float) -> HangClock:

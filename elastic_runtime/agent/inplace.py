@@ -55,7 +55,7 @@ from elastic_runtime.agent.life import (
     WorkerReady,
     WorkerReturned,
 )
-from elastic_runtime.agent.stuck import not_in_train, who_is_stuck
+from elastic_runtime.agent.stuck import SILENCE, not_in_train, who_is_stuck
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import HANG
@@ -78,9 +78,6 @@ _NEVER = float("inf")
 _MOST_BOOTS = 3
 # What a worker's channel thread needs to answer, in seconds.
 _ANSWER = 0.5
-# Who has not answered by then is silent. A machine whose cores are taken away now and then makes a
-# healthy worker late by a second.
-_SILENCE = 2.0
 # After this time an answer says nothing about where the worker is now.
 _OLD_ANSWER = 5.0
 
@@ -441,7 +438,7 @@ def _alarm(state: State, now: float) -> Step | None:
     if not state.asking:
         state = replace(state, asking=True, asked_at=now, heard={})
         return Step(state, (AskWorkers(inside), SetAlarm(now + _ANSWER)), "who is stuck?")
-    if now < state.asked_at + _SILENCE and not state.heard.keys() >= {*inside}:
+    if now < state.asked_at + SILENCE and not state.heard.keys() >= {*inside}:
         return Step(state, (SetAlarm(now + _ANSWER),), "some have not answered yet")
     stuck = who_is_stuck(state, inside, now)
     actions: list[Action] = []
@@ -461,8 +458,9 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     if state.interrupted_at is not None:
         return Step(state)
     said = {rank: state.heard.get(rank) for rank in inside}
-    recently = now < state.asked_at + (_ANSWER if all(said.values()) else _SILENCE)
-    if not state.asking or now > state.asked_at + _OLD_ANSWER:
+    recently = now < state.asked_at + (_ANSWER if all(said.values()) else SILENCE)
+    old = state.asked_at < max(now - event.seconds, now - _OLD_ANSWER)
+    if not state.asking or old:
         if recently:
             return Step(state)
         state = replace(state, asking=True, asked_at=now, heard={})

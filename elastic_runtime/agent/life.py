@@ -453,7 +453,7 @@ class State:
         interrupted_at: in place, when the workers were told to leave the round at once.
         heard: in place, what workers have said of where they are since they were asked.
         asking: in place, they were asked.
-        asked_at: when they were last asked about a lack of progress.
+        asked_at: when they were last asked, in seconds on the monotonic clock.
         surveyed_at: when the other members of the round were last found to be in reach.
         boots: in place, how many workers in a row ended before they came to ``elastic.run``.
     """

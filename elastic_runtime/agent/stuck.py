@@ -17,6 +17,10 @@ from elastic_runtime.agent.life import (
 )
 from elastic_runtime.protocol.messages import HANG
 
+# Who has not answered by then is silent, in seconds. A machine whose cores are taken away now and
+# then makes a healthy worker late by one.
+SILENCE = 2.0
+
 
 def who_is_stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int, str]:
     """Which of the workers that were asked where they are will not leave the round, and why.
@@ -29,6 +33,7 @@ def who_is_stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int,
     begun, settings = state.interrupted_at or now, state.settings
     # Nobody waits for a node that leaves; whoever has asked it to waits for its end.
     leaves = state.then is Then.LEAVE
+    begun = max(begun, state.asked.at) if state.asked else begun
     patience = min(settings.grace, settings.rejoin) if leaves else settings.rejoin
     option = "--grace" if leaves else "--rejoin-timeout"
     # All others have waited for it, perhaps in the first step of this process, of which its own
@@ -56,7 +61,8 @@ def not_in_train(state: State, event: NotInTrain, now: float) -> Step:
         event: for how long workers have been in the round.
         now: seconds on the monotonic clock.
     """
-    inside, patience = state.seated(Seat.IN), state.settings.rejoin
+    inside = state.seated(Seat.IN)
+    patience = max(state.settings.rejoin, SILENCE)
     if state.phase is not Phase.RUNNING or not inside or state.interrupted_at is not None:
         return Step(state)
     if now < state.asked_at + patience:

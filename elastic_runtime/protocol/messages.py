@@ -327,10 +327,12 @@ class ProgressFile:
     Layout (little endian, 8-byte fields, each written by one aligned store): the step, -1 if none
     was reported; the steps completed by this process; the moment of the last one, in nanoseconds
     on the machine's monotonic clock; in place, the moment since which a next step is to be
-    expected, on the same clock, or 0 while none is.
+    expected, on the same clock, or 0 while this process is not in ``train``, or 1 while it is there
+    and busy with something else.
     """
 
     SIZE = 32
+    BUSY = 1
     _LAYOUT = struct.Struct("<qqqq")
 
     def __init__(self, path: str, *, create: bool = False) -> None:
@@ -371,12 +373,12 @@ class ProgressFile:
         self._view[0] = step
 
     def expect(self, since_ns: int) -> None:
-        """Says since when a next step is to be expected; 0: none is, until this is said again."""
+        """Says since when a next step is to be expected; 0 or ``BUSY``: none is."""
         self._view[3] = since_ns
 
     @property
     def expected(self) -> int:
-        """Since when a next step is to be expected, in nanoseconds; 0: none is."""
+        """Since when a next step is to be expected, in nanoseconds; 0 or ``BUSY``: none is."""
         return self._view[3]
 
     def read(self) -> tuple[int, int, int]:

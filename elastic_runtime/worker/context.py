@@ -308,8 +308,8 @@ class WorkerContext:
     def _expect(self) -> None:
         """Publishes since when a step is to be expected; the hang time-out counts from there."""
         if (progress := self._progress_file()) is not None:
-            expected = self._in_train and not self._busy
-            progress.expect(time.monotonic_ns() if expected else 0)
+            since = ProgressFile.BUSY if self._busy else time.monotonic_ns()
+            progress.expect(since if self._in_train else 0)
 
     def _progress_file(self) -> ProgressFile | None:
         if self._progress is None and self._progress_path:

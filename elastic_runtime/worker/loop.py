@@ -19,6 +19,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -80,6 +81,9 @@ class _Out:
     planned: bool
     reason: str
 
+
+# How long to wait for a store that may be needed later.
+_AHEAD = timedelta(seconds=30)
 
 _ran = False
 
@@ -359,7 +363,7 @@ class _Loop:
         def connect() -> None:
             for host, port in places:
                 try:
-                    self._stores.client(host, port)
+                    self._stores.client(host, port, _AHEAD)
                 except RuntimeError:
                     continue  # it is tried again when it is needed
 

@@ -47,7 +47,7 @@ _TIMEOUT_NCCL = timedelta(minutes=10)
 # perhaps the group's threads. After the last number of seconds that no longer counts.
 _RESTS = 10
 _REST = 0.025
-_LONGEST_REST = 5.0
+_LONGEST_REST = 3.0
 # How often it is looked whether somebody still refers to a group that has ended, in seconds.
 _LOOK = 0.25
 # How long the end of the process waits for groups to be dropped, in seconds.
@@ -96,8 +96,13 @@ class Stores:
         self._clients: dict[tuple[str, int], _Client] = {}
         self._lock = threading.Lock()
 
-    def client(self, host: str, port: int) -> _Client:
+    def client(self, host: str, port: int, patience: timedelta = _TIMEOUT) -> _Client:
         """The client of this store, made if there is none.
+
+        Args:
+            host, port: where it listens, or will.
+            patience: how long to wait for it. In the first round it comes with its node's script,
+                which may take minutes to come to ``elastic.run``.
 
         Raises:
             RuntimeError: there is no such store, and none came.
@@ -106,10 +111,9 @@ class Stores:
             known = self._clients.get((host, port))
         if known is not None:
             return known
-        patience = _BUILD_TIMEOUT.total_seconds()
-        # torch would wait as long twice again, and print lines that only worry people.
-        if not torch_private.await_listener(host, port, patience):
-            raise RuntimeError(f"no store listens at {host}:{port}, after {patience:.0f} s")
+        # torch would print lines that only worry people.
+        if not torch_private.await_listener(host, port, patience.total_seconds()):
+            raise RuntimeError(f"no store listens at {host}:{port}, after {patience}")
         before = connections()  # whose a socket is that others make meanwhile, shows in its port
         store = dist.TCPStore(
             host, port, is_master=False, timeout=_BUILD_TIMEOUT, wait_for_workers=False
@@ -150,37 +154,55 @@ def drop_later(groups: list[Any], sockets: Collection[Connection] = ()) -> None:
         groups: all of a round; the list is emptied.
         sockets: of the groups.
     """
-    kept = list(groups)
+    ended = list(groups)
     groups.clear()
-
-    def drop() -> None:
-        rest()
-        for one in sockets:
-            one.shut(socket.SHUT_RDWR)
-        while _is_held(kept) and not _ending.wait(_LOOK):
-            pass
-        kept.clear()
-
-    later = threading.Thread(target=drop, name="elastic-drop", daemon=True)
-    later.start()
-    _droppers[:] = [*(one for one in _droppers if one.is_alive()), later]
+    _in_background("elastic-rest", lambda: _rest_and_keep(ended, sockets))
 
 
-def _is_held(kept: list[Any]) -> bool:
-    """Whether anybody else refers to one of them, now or a moment ago.
-
-    A ``DDP`` holds one until it is collected as garbage, and its reducer does for a moment longer,
-    where Python does not see it.
-    """
-    held = [sys.getrefcount(kept[number]) > _OURS for number in range(len(kept))]
-    time.sleep(_REST)
-    return any(held)
-
-
+# Groups that have ended, until nobody else refers to them.
+_kept: list[Any] = []
+_keeping = threading.Lock()
+_background: list[threading.Thread] = []
+_ending = threading.Event()
 # References to what is in a list while its references are counted: the list's, and the counter's.
 _OURS = 2
-_droppers: list[threading.Thread] = []
-_ending = threading.Event()
+
+
+def _in_background(name: str, work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    _background[:] = [*(one for one in _background if one.is_alive()), thread]
+    thread.start()
+
+
+def _rest_and_keep(ended: list[Any], sockets: Collection[Connection]) -> None:
+    rest()
+    for one in sockets:
+        one.shut(socket.SHUT_RDWR)
+    with _keeping:
+        watched = bool(_kept)
+        _kept.extend(ended)
+    ended.clear()
+    if _ending.is_set():
+        _kept.clear()
+    elif not watched:
+        _in_background("elastic-drop", _drop_what_is_loose)
+
+
+def _drop_what_is_loose() -> None:
+    """Ends when nothing is kept any more."""
+    while True:
+        loose = [n for n in range(len(_kept)) if sys.getrefcount(_kept[n]) <= _OURS]
+        # A ``DDP`` refers to its group until it is collected as garbage, and its reducer does for a
+        # moment longer, where Python does not see it.
+        time.sleep(_REST)
+        if _ending.is_set():
+            _kept.clear()
+        with _keeping:
+            for number in reversed(loose if _kept else []):
+                _in_background("elastic-drop", [_kept.pop(number)].clear)
+            if not _kept:
+                return
+        _ending.wait(_LOOK)
 
 
 def rest(sleep: Callable[[float], None] = time.sleep) -> None:
@@ -199,10 +221,10 @@ def rest(sleep: Callable[[float], None] = time.sleep) -> None:
 
 
 @atexit.register
-def _await_droppers() -> None:
+def _await_drops() -> None:
     deadline = time.monotonic() + _PATIENCE
     _ending.set()
-    for one in _droppers:
+    for one in _background:
         one.join(max(0.0, deadline - time.monotonic()))
 
 

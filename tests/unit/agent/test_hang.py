@@ -34,7 +34,7 @@ class Watch:
 
     def enter(self) -> None:
         self.round += 1
-        self.pulse = Pulse(self.pulse.count, self.pulse.moment, self.now)
+        self.pulse = Pulse(self.pulse.count, self.pulse.moment, self.now, in_train=True)
         self.look()
 
     def leave(self) -> None:
@@ -153,6 +153,6 @@ def test_the_way_into_train_is_measured_in_each_round_and_not_beyond() -> None:
     watch.look()
     watch.wait(70.0)
     assert watch.clock.on_the_way(watch.now) == 70.0
-    watch.round -= 1
-    watch.enter()
-    assert watch.clock.on_the_way(watch.now) == 0.0
+    watch.pulse = Pulse(watch.pulse.count, watch.pulse.moment, in_train=True)
+    watch.look()
+    assert watch.clock.on_the_way(watch.now) == 0.0, "busy with the first thing in train"

@@ -106,7 +106,6 @@ def test_an_interrupt_does_not_wait_for_a_group_that_the_script_makes() -> None:
 
 def connects_to_who_has_gone(port: int) -> tuple[bool, bool]:
     """How it is judged that a peer has given its address and ended before it was connected to."""
-    ranks_module._BUILD_TIMEOUT = timedelta(seconds=1)
     ranks, store = _in_place(port)
     ranks.build()
     store.set(f"pid of {ranks.place.rank}", str(os.getpid()))
@@ -118,6 +117,7 @@ def connects_to_who_has_gone(port: int) -> tuple[bool, bool]:
     address = "0//cpu//0/1"
     store.set(f"round/2/{address}", store.get(f"round/1/{address}"))
     ranks.take_apart()
+    ranks_module._BUILD_TIMEOUT = timedelta(seconds=1)
     again = Ranks(replace(ranks.place, key="round/2"), Stores())
     try:
         again.build()
@@ -192,10 +192,12 @@ def lets_go_of_a_group_that_waits(port: int) -> int:
     del group, work
     ranks.group = None
     ranks_module.drop_later(torch_private.abort_groups())
-    ranks_module._droppers[-1].join(timeout=2.0)  # it does not let go before the last holder does
-    holder.clear()
+    resting = ranks_module._background[-1]
+    resting.join(timeout=50)
+    holder.clear()  # it comes after the rest, as a checkpointer does in the next round
     processes.wait_for(lambda: held[0]() is None, 50, "the end of the last reference")
-    waits = sum(one.is_alive() for one in ranks_module._droppers)
+    ranks_module._background[-1].join(timeout=1.0)
+    waits = sum(one.is_alive() for one in ranks_module._background)
     store.set("dropped", "1")
     return waits
 
@@ -213,10 +215,10 @@ def drops_the_groups_of_a_round(port: int) -> None:
     ranks.build()
     torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))(torch.ones(1)).backward()
     ranks.take_apart()
-    gc.collect()
-    for one in ranks_module._droppers:
+    for one in ranks_module._background:
         one.join(timeout=50)
-        assert not one.is_alive(), "it waits for a reference that nobody drops"
+    gc.collect()
+    processes.wait_for(lambda: not ranks_module._kept, 50, "the end of all references")
 
 
 def test_the_groups_of_a_round_are_dropped_when_nobody_refers_to_them() -> None:

@@ -10,7 +10,6 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from elastic_runtime.worker import ranks
 from elastic_runtime.worker.ranks import Place, Ranks, Stores
 
 
@@ -32,13 +31,12 @@ def test_a_client_is_kept_while_its_store_may_be_used() -> None:
 
 
 def test_who_connects_to_a_store_that_never_comes_prints_nothing(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(ranks, "_BUILD_TIMEOUT", timedelta(seconds=0.5))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(RuntimeError, match=f"no store listens at 127.0.0.1:{port}"):
-        Stores().client("127.0.0.1", port)
+        Stores().client("127.0.0.1", port, timedelta(seconds=0.5))
     assert capfd.readouterr() == ("", "")
 
 
