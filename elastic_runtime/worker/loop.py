@@ -47,10 +47,11 @@ from elastic_runtime.worker import blame, whereabouts
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.blame import WorldChanged
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
+from elastic_runtime.worker.dropping import drop_later
 from elastic_runtime.worker.ending import end_quickly
 from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.peers import Connection
-from elastic_runtime.worker.ranks import Place, Ranks, Stores, drop_later, rehearse
+from elastic_runtime.worker.ranks import Place, Ranks, Stores, rehearse
 from elastic_runtime.worker.settling import Past, Settling
 from elastic_runtime.worker.spread import Inspection
 from elastic_runtime.worker.world import World
