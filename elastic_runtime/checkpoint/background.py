@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from typing import TYPE_CHECKING, TypeVar
 
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
@@ -45,6 +46,7 @@ class Task:
         try:
             work(self)
         except Exception as error:
+            _let_go(error)
             self.error = error
         finally:
             self._ended.set()
@@ -80,6 +82,17 @@ class Task:
         """
         while not self._ended.wait(_LOOK):
             give_up()
+
+
+def _let_go(error: BaseException) -> None:
+    """Clears the frames that an error has passed through: they hold the groups of a round that is
+    over, until somebody collects garbage."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
 
 
 def told(action: Callable[[], T]) -> Callable[[], T]:
