@@ -10,6 +10,7 @@ time-out, and so does whoever drops the last reference. That must be nobody who 
 from __future__ import annotations
 
 import atexit
+import gc
 import socket
 import sys
 import threading
@@ -29,6 +30,11 @@ _REST = 0.025
 _LONGEST_REST = 3.0
 # How often it is looked whether somebody still refers to a group that has ended, in seconds.
 _LOOK = 0.25
+# What refers to a group may be garbage that nobody has collected, as a ``DDP`` or an error is.
+# Python does so by itself, but only when much of it has come together. If so many groups are kept,
+# each with three threads and some sockets, it is done for them, and not again for so many seconds.
+_MANY = 12
+_COLLECT_EVERY = 10.0
 # How long the end of the process waits for groups to be dropped, in seconds.
 _PATIENCE = 5.0
 
@@ -79,7 +85,11 @@ def _rest_and_keep(ended: list[Any], sockets: Collection[Connection]) -> None:
 
 def _drop_what_is_loose() -> None:
     """Ends when nothing is kept any more."""
+    collected = float("-inf")
     while True:
+        if len(_kept) > _MANY and time.monotonic() > collected + _COLLECT_EVERY:
+            gc.collect()
+            collected = time.monotonic()
         loose = [n for n in range(len(_kept)) if sys.getrefcount(_kept[n]) <= _OURS]
         # A ``DDP`` refers to its group until it is collected as garbage, and its reducer does for a
         # moment longer, where Python does not see it.

@@ -76,6 +76,32 @@ def test_the_groups_of_a_round_are_dropped_when_nobody_refers_to_them() -> None:
     values(run_ranks(2, drops_the_groups_of_a_round, server.port))
 
 
+class _Cycle:
+    """Stands for a ``DDP``: refers to a group until it is collected as garbage."""
+
+    def __init__(self, group: object) -> None:
+        self.group = group
+        self.me = self
+
+
+class _Group:
+    """Is as good as a group, as far as dropping goes."""
+
+
+def test_what_only_garbage_refers_to_does_not_pile_up() -> None:
+    groups: list[Any] = [_Group() for _ in range(dropping._MANY + 1)]
+    held = [weakref.ref(group) for group in groups]
+    gc.disable()
+    try:
+        for group in groups:
+            _Cycle(group)
+        del group
+        dropping.drop_later(groups)
+        processes.wait_for(lambda: not any(ref() for ref in held), 50, "the end of all groups")
+    finally:
+        gc.enable()
+
+
 def test_a_rest_does_not_count_while_the_machine_runs_nobody() -> None:
     slept = []
 
