@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from elastic_runtime.agent import lifecycle
 from elastic_runtime.agent.faults import WITH_SERVER
 from elastic_runtime.agent.life import (
     Alarm,
     Asked,
-    AskWorkers,
     BootWorkers,
     ChangeWorkers,
     DismissWorkers,
     EnterWorkers,
     Finish,
     InterruptWorkers,
-    KillWorkers,
-    LookForMembers,
     NoProgress,
     Phase,
     Report,
@@ -45,11 +40,8 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
-from elastic_runtime.protocol.messages import HANG
 from elastic_runtime.protocol.records import (
-    CUT_OFF,
     KILLED,
-    LOST,
     NO_ROOM,
     START,
     FaultReport,
@@ -197,82 +189,6 @@ def test_ranks_that_do_not_agree_in_time_are_interrupted() -> None:
     life.take(Switch(1, broken=False, reason="node c joins"))
     life.take(Alarm())
     assert life.asked(InterruptWorkers)
-
-
-@pytest.mark.parametrize(
-    ("heard", "ends"),
-    [
-        (None, True),
-        (WorkerHeard(0, True, "train.py:7", ""), True),
-        (WorkerHeard(0, False, "train.py:9", ""), False),
-    ],
-)
-def test_a_worker_that_does_not_leave_is_ended_unless_it_is_busy(
-    heard: WorkerHeard | None, ends: bool
-) -> None:
-    life = Life().in_round()
-    life.take(Switch(1, broken=True, reason="node b lost"))
-    life.take(left(1, 1))
-    life.take(Alarm())
-    assert life.asked(AskWorkers) == [AskWorkers((0,))]
-    if heard:
-        life.take(heard)
-    else:
-        life.now += 1.0
-        life.take(Alarm())
-        assert not life.asked(KillWorkers), "a slow machine makes a healthy worker late"
-        assert life.asked(SetAlarm)
-        life.now += 1.5
-    life.take(Alarm())
-    assert bool(life.asked(KillWorkers)) == ends
-
-
-def test_a_busy_worker_of_a_node_that_leaves_gets_no_more_than_the_grace_again() -> None:
-    life = Life().in_round()
-    life.take(Asked(15))
-    life.now += life.state.settings.grace
-    life.take(Alarm())
-    assert life.asked(InterruptWorkers), "it has come to no commit"
-    life.take(left(1, 1))
-    for more, ends in ((2.0, False), (life.state.settings.grace, True)):
-        life.now += more
-        life.take(Alarm())
-        life.take(WorkerHeard(0, False, "train.py:9", "evaluation"))
-        life.take(Alarm())
-        assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([(0,)] if ends else [])
-    (stuck,) = life.asked(KillWorkers)
-    assert stuck.why == "it has come to no commit, and is at train.py:9 (--grace)"
-
-
-@pytest.mark.parametrize(
-    ("heard", "ends"),
-    [
-        (WorkerHeard(0, False, "train.py:9", ""), True),
-        (WorkerHeard(0, False, "train.py:9", "evaluation"), False),
-    ],
-)
-def test_who_works_while_all_others_have_waited_is_ended_unless_it_says_why(
-    heard: WorkerHeard, ends: bool
-) -> None:
-    life = Life().in_round()
-    life.take(Switch(1, broken=True, reason=f"no step for 62 s: {HANG} (--hang-timeout)"))
-    life.take(left(1, 1))
-    life.take(Alarm())
-    life.take(heard)
-    life.take(Alarm())
-    assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([(0,)] if ends else [])
-    assert all("train.py:9" in kill.why for kill in life.asked(KillWorkers))
-
-
-def test_a_busy_worker_is_ended_when_the_others_have_waited_for_too_long() -> None:
-    life = Life().in_round()
-    life.take(Switch(1, broken=True, reason="node b lost"))
-    life.take(Alarm())
-    life.take(WorkerHeard(0, False, "train.py:9", ""))
-    life.take(WorkerHeard(1, False, "train.py:9", ""))
-    life.now += SETTINGS.rejoin
-    life.take(Alarm())
-    assert life.asked(KillWorkers)[0].local_ranks == (0, 1)
 
 
 def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step() -> None:
@@ -530,59 +446,6 @@ def test_a_node_that_has_no_room_for_any_worker_leaves_the_others() -> None:
     (finish,) = life.asked(Finish)
     assert finish.exit_code == EXIT_FAILED
     assert finish.message == "worker 0 cannot be started: this machine has no room for it"
-
-
-@pytest.mark.parametrize(
-    ("heard", "guilty"),
-    [
-        ((WorkerHeard(0, True, "a", ""), WorkerHeard(1, False, "b.py:3", "")), (1,)),
-        ((WorkerHeard(0, True, "a", ""),), (1,)),
-        ((WorkerHeard(0, True, "a", ""), WorkerHeard(1, False, "b", "evaluation")), ()),
-        ((WorkerHeard(0, True, "a", ""), WorkerHeard(1, True, "a", "")), ()),
-    ],
-)
-def test_a_hang_is_blamed_on_who_does_not_wait_for_others(
-    heard: tuple[WorkerHeard, ...], guilty: tuple[int, ...]
-) -> None:
-    life = Life().in_round()
-    life.take(NoProgress(31.0, 30.0))
-    assert life.asked(AskWorkers) == [AskWorkers((0, 1))]
-    for one in heard:
-        life.take(one)
-        life.take(NoProgress(31.1, 30.0))
-        assert not life.actions, "the others have had no time to answer"
-    life.take(Surveyed(1, ()))
-    life.now += 1.0
-    life.take(NoProgress(32.0, 30.0))
-    if len(heard) == 1:
-        assert not life.actions, "a slow machine makes a healthy worker late"
-        life.now += 1.5
-        life.take(NoProgress(33.5, 30.0))
-    assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([guilty] if guilty else [])
-
-
-def test_nobody_is_blamed_before_it_is_known_that_the_others_are_in_reach() -> None:
-    life = Life().in_round()
-    life.take(NoProgress(61.0, 30.0))
-    assert life.asked(LookForMembers) == [LookForMembers(1)]
-    life.now += 2.5
-    assert not life.take(NoProgress(62.0, 30.0)), "it has not been answered"
-    life.take(Surveyed(1, ()))
-    life.take(NoProgress(62.1, 30.0))
-    assert life.asked(KillWorkers)[0].local_ranks == (0, 1)
-
-
-def test_who_does_not_reach_the_others_leaves_the_round_and_nothing_is_counted() -> None:
-    life = Life().in_round()
-    life.take(NoProgress(31.0, 30.0))
-    life.take(Surveyed(1, ("c",)))
-    assert life.asked(InterruptWorkers)
-    assert not life.asked(KillWorkers)
-    life.take(left(1, 0))
-    life.take(left(1, 1))
-    fault = life.asked(SayLeft)[0].fault
-    assert (fault.kind, fault.signature, fault.consequence) == (LOST, CUT_OFF, True)
-    assert fault.reason.endswith("does not reach c")
 
 
 def test_ranks_that_all_wait_for_each_other_are_interrupted() -> None:

@@ -68,7 +68,7 @@ def drops_the_groups_of_a_round(port: int) -> None:
     for one in dropping._background:
         one.join(timeout=50)
     gc.collect()
-    processes.wait_for(lambda: not dropping._kept, 50, "the end of all references")
+    assert processes.wait_for(lambda: not dropping._kept, 50, "the end of all references")
 
 
 def test_the_groups_of_a_round_are_dropped_when_nobody_refers_to_them() -> None:
@@ -97,7 +97,9 @@ def test_what_only_garbage_refers_to_does_not_pile_up() -> None:
             _Cycle(group)
         del group
         dropping.drop_later(groups)
-        processes.wait_for(lambda: not any(ref() for ref in held), 50, "the end of all groups")
+        assert processes.wait_for(
+            lambda: not any(ref() for ref in held), 50, "the end of all groups"
+        )
     finally:
         gc.enable()
 
