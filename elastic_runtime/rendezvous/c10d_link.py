@@ -40,6 +40,9 @@ HOLE = 0.5
 
 _FOREVER = timedelta(days=365)
 
+# How long a call that was cut takes to notice (seconds).
+_SOON = 0.1
+
 # The guard's step (seconds), and what it takes for "this process was stopped meanwhile".
 _STEP = 0.25
 _STOPPED = 1.0
@@ -163,6 +166,13 @@ class Link:
             self._overdue_at = time.monotonic() + _STOPPED  # then the guard sees if it helped
             self._shut_down(certain=not again)
 
+    def idle(self, within: float) -> bool:
+        """Whether no call is in progress, or the last one ends within so many seconds."""
+        if not self._lock.acquire(timeout=within):
+            return False
+        self._lock.release()
+        return True
+
     def _shut_down(self, certain: bool) -> None:
         """Shuts down our socket; if that has not helped, all to the same port."""
         if not self._connecting:
@@ -242,9 +252,16 @@ _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 @atexit.register
 def _cut_all() -> None:
-    """Releases all calls: a thread that ends one while the interpreter ends aborts the process."""
-    for link in list(_links):
+    """Ends all calls: a thread that comes back from one while the interpreter ends aborts it."""
+    links = list(_links)
+    for link in links:
         link.cut()
+    # torch, while it connects, tries again on further sockets until its time is over, and the last
+    # try may take as long once more.
+    until = time.monotonic() + 2 * ANSWER
+    for link in links:
+        while not link.idle(_SOON) and time.monotonic() < until:
+            link.cut()
 
 
 _guarding = threading.Lock()

@@ -95,5 +95,7 @@ def _give_up(state: State, trouble: Trouble, plan: Plan, now: float) -> State:
 
 
 def _deadline(state: State, trouble: Trouble) -> float:
-    patience = state.policy.join if state.contacted else state.policy.connect
-    return max(trouble.since, state.marks["wait"]) + patience
+    waiting, policy = state.marks["wait"], state.policy
+    if not state.contacted:  # each try that fails is told as a loss of its own
+        return waiting + min(policy.connect, policy.join)
+    return max(trouble.since, waiting) + policy.join

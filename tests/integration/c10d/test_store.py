@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -161,6 +164,41 @@ def test_an_announcement_that_was_begun_and_never_made_stops_nobody(
     writer.register()
     assert writer.key in run.nodes()
     link.cut()
+
+
+# Says while the interpreter ends whether the thread that connects is still there: if it came back
+# from torch now, it would abort the process.
+ENDS_WHILE_CONNECTING = """
+import os, sys, threading
+from elastic_runtime.rendezvous.c10d_link import Link
+
+class Last:
+    def __del__(self, exists=os.path.exists):
+        print("still there" if exists(self.task) else "gone", flush=True)
+
+last = Last()
+connecting = threading.Thread(target=Link, args=("127.0.0.1", int(sys.argv[1])), daemon=True)
+connecting.start()
+last.task = f"/proc/self/task/{connecting.native_id}"
+sys.stdin.read(1)
+"""
+
+
+def test_a_process_may_end_while_it_connects() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ExitStack() as stack:
+        silent.settimeout(60.0)
+        process = subprocess.Popen(
+            [sys.executable, "-c", ENDS_WHILE_CONNECTING, str(silent.getsockname()[1])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(process.kill)
+        for _ in range(2):  # it asks whether anybody listens; then torch connects
+            stack.enter_context(silent.accept()[0])
+        said, printed = process.communicate("x", timeout=60.0)
+    assert (process.returncode, said) == (0, "gone\n"), printed
 
 
 def test_foreign_bytes_under_our_key_are_shown_and_can_be_replaced(

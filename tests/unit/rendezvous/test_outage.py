@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,12 @@ def ends_after(seat: Seat, patience: float) -> str:
 
 def test_a_store_that_never_answers_is_given_the_time_to_connect() -> None:
     assert "is --rdzv-endpoint right" in ends_after(Seat(), POLICY.connect)
+
+
+def test_the_first_contact_takes_no_longer_than_the_node_may_wait_however_often_it_fails() -> None:
+    policy = replace(POLICY, join=5.0)
+    seat = Seat(policy=policy).feed(Lost("refused"), 3.0)
+    assert "is --rdzv-endpoint right" in ends_after(seat, 2.0)
 
 
 @pytest.mark.parametrize("event", [LEFT, Done(3)], ids=["a round", "the end"])
