@@ -10,6 +10,7 @@ import json
 import re
 import signal
 from dataclasses import dataclass, replace
+from textwrap import shorten
 
 from elastic_runtime.protocol.records import FAILED, KILLED, START, FaultReport
 from elastic_runtime.rendezvous.budget import USAGE
@@ -149,7 +150,7 @@ def classify(
     return replace(
         base,
         kind=kind,
-        reason=f"worker {rank}: {told[:_LONGEST_REASON]}",
+        reason=f"worker {rank}: {shorten(told, _LONGEST_REASON, placeholder=' ...')}",
         signature=USAGE + signature if error.usage else signature,
         traceback=error.traceback[-_LONGEST_TRACEBACK:],
         consequence=consequence,

@@ -189,7 +189,8 @@ def _too_few(
     if now < due:
         plan.wake_at(due)
         unit = f", a multiple of {job.node_unit}" if job.node_unit > 1 else ""
-        why = f"waiting for at least {job.min_nodes} nodes{unit}"
+        nodes = "one node" if job.min_nodes == 1 else f"{job.min_nodes} nodes"
+        why = f"waiting for at least {nodes}{unit}"
         return plan.wait(state, f"{why}: {cut}" if cut else why, have)
     outcome = OutcomeRecord(
         job.incarnation,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -107,6 +108,7 @@ def in_one_line(error: BaseException, ranks: Ranks) -> str:
         what = "the ranks could not connect"
     else:
         what = "the connection to a peer is lost"
-    text = str(error).strip().partition("\n")[0].partition(". ")[0][:_LONGEST_TEXT]
+    first = str(error).strip().partition("\n")[0].partition(". ")[0]
+    text = shorten(first, _LONGEST_TEXT, placeholder=" ...")
     where = whereabouts.met(error.__traceback__)
     return f"{what} ({type(error).__name__}: {text}{f', at {where}' if where else ''})"

@@ -144,6 +144,9 @@ def run(
             with here.running_in_place():
                 value: T = loop.run() if here.has_agent else loop.run_alone()
             return value
+        except Exception as error:
+            error.__traceback__ = whereabouts.in_script(error.__traceback__)
+            raise
         finally:
             if checkpointer is not None:
                 checkpointer.detach()

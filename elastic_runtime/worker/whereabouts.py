@@ -19,13 +19,14 @@ _COLLECTIVE = (
     os.path.join("torch", "nn", "parallel", "distributed.py"),
     os.path.join("elastic_runtime", "worker", ""),
 )
+_HERE = os.path.dirname(__file__)
 # What a person does not look for: installed packages, Python's own library, and these files.
 _LIBRARIES = (
     "site-packages",
     "dist-packages",
     os.path.dirname(os.__file__),
     "<frozen ",
-    os.path.dirname(__file__),
+    _HERE,
 )
 
 
@@ -66,6 +67,21 @@ def met(trace: TracebackType | None) -> str:
             where = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
         trace = trace.tb_next
     return where
+
+
+def in_script(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins where these files have called the script.
+
+    Args:
+        trace: of an error, from the outermost of these files on.
+
+    Returns:
+        That part; all of it if the error came from elsewhere.
+    """
+    rest = trace
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_HERE):
+        rest = rest.tb_next
+    return trace if rest is None or _is_library(rest.tb_frame.f_code.co_filename) else rest
 
 
 def _is_library(file: str) -> bool:

@@ -64,6 +64,13 @@ def test_moving_parts_do_not_make_errors_differ() -> None:
     assert first.signature == second.signature != third.signature
 
 
+def test_a_long_reason_ends_with_a_whole_word() -> None:
+    report = classify(1, 0, 1, WorkerError(f"KeyError: {'epoch ' * 100}"))
+    assert report.reason.startswith("worker 0: KeyError: epoch epoch")
+    assert report.reason.endswith(" epoch ...")
+    assert len(report.reason) < 200
+
+
 def test_only_the_end_of_a_long_traceback_is_kept() -> None:
     report = classify(1, 0, 1, WorkerError("E: x", "a" * 100_000 + "the end"))
     assert report.traceback.endswith("the end")

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from elastic_runtime.worker import whereabouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
 
 PATIENCE = 20.0
 
@@ -57,6 +63,41 @@ def test_the_place_is_that_of_the_script_and_no_collective() -> None:
     assert not any(collective for collective, _ in seen)
     assert any("test_whereabouts.py" in where and "in script" in where for _, where in seen)
     assert whereabouts.of(0) == (False, "nowhere")
+
+
+def _raised_by(*files: str) -> TracebackType | None:
+    """The traceback of an error; the functions in these files have called one another."""
+    call: Callable[[], None] = lambda: {}["missing"]  # noqa: E731
+    for file in reversed(files):
+        namespace: dict[str, Any] = {"call": call}
+        exec(compile("def step():\n    call()\n", file, "exec"), namespace)
+        call = namespace["step"]
+    with pytest.raises(KeyError) as caught:
+        call()
+    assert caught.value.__traceback__ is not None
+    return caught.value.__traceback__.tb_next  # without this function itself
+
+
+OURS = whereabouts.__file__
+TORCH = "/lib/site-packages/torch/nn/linear.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "first"),
+    [
+        ((OURS, OURS, "/home/me/train.py", TORCH), "/home/me/train.py"),
+        ((OURS, "/home/me/train.py", OURS), "/home/me/train.py"),
+        (("/home/me/train.py", OURS), "/home/me/train.py"),
+        ((OURS, TORCH), OURS),
+    ],
+)
+def test_an_error_of_the_script_is_shown_from_the_script_on(
+    files: tuple[str, ...], first: str
+) -> None:
+    trace = _raised_by(*files)
+    begins = whereabouts.in_script(trace)
+    assert begins is not None
+    assert begins.tb_frame.f_code.co_filename == first
 
 
 def test_whoever_waits_for_the_gpu_waits_for_others() -> None:
