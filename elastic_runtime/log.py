@@ -263,6 +263,7 @@ _LINES: dict[str, Line] = {
     "checkpoint.save_failed": Line(
         "step {step} could not be saved, and is soon tried again: {problem}", "warning"
     ),
+    "checkpoint.save_late": Line("{problem}, and training goes on ({seconds} so far)", "warning"),
     "checkpoint.rests_removed": Line("removed the rests of unfinished saves: {names}", shown=False),
     "checkpoint.resumed": Line(_resumed),
     "checkpoint.damaged": Line(_damaged, "warning"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,4 +30,51 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
     try:
         yield place
     finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+class Disk:
+    """A real file system in a file, which can be frozen: whoever writes then waits, and cannot be
+    killed either.
+
+    Attributes:
+        place: where it is mounted.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def freeze(self) -> None:
+        """Has every write wait from now on, as a server of files does that does not answer."""
+        subprocess.run(["fsfreeze", "--freeze", str(self.place)], check=True)
+
+    def thaw(self) -> None:
+        """Lets all writes go on; nothing if none waits."""
+        subprocess.run(
+            ["fsfreeze", "--unfreeze", str(self.place)], check=False, capture_output=True
+        )
+
+
+@contextmanager
+def disk(place: Path) -> Iterator[Disk]:
+    """A disk of 64 MiB; skips the test where none may be mounted.
+
+    Args:
+        place: where; made, and its image beside it.
+    """
+    place.mkdir()
+    image = place.with_name(f"{place.name}.img")
+    with open(image, "wb") as file:
+        file.truncate(64 << 20)
+    commands = (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(place)])
+    if os.geteuid() != 0 or not all(shutil.which(name) for name in ("mkfs.ext4", "fsfreeze")):
+        pytest.skip("nothing can be mounted here")
+    for command in commands:
+        if subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("nothing can be mounted here")
+    found = Disk(place)
+    try:
+        yield found
+    finally:
+        found.thaw()
         subprocess.run(["umount", "-l", str(place)], check=True)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.timetable import Timetable
     from elastic_runtime.worker.peers import Peers
 
+# Seconds that a save which is due waits for the one before: the first time, and once it is put off.
+_PATIENCE = 5.0
+_MOMENT = 0.1
+
 
 class Attempts:
     """The saves of a job, those that fail among them.
@@ -91,10 +95,13 @@ class Attempts:
 
     # Saving
 
-    def wishes_save(self) -> bool:
-        """Whether rank 0 is to ask all ranks for a save."""
-        ready = (self._sync or self._prepared) and not self._saves.is_clearing
-        if not self._timetable.wish(time.monotonic(), ready=ready):
+    def wishes_save(self, peers: Peers) -> bool:
+        """Whether this rank, which is rank 0, is to ask all ranks for a save."""
+        if not self._timetable.wish(time.monotonic(), ready=self._sync or self._prepared):
+            return False
+        if late := self._saves.under_way:
+            if late[0] >= _PATIENCE:
+                self._saves.tell_late(peers, *late)
             return False
         self._timetable = self._timetable.asked()
         return True
@@ -114,11 +121,28 @@ class Attempts:
         if failed:
             self.hear(peers, step)
         if agreed or self._timetable.due_at(step):
-            if self.begun != step and self.hear(peers, step):
+            if self.begun != step and self._may_begin(peers) and self.hear(peers, step):
                 self._save_due(peers, step)
             return True
         if not self._prepared:
             self._prepare(peers, step)
+        return False
+
+    def _may_begin(self, peers: Peers) -> bool:
+        """Whether no rank has a save under way; otherwise this one is put off.
+
+        A storage may take minutes for a write, or never end it. Training does not wait for that,
+        and no restart would help: whoever waits there cannot even be killed.
+        """
+        if self._sync:
+            return True
+        patience = _MOMENT if self._timetable.pausing else _PATIENCE
+        under_way = peers.on_each(lambda: self._saves.ends_within(patience))
+        late = max((one for one in under_way if one), default=None)
+        if late is None:
+            return True
+        self._timetable = self._timetable.put_off(time.monotonic())
+        self._saves.tell_late(peers, *late)
         return False
 
     def _save_due(self, peers: Peers, step: int) -> None:

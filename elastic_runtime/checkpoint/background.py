@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
@@ -74,14 +76,22 @@ class Task:
         """Has it end soon. What it uses is in use until it has ended."""
         self._abandoned.set()
 
-    def wait(self, give_up: Callable[[], None]) -> None:
+    def wait(self, give_up: Callable[[], None], patience: float = inf) -> bool:
         """Waits until it has ended, however it did.
 
         Args:
             give_up: called while waiting; raises if that makes no sense any more.
+            patience: seconds, at most.
+
+        Returns:
+            Whether it has ended.
         """
-        while not self._ended.wait(_LOOK):
+        until = time.monotonic() + patience
+        while not self._ended.wait(min(_LOOK, max(0.0, until - time.monotonic()))):
+            if time.monotonic() >= until:
+                return False
             give_up()
+        return True
 
 
 def _let_go(error: BaseException) -> None:

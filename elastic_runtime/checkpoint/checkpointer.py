@@ -214,7 +214,7 @@ class Checkpointer:
         self.count(self._steps + 1)
         self._commit()
         self._context.report_step(self.steps)
-        agreed = group.agreement.step(Wish.TRAINS | self._wishes(group.peers.rank))
+        agreed = group.agreement.step(Wish.TRAINS | self._wishes(group.peers))
         if Wish.LEAVE in agreed:
             self.save(sync=True)
             self._leave()
@@ -388,7 +388,7 @@ class Checkpointer:
 
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do."""
-        return self._wishes(self._ready().peers.rank)
+        return self._wishes(self._ready().peers)
 
     def heed(self, agreed: Wish) -> None:
         """Does what follows from a step: hears of a failed save, saves if due, takes a snapshot.
@@ -478,14 +478,15 @@ class Checkpointer:
             self._group = _Group(peers, Agreement(peers.group))
         return self._group
 
-    def _wishes(self, rank: int) -> Wish:
+    def _wishes(self, peers: Peers) -> Wish:
+        rank = peers.rank
         wishes = Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING
         if self._saves.has_failed:
             wishes |= Wish.FAILED
         if self._snapshots.wanted:
             wishes |= Wish.BUSY if self._saves.is_busy else Wish.NOTHING
             wishes |= self._snapshots.wish(self.steps) if rank == 0 else Wish.NOTHING
-        if rank == 0 and self._attempts.wishes_save():
+        if rank == 0 and self._attempts.wishes_save(peers):
             wishes |= Wish.SAVE
         return wishes
 

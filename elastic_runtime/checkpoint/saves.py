@@ -44,13 +44,16 @@ if TYPE_CHECKING:
 # Seconds between the tries of a save that nobody can do without: the last one of a program, or
 # one that it waits for. All of them together are well below the grace of one that leaves.
 _PAUSES = (0.5, 1.0, 2.0, 4.0)
+# Seconds from one word about a save that does not end to the next.
+_AGAIN = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A save in the background, or a snapshot."""
+    """A save in the background, or a snapshot; when it began, by the monotonic clock."""
 
     step: int
+    began: float
     task: Task
     work: Callable[[Task], None]
     durable: bool
@@ -102,7 +105,8 @@ class Saves:
         self._image_of: Sequence[Item] = ()
         self._warming: Task | None = None
         self._flight: _Flight | None = None
-        self._abandoned: Task | None = None
+        self._abandoned: _Flight | None = None
+        self._told_late = -_AGAIN
         self._hook: RemovableHandle | None = None
         self._held: int | None = None
 
@@ -122,7 +126,7 @@ class Saves:
         lost = flight is not None and flight.durable and flight.step != self._held
         if self._flight is not None:
             self._flight.task.abandon()
-            self._abandoned, self._flight = self._flight.task, None
+            self._abandoned, self._flight = self._flight, None
         self._fence()
         self._collector.forget()
         self._connection, self._beside = connection, None
@@ -221,7 +225,8 @@ class Saves:
             self._beside = self._make_peers(peers)
         beside = self._beside
         self._await(self._warming)
-        self._await(self._abandoned)
+        if self._abandoned is not None:
+            self._await(self._abandoned.task)
         self._warming = self._abandoned = None
         image.stage(collected.tensors, self._late(image))
         blocked = time.monotonic() - began
@@ -231,7 +236,7 @@ class Saves:
         def go(task: Task) -> None:
             work(beside, rest, image, task, blocked)
 
-        self._flight = _Flight(step, Task(self._thread, go), go, durable)
+        self._flight = _Flight(step, began, Task(self._thread, go), go, durable)
 
     def _collect(self, peers: Peers, step: int) -> Collected:
         try:
@@ -325,7 +330,48 @@ class Saves:
     @property
     def is_clearing(self) -> bool:
         """Whether a save that was given up still holds the memory that the next one needs."""
-        return self._abandoned is not None and not self._abandoned.has_ended
+        return self._abandoned is not None and not self._abandoned.task.has_ended
+
+    @property
+    def under_way(self) -> tuple[float, int] | None:
+        """What must end before the next save can begin: its age in seconds, and its step.
+
+        Not a snapshot, unless it was given up: whatever it waits for ends with the round.
+        """
+        for one in (self._abandoned, self._flight):
+            if one is None or one.task.has_ended or (one is self._flight and not one.durable):
+                continue
+            return time.monotonic() - one.began, one.step
+        return None
+
+    def ends_within(self, seconds: float) -> tuple[float, int] | None:
+        """Waits for what is under way, but not for long.
+
+        Args:
+            seconds: at most.
+
+        Returns:
+            See ``under_way``.
+        """
+        until = time.monotonic() + seconds
+        for one in (self._abandoned, self._flight):
+            if one is not None and (one is self._abandoned or one.durable):
+                one.task.wait(self._give_up, until - time.monotonic())
+        return self.under_way
+
+    def tell_late(self, peers: Peers, age: float, step: int) -> None:
+        """An event, once a minute: a step is still being saved while the next save is due.
+
+        Args:
+            peers: all ranks.
+            age: seconds since that save began.
+            step: the one that is being saved.
+        """
+        now = time.monotonic()
+        if now >= self._told_late + _AGAIN:
+            self._told_late = now
+            problem = f"step {step} is still being saved; what is due since then waits for it"
+            self._note(peers, "save_late", step=step, seconds=age, problem=problem)
 
     def wait(self) -> None:
         """Waits for the save in the background, if there is one.

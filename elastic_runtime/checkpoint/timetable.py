@@ -1,8 +1,9 @@
 """When to save, when to try again after a failure, and when failures are too many: pure.
 
 Storage fails for a while now and then, and training goes on meanwhile. After a failure the next
-save comes sooner than planned, after a pause that grows; no other one is tried before. Only if no
-save has succeeded for too long, something must be done about it.
+save comes sooner than planned, after a pause that grows; no other one is tried before. One that
+does not come to its end puts off the next. Only if saves fail for too long, something must be done
+about it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Timetable:
         soon: from when on a save is due beside the regular ones. The first one of a job is due at
             once: until then nothing of it would be left.
         wished: it has been asked for.
-        pausing: a save has failed, and is not to be tried before ``soon``.
+        pausing: a save has failed or was put off, and is not to be tried before ``soon``.
         failures: in a row.
         whole_at, whole_step: of the last state that is whole in storage, or that the job began
             with.
@@ -166,6 +167,10 @@ class Timetable:
             whole_at=whole_at,
             whole_step=whole_step,
         )
+
+    def put_off(self, now: float) -> Timetable:
+        """A save is due while the one before is under way: it follows that one."""
+        return replace(self, soon=now + _FIRST_PAUSE, wished=False, pausing=True)
 
     def overdue(self, now: float, step: int) -> str:
         """Says, after a failure, that no save has succeeded for too long; "" otherwise."""

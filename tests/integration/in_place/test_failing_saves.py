@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.survey import Condition, survey
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from tests.integration.in_place.job import Job
+from tests.mounts import disk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +39,25 @@ def test_training_goes_on_while_a_storage_fails_and_saves_again_soon_after(tmp_p
         assert job.end() == 0, job.story()
         assert {note["step"] for note in job.said("done")} == {max(whole(tmp_path))}
         assert not job.events("worker.failed"), job.story()
+
+
+def test_training_does_not_wait_for_a_storage_that_does_not_answer(tmp_path: Path) -> None:
+    # On a disk that hangs, the threads that write cannot even be killed.
+    with (
+        disk(tmp_path / "saved") as storage,
+        Job(tmp_path, "failing.py", *_OPTIONS, "--hang-timeout", "7") as job,
+    ):
+        job.event("checkpoint.saved")
+        storage.freeze()
+        late = job.event("checkpoint.save_late")
+        began, step = time.monotonic(), job.step
+        job.wait(lambda: time.monotonic() > began + 15, "twice the time that is a hang")
+        job.wait(lambda: job.step > step + 20, "steps without a save")
+        storage.thaw()
+        job.wait(lambda: max(whole(tmp_path)) > late["step"], "the save that was put off")
+        job.enough()
+        assert job.end() == 0, job.story()
+        assert {event["round"] for event in job.events("round.sealed")} == {1}, job.story()
 
 
 def test_no_whole_save_for_too_long_restarts_the_job_and_counts(tmp_path: Path) -> None:

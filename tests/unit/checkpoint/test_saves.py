@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
-from elastic_runtime.checkpoint import local
+from elastic_runtime.checkpoint import attempts, local
 from elastic_runtime.checkpoint import saves as saves_module
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.manifest import CheckpointId
@@ -111,6 +112,40 @@ def test_one_save_at_a_time(tmp_path: Path, disk: Disk) -> None:
     beside.join(60)
     ckpt.close()
     assert saves(tmp_path) == ["step-1.term-1", "step-2.term-1"]
+
+
+@pytest.mark.parametrize("every", [1, "10ms"])
+def test_training_does_not_wait_for_a_save_that_does_not_end(
+    tmp_path: Path,
+    disk: Disk,
+    every: int | str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(attempts, "_PATIENCE", 0.1)
+    ckpt = Checkpointer(tmp_path, {"a": 1}, every=every)
+    disk.open.clear()
+    until = time.monotonic() + 60.0
+    while not disk.reached.acquire(blocking=False):
+        assert time.monotonic() < until
+        ckpt.step()
+    saved = ckpt._attempts.begun
+    assert saved is not None
+    late: list[str] = []
+    while ckpt.steps < saved + 200 or not late:
+        assert time.monotonic() < until
+        ckpt.step()
+        late = [r.msg % r.args for r in caplog.records if "save_late" in r.msg % r.args]
+    assert len(late) == 1, "once a minute"
+    assert not ckpt.held, "it is not on disk yet"
+    disk.open.set()
+    put_off = ckpt.steps
+    while ckpt.held <= put_off:
+        assert time.monotonic() < until
+        ckpt.step()
+    ckpt.close()
+    assert f"step-{saved}.term-1" in saves(tmp_path)
+    assert not [r for r in caplog.records if "save_failed" in r.msg % r.args]
 
 
 def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
@@ -238,7 +273,7 @@ def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
 _FORGETFUL = """
 import sys, time, torch
 from elastic_runtime import Checkpointer
-from elastic_runtime.checkpoint import local
+from elastic_runtime.checkpoint import attempts, local
 from elastic_runtime.checkpoint import saves as saves_module
 
 durable = local.LocalWriter.sync

@@ -110,3 +110,13 @@ def test_without_an_interval_the_first_failure_begins_the_time() -> None:
     this = table(None).fail(5000.0, 40, None)
     assert not this.overdue(5000.0, 40), "nothing had been due in that time"
     assert this.fail(8600.0, 50, None).overdue(8600.0, 50)
+
+
+@pytest.mark.parametrize("every", ["10 steps", "30s"])
+def test_what_is_put_off_is_no_failure_and_follows_soon(every: str) -> None:
+    this = table(every).begin(0.0).put_off(40.0)
+    assert not this.due_at(20)
+    assert not this.wish(40.5, ready=True)
+    assert this.wish(41.5, ready=True)
+    assert not this.failures
+    assert this.begin(42.0).due_at(20) is (every == "10 steps")
