@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 # Seconds between the tries of a save that nobody can do without: the last one of a program, or
 # one that it waits for. All of them together are well below the grace of one that leaves.
 _PAUSES = (0.5, 1.0, 2.0, 4.0)
+# What a rank that waits for a storage is busy with, for people.
+_BUSY = "a save"
 # Seconds from one word about a save that does not end to the next.
 _AGAIN = 60.0
 
@@ -168,7 +171,9 @@ class Saves:
         self.finish_flight()
         began = time.monotonic()
         collected = self._collect(peers, step)
-        self._run(self._saving(collected, peers, step), peers, collected, None, began, None)
+        saving = self._saving(collected, peers, step)
+        with self._context.busy(_BUSY):
+            self._run(saving, peers, collected, None, began, None)
         self._held = step
 
     def save_beside(self, peers: Peers, step: int) -> None:
@@ -356,7 +361,7 @@ class Saves:
         until = time.monotonic() + seconds
         for one in (self._abandoned, self._flight):
             if one is not None and (one is self._abandoned or one.durable):
-                one.task.wait(self._give_up, until - time.monotonic())
+                self._await(one.task, until)
         return self.under_way
 
     def tell_late(self, peers: Peers, age: float, step: int) -> None:
@@ -449,9 +454,10 @@ class Saves:
                 self._hook.remove()
             self._hook = self._image = None
 
-    def _await(self, task: Task | None) -> None:
-        if task is not None:
-            task.wait(self._give_up)
+    def _await(self, task: Task | None, until: float = inf) -> None:
+        if task is not None and not task.has_ended:
+            with self._context.busy(_BUSY):  # a slow storage is no hang
+                task.wait(self._give_up, until - time.monotonic())
 
     def _give_up(self) -> None:
         if self._connection is not None and self._connection.interrupted():

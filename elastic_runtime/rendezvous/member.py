@@ -80,7 +80,7 @@ def _why_excluded(state: State, now: float) -> str:
             return "another life of the job has begun"
     if state.registered and state.version == ABSENT:
         # Our lease ran out; while nobody has gone on without us, we are a member still.
-        if ours is None or last != ours or state.switch_record is not None:
+        if not _is_member(state):
             return "this node's key is gone from the store"
     if ours is None and state.registered and state.stranger and state.took_part == "":
         lead = leader_of(state)
@@ -88,6 +88,17 @@ def _why_excluded(state: State, now: float) -> str:
         if any(eligible(state, p) and _of_job(state, p.record.settings) for p in peers):
             return "another job holds this run id"
     return ""
+
+
+def _is_member(state: State) -> bool:
+    """Whether the store's round is the last one that this node was in, whether or not it has left.
+
+    What its workers hold may be held by nobody else: it does not begin anew as a stranger.
+    """
+    record, last = state.record, state.round_record
+    if record is None or last is None or last.rank_of(record.node) < 0:
+        return False
+    return last == state.current if state.current is not None else _has_left(state, last)
 
 
 def _of_job(state: State, settings: str) -> bool:

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ _OPTIONS = (
 )
 # A node that is out of reach comes back after so many seconds.
 _AWAY = 5.0
+_NOT_YET = 1 << 62
 # Longer than a lease.
 _PAUSED = 3.5
 # Steps of a round after which all agents know how long one takes: the first one of a process may
@@ -230,7 +232,7 @@ class InPlaceCluster(Fleet):
     def silence(self, node: Node, *, whole: bool) -> None:
         """A node is out of reach from now on: all of it, or its agent's main thread."""
         self.elders.remove(node)
-        self._note(self._living([node]), "stopped")
+        self._note(self._living([node]), "stopped", until=_NOT_YET)
         thread = None
         if whole:
             self.stop_node(node)
@@ -249,6 +251,11 @@ class InPlaceCluster(Fleet):
             thread.resume()
         else:
             processes.send(node.processes(), signal.SIGCONT)
+        now = time.monotonic_ns()
+        self.strikes = [
+            replace(strike, until=now) if strike.until == _NOT_YET else strike
+            for strike in self.strikes
+        ]
         return node.name
 
     def scale(self, most: int, least: int = 1) -> str:
@@ -298,9 +305,14 @@ class InPlaceCluster(Fleet):
         mine = self.histories.of(node.mark for node in nodes)
         return [one for one in mine if processes.state(one.pid)]
 
-    def _note(self, whom: Iterable[Process], kind: Literal["killed", "stopped", "asked"]) -> None:
+    def _note(
+        self,
+        whom: Iterable[Process],
+        kind: Literal["killed", "stopped", "asked"],
+        until: int = 0,
+    ) -> None:
         now = time.monotonic_ns()
-        self.strikes += [Strike(now, one.name, kind) for one in whom]
+        self.strikes += [Strike(now, one.name, kind, until) for one in whom]
 
     def victim(self, fault: Fault) -> Node:
         """The node that a fault is meant for, or the one after it if that one is to be spared."""

@@ -83,11 +83,15 @@ Record: TypeAlias = Entered | Begun | Committed | Left
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """What was done to a process: killed, stopped for a while, or its node asked to leave."""
+    """What was done to a process: killed, stopped for a while, or its node asked to leave.
+
+    ``until``: when one that was stopped went on; 0: at once.
+    """
 
     at: int
     process: str
     kind: Literal["killed", "stopped", "asked"]
+    until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +396,11 @@ def _gone(holding: _Holding, moment: int, strikes: Sequence[Strike]) -> bool:
 
     Who is asked to leave does so at a step of all ranks, unless something else is done meanwhile.
     """
-    meanwhile = [strike for strike in strikes if holding.since < strike.at < moment]
+    meanwhile = [
+        strike
+        for strike in strikes
+        if strike.at < moment and holding.since < max(strike.at, strike.until)
+    ]
     mine = [strike for strike in meanwhile if strike.process == holding.process]
     others = len(mine) < len(meanwhile)
     return any(strike.kind != "asked" or others for strike in mine)

@@ -116,6 +116,17 @@ def test_nor_by_a_rank_that_was_struck_before_it_entered() -> None:
     assert any("but a held step 2" in sentence for sentence in story.found())
 
 
+@pytest.mark.parametrize("until", [0, 1, 1 << 62], ids=["once", "woken", "silent still"])
+def test_unless_it_is_silent_still(until: int) -> None:
+    story = recovery(commit="a", start=1)
+    entered = min(r.at for r in story.records)
+    records = [replace(r, at=r.at - entered + 5) for r in story.records]
+    strikes = [replace(s, at=s.at - entered + 5) for s in story.strikes]
+    strikes.insert(0, Strike(0, "a", "stopped", until))
+    found = violations(records, strikes, batch)
+    assert any("but a held step 2" in sentence for sentence in found) is (until < 5)
+
+
 def test_nor_by_one_that_has_left_the_round_before_the_last() -> None:
     story = recovery(commit="abc", start=2)
     story.enter(3, "ab", 2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.conftest import NewEtcd
     from tests.integration.in_place.job import Note
 
 # Seconds until a store that ended with its host is taken over, on a machine that is busy.
@@ -132,3 +134,36 @@ def test_a_spare_goes_on_from_what_the_members_saved_when_they_left(
     assert began[0]["step"] >= left, job.story()
     job.wait(lambda: [n for n in job.steps() if n.round > number][15:], "further steps")
     job.enough()
+
+
+@pytest.mark.timeout(300)
+def test_a_member_comes_back_before_a_spare_when_all_leases_have_ended(
+    tmp_path: Path, new_etcd: NewEtcd
+) -> None:
+    """Nothing is saved: what the survivor holds is held by nobody else."""
+    etcd = new_etcd()
+    where = ["--rdzv-endpoint", f"etcd://{etcd.endpoint}", "--rdzv-id", "x"]
+    options = (*where, "--min", "1", "--max", "2", "--lease-ttl", "2", "--max-restarts", "0")
+    with ExitStack() as stack:
+        jobs = {}
+        for name in ("node0", "node1", "node2"):
+            job = Job(tmp_path, "steps.py", *options, "--node-name", name)
+            jobs[name] = stack.enter_context(job)
+        before = jobs["node0"].ranks(2, more=15)
+        for rank in (0, 1, 0):
+            etcd.pause()
+            paused = time.monotonic()
+            job.wait(lambda since=paused: time.monotonic() > since + 3.5, "the end of all leases")
+            etcd.unpause()
+            killed, survivor = before[rank], before[1 - rank]
+            job.kill(killed)
+            after = job.ranks(2, after=killed.round, more=15)
+            held = max(
+                note.step
+                for note in job.steps()
+                if note.pid == survivor.pid and note.round == survivor.round
+            )
+            first = min(note.step for note in job.steps() if note.round > survivor.round)
+            assert first > held, job.story()
+            before = after
+        job.enough()

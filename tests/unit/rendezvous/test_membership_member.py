@@ -194,9 +194,26 @@ def test_a_round_without_this_node_excludes_it(newer: RoundRecord) -> None:
     assert not seat.feed(Tick(), 1.0).actions
 
 
-def test_a_key_that_was_removed_excludes_a_node_that_waits() -> None:
-    seat = _member().feed(Left(3, FaultReport(3, "planned")))
-    assert seat.changes(gone=("nodes/b",)).told(Excluded)
+LEFT = Left(3, FaultReport(3, "planned"))
+
+
+@pytest.mark.parametrize("event", [LEFT, None], ids=["has left", "is told to"])
+def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(event: Left | None) -> None:
+    """What its workers hold may be held by nobody else."""
+    seat = _member().changes(switch(3, broken=True))
+    if event is not None:
+        seat.feed(event)
+    seat.changes(gone=("nodes/b",))
+    assert not seat.told(Excluded)
+    transaction = seat.transaction("own")
+    assert transaction is not None
+    assert ROUND in {expect.key for expect in transaction.expects}, "nobody has gone on without it"
+    assert seat.changes(sealed(4, "a", "c")).told(Excluded)
+
+
+def test_a_key_that_was_removed_excludes_a_node_that_waits_outside_the_round() -> None:
+    seat = Seat("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
+    assert seat.changes(gone=("nodes/c",)).told(Excluded)
 
 
 # ---------------------------------------------------------------- its leader
