@@ -39,7 +39,7 @@ from elastic_runtime.rendezvous.standing import (
     eligible,
     record_of,
 )
-from elastic_runtime.rendezvous.state import OTHER, OWN
+from elastic_runtime.rendezvous.state import OWN
 from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 # A joiner with whom a round failed stays out for this long, doubled with each strike (seconds).
 SUSPECT_PAUSE = 4.0
 LONGEST_SUSPICION = 60.0
-# An agent that has lost its lease and begins a new life says so within that time (seconds).
-REBIRTH = 1.0
 
 
 def end(state: State, outcome: OutcomeRecord, plan: Plan, now: float) -> State:
@@ -113,12 +111,6 @@ def form_next(
     ]
     trusted = [node for node in back if not _is_suspect(state, node, now)]
     fresh = joiners(state, last, now)
-    if reborn := _about_to_return(state, job, last):
-        state = state.marked("reborn", now)
-        due = state.marks["reborn"] + REBIRTH
-        if now < due:
-            plan.wake_at(due)
-            return plan.wait(state, f"{' and '.join(reborn)} lost the lease, and will be back")
     if fitting(job, len(trusted) + len(fresh)) >= job.min_nodes and trusted:
         back = trusted
     switch = state.switch_record
@@ -143,20 +135,6 @@ def form_next(
     return _seal(state, job, last, chosen[:size], verdict.budget, reason, plan, now)
 
 
-def _about_to_return(state: State, job: JobRecord, last: RoundRecord) -> list[str]:
-    """The members whose agents live and begin a new life, and who may hold the newest state."""
-    if not job.in_place:
-        return []
-    here = {peer.record.name for peer in state.peers.values()}
-    if state.record is not None:
-        here.add(state.record.name)
-    return [
-        member.name
-        for member in last.members
-        if state.dead.get(member.node) == OTHER and member.name not in here
-    ]
-
-
 def fitting(job: JobRecord, nodes: int) -> int:
     """The largest world that so many nodes can form."""
     size = min(nodes, job.max_nodes)
@@ -178,21 +156,15 @@ def _in_reach(
 
 
 def joiners(state: State, last: RoundRecord | None, now: float) -> list[NodeRecord]:
-    """Nodes that want in and were not in the last round, the oldest first.
-
-    Those with the name of a member come before all others: its agent may have lost its lease and
-    come back, and then its workers hold the newest state.
-    """
+    """Nodes that want in and were not in the last round, the oldest first."""
     record, job = state.record, state.job_record
     nodes = [(peer.created, peer.record) for peer in state.peers.values() if eligible(state, peer)]
     if state.stored is not None and record is not None:
         nodes.append((state.created, record))
     settings = job.settings if job else ""
-    names = {member.name for member in last.members} if last else set()
-    nodes.sort(key=lambda item: (item[1].name not in names, item[0]))
     return [
         node
-        for _, node in nodes
+        for _, node in sorted(nodes, key=lambda item: item[0])
         if node.status == IN
         and node.workers
         and (last is None or last.rank_of(node.node) < 0)

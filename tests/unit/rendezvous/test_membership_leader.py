@@ -26,7 +26,6 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
 )
 from elastic_runtime.rendezvous.notices import Waiting
-from elastic_runtime.rendezvous.sealing import REBIRTH
 from elastic_runtime.rendezvous.state import (
     OTHER,
     REFUSED,
@@ -99,33 +98,6 @@ def test_a_seal_waits_for_what_the_leader_says_of_itself() -> None:
     assert seat.transaction(ROUND) is None
     seat.changes(back("a", 3))
     assert seat.members() == ["a", "b"]
-
-
-def test_a_member_that_lost_its_lease_comes_back_before_a_spare() -> None:
-    """The store was away: all leases have ended, and the spare was back first."""
-    here = (back("a", 3), node("c"), node("d", name="b"))
-    seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3))
-    seat.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), *here)
-    while not seat.members():
-        seat.feed(Tick(), 0.5)
-        assert seat.now < 100.0 + 3 * POLICY.settle
-    assert seat.members() == ["a", "d"]
-
-
-@pytest.mark.parametrize("returns", [True, False])
-def test_who_lost_its_lease_has_a_moment_to_return_with_its_memory(returns: bool) -> None:
-    seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3))
-    here = (back("a", 3), node("c"))
-    seat.sees(job(1, 4, in_place=True), sealed(3, "a", "b"), switch(3, broken=True), *here)
-    seat.feed(Tick(), POLICY.probe_after)
-    assert seat.feed(Probed("b", OTHER), 0.1).members() == []
-    if returns:
-        assert seat.changes(node("d", name="b"), after=0.1).members() == ["a", "d", "c"]
-    else:
-        assert seat.feed(Tick(), REBIRTH - 0.1).members() == []
-        assert seat.feed(Tick(), 0.1).members() == ["a", "c"]
 
 
 def test_too_few_nodes_end_the_job_after_the_join_time_out() -> None:
