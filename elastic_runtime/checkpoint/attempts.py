@@ -85,13 +85,19 @@ class Attempts:
         """
         if self._timetable.every == Every():
             return  # the first save looks
+        tenure = self._saves.tenure
+
+        def look() -> None:
+            if not tenure.seen:  # a storage that hangs later holds up saves, and no new round
+                tenure.look()
+
         try:
-            peers.on_first(told(self._saves.tenure.look))
+            peers.on_first(told(look))
         except CheckpointFailed as error:
             self._saves.tell_failure(peers, step, error)
             if self._raises:
                 raise
-        self._saves.tenure.seen = True
+        tenure.seen = True
 
     # Saving
 

@@ -241,6 +241,7 @@ class Saves:
         def go(task: Task) -> None:
             work(beside, rest, image, task, blocked)
 
+        self._told_late = -_AGAIN
         self._flight = _Flight(step, began, Task(self._thread, go), go, durable)
 
     def _collect(self, peers: Peers, step: int) -> Collected:
@@ -339,14 +340,10 @@ class Saves:
 
     @property
     def under_way(self) -> tuple[float, int] | None:
-        """What must end before the next save can begin: its age in seconds, and its step.
-
-        Not a snapshot, unless it was given up: whatever it waits for ends with the round.
-        """
+        """What must end before the next save can begin: its age in seconds, and its step."""
         for one in (self._abandoned, self._flight):
-            if one is None or one.task.has_ended or (one is self._flight and not one.durable):
-                continue
-            return time.monotonic() - one.began, one.step
+            if one is not None and not one.task.has_ended:
+                return time.monotonic() - one.began, one.step
         return None
 
     def ends_within(self, seconds: float) -> tuple[float, int] | None:
@@ -360,7 +357,7 @@ class Saves:
         """
         until = time.monotonic() + seconds
         for one in (self._abandoned, self._flight):
-            if one is not None and (one is self._abandoned or one.durable):
+            if one is not None:
                 self._await(one.task, until)
         return self.under_way
 

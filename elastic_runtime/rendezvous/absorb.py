@@ -297,7 +297,17 @@ def _changed(state: State, event: Changed, now: float) -> State:
         peers = {n: peer for n, peer in state.peers.items() if node_key(n) not in removed}
         strange = {key: since for key, since in state.strange.items() if key not in removed}
         state = replace(state, peers=peers, strange=strange)
-    return _take(state, event.puts, now)
+    before = state.peers.keys()
+    state = _take(state, event.puts, now)
+    # Who writes its key anew lives, though a firewall may have refused for it while it was cut off.
+    anew = {
+        node
+        for node, how in state.dead.items()
+        if how == REFUSED and node in state.peers and node not in before
+    }
+    if not anew:
+        return state
+    return replace(state, dead={n: how for n, how in state.dead.items() if n not in anew})
 
 
 def _take(state: State, entries: Iterable[Entry], now: float) -> State:

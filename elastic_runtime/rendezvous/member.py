@@ -91,14 +91,14 @@ def _why_excluded(state: State, now: float) -> str:
 
 
 def _is_member(state: State) -> bool:
-    """Whether the store's round is the last one that this node was in, whether or not it has left.
+    """Whether this node is in the store's round: runs it, has left it, or is to hear of it.
 
     What its workers hold may be held by nobody else: it does not begin anew as a stranger.
     """
     record, last = state.record, state.round_record
     if record is None or last is None or last.rank_of(record.node) < 0:
         return False
-    return last == state.current if state.current is not None else _has_left(state, last)
+    return state.current is None or state.current == last
 
 
 def _of_job(state: State, settings: str) -> bool:

@@ -96,6 +96,6 @@ def _give_up(state: State, trouble: Trouble, plan: Plan, now: float) -> State:
 
 def _deadline(state: State, trouble: Trouble) -> float:
     waiting, policy = state.marks["wait"], state.policy
-    if not state.contacted:  # each try that fails is told as a loss of its own
+    if not state.contacted:  # from the start on, and not from when the first try has failed
         return waiting + min(policy.connect, policy.join)
     return max(trouble.since, waiting) + policy.join

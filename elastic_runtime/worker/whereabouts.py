@@ -20,6 +20,7 @@ _COLLECTIVE = (
     os.path.join("elastic_runtime", "worker", ""),
 )
 _HERE = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(_HERE)
 # What a person does not look for: installed packages, Python's own library, and these files.
 _LIBRARIES = (
     "site-packages",
@@ -70,16 +71,16 @@ def met(trace: TracebackType | None) -> str:
 
 
 def in_script(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins where these files have called the script.
+    """The part of a traceback that begins where this package has called the script.
 
     Args:
-        trace: of an error, from the outermost of these files on.
+        trace: of an error, from the outermost file of this package on.
 
     Returns:
         That part; all of it if the error came from elsewhere.
     """
     rest = trace
-    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_HERE):
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         rest = rest.tb_next
     return trace if rest is None or _is_library(rest.tb_frame.f_code.co_filename) else rest
 

@@ -396,13 +396,10 @@ def _gone(holding: _Holding, moment: int, strikes: Sequence[Strike]) -> bool:
 
     Who is asked to leave does so at a step of all ranks, unless something else is done meanwhile.
     """
-    meanwhile = [
-        strike
-        for strike in strikes
-        if strike.at < moment and holding.since < max(strike.at, strike.until)
-    ]
-    mine = [strike for strike in meanwhile if strike.process == holding.process]
-    others = len(mine) < len(meanwhile)
+    before = [strike for strike in strikes if strike.at < moment]
+    mine = [strike for strike in before if strike.process == holding.process]
+    mine = [strike for strike in mine if holding.since < max(strike.at, strike.until)]
+    others = any(s.process != holding.process and holding.since < s.at for s in before)
     return any(strike.kind != "asked" or others for strike in mine)
 
 

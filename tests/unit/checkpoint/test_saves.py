@@ -273,7 +273,7 @@ def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
 _FORGETFUL = """
 import sys, time, torch
 from elastic_runtime import Checkpointer
-from elastic_runtime.checkpoint import attempts, local
+from elastic_runtime.checkpoint import local
 from elastic_runtime.checkpoint import saves as saves_module
 
 durable = local.LocalWriter.sync

@@ -100,6 +100,14 @@ def test_a_seal_waits_for_what_the_leader_says_of_itself() -> None:
     assert seat.members() == ["a", "b"]
 
 
+def test_who_was_refused_by_a_firewall_is_a_member_again_when_it_writes_its_key_anew() -> None:
+    seat = _broken().feed(Tick(), POLICY.probe_after).feed(Probed("b", REFUSED), 0.001)
+    assert seat.state.dead == {"b": REFUSED}
+    seat.changes(gone=("nodes/b",))
+    assert seat.state.dead == {"b": REFUSED}
+    assert not seat.changes(back("b", 3)).state.dead
+
+
 def test_too_few_nodes_end_the_job_after_the_join_time_out() -> None:
     seat = Seat().sees(job(3, 4), node("a"), node("b"))
     (waiting,) = seat.told(Waiting)

@@ -211,6 +211,20 @@ def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(event: Lef
     assert seat.changes(sealed(4, "a", "c")).told(Excluded)
 
 
+def test_so_does_one_that_has_not_heard_yet_of_a_round_that_it_is_in() -> None:
+    """The lease ended in the moment of the seal."""
+    seat = _member().feed(LEFT).changes(back("b", 3)).changes(gone=("nodes/b",))
+    assert seat.transaction("own") is not None
+    seat.changes(sealed(4, "a", "b"))
+    (notice,) = seat.told(Sealed)
+    assert not seat.told(Excluded)
+    seat.feed(Applied("own", False), 0.1)  # the round has changed
+    seat.sees(job(), sealed(4, "a", "b"), node("a"), wide=False)
+    assert not seat.told(Excluded)
+    assert seat.transaction("own") is not None
+    assert notice.round.number == 4
+
+
 def test_a_key_that_was_removed_excludes_a_node_that_waits_outside_the_round() -> None:
     seat = Seat("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
     assert seat.changes(gone=("nodes/c",)).told(Excluded)

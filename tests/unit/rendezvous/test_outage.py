@@ -94,7 +94,7 @@ def test_a_store_that_never_answers_is_given_the_time_to_connect() -> None:
     assert "is --rdzv-endpoint right" in ends_after(Seat(), POLICY.connect)
 
 
-def test_the_first_contact_takes_no_longer_than_the_node_may_wait_however_often_it_fails() -> None:
+def test_the_first_contact_takes_no_longer_than_the_node_may_wait() -> None:
     policy = replace(POLICY, join=5.0)
     seat = Seat(policy=policy).feed(Lost("refused"), 3.0)
     assert "is --rdzv-endpoint right" in ends_after(seat, 2.0)
