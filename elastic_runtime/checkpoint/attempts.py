@@ -143,7 +143,7 @@ class Attempts:
         if self._sync:
             return True
         patience = _MOMENT if self._timetable.pausing else _PATIENCE
-        under_way = peers.on_each(lambda: self._saves.ends_within(patience))
+        under_way = peers.on_each(lambda: self._saves.under_way_after(patience))
         late = max((one for one in under_way if one), default=None)
         if late is None:
             return True

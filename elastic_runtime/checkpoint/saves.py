@@ -346,7 +346,7 @@ class Saves:
                 return time.monotonic() - one.began, one.step
         return None
 
-    def ends_within(self, seconds: float) -> tuple[float, int] | None:
+    def under_way_after(self, seconds: float) -> tuple[float, int] | None:
         """Waits for what is under way, but not for long.
 
         Args:

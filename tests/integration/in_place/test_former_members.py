@@ -1,6 +1,6 @@
 """Who was left out has no say by itself: what was saved meanwhile counts, and stays.
 
-Each case with one store for the nodes of one machine and with etcd.
+With one store for the nodes of one machine and with etcd, but for what only befalls etcd.
 """
 
 from __future__ import annotations
