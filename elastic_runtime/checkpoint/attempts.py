@@ -105,6 +105,7 @@ class Attempts:
         """Whether this rank, which is rank 0, is to ask all ranks for a save."""
         if not self._timetable.wish(time.monotonic(), ready=self._sync or self._prepared):
             return False
+        self._saves.leave_behind()
         if late := self._saves.under_way:
             if late[0] >= _PATIENCE:
                 self._saves.tell_late(peers, *late)
@@ -142,6 +143,7 @@ class Attempts:
         """
         if self._sync:
             return True
+        self._saves.leave_behind()
         patience = _MOMENT if self._timetable.pausing else _PATIENCE
         under_way = peers.on_each(lambda: self._saves.under_way_after(patience))
         late = max((one for one in under_way if one), default=None)

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 # Seconds between the tries of a save that nobody can do without: the last one of a program, or
 # one that it waits for. All of them together are well below the grace of one that leaves.
 _PAUSES = (0.5, 1.0, 2.0, 4.0)
+# Seconds that a save which was given up may take to end before the next one goes on without it, and
+# how many may be left behind so: each keeps an image of the state.
+_STUCK = 10.0
+_MOST_LEFT = 2
 # What a rank that waits for a storage is busy with, for people.
 _BUSY = "a save"
 # Seconds from one word about a save that does not end to the next.
@@ -60,6 +64,10 @@ class _Flight:
     task: Task
     work: Callable[[Task], None]
     durable: bool
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="elastic-save")
 
 
 class Saves:
@@ -101,7 +109,7 @@ class Saves:
         self._rule = rule
         self._context = context
         self._make_copies = copies
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="elastic-save")
+        self._thread = _new_thread()
         self._connection: Connection | None = None
         self._beside: Peers | None = None
         self._image: Image | None = None
@@ -109,6 +117,8 @@ class Saves:
         self._warming: Task | None = None
         self._flight: _Flight | None = None
         self._abandoned: _Flight | None = None
+        self._abandoned_at = 0.0
+        self._left: list[Task] = []
         self._told_late = -_AGAIN
         self._hook: RemovableHandle | None = None
         self._held: int | None = None
@@ -130,6 +140,7 @@ class Saves:
         if self._flight is not None:
             self._flight.task.abandon()
             self._abandoned, self._flight = self._flight, None
+            self._abandoned_at = time.monotonic()
         self._fence()
         self._collector.forget()
         self._connection, self._beside = connection, None
@@ -345,6 +356,21 @@ class Saves:
             if one is not None and not one.task.has_ended:
                 return time.monotonic() - one.began, one.step
         return None
+
+    def leave_behind(self) -> None:
+        """Goes on without a save that was given up and does not end.
+
+        gloo may lose the end of a peer, and then holds the thread until the group's time-out. Its
+        name is used up, so that it disturbs nobody; the next save gets memory of its own.
+        """
+        one = self._abandoned
+        if one is None or one.task.has_ended or time.monotonic() < self._abandoned_at + _STUCK:
+            return
+        self._left = [task for task in self._left if not task.has_ended]
+        if len(self._left) < _MOST_LEFT:
+            self._left.append(one.task)
+            self._abandoned = self._warming = self._image = None
+            self._thread = _new_thread()
 
     def under_way_after(self, seconds: float) -> tuple[float, int] | None:
         """Waits for what is under way, but not for long.

@@ -148,6 +148,29 @@ def test_training_does_not_wait_for_a_save_that_does_not_end(
     assert not [r for r in caplog.records if "save_failed" in r.msg % r.args]
 
 
+def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saves_module, "_STUCK", 0.1)
+    monkeypatch.setattr(attempts, "_PATIENCE", 0.1)
+    ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
+    disk.open.clear()
+    ckpt.step()
+    assert disk.reached.acquire(timeout=60)
+    stuck = ckpt._saves._flight
+    assert stuck is not None
+    assert ckpt._saves.enter(None), "the world has changed"
+    ckpt._attempts.enter(lost=True)
+    until = time.monotonic() + 60.0
+    while not disk.reached.acquire(blocking=False):  # another save has come as far
+        assert time.monotonic() < until
+        ckpt.step()
+    assert not stuck.task.has_ended
+    disk.open.set()
+    ckpt.close()
+    assert ckpt.held > stuck.step
+
+
 def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
     tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
