@@ -44,15 +44,14 @@ class Disk:
     def __init__(self, place: Path) -> None:
         self.place = place
 
-    def freeze(self) -> None:
-        """Has every write wait from now on, as a server of files does that does not answer."""
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Has every write wait meanwhile, as a server of files does that does not answer."""
         subprocess.run(["fsfreeze", "--freeze", str(self.place)], check=True)
-
-    def thaw(self) -> None:
-        """Lets all writes go on; nothing if none waits."""
-        subprocess.run(
-            ["fsfreeze", "--unfreeze", str(self.place)], check=False, capture_output=True
-        )
+        try:
+            yield
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", str(self.place)], check=True)
 
 
 @contextmanager
@@ -72,9 +71,7 @@ def disk(place: Path) -> Iterator[Disk]:
     for command in commands:
         if subprocess.run(command, check=False, capture_output=True).returncode:
             pytest.skip("nothing can be mounted here")
-    found = Disk(place)
     try:
-        yield found
+        yield Disk(place)
     finally:
-        found.thaw()
         subprocess.run(["umount", "-l", str(place)], check=True)

@@ -1,8 +1,8 @@
 """When the state of a job is saved, and what follows if that fails.
 
-``timetable`` decides, ``saves`` saves; this is what lies between. Every method is called by all
-ranks at the same step, and does the same on all of them, also after a failure: the ranks hear of
-each one together.
+``timetable`` decides, ``saves`` saves; this is what lies between. Every method but ``wishes_save``
+is called by all ranks at the same step, and does the same on all of them, also after a failure: the
+ranks hear of each one together.
 """
 
 from __future__ import annotations

@@ -48,12 +48,11 @@ def test_training_does_not_wait_for_a_storage_that_does_not_answer(tmp_path: Pat
         Job(tmp_path, "failing.py", *_OPTIONS, "--hang-timeout", "7") as job,
     ):
         job.event("checkpoint.saved")
-        storage.freeze()
-        late = job.event("checkpoint.save_late")
-        began, step = time.monotonic(), job.step
-        job.wait(lambda: time.monotonic() > began + 15, "twice the time that is a hang")
-        job.wait(lambda: job.step > step + 20, "steps without a save")
-        storage.thaw()
+        with storage.frozen():  # not when the job is ended: nobody could
+            late = job.event("checkpoint.save_late")
+            began, step = time.monotonic(), job.step
+            job.wait(lambda: time.monotonic() > began + 15, "twice the time that is a hang")
+            job.wait(lambda: job.step > step + 20, "steps without a save")
         job.wait(lambda: max(whole(tmp_path)) > late["step"], "the save that was put off")
         job.enough()
         assert job.end() == 0, job.story()
