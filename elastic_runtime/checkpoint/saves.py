@@ -236,14 +236,13 @@ class Saves:
         durable: bool,
     ) -> None:
         """Copies the state, and does something with the copy in the background."""
+        self._clear()
         image = self._fit(collected)
         if self._beside is None:
             self._beside = self._make_peers(peers)
         beside = self._beside
         self._await(self._warming)
-        if self._abandoned is not None:
-            self._await(self._abandoned.task)
-        self._warming = self._abandoned = None
+        self._warming = None
         image.stage(collected.tensors, self._late(image))
         blocked = time.monotonic() - began
         # The tensors themselves are not looked at any more: their memory may be given away.
@@ -356,6 +355,15 @@ class Saves:
             if one is not None and not one.task.has_ended:
                 return time.monotonic() - one.began, one.step
         return None
+
+    def _clear(self) -> None:
+        """Waits for the memory of a save that was given up, or takes some more."""
+        if self._abandoned is not None:
+            self._await(self._abandoned.task, self._abandoned_at + _STUCK)
+            self.leave_behind()
+        if self._abandoned is not None:
+            self._await(self._abandoned.task)
+        self._abandoned = None
 
     def leave_behind(self) -> None:
         """Goes on without a save that was given up and does not end.

@@ -148,8 +148,9 @@ def test_training_does_not_wait_for_a_save_that_does_not_end(
     assert not [r for r in caplog.records if "save_failed" in r.msg % r.args]
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["due", "asked for"])
 def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: Disk, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saves_module, "_STUCK", 0.1)
     monkeypatch.setattr(attempts, "_PATIENCE", 0.1)
@@ -161,6 +162,9 @@ def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
     assert stuck is not None
     assert ckpt._saves.enter(None), "the world has changed"
     ckpt._attempts.enter(lost=True)
+    if asked:
+        ckpt.steps += 1
+        ckpt.save()
     until = time.monotonic() + 60.0
     while not disk.reached.acquire(blocking=False):  # another save has come as far
         assert time.monotonic() < until
