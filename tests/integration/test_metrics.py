@@ -96,16 +96,18 @@ def test_a_worker_is_killed_in_place(tmp_path: Path) -> None:
         wait(job, lambda: agent.status["checkpoint_step"] >= 10, "a checkpoint")
 
         job.kill(job.ranks(2)[1])
-        # One rank goes on alone, and its replacement joins.
-        job.ranks(2, after=before.round + 1)
-        wait(job, lambda: agent.recoveries("first_step", "planned"), "the second recovery")
+        # One rank goes on alone, and its replacement joins; or it is there in time.
+        number = job.ranks(2, after=before.round)[0].round
+        planned = number - before.round - 1
+        wait(job, lambda: agent.recoveries("first_step", "killed"), "the recovery")
+        wait(job, lambda: agent.recoveries("first_step", "planned") == planned, "the joining")
         for phase in ("detect", "rendezvous", "start", "restore", "first_step"):
             assert agent.recoveries(phase, "killed") == 1, phase
         metrics = agent.metrics()
         assert metrics['elastic_restarts_total{class="killed"}'] == 1
         assert metrics['elastic_restarts_total{class="failed"}'] == 0
         assert (metrics["elastic_world_size"], metrics["elastic_nodes"]) == (2, 1)
-        assert metrics["elastic_round"] == before.round + 2
+        assert metrics["elastic_round"] == number
         assert metrics["elastic_lost_steps_total"] == 0
         assert 0 < metrics["elastic_goodput_ratio"] < 1
         assert metrics["elastic_checkpoint_save_seconds_count"] >= 1

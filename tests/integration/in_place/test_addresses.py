@@ -33,7 +33,7 @@ def test_a_joiner_takes_nobody_for_dead_who_has_an_address_of_ipv6(
             assert both[0].pid == alone[0].pid, one.story()
             # A peer that is only slow to come back is not dead either.
             one.kill(both[1])
-            one.ranks(2, after=both[0].round + 1)
+            one.ranks(2, after=both[0].round)
             assert not one.events("node.excluded"), one.story()
             one.enough()
             assert (one.end(), two.end()) == (0, 0), one.story() + two.story()

@@ -26,7 +26,7 @@ def test_a_gradient_scaler_does_not_carry_a_broken_step_into_the_next(tmp_path: 
         before = job.ranks(2, more=15)
         (job.folder / "die").touch()
         died = job.wait(lambda: job.said("died"), "the death of a rank")[0]
-        job.ranks(2, after=before[0].round + 1)
+        job.ranks(2, after=before[0].round)
         job.finish()
         began = next(note for note in job.said("began") if note["round"] > before[0].round)
         assert began["step"] == died["step"]
@@ -46,7 +46,7 @@ def _break_between_optimizers(job: Job) -> tuple[int, int]:
 def test_with_a_shadow_a_half_done_step_is_undone(tmp_path: Path) -> None:
     with Job(tmp_path, "gan.py", "--nproc-per-node", "2", kind="shadow") as job:
         step, number = _break_between_optimizers(job)
-        job.ranks(2, after=number + 1)
+        job.ranks(2, after=number)
         began = next(note for note in job.said("began") if note["round"] > number)
         assert began["step"] == step
         job.finish()
@@ -58,7 +58,7 @@ def test_without_one_the_checkpoint_serves_and_an_event_says_why(tmp_path: Path)
         loaded = job.event("state.loaded")
         assert loaded["step"] == step - step % 10
         assert f"no rank is clean at step {step}" in loaded["reason"]
-        job.ranks(2, after=number + 1)
+        job.ranks(2, after=number)
         job.enough()
         assert job.end() == 0, job.story()
 
