@@ -159,7 +159,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             store, policy_of(config), seed, self._inbox.put, config.timeouts.probe
         )
         self._turned = time.time()
-        self._reached = -1  # for threads that must not look at workers that come and go
+        # For threads that must not look at workers that come and go.
+        self._reached = -1
+        self._busy = False
         self._watchdogs = Watchdogs(
             config.run_id, self._directory.path, config.health_port, lambda: self._turned
         )
@@ -255,6 +257,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             "phase": self._life.state.phase.value,
             "round": last.number if last else 0,
             "step": self._reached,
+            "busy": self._busy,
         }
 
     def _translate(self, item: Any) -> Event | None:
@@ -330,7 +333,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         if not self._life.state.in_place:
             return
         last, now = self._life.state.round, time.monotonic()
-        self._clock = self._clock.seen(self._crew.pulse(), last.number if last else 0, now)
+        pulse = self._crew.pulse()
+        self._busy = pulse.busy
+        self._clock = self._clock.seen(pulse, last.number if last else 0, now)
         if self._clock.fruitless(now) > _STRANGE and not self._said_fruitless:
             self._said_fruitless = True
             self._tell("step.none", {"seconds": round(self._clock.fruitless(now))})

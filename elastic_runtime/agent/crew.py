@@ -408,9 +408,11 @@ class Crew:
         running = self._workers.running()
         posts = [post for rank, post in self._posts.items() if rank in running]
         read = max((p.progress.read() for p in posts), key=lambda one: one[2], default=(-1, 0, 0))
-        expected = max((post.progress.expected for post in posts), default=0)
+        said = [post.progress.expected for post in posts]
+        expected = max(said, default=0)
         since = expected / 1e9 if expected > ProgressFile.BUSY else None
-        return Pulse(read[1], read[2] / 1e9, since, in_train=expected > 0)
+        busy = ProgressFile.BUSY in said
+        return Pulse(read[1], read[2] / 1e9, since, in_train=expected > 0, busy=busy)
 
     def reserve(self) -> int:
         """A port on which this node would host the next round's store; 0: none."""

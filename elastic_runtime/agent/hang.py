@@ -27,12 +27,14 @@ class Pulse:
         expected: since when the next step is expected, on that clock; None: none is, as the ranks
             are in no round, are on their way into ``train``, or are busy with something else.
         in_train: one of them has come to ``train``.
+        busy: one of them is there, and busy with something else.
     """
 
     count: int = 0
     moment: float = 0.0
     expected: float | None = None
     in_train: bool = False
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -461,7 +461,7 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     recently = now < state.asked_at + (_ANSWER if all(said.values()) else SILENCE)
     old = state.asked_at < max(now - event.seconds, now - _OLD_ANSWER)
     if not state.asking or old:
-        if recently:
+        if recently or now < state.busy_at + event.limit:
             return Step(state)
         state = replace(state, asking=True, asked_at=now, heard={})
         return Step(state, (AskWorkers(inside), LookForMembers(last.number)), "no progress")
@@ -477,7 +477,9 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
         why = f"no step for {event.seconds:.0f} s, while it is at {where} (--hang-timeout)"
         report = Report("worker.hangs", {"local_ranks": list(guilty), "why": why})
         return Step(state, (report, KillWorkers(guilty, why)), why)
-    if event.seconds < 2 * event.limit or any(heard and heard.busy for heard in said.values()):
+    # As here, a step counts from the end of what somebody is busy with.
+    seconds = min(event.seconds, now - state.busy_at)
+    if seconds < 2 * event.limit or any(heard and heard.busy for heard in said.values()):
         return Step(state, (), "all workers here wait for others")
     reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout)"
     fault = FaultReport(last.number, FAILED, reason, signature=HANGS)
@@ -491,7 +493,9 @@ def _surveyed(state: State, event: Surveyed, now: float) -> Step:
     if state.phase is not Phase.RUNNING or last is None or event.round != last.number:
         return Step(state)
     if not event.missed:
-        return Step(replace(state, surveyed_at=now), (), "all members are in reach")
+        busy_at = now if event.busy else state.busy_at
+        state = replace(state, surveyed_at=now, busy_at=busy_at)
+        return Step(state, (), "all members are in reach")
     if state.interrupted_at is not None or not state.seated(Seat.IN):
         return Step(state)
     name = last.members[state.group_rank].name

@@ -455,6 +455,7 @@ class State:
         asking: in place, they were asked.
         asked_at: when they were last asked, in seconds on the monotonic clock.
         surveyed_at: when the other members of the round were last found to be in reach.
+        busy_at: when one of them last had a worker that was busy with something else.
         boots: in place, how many workers in a row ended before they came to ``elastic.run``.
     """
 
@@ -483,6 +484,7 @@ class State:
     asking: bool = False
     asked_at: float = float("-inf")
     surveyed_at: float = float("-inf")
+    busy_at: float = float("-inf")
     boots: int = 0
 
     def seated(self, *seats: Seat) -> tuple[int, ...]:

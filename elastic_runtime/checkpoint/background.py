@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import traceback
+import weakref
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,7 +14,6 @@ from elastic_runtime.errors import CheckpointError, CheckpointFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
 
 T = TypeVar("T")
 
@@ -23,6 +24,69 @@ class Abandoned(Exception):
     """Nobody wants the result of this any more."""
 
 
+class Line:
+    """A thread that does what it is given, one after the other.
+
+    It is there already when it is given something for the second time. A program that comes to its
+    end waits for what somebody still wants, so that its last checkpoint is finished: neither a
+    daemon's end nor that of an executor's thread, which is waited for in any case, would do.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._given: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def give(self, work: Callable[[], None]) -> None:
+        """Has something done after all that was given before."""
+        self._given.put(work)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_do_all, args=(self._given,), name=self._name, daemon=True
+            )
+            self._thread.start()
+            weakref.finalize(self, self._given.put, None)
+
+
+def _do_all(given: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (work := given.get()) is not None:
+        work()
+        del work  # what it holds is not needed until the next one comes
+
+
+class _Wanted:
+    """The tasks of this process that have not ended and that somebody waits for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tasks: set[Task] = set()
+        self._keeper: threading.Thread | None = None
+
+    def add(self, task: Task) -> None:
+        with self._changed:
+            self._tasks.add(task)
+            if self._keeper is None or not self._keeper.is_alive():  # in a forked process
+                self._keeper = threading.Thread(target=self._keep, name="elastic-keep")
+                self._keeper.start()
+
+    def remove(self, task: Task) -> None:
+        with self._changed:
+            self._tasks.discard(task)
+            self._changed.notify_all()
+
+    def _keep(self) -> None:
+        """Keeps the process alive: the interpreter waits for a thread that is no daemon."""
+        threading.main_thread().join()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._tasks)
+
+
+_wanted = _Wanted()
+
+
 class Task:
     """Something that is being done.
 
@@ -30,19 +94,18 @@ class Task:
         error: why it failed, once it has ended.
     """
 
-    def __init__(self, thread: Executor, work: Callable[[Task], None]) -> None:
-        """Begins, once what the thread was given before has ended.
+    def __init__(self, line: Line, work: Callable[[Task], None]) -> None:
+        """Begins, once what the line was given before has ended.
 
         Args:
-            thread: does it. An executor's thread is there already, so that this call does not wait
-                for one to start, and a program that comes to its end waits for it: its last
-                checkpoint is finished.
+            line: does it.
             work: gets this task, and calls its ``check`` now and then.
         """
         self.error: Exception | None = None
         self._abandoned = threading.Event()
         self._ended = threading.Event()
-        thread.submit(self._run, work)
+        _wanted.add(self)
+        line.give(lambda: self._run(work))
 
     def _run(self, work: Callable[[Task], None]) -> None:
         try:
@@ -52,6 +115,7 @@ class Task:
             self.error = error
         finally:
             self._ended.set()
+            _wanted.remove(self)
 
     @property
     def has_failed(self) -> bool:
@@ -75,6 +139,7 @@ class Task:
     def abandon(self) -> None:
         """Has it end soon. What it uses is in use until it has ended."""
         self._abandoned.set()
+        _wanted.remove(self)
 
     def wait(self, give_up: Callable[[], None], patience: float = inf) -> bool:
         """Waits until it has ended, however it did.

@@ -7,7 +7,6 @@ in memory that the next one uses again; what it has come to is heard by ``wait``
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from elastic_runtime.checkpoint.background import Abandoned, Task
+from elastic_runtime.checkpoint.background import Abandoned, Line, Task
 from elastic_runtime.checkpoint.index import Description
 from elastic_runtime.checkpoint.manifest import Manifest
 from elastic_runtime.checkpoint.progress import Progress
@@ -66,8 +65,8 @@ class _Flight:
     durable: bool
 
 
-def _new_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="elastic-save")
+def _new_line() -> Line:
+    return Line("elastic-save")
 
 
 class Saves:
@@ -109,7 +108,7 @@ class Saves:
         self._rule = rule
         self._context = context
         self._make_copies = copies
-        self._thread = _new_thread()
+        self._line = _new_line()
         self._connection: Connection | None = None
         self._beside: Peers | None = None
         self._image: Image | None = None
@@ -252,7 +251,7 @@ class Saves:
             work(beside, rest, image, task, blocked)
 
         self._told_late = -_AGAIN
-        self._flight = _Flight(step, began, Task(self._thread, go), go, durable)
+        self._flight = _Flight(step, began, Task(self._line, go), go, durable)
 
     def _collect(self, peers: Peers, step: int) -> Collected:
         try:
@@ -378,7 +377,7 @@ class Saves:
         if len(self._left) < _MOST_LEFT:
             self._left.append(one.task)
             self._abandoned = self._warming = self._image = None
-            self._thread = _new_thread()
+            self._line = _new_line()
 
     def under_way_after(self, seconds: float) -> tuple[float, int] | None:
         """Waits for what is under way, but not for long.
@@ -435,7 +434,7 @@ class Saves:
 
         def again() -> None:
             if self._flight is None and flight is not None:
-                task = Task(self._thread, flight.work)
+                task = Task(self._line, flight.work)
                 self._flight = replace(flight, task=task)
             self.wait()
 
@@ -511,7 +510,7 @@ class Saves:
         image = Image(collected.items, self._make_copies(collected.tensors))
         self._image, self._image_of = image, collected.items
         # In the same thread as all else: the last image is in use no more when this begins.
-        self._warming = Task(self._thread, lambda task: image.warm())
+        self._warming = Task(self._line, lambda task: image.warm())
         if self._hook is None and not isinstance(image.copies, PlainCopies):
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._fence())
         return image

@@ -12,6 +12,7 @@ from elastic_runtime.rendezvous.notices import Conflict, Prepare
 from elastic_runtime.rendezvous.standing import leader_of
 from elastic_runtime.rendezvous.state import (
     ALIVE,
+    BUSY,
     SILENT,
     Peer,
     State,
@@ -59,7 +60,7 @@ def _await_other(state: State, lead: Peer, plan: Plan, now: float) -> State:
     if state.outcome_record is not None:
         return plan.wait(state, f"the last job under this run id is ending on {lead.record.name}")
     answer = state.answers.get(lead.record.node)
-    if answer == ALIVE:
+    if answer in (ALIVE, BUSY):
         return state.tell(Conflict(_conflict_text(state, lead)), once="conflict")
     every = UNREACHABLE_PAUSE if answer == SILENT else state.policy.probe_every
     state = plan.probe(state, lead.record, every, now)
@@ -79,7 +80,9 @@ def _reaches_group(state: State, lead: Peer, plan: Plan, now: float) -> tuple[bo
     for target in (targets | {lead.record.node: lead.record}).values():
         answer = state.answers.get(target.node)
         fresh = state.heard.get(target.node, float("-inf")) > now - FRESH
-        if not target.probe_port or target.node in state.dead or (answer == ALIVE and fresh):
+        if not target.probe_port or target.node in state.dead:
+            continue
+        if answer in (ALIVE, BUSY) and fresh:
             continue
         ready = False
         if answer == SILENT:

@@ -40,10 +40,12 @@ class Surveyed:
     Attributes:
         round: the round's number.
         missed: the names of those that it does not reach.
+        busy: of those that have a worker which is busy with something else than training.
     """
 
     round: int
     missed: tuple[str, ...]
+    busy: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

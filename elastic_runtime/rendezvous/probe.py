@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import threads
 from elastic_runtime.listening import listen
-from elastic_runtime.rendezvous.state import ALIVE, OTHER, REFUSED, SILENT
+from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
 
 if TYPE_CHECKING:
     import threading
@@ -168,7 +168,8 @@ def probe(node: str, address: str, port: int, timeout: float) -> str:
     """Probes for one life of a node.
 
     Returns:
-        ``alive``, ``refused``, ``other`` (another life, or another program) or ``silent``.
+        ``alive``, ``busy`` (alive, too), ``refused``, ``other`` (another life, or another
+        program) or ``silent``.
     """
     try:
         return _judged(node, ask(node, address, port, timeout))
@@ -179,7 +180,9 @@ def probe(node: str, address: str, port: int, timeout: float) -> str:
 
 
 def _judged(node: str, body: dict[str, Any] | None) -> str:
-    return ALIVE if body is not None and body.get("node") == node else OTHER
+    if body is None or body.get("node") != node:
+        return OTHER
+    return BUSY if body.get("busy") is True else ALIVE
 
 
 class Prober:

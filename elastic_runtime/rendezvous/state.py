@@ -107,6 +107,7 @@ class Goodbye:
 
 # Answers to a probe.
 ALIVE = "alive"
+BUSY = "busy"  # alive, and one of its workers makes no steps, as its script has said
 REFUSED = "refused"  # nothing listens there
 OTHER = "other"  # another life answers
 SILENT = "silent"  # no answer in time: no proof of anything

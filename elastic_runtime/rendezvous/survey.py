@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import GONE, Member, RoundRecord
 from elastic_runtime.rendezvous.notices import Surveyed
-from elastic_runtime.rendezvous.state import SILENT, State
+from elastic_runtime.rendezvous.state import BUSY, SILENT, State
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.plan import Plan
@@ -78,7 +78,8 @@ def _look_around(state: State, last: RoundRecord, plan: Plan, now: float) -> Sta
     if state.current is None:
         return state
     names = tuple(member.name for member in missed.values())
-    return replace(state, doubted=0).tell(Surveyed(last.number, names))
+    busy = tuple(one.name for node, one in others.items() if state.answers.get(node) == BUSY)
+    return replace(state, doubted=0).tell(Surveyed(last.number, names, busy))
 
 
 def _look_again(state: State, plan: Plan, now: float) -> State:

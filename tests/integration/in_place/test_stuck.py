@@ -56,6 +56,23 @@ def test_who_hangs_outside_of_a_collective_is_named_and_replaced(tmp_path: Path)
         job.finish()
 
 
+def test_other_nodes_wait_for_a_busy_worker(tmp_path: Path) -> None:
+    options = ("--local-nodes", "3", "--hang-timeout", "1")
+    with Job(tmp_path, "steps.py", *options) as job:
+        before = job.ranks(3)
+        for rank, seconds in ((2, 6.0), (0, 3.0)):
+            job.order(before[rank], "busy", seconds)
+            count = len(job.steps())
+            job.wait(lambda n=count: len(job.steps()) > n + 60, "steps after the evaluation")
+            assert not job.events("worker.hangs"), job.story()
+        # Nor has anybody forgotten what a hang is.
+        job.order(before[1], "sleep", _FOR_EVER)
+        assert job.event("worker.hangs")["node"] == before[1].node
+        full = job.ranks(3, after=before[0].round)
+        assert full[0].round == before[0].round + 2, "one without, one with the replacement"
+        job.finish()
+
+
 def test_who_waits_for_a_slow_replacement_does_not_hang(tmp_path: Path) -> None:
     options = ("--local-nodes", "2", "--min", "2", "--hang-timeout", "2")
     with Job(tmp_path, "steps.py", *options, kind="slow", seconds=1.0) as job:

@@ -170,6 +170,30 @@ def test_nobody_is_blamed_before_it_is_known_that_the_others_are_in_reach() -> N
     assert life.asked(KillWorkers)[0].local_ranks == (0, 1)
 
 
+def test_a_node_that_is_busy_is_waited_for_and_the_time_counts_from_its_end() -> None:
+    life = Life().in_round()
+
+    def ask(seconds: float, busy: tuple[str, ...]) -> None:
+        life.take(NoProgress(seconds, 30.0))
+        assert life.asked(LookForMembers)
+        for rank in (0, 1):
+            life.take(WorkerHeard(rank, True, "a", ""))
+        life.take(Surveyed(1, (), busy))
+        life.now += 1.0
+        life.take(NoProgress(seconds + 1.0, 30.0))
+
+    ask(61.0, ("b",))
+    assert not life.actions, "it has said what it does"
+    life.now += 28.0
+    assert not life.take(NoProgress(90.0, 30.0)), "nor is it asked all the time"
+    life.now += 5.0
+    ask(95.0, ())
+    assert not life.actions, "it was busy a short time ago"
+    life.now += 30.0
+    ask(126.0, ())
+    assert life.asked(SayLeft) or life.asked(InterruptWorkers)
+
+
 def test_who_does_not_reach_the_others_leaves_the_round_and_nothing_is_counted() -> None:
     life = Life().in_round()
     life.take(NoProgress(31.0, 30.0))

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
-from elastic_runtime.checkpoint.background import Task, told
+import pytest
+
+from elastic_runtime.checkpoint.background import Line, Task, told
+from tests.processes import wait_for
+
+_PATIENCE = 60.0
 
 
 class _Group:
@@ -26,10 +33,64 @@ def test_a_failure_holds_nothing_of_the_round_in_which_it_happened() -> None:
 
     gc.disable()  # it comes late, if at all
     try:
-        with ThreadPoolExecutor(1) as thread:
-            task = Task(thread, lambda _: told(save)())
+        task = Task(Line("test"), lambda _: told(save)())
+        assert task.wait(lambda: None, _PATIENCE)
         assert task.has_failed
         assert "a peer of" in str(task.error)
         assert seen[0]() is None
     finally:
         gc.enable()
+
+
+def test_a_line_does_one_thing_after_the_other_and_its_thread_ends_with_it() -> None:
+    line, done, go = Line("test-line"), list[int](), threading.Event()
+    first = Task(line, lambda _: (go.wait(_PATIENCE), done.append(1))[1])
+    second = Task(line, lambda _: done.append(2))
+    assert not second.wait(lambda: None, 0.05)
+    go.set()
+    assert first.wait(lambda: None, _PATIENCE) and second.wait(lambda: None, _PATIENCE)
+    assert done == [1, 2]
+    del line, first, second
+    gc.collect()
+    wait_for(
+        lambda: "test-line" not in [thread.name for thread in threading.enumerate()],
+        _PATIENCE,
+        "the end of the thread",
+    )
+
+
+_PROGRAM = """
+import os, sys, threading, time
+from elastic_runtime.checkpoint.background import Line, Task
+
+line, begun = Line("save"), threading.Event()
+
+def work(task):
+    begun.set()
+    if "stuck" in sys.argv:
+        threading.Event().wait()
+    time.sleep(1.0)  # longer than the program
+    print("saved", flush=True)
+
+if "forked" in sys.argv:
+    Task(line, lambda _: None).wait(lambda: None)
+    if pid := os.fork():
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    line = Line("save")
+task = Task(line, work)
+begun.wait()
+if "stuck" in sys.argv:
+    task.abandon()
+print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize("forked", [[], ["forked"]], ids=["alone", "forked"])
+@pytest.mark.parametrize("stuck", [[], ["stuck"]], ids=["wanted", "given up"])
+def test_a_program_waits_at_its_end_for_what_is_wanted_and_for_nothing_else(
+    stuck: list[str], forked: list[str]
+) -> None:
+    command = [sys.executable, "-c", _PROGRAM, *stuck, *forked]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.split() == (["over"] if stuck else ["over", "saved"])

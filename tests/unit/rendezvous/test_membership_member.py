@@ -29,6 +29,7 @@ from elastic_runtime.rendezvous.notices import (
 )
 from elastic_runtime.rendezvous.state import (
     ALIVE,
+    BUSY,
     REFUSED,
     SILENT,
     Applied,
@@ -266,7 +267,7 @@ def test_who_waits_for_the_next_round_makes_sure_that_somebody_leads() -> None:
 def test_a_joiner_reaches_the_group_before_it_shows_itself() -> None:
     seat = Seat("c").sees(job(), sealed(3, "b", "a"), node("a"), wide=False)
     assert (_own(seat), sorted(seat.probes())) == (None, ["a", "b"])
-    seat.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", SILENT), 0.5)
+    seat.feed(Probed("a", BUSY), 0.001).feed(Probed("b", SILENT), 0.5)
     (waiting,) = seat.told(Waiting)
     assert waiting.reason == "cannot reach b at 127.0.0.1:1098"
     assert _own(seat) is None

@@ -14,7 +14,7 @@ import pytest
 
 from elastic_runtime.rendezvous import probe as module
 from elastic_runtime.rendezvous.probe import Prober, ProbeServer, ask, probe
-from elastic_runtime.rendezvous.state import ALIVE, OTHER, REFUSED, SILENT
+from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -39,8 +39,11 @@ def _exchange(port: int, line: bytes) -> bytes:
 
 
 def test_a_node_answers_until_it_ends() -> None:
-    server = ProbeServer(LOCAL, lambda: {"node": "a"})
+    answer = {"node": "a", "busy": False}
+    server = ProbeServer(LOCAL, lambda: answer)
     assert probe("a", LOCAL, server.port, PATIENCE) == ALIVE
+    answer["busy"] = True
+    assert probe("a", LOCAL, server.port, PATIENCE) == BUSY
     assert probe("b", LOCAL, server.port, PATIENCE) == OTHER
     server.close()
     assert probe("a", LOCAL, server.port, PATIENCE) == REFUSED

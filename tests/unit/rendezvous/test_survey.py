@@ -23,6 +23,7 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.rendezvous.notices import Surveyed, Waiting
 from elastic_runtime.rendezvous.state import (
     ALIVE,
+    BUSY,
     OWN,
     REFUSED,
     SILENT,
@@ -185,7 +186,7 @@ def test_who_was_left_out_looks_for_the_members_of_the_round_that_runs() -> None
     assert (written.checked, written.unreachable) == (4, ())
 
 
-@pytest.mark.parametrize("answer", [ALIVE, SILENT])
+@pytest.mark.parametrize("answer", [ALIVE, BUSY, SILENT])
 def test_an_agent_hears_whether_the_others_are_in_reach(answer: str) -> None:
     seat = Seat("b")
     assert seat.state.record is not None
@@ -196,7 +197,8 @@ def test_an_agent_hears_whether_the_others_are_in_reach(answer: str) -> None:
     if answer == SILENT:
         seat.feed(Probed("a", answer), 0.5)
     (found,) = seat.told(Surveyed)
-    assert found == Surveyed(3, () if answer == ALIVE else ("a",))
+    missed, busy = (("a",) if answer == one else () for one in (SILENT, BUSY))
+    assert found == Surveyed(3, missed, busy)
 
 
 # ---------------------------------------------------------------- joiners
