@@ -255,6 +255,7 @@ _LINES: dict[str, Line] = {
         whole_job=False,
     ),
     "worker.hangs": Line("{why}", "warning", whole_job=False),
+    "round.waits": Line("no step so far: workers of {nodes} are busy()", whole_job=False),
     "state.given": Line("step {step} was given to {to} ranks from memory", shown=False),
     "state.unfit": Line("memory of step {step} cannot serve: {reason}", "warning"),
     "state.loaded": Line("went back to step {step}: {reason}", "warning"),

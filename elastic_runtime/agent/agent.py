@@ -41,8 +41,8 @@ from elastic_runtime.agent.life import (
     InterruptWorkers,
     KillWorkers,
     LookForMembers,
+    NoNews,
     NoProgress,
-    NotInTrain,
     Report,
     SayAvailable,
     SayDone,
@@ -339,9 +339,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         if self._clock.fruitless(now) > _STRANGE and not self._said_fruitless:
             self._said_fruitless = True
             self._tell("step.none", {"seconds": round(self._clock.fruitless(now))})
-        way = self._clock.on_the_way(now)
-        if way > self._config.timeouts.rejoin and self._inbox.empty():
-            self._take(NotInTrain(way))
+        way, busy = self._clock.on_the_way(now), self._clock.busy_for(now)
+        if max(way, busy) > self._config.timeouts.rejoin and self._inbox.empty():
+            self._take(NoNews(way, "not in train") if way else NoNews(busy, "busy"))
         # Not before all is read that has come: an answer of a worker may be among it.
         if self._clock.overdue(now) and self._inbox.empty():
             self._take(NoProgress(self._clock.idle(now), self._clock.limit))

@@ -51,6 +51,7 @@ class HangClock:
             What a new process has to do once, such as compiling, is in it; 0.0: none was seen, and
             until then the first one may take for ever.
         steps: how long the last steps took, without the first ones of rounds.
+        busy: since when a worker has been busy with something else; None: none is.
         odd: how long the present step takes is no measure for others: the workers were asked where
             they are, or somebody was busy in the middle of it.
     """
@@ -62,6 +63,7 @@ class HangClock:
     count: int = 0
     first: float = 0.0
     steps: tuple[float, ...] = ()
+    busy: float | None = None
     odd: bool = False
 
     @property
@@ -82,6 +84,10 @@ class HangClock:
         """For how many seconds the workers have been on their way into ``train``."""
         return 0.0 if self.entered is None else now - self.entered
 
+    def busy_for(self, now: float) -> float:
+        """For how many seconds a worker has said that it is busy with something else."""
+        return 0.0 if self.busy is None else now - self.busy
+
     def fruitless(self, now: float) -> float:
         """For how many seconds workers have been in ``train`` here and no step was ever seen."""
         return 0.0 if self.began is None or self.first else now - self.began
@@ -98,9 +104,10 @@ class HangClock:
             number: the round that they are in.
             now: seconds on the monotonic clock.
         """
-        clock = self
+        since = now if self.busy is None else self.busy
+        clock = replace(self, busy=since if pulse.busy else None)
         if number != self.round:
-            clock = replace(self, round=number, began=None, entered=now, count=0, odd=False)
+            clock = replace(clock, round=number, began=None, entered=now, count=0, odd=False)
         if pulse.in_train:
             clock = replace(clock, entered=None)
         if pulse.expected is None:

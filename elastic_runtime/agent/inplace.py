@@ -32,8 +32,8 @@ from elastic_runtime.agent.life import (
     InterruptWorkers,
     KillWorkers,
     LookForMembers,
+    NoNews,
     NoProgress,
-    NotInTrain,
     Phase,
     Report,
     SayAvailable,
@@ -55,7 +55,7 @@ from elastic_runtime.agent.life import (
     WorkerReady,
     WorkerReturned,
 )
-from elastic_runtime.agent.stuck import SILENCE, not_in_train, who_is_stuck
+from elastic_runtime.agent.stuck import SILENCE, no_news, who_is_stuck
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import HANG
@@ -116,8 +116,8 @@ def step(state: State, event: Event, now: float) -> Step | None:
             return _excluded(state, reason, now)
         case NoProgress():
             return _no_progress(state, event, now)
-        case NotInTrain():
-            return not_in_train(state, event, now)
+        case NoNews():
+            return no_news(state, event, now)
         case Surveyed():
             return _surveyed(state, event, now)
         case Asked():
@@ -493,9 +493,11 @@ def _surveyed(state: State, event: Surveyed, now: float) -> Step:
     if state.phase is not Phase.RUNNING or last is None or event.round != last.number:
         return Step(state)
     if not event.missed:
-        busy_at = now if event.busy else state.busy_at
-        state = replace(state, surveyed_at=now, busy_at=busy_at)
-        return Step(state, (), "all members are in reach")
+        state = replace(state, surveyed_at=now, busy_at=now if event.busy else state.busy_at)
+        if not event.busy or not state.asking:
+            return Step(state, (), "all members are in reach")
+        report = Report("round.waits", {"nodes": list(event.busy)})
+        return Step(state, (report,), "a worker of another node is busy")
     if state.interrupted_at is not None or not state.seated(Seat.IN):
         return Step(state)
     name = last.members[state.group_rank].name

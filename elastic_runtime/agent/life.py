@@ -141,10 +141,16 @@ class NoProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class NotInTrain:
-    """In place: for so many ``seconds`` workers have been in a round and not come to ``train``."""
+class NoNews:
+    """In place: for long, nothing was to be expected of the workers in a round.
+
+    Attributes:
+        seconds: for so long.
+        where: where they are, for people.
+    """
 
     seconds: float
+    where: str
 
 
 Event = (
@@ -157,7 +163,7 @@ Event = (
     | WorkerReturned
     | WorkerHeard
     | NoProgress
-    | NotInTrain
+    | NoNews
     | Asked
     | Alarm
     | Notice

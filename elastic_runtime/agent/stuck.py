@@ -7,7 +7,7 @@ from dataclasses import replace
 from elastic_runtime.agent.life import (
     AskWorkers,
     KillWorkers,
-    NotInTrain,
+    NoNews,
     Phase,
     Report,
     Seat,
@@ -53,12 +53,12 @@ def who_is_stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int,
     return found
 
 
-def not_in_train(state: State, event: NotInTrain, now: float) -> Step:
-    """Ends who does not answer for as long. Loading may take any time, but whoever loads answers.
+def no_news(state: State, event: NoNews, now: float) -> Step:
+    """Ends who does not answer for as long. What they do may take any time, but they answer.
 
     Args:
         state: the present state.
-        event: for how long workers have been in the round.
+        event: how long nothing was heard of them, and where they are.
         now: seconds on the monotonic clock.
     """
     inside = state.seated(Seat.IN)
@@ -70,7 +70,7 @@ def not_in_train(state: State, event: NotInTrain, now: float) -> Step:
     silent = tuple(rank for rank in inside if rank not in state.heard) if state.asking else ()
     if not silent:
         state = replace(state, asking=True, asked_at=now, heard={})
-        return Step(state, (AskWorkers(inside),), "workers that do not come to train")
-    why = f"not in train after {event.seconds:.0f} s, and no answer for {patience:.0f} s"
+        return Step(state, (AskWorkers(inside),), f"workers that are {event.where}")
+    why = f"{event.where} for {event.seconds:.0f} s, and no answer for {patience:.0f} s"
     report = Report("worker.stuck", {"local_ranks": list(silent), "why": why})
     return Step(replace(state, asking=False), (report, KillWorkers(silent, why)), why)

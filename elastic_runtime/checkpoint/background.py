@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK = 0.05  # seconds between two looks at whether waiting still makes sense
+# Seconds that a program which ends waits for what nobody wants any more: most of it ends soon, and
+# clears up what it has begun.
+_RESPITE = 5.0
 
 
 class Abandoned(Exception):
@@ -27,9 +31,8 @@ class Abandoned(Exception):
 class Line:
     """A thread that does what it is given, one after the other.
 
-    It is there already when it is given something for the second time. A program that comes to its
-    end waits for what somebody still wants, so that its last checkpoint is finished: neither a
-    daemon's end nor that of an executor's thread, which is waited for in any case, would do.
+    It is there already when it is given something for the second time. An executor's thread would
+    be waited for in any case when the program ends, for half an hour if it stands still in gloo.
 
     Args:
         name: of the thread.
@@ -42,13 +45,14 @@ class Line:
 
     def give(self, work: Callable[[], None]) -> None:
         """Has something done after all that was given before."""
-        self._given.put(work)
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_do_all, args=(self._given,), name=self._name, daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread
             weakref.finalize(self, self._given.put, None)
+        self._given.put(work)
 
 
 def _do_all(given: queue.SimpleQueue[Callable[[], None] | None]) -> None:
@@ -57,34 +61,44 @@ def _do_all(given: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         del work  # what it holds is not needed until the next one comes
 
 
-class _Wanted:
-    """The tasks of this process that have not ended and that somebody waits for."""
+class _Keeper:
+    """Keeps a program that ends alive for what it has under way: a thread that is no daemon."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._tasks: set[Task] = set()
-        self._keeper: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
     def add(self, task: Task) -> None:
+        """Something is under way."""
         with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._keep, name="elastic-keep")
+                thread.start()
+                self._thread = thread
             self._tasks.add(task)
-            if self._keeper is None or not self._keeper.is_alive():  # in a forked process
-                self._keeper = threading.Thread(target=self._keep, name="elastic-keep")
-                self._keeper.start()
 
     def remove(self, task: Task) -> None:
+        """It has ended."""
         with self._changed:
             self._tasks.discard(task)
             self._changed.notify_all()
 
+    def look(self) -> None:
+        """Somebody wants one of them no more."""
+        with self._changed:
+            self._changed.notify_all()
+
     def _keep(self) -> None:
-        """Keeps the process alive: the interpreter waits for a thread that is no daemon."""
         threading.main_thread().join()
         with self._changed:
-            self._changed.wait_for(lambda: not self._tasks)
+            self._changed.wait_for(lambda: not any(task.is_wanted for task in self._tasks))
+            self._changed.wait_for(lambda: not self._tasks, _RESPITE)
 
 
-_wanted = _Wanted()
+_keeper = _Keeper()
+# What a parent has under way, its child has not, nor has it the thread.
+os.register_at_fork(after_in_child=_keeper.__init__)  # type: ignore[misc]
 
 
 class Task:
@@ -94,28 +108,44 @@ class Task:
         error: why it failed, once it has ended.
     """
 
-    def __init__(self, line: Line, work: Callable[[Task], None]) -> None:
+    def __init__(self, line: Line, work: Callable[[Task], None], *, wanted: bool = True) -> None:
         """Begins, once what the line was given before has ended.
 
         Args:
             line: does it.
             work: gets this task, and calls its ``check`` now and then.
+            wanted: a program that ends waits for it.
+
+        Raises:
+            RuntimeError: there is no room for another thread.
         """
+        self._wanted = wanted
         self.error: Exception | None = None
         self._abandoned = threading.Event()
         self._ended = threading.Event()
-        _wanted.add(self)
-        line.give(lambda: self._run(work))
+        _keeper.add(self)
+        try:
+            line.give(lambda: self._run(work))
+        except BaseException:
+            _keeper.remove(self)
+            raise
 
     def _run(self, work: Callable[[Task], None]) -> None:
         try:
             work(self)
-        except Exception as error:
+        except BaseException as error:  # the line goes on in any case
             _let_go(error)
+            if not isinstance(error, Exception):
+                error = CheckpointFailed(f"a save ended: {error!r}")
             self.error = error
         finally:
             self._ended.set()
-            _wanted.remove(self)
+            _keeper.remove(self)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a program that ends waits until this has ended as well."""
+        return self._wanted and not self._abandoned.is_set()
 
     @property
     def has_failed(self) -> bool:
@@ -139,7 +169,7 @@ class Task:
     def abandon(self) -> None:
         """Has it end soon. What it uses is in use until it has ended."""
         self._abandoned.set()
-        _wanted.remove(self)
+        _keeper.look()
 
     def wait(self, give_up: Callable[[], None], patience: float = inf) -> bool:
         """Waits until it has ended, however it did.

@@ -484,6 +484,7 @@ class Checkpointer:
         if self._saves.has_failed:
             wishes |= Wish.FAILED
         if self._snapshots.wanted:
+            self._saves.leave_behind()
             wishes |= Wish.BUSY if self._saves.is_busy else Wish.NOTHING
             wishes |= self._snapshots.wish(self.steps) if rank == 0 else Wish.NOTHING
         if rank == 0 and self._attempts.wishes_save(peers):

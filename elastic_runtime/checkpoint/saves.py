@@ -179,6 +179,8 @@ class Saves:
             CheckpointError: it could not be saved; the same on every rank.
         """
         self.finish_flight()
+        if self.is_clearing:
+            self._disown()
         began = time.monotonic()
         collected = self._collect(peers, step)
         saving = self._saving(collected, peers, step)
@@ -194,6 +196,7 @@ class Saves:
         """
         self.wait()
         began = time.monotonic()
+        self._clear()
         collected = self._collect(peers, step)
         saving = self._saving(collected, peers, step)
 
@@ -210,6 +213,7 @@ class Saves:
         """
         self.wait()
         began = time.monotonic()
+        self._clear()
         collected = self._collector.collect(peers)
         if snapshots.refuses(peers, collected.plan, has_image=self._image is not None):
             return
@@ -235,7 +239,6 @@ class Saves:
         durable: bool,
     ) -> None:
         """Copies the state, and does something with the copy in the background."""
-        self._clear()
         image = self._fit(collected)
         if self._beside is None:
             self._beside = self._make_peers(peers)
@@ -269,7 +272,8 @@ class Saves:
 
     def _saving(self, collected: Collected, peers: Peers, step: int) -> Saving:
         draft = self._draft(peers, step)
-        return Saving(self._storage, self.tenure, draft, collected.plan, self._description)
+        tenure, describe = self.tenure, self._description
+        return Saving(self._storage, tenure, draft, collected.plan, describe, tenure.life)
 
     def _run(
         self,
@@ -367,17 +371,24 @@ class Saves:
     def leave_behind(self) -> None:
         """Goes on without a save that was given up and does not end.
 
-        gloo may lose the end of a peer, and then holds the thread until the group's time-out. Its
-        name is used up, so that it disturbs nobody; the next save gets memory of its own.
+        gloo may lose the end of a peer, and then holds the thread until the group's time-out. The
+        next save gets another term, so that none of the two disturbs the other, and memory of its
+        own.
         """
         one = self._abandoned
         if one is None or one.task.has_ended or time.monotonic() < self._abandoned_at + _STUCK:
             return
         self._left = [task for task in self._left if not task.has_ended]
         if len(self._left) < _MOST_LEFT:
+            self._disown()
             self._left.append(one.task)
             self._abandoned = self._warming = self._image = None
             self._line = _new_line()
+
+    def _disown(self) -> None:
+        """A save that was given up may still be at work, with names and descriptions of its own."""
+        self.tenure.disown()
+        self._description = Description()
 
     def under_way_after(self, seconds: float) -> tuple[float, int] | None:
         """Waits for what is under way, but not for long.
@@ -510,7 +521,7 @@ class Saves:
         image = Image(collected.items, self._make_copies(collected.tensors))
         self._image, self._image_of = image, collected.items
         # In the same thread as all else: the last image is in use no more when this begins.
-        self._warming = Task(self._line, lambda task: image.warm())
+        self._warming = Task(self._line, lambda task: image.warm(), wanted=False)
         if self._hook is None and not isinstance(image.copies, PlainCopies):
             self._hook = register_optimizer_step_pre_hook(lambda *_: self._fence())
         return image

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.checkpoint import staging
-from elastic_runtime.checkpoint.background import told
+from elastic_runtime.checkpoint.background import Abandoned, told
 from elastic_runtime.checkpoint.index import METADATA, Description, is_as_planned
 from elastic_runtime.checkpoint.layout import Item, Plan, make_plan
 from elastic_runtime.checkpoint.manifest import (
@@ -66,6 +66,7 @@ class Tenure:
         self._committed: CheckpointId | None = None
         self._base = CheckpointId(0, 0)
         self._left = CheckpointId(0, 0)
+        self._life = 0
 
     @property
     def term(self) -> int:
@@ -105,10 +106,12 @@ class Tenure:
             "host": socket.gethostname(),
         }
         # If taking one fails half-way, nobody knows whose it is: it must not stop this process.
-        self._term = 0
-        term = self._storage.take_term(holder)
+        self._term, life, term = 0, self._life, 0
         while term <= self._known:
             term = self._storage.take_term(holder)
+            if life != self._life and term > self._term:
+                self.let_go()  # the one that counts is no longer the newest
+            self.check_life(life)
         self._left = self._base
         self._term, self._used_up = term, False
         self.leave_behind()
@@ -231,6 +234,21 @@ class Tenure:
         """The next save needs another term: that one may not be the newest any more."""
         self._term, self._used_up = 0, False
         self._committed = None
+
+    def disown(self) -> None:
+        """A save that still goes on in another thread has no say in this any more."""
+        self._life += 1
+        self.let_go()
+
+    @property
+    def life(self) -> int:
+        """Which of the saves that go on at the same time may speak: those of the newest one."""
+        return self._life
+
+    def check_life(self, life: int) -> None:
+        """Raises ``Abandoned`` if a save that began in this life was disowned since."""
+        if life != self._life:
+            raise Abandoned
 
     def _check_owner(self, entries: Sequence[str]) -> None:
         newest = newest_manifest(self._storage)
@@ -397,6 +415,7 @@ class Saving:
         draft: what the manifest will say; term and files follow.
         plan: who writes what.
         description: makes the metadata.
+        life: of the tenure, when this began.
     """
 
     storage: Storage
@@ -404,6 +423,7 @@ class Saving:
     draft: Manifest
     plan: Plan
     description: Description
+    life: int = 0
 
     def run(
         self,
@@ -434,10 +454,11 @@ class Saving:
             Exception: a peer is gone, or the save is not wanted any more.
         """
         which: CheckpointId | None = None
-        committed, term = False, 0
+        committed, term, life = False, 0, self.life
 
         def begin() -> list[int]:
             nonlocal which
+            self.tenure.check_life(life)
             found = self.tenure.whole(self.draft.step)
             if found is None:
                 which = found = self.tenure.create(self.draft.step, self.draft.entries)
@@ -453,12 +474,15 @@ class Saving:
         def commit() -> None:
             nonlocal committed
             advance(0)
+            self.tenure.check_life(life)
             self._commit(CheckpointId(term, step), written)
-            self.tenure.committed(CheckpointId(term, step))
             committed = True
+            self.tenure.check_life(life)
+            self.tenure.committed(CheckpointId(term, step))
 
         try:
             term, step, before = peers.on_first(told(begin))
+            self.tenure.check_life(life)
             self.tenure.hear(CheckpointId(term, step))
             if before:
                 return Saved(CheckpointId(term, step), 0, before=True)
@@ -468,7 +492,8 @@ class Saving:
             return Saved(CheckpointId(term, step), size)
         except BaseException as error:  # an interrupt of the program, too
             if peers.rank == 0:
-                self.tenure.use_up()
+                if life == self.tenure.life:
+                    self.tenure.use_up()
                 if committed and isinstance(error, Exception):
                     return Saved(CheckpointId(term, step), size)
                 if which is not None and not committed:

@@ -78,7 +78,8 @@ def _look_around(state: State, last: RoundRecord, plan: Plan, now: float) -> Sta
     if state.current is None:
         return state
     names = tuple(member.name for member in missed.values())
-    busy = tuple(one.name for node, one in others.items() if state.answers.get(node) == BUSY)
+    asked = [node for node in others if state.heard.get(node, float("-inf")) >= begun]
+    busy = tuple(others[node].name for node in asked if state.answers[node] == BUSY)
     return replace(state, doubted=0).tell(Surveyed(last.number, names, busy))
 
 

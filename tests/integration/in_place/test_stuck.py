@@ -57,19 +57,38 @@ def test_who_hangs_outside_of_a_collective_is_named_and_replaced(tmp_path: Path)
 
 
 def test_other_nodes_wait_for_a_busy_worker(tmp_path: Path) -> None:
-    options = ("--local-nodes", "3", "--hang-timeout", "1")
+    options = ("--local-nodes", "3", "--hang-timeout", "2")
     with Job(tmp_path, "steps.py", *options) as job:
         before = job.ranks(3)
-        for rank, seconds in ((2, 6.0), (0, 3.0)):
+        for rank, seconds in ((2, 9.0), (0, 6.0)):
             job.order(before[rank], "busy", seconds)
             count = len(job.steps())
             job.wait(lambda n=count: len(job.steps()) > n + 60, "steps after the evaluation")
             assert not job.events("worker.hangs"), job.story()
         # Nor has anybody forgotten what a hang is.
         job.order(before[1], "sleep", _FOR_EVER)
-        assert job.event("worker.hangs")["node"] == before[1].node
+        assert job.event("worker.hangs")["node"] == before[1].node, job.story()
         full = job.ranks(3, after=before[0].round)
         assert full[0].round == before[0].round + 2, "one without, one with the replacement"
+        job.finish()
+
+
+def test_a_busy_worker_that_is_stopped_is_replaced(tmp_path: Path) -> None:
+    options = ("--local-nodes", "2", "--hang-timeout", "1", "--rejoin-timeout", "3")
+    with Job(tmp_path, "steps.py", *options) as job:
+        before = job.ranks(2)
+        job.order(before[1], "busy", 8.0)
+        assert job.event("round.waits")["nodes"] == [before[1].node]
+        count = len(job.steps())
+        job.wait(lambda: len(job.steps()) > count + 20, "steps after the evaluation")
+        assert not job.events("worker.stuck"), "who answers may be busy for as long as it likes"
+        job.order(before[1], "busy", _FOR_EVER)
+        job.kill(before[1], number=signal.SIGSTOP)
+        stuck = job.event("worker.stuck")
+        assert stuck["node"] == before[1].node
+        assert stuck["why"].startswith("busy for ")
+        job.ranks(2, after=before[0].round)
+        assert not job.events("fault.retry"), job.story()
         job.finish()
 
 
@@ -94,7 +113,7 @@ def test_who_stands_still_on_its_way_into_a_round_is_replaced(tmp_path: Path) ->
         (tmp_path / "stand").touch()  # for the replacement alone
         job.kill(before[1])
         stuck = job.event("worker.stuck")
-        assert stuck["why"].startswith("not in train after "), stuck
+        assert stuck["why"].startswith("not in train for "), stuck
         full = job.ranks(2, after=before[0].round)
         assert before[0].pid in {note.pid for note in full.values()}
         assert not job.events("fault.retry"), "that is no failure of the script"

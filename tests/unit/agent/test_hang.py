@@ -135,6 +135,15 @@ def test_to_be_busy_stretches_nothing_and_is_never_overdue() -> None:
     assert not watch.overdue
 
 
+def test_how_long_a_worker_is_busy_is_known_over_rounds_and_until_it_ends() -> None:
+    clock = HangClock(LIMIT).seen(Pulse(busy=True), 1, 10.0)
+    clock = clock.seen(Pulse(expected=12.0, busy=True), 2, 12.0)
+    assert clock.busy_for(15.0) == 5.0
+    clock = clock.seen(Pulse(expected=16.0), 2, 16.0)
+    assert clock.busy_for(20.0) == 0.0
+    assert clock.seen(Pulse(busy=True), 2, 21.0).busy_for(22.0) == 1.0
+
+
 def test_many_steps_between_two_looks_are_measured_by_their_number() -> None:
     clock = HangClock(LIMIT).seen(Pulse(expected=10.0), 1, 10.0)
     clock = clock.seen(Pulse(1, 11.0, 10.0), 1, 11.0)

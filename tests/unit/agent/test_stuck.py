@@ -11,8 +11,8 @@ from elastic_runtime.agent.life import (
     InterruptWorkers,
     KillWorkers,
     LookForMembers,
+    NoNews,
     NoProgress,
-    NotInTrain,
     Report,
     SayLeft,
     SetAlarm,
@@ -26,7 +26,7 @@ from tests.unit.agent.test_inplace import SETTINGS, Life, left
 
 def _asked() -> Life:
     life = Life().in_round()
-    life.take(NotInTrain(61.0))
+    life.take(NoNews(61.0, "not in train"))
     assert life.asked(AskWorkers) == [AskWorkers((0, 1))]
     return life
 
@@ -37,7 +37,7 @@ def test_who_answers_may_load_for_ever() -> None:
         life.take(WorkerHeard(0, True, "train.py:7", ""))
         life.take(WorkerHeard(1, False, "train.py:7", ""))
         life.now += life.state.settings.rejoin + 1.0
-        life.take(NotInTrain(200.0))
+        life.take(NoNews(200.0, "busy"))
         assert life.asked(AskWorkers), "they are asked again"
         assert not life.asked(KillWorkers)
 
@@ -46,12 +46,12 @@ def test_who_does_not_answer_for_long_is_replaced() -> None:
     life = _asked()
     life.take(WorkerHeard(0, True, "train.py:7", ""))
     life.now += life.state.settings.rejoin - 1.0
-    assert not life.take(NotInTrain(120.0)), "loading may hold Python's lock for long"
+    assert not life.take(NoNews(120.0, "not in train")), "loading may hold Python's lock for long"
     life.now += 2.0
-    life.take(NotInTrain(122.0))
+    life.take(NoNews(122.0, "not in train"))
     assert [kill.local_ranks for kill in life.asked(KillWorkers)] == [(1,)]
     (report,) = life.asked(Report)
-    assert report.fields["why"] == "not in train after 122 s, and no answer for 60 s"
+    assert report.fields["why"] == "not in train for 122 s, and no answer for 60 s"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,8 @@ def test_a_node_that_is_busy_is_waited_for_and_the_time_counts_from_its_end() ->
         assert life.asked(LookForMembers)
         for rank in (0, 1):
             life.take(WorkerHeard(rank, True, "a", ""))
-        life.take(Surveyed(1, (), busy))
+        said = [one.fields for one in life.take(Surveyed(1, (), busy)) if isinstance(one, Report)]
+        assert said == ([{"nodes": list(busy)}] if busy else [])
         life.now += 1.0
         life.take(NoProgress(seconds + 1.0, 30.0))
 

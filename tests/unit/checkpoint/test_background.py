@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 
+from elastic_runtime.checkpoint import background
 from elastic_runtime.checkpoint.background import Line, Task, told
 from tests.processes import wait_for
 
@@ -61,36 +62,68 @@ def test_a_line_does_one_thing_after_the_other_and_its_thread_ends_with_it() -> 
 
 _PROGRAM = """
 import os, sys, threading, time
+from elastic_runtime.checkpoint import background
 from elastic_runtime.checkpoint.background import Line, Task
 
-line, begun = Line("save"), threading.Event()
+kind, forked = sys.argv[1:]
+line, begun, go = Line("save"), threading.Event(), threading.Event()
 
 def work(task):
     begun.set()
-    if "stuck" in sys.argv:
-        threading.Event().wait()
+    if kind == "stuck":
+        go.wait()
     time.sleep(1.0)  # longer than the program
-    print("saved", flush=True)
+    print("cleared" if task._abandoned.is_set() else "saved", flush=True)
 
-if "forked" in sys.argv:
-    Task(line, lambda _: None).wait(lambda: None)
+if forked == "forked":
+    of_parent = Task(line, lambda _: go.wait())
     if pid := os.fork():
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        go.set()
+        sys.exit(code)
     line = Line("save")
+if kind == "stuck":
+    background._RESPITE = 0.1
 task = Task(line, work)
 begun.wait()
-if "stuck" in sys.argv:
+if kind != "wanted":
     task.abandon()
+if kind == "stuck":
+    Task(line, lambda _: None, wanted=False)
 print("over", flush=True)
 """
 
 
-@pytest.mark.parametrize("forked", [[], ["forked"]], ids=["alone", "forked"])
-@pytest.mark.parametrize("stuck", [[], ["stuck"]], ids=["wanted", "given up"])
-def test_a_program_waits_at_its_end_for_what_is_wanted_and_for_nothing_else(
-    stuck: list[str], forked: list[str]
+@pytest.mark.parametrize("forked", ["alone", "forked"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("wanted", ["over", "saved"]), ("given up", ["over", "cleared"]), ("stuck", ["over"])],
+)
+def test_a_program_waits_at_its_end_for_what_is_wanted_and_a_moment_for_the_rest(
+    kind: str, said: list[str], forked: str
 ) -> None:
-    command = [sys.executable, "-c", _PROGRAM, *stuck, *forked]
+    command = [sys.executable, "-c", _PROGRAM, kind, forked]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.split() == (["over"] if stuck else ["over", "saved"])
+    assert ended.stdout.split() == said
+
+
+def test_a_line_goes_on_after_a_thread_that_could_not_start_and_work_that_was_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def leave(task: Task) -> None:
+        sys.exit(3)
+
+    line = Line("test")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            Task(line, lambda _: None)
+    assert not background._keeper._tasks
+    cut_off, after = Task(line, leave), Task(line, lambda _: None)
+    assert after.wait(lambda: None, _PATIENCE)
+    assert cut_off.has_failed and "SystemExit(3)" in str(cut_off.error)
+    assert not after.has_failed

@@ -7,18 +7,22 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
-from elastic_runtime.checkpoint import attempts, local
+from elastic_runtime.checkpoint import attempts, local, remote
 from elastic_runtime.checkpoint import saves as saves_module
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.manifest import CheckpointId
+from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.survey import clear_rests
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
+from elastic_runtime.worker.agreement import Wish
+from tests.processes import wait_for
 from tests.ranks import entries_of
 
 if TYPE_CHECKING:
@@ -173,6 +177,113 @@ def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
     disk.open.set()
     ckpt.close()
     assert ckpt.held > stuck.step
+
+
+class _Objects(MemoryFileSystem):
+    """A store of objects: it has no folders, so that none can be there already."""
+
+    protocol = "objects"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def mkdir(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def makedirs(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["beside", "at once"])
+def test_what_is_left_behind_takes_nothing_from_the_same_step_saved_again(
+    sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saves_module, "_STUCK", 0.1)
+    fsspec.register_implementation("objects", _Objects, clobber=True)
+    _Objects.store.clear()
+    reached, go, first = threading.Event(), threading.Event(), [True]
+    writer = remote.RemoteStorage.writer
+
+    def held_up(storage: remote.RemoteStorage, which: CheckpointId, name: str, size: int) -> Any:
+        if first:
+            first.pop()
+            reached.set()
+            assert go.wait(60)
+        return writer(storage, which, name, size)
+
+    monkeypatch.setattr(remote.RemoteStorage, "writer", held_up)
+    ckpt = Checkpointer("objects://bucket/run", {"a": torch.zeros(8)})
+    ckpt.steps = 10
+    ckpt.save()
+    assert reached.wait(60)
+    flight = ckpt._saves._flight
+    assert flight is not None
+    assert ckpt._saves.enter(None), "the world has changed, and memory is still that of the step"
+    ckpt._attempts.enter(lost=True)
+    ckpt.save(sync=sync)
+    ckpt.wait()
+    kept = {name for name in _Objects.store if "step-10" in name}
+    assert any(name.endswith(MANIFEST) for name in kept), kept
+    go.set()
+    assert flight.task.wait(lambda: None, 60)
+    assert kept <= set(_Objects.store)
+    ckpt.steps = 20
+    ckpt.save(sync=True)
+    ckpt.close()
+    assert ckpt.held == 20
+
+
+def test_a_term_that_comes_too_late_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of a save that was left behind stood still while it took one."""
+    ckpt = Checkpointer(tmp_path, {"a": torch.zeros(8)})
+    tenure, errors = ckpt._saves.tenure, list[BaseException]()
+    reached, go = threading.Event(), threading.Event()
+    take = local.LocalStorage.take_term
+
+    def late(storage: local.LocalStorage, holder: Any) -> int:
+        term = take(storage, holder)
+        if threading.current_thread().name == "old":
+            reached.set()
+            assert go.wait(60)
+        return term
+
+    def save() -> None:
+        try:
+            tenure.create(10, ["a"])
+        except BaseException as error:
+            errors.append(error)
+
+    monkeypatch.setattr(local.LocalStorage, "take_term", late)
+    old = threading.Thread(target=save, name="old")
+    old.start()
+    assert reached.wait(60)
+    tenure.disown()
+    ckpt.steps = 20
+    ckpt.save(sync=True)
+    go.set()
+    old.join(60)
+    assert [type(error).__name__ for error in errors] == ["Abandoned"]
+    ckpt.steps = 21
+    ckpt.save(sync=True)
+    assert saves(tmp_path) == ["step-20.term-2", "step-21.term-2"]
+
+
+def test_a_snapshot_does_not_wait_for_what_is_left_behind(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saves_module, "_STUCK", 0.1)
+    ckpt = Checkpointer(tmp_path, {"a": torch.zeros(8)}, every="1h", snapshot_every="1s")
+    disk.open.clear()
+    ckpt.steps = 1
+    ckpt.save()
+    assert disk.reached.acquire(timeout=60)
+    ckpt._saves.enter(None)
+    monkeypatch.setattr(type(ckpt._snapshots), "wanted", True)
+    peers = ckpt._ready().peers
+    assert Wish.BUSY in ckpt._wishes(peers)
+    wait_for(lambda: Wish.BUSY not in ckpt._wishes(peers), 60, "the end of the patience")
+    disk.open.set()
 
 
 def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
