@@ -54,10 +54,12 @@ def test_random_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
             done = cluster.strike(fault)
             at = f"{time.monotonic() - began:.2f} s, {time.monotonic():.3f}"
             print(f"{number}: {fault}: {done}, step {cluster.step} of round {cluster.round}, {at}")
-        cluster.finish()
+        # Before the end, which says what was broken: this is to be seen in any case.
+        cluster.until_calm()
         print(table(cluster.stalls()))
         _check_growth([agent for agent, _ in cluster.sizes])
         _check_growth([worker for _, worker in cluster.sizes])
+        cluster.finish()
 
 
 @pytest.mark.timeout(400)
