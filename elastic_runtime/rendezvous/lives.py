@@ -126,10 +126,11 @@ def _await_silent(state: State, silent: list[Member], lingering: bool, plan: Pla
 def _new_job(state: State, first_round: int) -> JobRecord:
     policy = state.policy
     assert state.record is not None
+    fewest, most = _bounds(state)
     return JobRecord(
         incarnation=f"{state.me}.{first_round}",
-        min_nodes=policy.min_nodes,
-        max_nodes=policy.max_nodes,
+        min_nodes=fewest,
+        max_nodes=most,
         launch_min=policy.min_nodes,
         launch_max=policy.max_nodes,
         node_unit=policy.node_unit,
@@ -138,3 +139,21 @@ def _new_job(state: State, first_round: int) -> JobRecord:
         first_round=first_round,
         settings=state.record.settings,
     )
+
+
+def _bounds(state: State) -> tuple[int, int]:
+    """The fewest and the most nodes of a new life.
+
+    What ``elasticctl scale`` has set holds until the job ends, and not only until all its nodes
+    have died: people do not learn that a new life has begun.
+    """
+    policy, before = state.policy, state.known_job
+    assert state.record is not None
+    if (
+        before is not None
+        and state.outcome_record is None
+        and before.settings == state.record.settings
+        and (before.launch_min, before.launch_max) == (policy.min_nodes, policy.max_nodes)
+    ):
+        return before.min_nodes, before.max_nodes
+    return policy.min_nodes, policy.max_nodes

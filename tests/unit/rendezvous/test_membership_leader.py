@@ -210,6 +210,29 @@ def test_a_new_life_begins_at_once_where_the_old_one_is_proven_dead() -> None:
     assert set(transaction.deletes) == {ROUND, SWITCH, OUTCOME}
 
 
+@pytest.mark.parametrize(
+    ("old", "shown", "bounds"),
+    [
+        (job(1, 3, launch_max=4), (), (1, 3)),
+        (job(2, 2, launch_min=1, launch_max=4), (), (2, 2)),
+        # Who starts a job that has ended, or with other settings, starts another one.
+        (job(1, 3, launch_max=4), (OutcomeRecord(LIFE, False, 1, "ValueError: x"),), (1, 4)),
+        (job(1, 3, launch_max=5), (), (1, 4)),
+        (job(1, 3, launch_max=4, settings="theirs"), (), (1, 4)),
+    ],
+)
+def test_what_the_job_was_scaled_to_holds_until_it_ends(
+    old: JobRecord, shown: tuple[OutcomeRecord, ...], bounds: tuple[int, int]
+) -> None:
+    seat = Seat("d").sees(old, sealed(3, "a", "b"), node("d"), *shown)
+    if not shown:  # nobody asks after the members of a job that has ended
+        seat.feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
+    fresh = seat.written(JobRecord, JOB)
+    assert fresh is not None
+    assert (fresh.min_nodes, fresh.max_nodes) == bounds
+    assert (fresh.launch_min, fresh.launch_max) == (1, 4)
+
+
 def _pod(node_: str, index: int, life: int) -> Member:
     return Member(node_, f"pod-{index}", "127.0.0.1", 1, 1000 + ord(node_[0]), life=life)
 
