@@ -217,13 +217,16 @@ class Ranks:
         """Releases this rank from whatever it waits for. Safe in any thread, at any time."""
         self.interrupted.set()
         with self._lock:
+            connecting = bool(self._waits)
             for each in self._waits:
                 each.put((None, Interrupted()))
             sockets = set(self._sockets)
         for one in sockets:
             one.shut(socket.SHUT_RD)
         torch_private.abort_nccl()
-        if self.building:
+        # Who connects, also a group of the script's or a save's, waits in the store's client for
+        # the peers' addresses; and nobody else can use a client in which somebody waits.
+        if self.building or connecting:
             self._stores.forget(self.place.host, self.place.port)
 
     def take_apart(self) -> None:

@@ -101,6 +101,41 @@ def test_an_interrupt_does_not_wait_for_a_group_that_the_script_makes() -> None:
     assert said == "Interrupted"
 
 
+def enters_a_round_after_one_that_broke_while_a_group_was_made(port: int) -> bool:
+    """Whether rank 0 is soon in the next round, alone, when the peer has not made the group."""
+    ranks, store = _in_place(port)
+    ranks.build()
+    other = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    _meet(store, "built", 2)
+    if ranks.place.rank == 1:
+        other.wait(["released"], timedelta(seconds=50))
+        return True
+    before = other.num_keys()
+
+    def interrupt() -> None:
+        processes.wait_for(lambda: other.num_keys() > before, 50, "an address of rank 0")
+        ranks.interrupt()
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(Interrupted):
+        dist.new_group(backend="gloo", timeout=timedelta(seconds=100))
+    ranks.take_apart()
+    alone = Ranks(replace(_place(port), key="round/2"), ranks._stores)
+    entering = threading.Thread(target=alone.build, daemon=True)
+    entering.start()
+    entering.join(20)
+    other.set("released", "1")
+    return not entering.is_alive()
+
+
+def test_a_group_that_was_not_finished_does_not_hold_up_the_next_round() -> None:
+    server = _serve()
+    soon, _ = values(
+        run_ranks(2, enters_a_round_after_one_that_broke_while_a_group_was_made, server.port)
+    )
+    assert soon
+
+
 def connects_to_who_has_gone(port: int) -> tuple[bool, bool]:
     """How it is judged that a peer has given its address and ended before it was connected to."""
     ranks, store = _in_place(port)
