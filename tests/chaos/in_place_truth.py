@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
 from itertools import accumulate, islice, pairwise
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ import torch
 from elastic_runtime import Checkpointer
 from tests.chaos.in_place_job import Points, digest, learn, network, sampler, tale_after
 from tests.chaos.in_place_plan import Kind
-from tests.model.history import Committed, violations
+from tests.model.history import Committed, Strike, violations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from tests.chaos.fleet import Node
     from tests.chaos.in_place_plan import Fault
     from tests.chaos.in_place_sight import Checkpoints, Histories
-    from tests.model.history import Strike
 
+_GONE = "waits for ranks that are gone"
 # Saves that are under way, or were given up a moment ago.
 _UNFINISHED = 3
 
@@ -47,6 +49,28 @@ def broken_rules(
         checkpoints.kept,
         tales.__getitem__ if tells else None,
     )
+
+
+def forsaken(nodes: Sequence[Node], histories: Histories) -> list[Strike]:
+    """Healthy workers that their agents have ended, and said why.
+
+    Where a peer resets a connection just while gloo sends, gloo keeps that error to itself now and
+    then: the worker waits for somebody who has gone, nothing can release it, and it is replaced.
+    That it stays rare is for the caller to check.
+    """
+    offset = time.monotonic_ns() - time.time_ns()
+    ended = []
+    for node in nodes:
+        mine = histories.of([node.mark])
+        for event in node.events():
+            if event["event"] != "worker.stuck" or _GONE not in event["why"]:
+                continue
+            told = datetime.fromisoformat(event["timestamp"]).timestamp()
+            at = int(told * 1e9) + offset
+            born = [one for one in mine if one.born < at]
+            worker = max(born, key=lambda one: one.born)
+            ended.append(Strike(at, worker.name, "killed"))
+    return ended
 
 
 def check_weights(directory: Path, ranks: int, steps: int) -> None:

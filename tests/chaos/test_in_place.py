@@ -9,9 +9,11 @@ runs only if ``ELASTIC_CHAOS_EACH`` is set: ``-k 'one_fault and hang'``.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -19,9 +21,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.chaos import in_place_plan as plan
+from tests.chaos.fleet import Node
 from tests.chaos.in_place_cluster import InPlaceCluster
-from tests.chaos.in_place_sight import Size
-from tests.chaos.in_place_truth import table
+from tests.chaos.in_place_sight import Histories, Size
+from tests.chaos.in_place_truth import forsaken, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +88,26 @@ def _check_growth(sizes: list[Size]) -> None:
         grown = median(getattr(s, name) for s in late) - median(getattr(s, name) for s in early)
         print(f"{name}: grown by {grown} from {early[0]}")
         assert grown <= getattr(_ROOM, name), f"{name} grew by {grown}: {early[0]} to {late[-1]}"
+
+
+def test_a_worker_that_its_agent_has_ended_is_known_by_the_agents_words(tmp_path: Path) -> None:
+    for number, (name, age) in enumerate([("first", 9), ("second", 6), ("third", 1)]):
+        at = time.monotonic_ns() - age * 10**9
+        said = {"what": "born", "at": at, "pid": 100 + number, "mark": "run/n0"}
+        (tmp_path / name).write_text(json.dumps(said) + "\n")
+    histories = Histories(tmp_path)
+    histories.read()
+
+    def node(why: str) -> Node:
+        told = datetime.now(UTC) - timedelta(seconds=3)
+        words = {"event": "worker.stuck", "timestamp": told.isoformat(), "why": why}
+        log = tmp_path / "log"
+        log.write_text(json.dumps(words) + "\n")
+        return Node("n0", "run/n0", agent=None, log=log)  # type: ignore[arg-type]
+
+    (ended,) = forsaken([node("it waits for ranks that are gone")], histories)
+    assert (ended.process, ended.kind) == ("second", "killed")
+    assert not forsaken([node("it does not answer")], histories)
 
 
 def test_a_seed_draws_the_same_faults() -> None:
