@@ -55,7 +55,7 @@ from elastic_runtime.agent.life import (
     WorkerReady,
     WorkerReturned,
 )
-from elastic_runtime.agent.stuck import SILENCE, no_news, who_is_stuck
+from elastic_runtime.agent.stuck import SILENCE, no_news, overdue, who_is_stuck
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import HANG
@@ -456,7 +456,7 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     if state.phase is not Phase.RUNNING or not inside or last is None:
         return Step(state)
     if state.interrupted_at is not None:
-        return Step(state)
+        return overdue(state, inside, event)
     said = {rank: state.heard.get(rank) for rank in inside}
     recently = now < state.asked_at + (_ANSWER if all(said.values()) else SILENCE)
     old = state.asked_at < max(now - event.seconds, now - _OLD_ANSWER)

@@ -8,6 +8,7 @@ from elastic_runtime.agent.life import (
     AskWorkers,
     KillWorkers,
     NoNews,
+    NoProgress,
     Phase,
     Report,
     Seat,
@@ -51,6 +52,27 @@ def who_is_stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int,
         elif now >= begun + patience:
             found[rank] = f"it has come to no commit, and is at {heard.where} ({option})"
     return found
+
+
+def overdue(state: State, inside: tuple[int, ...], event: NoProgress) -> Step:
+    """Ends who hangs in a round that has broken for another reason, and so will not leave it.
+
+    Args:
+        state: the present state; the workers were interrupted.
+        inside: local ranks of those that are still in the round.
+        event: for how long they have made no step.
+    """
+    if state.interrupted_at is None or state.asked_at < state.interrupted_at:
+        return Step(state)  # what they said before is no longer so
+    said = state.heard.items()
+    late = {r: h.where for r, h in said if r in inside and not (h.collective or h.busy)}
+    if not late:
+        return Step(state)
+    where = "; ".join(late.values())
+    why = f"no step for {event.seconds:.0f} s, while it is at {where} (--hang-timeout)"
+    report = Report("worker.hangs", {"local_ranks": list(late), "why": why})
+    state = replace(state, heard={r: heard for r, heard in said if r not in late})
+    return Step(state, (report, KillWorkers(tuple(late), why)), why)
 
 
 def no_news(state: State, event: NoNews, now: float) -> Step:

@@ -56,6 +56,22 @@ def test_who_hangs_outside_of_a_collective_is_named_and_replaced(tmp_path: Path)
         job.finish()
 
 
+def test_who_hangs_is_found_also_if_the_round_breaks_meanwhile(tmp_path: Path) -> None:
+    options = ("--local-nodes", "3", "--min", "1", "--hang-timeout", "2", "--rejoin-timeout", "5m")
+    with Job(tmp_path, "steps.py", *options) as job:
+        before = job.ranks(3)
+        job.order(before[1], "sleep", _FOR_EVER)
+        job.kill(before[2])
+        hangs = job.event("worker.hangs", node=before[1].node)
+        assert "noting.py" in hangs["why"]
+        full = job.ranks(3, after=before[0].round)
+        pids = {note.pid for note in full.values()}
+        assert before[0].pid in pids
+        assert before[1].pid not in pids
+        assert not job.events("fault.retry"), "that is no failure of the script"
+        job.finish()
+
+
 def test_other_nodes_wait_for_a_busy_worker(tmp_path: Path) -> None:
     options = ("--local-nodes", "3", "--hang-timeout", "2")
     with Job(tmp_path, "steps.py", *options) as job:
