@@ -418,6 +418,8 @@ class _Commit:
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
         agreed = self._agreement.step(self._wishes(Wish.TRAINS))
+        if ranks is not None:
+            ranks.met = True
         if loop._saver is not None:
             loop._saver.count(step)
             loop._saver.heed(agreed)

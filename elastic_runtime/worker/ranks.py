@@ -150,6 +150,7 @@ class Ranks:
 
     Attributes:
         building: the ranks are not connected yet, and the script has not run.
+        met: a step was committed, so that all have met in its collectives.
         group: all ranks once more, over gloo, for what is not training.
         interrupted: somebody has called ``interrupt``.
     """
@@ -171,6 +172,7 @@ class Ranks:
         self._lock = threading.Lock()
         self._sockets: set[Connection] = set()
         self.building = True
+        self.met = False
         self._recording = ExitStack()
         self._hook = sys.excepthook
 
@@ -225,8 +227,9 @@ class Ranks:
             one.shut(socket.SHUT_RD)
         torch_private.abort_nccl()
         # Who connects, also a group of the script's or a save's, waits in the store's client for
-        # the peers' addresses; and nobody else can use a client in which somebody waits.
-        if self.building or connecting:
+        # the peers' addresses; and nobody else can use a client in which somebody waits. Ranks of
+        # NCCL wait there in their first collective.
+        if connecting or not self.met:
             self._stores.forget(self.place.host, self.place.port)
 
     def take_apart(self) -> None:

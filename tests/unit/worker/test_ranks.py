@@ -7,12 +7,14 @@ import socket
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
+from torch.distributed.distributed_c10d import _get_default_store
 
 from elastic_runtime import torch_private
 from elastic_runtime.data.order import Orders
@@ -42,11 +44,10 @@ def _place(port: int, size: int = 1, *, rank: int = 0) -> Place:
 def _in_place(port: int, make: type[Ranks] = Ranks) -> tuple[Ranks, dist.TCPStore]:
     """The ranks of a round instead of the group that the test begins with."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    stores = Stores()
-    store = stores.client("127.0.0.1", port).store
+    store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)  # outlives an interrupt
     _meet(store, "begun", size)
     torch_private.abort_groups()
-    return make(_place(port, size, rank=rank), stores), store
+    return make(_place(port, size, rank=rank), Stores()), store
 
 
 def _meet(store: dist.TCPStore, name: str, size: int) -> None:
@@ -105,15 +106,15 @@ def enters_a_round_after_one_that_broke_while_a_group_was_made(port: int) -> boo
     """Whether rank 0 is soon in the next round, alone, when the peer has not made the group."""
     ranks, store = _in_place(port)
     ranks.build()
-    other = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    ranks.met = True
     _meet(store, "built", 2)
     if ranks.place.rank == 1:
-        other.wait(["released"], timedelta(seconds=50))
+        store.wait(["released"], timedelta(seconds=50))
         return True
-    before = other.num_keys()
+    before = store.num_keys()
 
     def interrupt() -> None:
-        processes.wait_for(lambda: other.num_keys() > before, 50, "an address of rank 0")
+        processes.wait_for(lambda: store.num_keys() > before, 50, "an address of rank 0")
         ranks.interrupt()
 
     threading.Thread(target=interrupt).start()
@@ -124,7 +125,7 @@ def enters_a_round_after_one_that_broke_while_a_group_was_made(port: int) -> boo
     entering = threading.Thread(target=alone.build, daemon=True)
     entering.start()
     entering.join(20)
-    other.set("released", "1")
+    store.set("released", "1")
     return not entering.is_alive()
 
 
@@ -134,6 +135,40 @@ def test_a_group_that_was_not_finished_does_not_hold_up_the_next_round() -> None
         run_ranks(2, enters_a_round_after_one_that_broke_while_a_group_was_made, server.port)
     )
     assert soon
+
+
+def interrupted_in_the_store(port: int, *, met: bool) -> tuple[bool, bool]:
+    """Whether an interrupt releases a rank from the store, and whether it keeps its client."""
+    ranks = Ranks(_place(port), Stores())
+    ranks.build()
+    ranks.met = met
+    before = ranks._stores.client("127.0.0.1", port)
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        with pytest.raises(RuntimeError):  # as ranks of NCCL wait for what names their group
+            _get_default_store().get("what nobody sets")
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    if not met:
+        waiting.start()
+        waits.wait(50)
+    ranks.interrupt()
+    if not met:
+        waiting.join(20)
+    return not waiting.is_alive(), ranks._stores.client("127.0.0.1", port) is before
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_before_the_first_step_an_interrupt_releases_who_waits_in_the_store(met: bool) -> None:
+    server = _serve()
+    ((released, kept),) = values(
+        run_ranks(1, partial(interrupted_in_the_store, met=met), server.port)
+    )
+    assert released
+    # Another client costs name look-ups, and in a running round nobody waits in this one.
+    assert kept is met
 
 
 def connects_to_who_has_gone(port: int) -> tuple[bool, bool]:
