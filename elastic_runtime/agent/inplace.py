@@ -240,7 +240,7 @@ def _interrupt(state: State, reason: str, actions: list[Action], now: float) -> 
     inside = state.seated(Seat.IN)
     if inside:
         if state.interrupted_at is None:
-            state = replace(state, interrupted_at=now, asking=False)
+            state = replace(state, interrupted_at=now, asking=False, overdue=0.0)
             actions.append(SetAlarm(now + state.settings.stuck))
         actions.append(InterruptWorkers(last.number, inside, reason))
     return _unless_in(state, actions, now)
@@ -456,7 +456,7 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     if state.phase is not Phase.RUNNING or not inside or last is None:
         return Step(state)
     if state.interrupted_at is not None:
-        return overdue(state, inside, event)
+        return overdue(state, event, now)
     said = {rank: state.heard.get(rank) for rank in inside}
     recently = now < state.asked_at + (_ANSWER if all(said.values()) else SILENCE)
     old = state.asked_at < max(now - event.seconds, now - _OLD_ANSWER)

@@ -457,6 +457,8 @@ class State:
         seats: in place, where each worker that has a process is, by local rank.
         joined: in place, this node has asked in.
         interrupted_at: in place, when the workers were told to leave the round at once.
+        overdue: in place, for how many seconds workers that do not leave a broken round have made
+            no step, if that is a hang; else 0.0.
         heard: in place, what workers have said of where they are since they were asked.
         asking: in place, they were asked.
         asked_at: when they were last asked, in seconds on the monotonic clock.
@@ -486,6 +488,7 @@ class State:
     seats: Mapping[int, Seated] = field(default_factory=dict)
     joined: bool = False
     interrupted_at: float | None = None
+    overdue: float = 0.0
     heard: Mapping[int, WorkerHeard] = field(default_factory=dict)
     asking: bool = False
     asked_at: float = float("-inf")

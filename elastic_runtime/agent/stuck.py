@@ -49,30 +49,30 @@ def who_is_stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int,
             found[rank] = "it waits for ranks that are gone"
         elif all_wait and not heard.busy:
             found[rank] = f"all others wait for it, while it is at {heard.where} (--hang-timeout)"
+        elif state.overdue and not heard.busy:
+            found[rank] = (
+                f"no step for {state.overdue:.0f} s, and it is at {heard.where} (--hang-timeout)"
+            )
         elif now >= begun + patience:
             found[rank] = f"it has come to no commit, and is at {heard.where} ({option})"
     return found
 
 
-def overdue(state: State, inside: tuple[int, ...], event: NoProgress) -> Step:
-    """Ends who hangs in a round that has broken for another reason, and so will not leave it.
+def overdue(state: State, event: NoProgress, now: float) -> Step:
+    """Takes note that a step has become a hang in a round that has broken for another reason.
+
+    Before the break a worker may have waited for others for any time, so it counts from there. What
+    it says when it is asked next decides; the first time it may have been released just then.
 
     Args:
         state: the present state; the workers were interrupted.
-        inside: local ranks of those that are still in the round.
-        event: for how long they have made no step.
+        event: for how long they have made no step, and how long one may take.
+        now: seconds on the monotonic clock.
     """
-    if state.interrupted_at is None or state.asked_at < state.interrupted_at:
-        return Step(state)  # what they said before is no longer so
-    said = state.heard.items()
-    late = {r: h.where for r, h in said if r in inside and not (h.collective or h.busy)}
-    if not late:
+    begun = state.interrupted_at or now
+    if now < max(begun, state.busy_at) + event.limit or state.asking or state.asked_at < begun:
         return Step(state)
-    where = "; ".join(late.values())
-    why = f"no step for {event.seconds:.0f} s, while it is at {where} (--hang-timeout)"
-    report = Report("worker.hangs", {"local_ranks": list(late), "why": why})
-    state = replace(state, heard={r: heard for r, heard in said if r not in late})
-    return Step(state, (report, KillWorkers(tuple(late), why)), why)
+    return Step(replace(state, overdue=event.seconds), (), "a worker hangs in a broken round")
 
 
 def no_news(state: State, event: NoNews, now: float) -> Step:

@@ -190,7 +190,8 @@ def _too_few(
         plan.wake_at(due)
         unit = f", a multiple of {job.node_unit}" if job.node_unit > 1 else ""
         nodes = "one node" if job.min_nodes == 1 else f"{job.min_nodes} nodes"
-        why = f"waiting for at least {nodes}{unit}"
+        scaled = "" if job.min_nodes == job.launch_min else " (elasticctl scale)"
+        why = f"waiting for at least {nodes}{unit}{scaled}"
         return plan.wait(state, f"{why}: {cut}" if cut else why, have)
     outcome = OutcomeRecord(
         job.incarnation,

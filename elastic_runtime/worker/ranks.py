@@ -234,7 +234,7 @@ class Ranks:
 
     def take_apart(self) -> None:
         """Ends all groups. The caller must be out of the ``except`` block of what ended them."""
-        if self.building:
+        if self.building or self._waits:  # a thread of the script's may still make a group
             self._stores.forget(self.place.host, self.place.port)
         with self._lock:
             sockets, self._sockets = self._sockets, set()
@@ -271,9 +271,9 @@ class Ranks:
                 answer.put((None, error))
 
         with self._lock:
+            if self.interrupted.is_set():
+                raise Interrupted
             self._waits.append(answer)
-        if self.interrupted.is_set():
-            raise Interrupted
         threading.Thread(target=do, name="elastic-connect", daemon=True).start()
         value, error = answer.get()
         with self._lock:

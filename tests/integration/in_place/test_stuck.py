@@ -62,8 +62,8 @@ def test_who_hangs_is_found_also_if_the_round_breaks_meanwhile(tmp_path: Path) -
         before = job.ranks(3)
         job.order(before[1], "sleep", _FOR_EVER)
         job.kill(before[2])
-        hangs = job.event("worker.hangs", node=before[1].node)
-        assert "noting.py" in hangs["why"]
+        stuck = job.event("worker.stuck", node=before[1].node)
+        assert "(--hang-timeout)" in stuck["why"]
         full = job.ranks(3, after=before[0].round)
         pids = {note.pid for note in full.values()}
         assert before[0].pid in pids

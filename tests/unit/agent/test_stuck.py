@@ -120,36 +120,49 @@ def test_who_works_while_all_others_have_waited_is_ended_unless_it_says_why(
 
 
 @pytest.mark.parametrize(
-    ("heard", "ends"),
+    ("heard", "why"),
     [
-        (WorkerHeard(0, False, "train.py:9", ""), True),
-        (WorkerHeard(0, False, "train.py:9", "evaluation"), False),
-        (WorkerHeard(0, True, "train.py:9", ""), False),
-        (None, False),
+        (
+            WorkerHeard(0, False, "train.py:9", ""),
+            "no step for 161 s, and it is at train.py:9 (--hang-timeout)",
+        ),
+        (WorkerHeard(0, False, "train.py:9", "evaluation"), ""),
     ],
 )
 def test_who_hangs_is_found_also_in_a_round_that_has_broken_for_another_reason(
-    heard: WorkerHeard | None, ends: bool
+    heard: WorkerHeard, why: str
 ) -> None:
     life = Life().in_round()
-    life.take(WorkerHeard(0, False, "train.py:5", ""))
-    life.now += 1.0
+    life.now += 100.0
     life.take(Switch(1, broken=True, reason="node b lost"))
     life.take(left(1, 1))
-    assert not life.take(NoProgress(31.0, 30.0)), "what it said before is no longer so"
-    life.now += 1.0
-    life.take(Alarm())
-    if heard:
+
+    def look(seconds: float) -> None:
+        life.take(NoProgress(seconds, 30.0))
+        life.take(Alarm())
+        assert life.asked(AskWorkers)
+        life.take(NoProgress(seconds, 30.0))
         life.take(heard)
-    life.take(NoProgress(32.0, 30.0))
-    assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([(0,)] if ends else [])
-    if ends:
-        (report,) = life.asked(Report)
-        assert report.name == "worker.hangs"
-        assert (
-            report.fields["why"] == "no step for 32 s, while it is at train.py:9 (--hang-timeout)"
-        )
-        assert not life.take(NoProgress(32.1, 30.0)), "once is enough"
+        life.take(Alarm())
+
+    look(131.0)
+    assert not life.asked(KillWorkers), "it may have waited for others for most of that"
+    life.now += 30.0
+    look(161.0)
+    assert [kill.why for kill in life.asked(KillWorkers)] == ([why] if why else [])
+
+
+def test_who_has_just_been_released_is_not_overdue() -> None:
+    life = Life().in_round()
+    life.take(Switch(1, broken=True, reason="node b lost"))
+    life.take(left(1, 1))
+    life.now += 31.0
+    life.take(NoProgress(31.0, 30.0))
+    life.take(Alarm())
+    life.take(NoProgress(31.1, 30.0))
+    life.take(WorkerHeard(0, False, "train.py:9", ""))
+    life.take(Alarm())
+    assert not life.asked(KillWorkers), "its errors are on their way"
 
 
 def test_a_busy_worker_is_ended_when_the_others_have_waited_for_too_long() -> None:

@@ -401,3 +401,10 @@ def test_there_may_be_no_choice_but_a_suspect() -> None:
     order = switch(3, broken=True, survey=True)
     seat.sees(job(2, 2), last, order, seat.state.record, back("b", 3, echo, checked=3))
     assert seat.members() == ["a", "b"]
+
+
+def test_who_waits_for_nodes_is_told_that_they_were_asked_for_later() -> None:
+    (launched,) = Seat().sees(job(3, 4), node("a")).told(Waiting)
+    (scaled,) = Seat().sees(job(3, 4, launch_min=1), node("a")).told(Waiting)
+    assert launched.reason == "waiting for at least 3 nodes"
+    assert scaled.reason == "waiting for at least 3 nodes (elasticctl scale)"
