@@ -186,7 +186,10 @@ def _without_former_lives(state: State) -> State:
 
 
 def _joined(state: State, record: NodeRecord, now: float) -> State:
-    """A new life. What is known of the store and of others stays, but what only members believe."""
+    """A new life. What is known of the store and of others stays, but what only members believe.
+
+    Whom it reached before it was left out says nothing: it may have been cut off since.
+    """
     dead = {node: how for node, how in state.dead.items() if how != REFUSED}
     return replace(
         state,
@@ -201,6 +204,9 @@ def _joined(state: State, record: NodeRecord, now: float) -> State:
         wide=False,
         asked=(False, frozenset(node_key(node) for node in dead)),
         dead=dead,
+        probed={},
+        answers={},
+        heard={},
         current=None,
         old_outcome=None,
         peers={},

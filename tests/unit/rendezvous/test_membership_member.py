@@ -275,6 +275,18 @@ def test_a_joiner_reaches_the_group_before_it_shows_itself() -> None:
     assert _own(seat.feed(Probed("b", ALIVE), 0.001)) is not None
 
 
+def test_whom_a_node_reached_before_it_was_left_out_says_nothing_about_now() -> None:
+    members = job(), sealed(3, "b", "a"), node("a")
+    seat = Seat("c").sees(*members, wide=False)
+    seat.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", ALIVE), 0.001)
+    assert _own(seat) is not None
+    seat.feed(Join(node("d"))).sees(*members, wide=False)
+    assert (_own(seat), sorted(seat.probes())) == (None, ["a", "b"])
+    seat.feed(Probed("a", ALIVE), 0.001)
+    assert _own(seat) is None
+    assert _own(seat.feed(Probed("b", ALIVE), 0.001)) is not None
+
+
 def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_dead() -> None:
     """A job that trains would get another life beside it."""
     far = [node(name, address="10.0.0.1") for name in "ab"]
