@@ -74,12 +74,19 @@ def forsaken(nodes: Sequence[Node], histories: Histories) -> list[Strike]:
 
 
 def check_weights(directory: Path, ranks: int, steps: int) -> None:
-    """Each rank has saved the weights that a single process has after so many steps."""
+    """Each rank has saved the weights that a single process has after so many steps.
+
+    After some 60,000 steps the training makes what it likes of the last bit of a weight, which the
+    order of a sum decides: more than of a twin that begins a bit apart cannot be asked.
+    """
     saved = [torch.load(path) for path in directory.iterdir()]
     assert len(saved) == ranks
-    for name, expected in _weights_after(steps).items():
+    alone, twin = _weights_after(steps), _weights_after(steps, apart=1e-15)
+    drift = max(float((alone[name] - twin[name]).abs().max()) for name in alone)
+    print(f"weights of a twin after {steps} steps: {drift:.1e} apart")
+    for name, expected in alone.items():
         for weights in saved:
-            torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-5)
+            torch.testing.assert_close(weights[name], expected, rtol=0, atol=max(1e-5, 10 * drift))
 
 
 def check_logs(nodes: Sequence[Node], faults: Sequence[Fault]) -> None:
@@ -139,9 +146,12 @@ def _batches() -> Iterator[list[int]]:
         order.epoch += 1
 
 
-def _weights_after(steps: int) -> dict[str, Any]:
-    """The weights of a single process that nothing happens to."""
+def _weights_after(steps: int, apart: float = 0.0) -> dict[str, Any]:
+    """The weights of a single process that nothing happens to, begun by such a part greater."""
     model, optim = network()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(1.0 + apart)
     points = Points()
     for batch in islice(_batches(), steps):
         _, inputs, targets = zip(*(points[index] for index in batch), strict=True)
