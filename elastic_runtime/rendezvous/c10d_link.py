@@ -96,6 +96,8 @@ class Link:
         self._before = _open_sockets().keys()
         _guard(self)
         with self._lock:
+            if self._cut:
+                raise StoreUnavailable(self._no("this process ends"))
             self._client = self._in_time(lambda: _connect(host, self._port, limit), limit)
         with _claiming:
             new = self._addresses_of_sockets()
@@ -248,12 +250,16 @@ def _connect(host: str, port: int, limit: float) -> TCPStore:
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
+_ending = False
 
 
 @atexit.register
 def _cut_all() -> None:
     """Ends all calls: a thread that comes back from one while the interpreter ends aborts it."""
-    links = list(_links)
+    global _ending
+    with _guarding:
+        _ending = True  # a link that is made from now on is cut before its first call
+        links = list(_links)
     for link in links:
         link.cut()
     # torch, while it connects, tries again on further sockets until its time is over, and the last
@@ -272,6 +278,7 @@ def _guard(link: Link) -> None:
     global _guard_thread
     with _guarding:
         _links.add(link)
+        link._cut |= _ending
         if _guard_thread is None or not _guard_thread.is_alive():
             _guard_thread = threads.spawn(_keep_guard, name="c10d-guard")
 

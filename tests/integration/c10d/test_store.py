@@ -201,6 +201,34 @@ def test_a_process_may_end_while_it_connects() -> None:
     assert (process.returncode, said) == (0, "gone\n"), printed
 
 
+_CONNECTS_AGAIN_AND_AGAIN = """
+import sys, threading, time
+from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.rendezvous.c10d_link import Link
+
+def again(met):
+    while True:
+        try:
+            Link("127.0.0.1", int(sys.argv[1])).add("count", 1)
+        except StoreUnavailable:
+            pass
+        met.set()
+
+for _ in range(8):
+    met = threading.Event()
+    threading.Thread(target=again, args=(met,), daemon=True).start()
+    met.wait()
+"""
+
+
+def test_a_process_may_end_while_it_connects_again(host: HostProcess) -> None:
+    # As a node does whose store has gone with its host, in the moment in which the job ends.
+    command = [sys.executable, "-c", _CONNECTS_AGAIN_AND_AGAIN, str(host.port)]
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_foreign_bytes_under_our_key_are_shown_and_can_be_replaced(
     host: HostProcess, open_at: OpenAt, run_id: str
 ) -> None:
