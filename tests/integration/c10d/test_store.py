@@ -214,7 +214,7 @@ def again(met):
             pass
         met.set()
 
-for _ in range(8):
+for _ in range(4):
     met = threading.Event()
     threading.Thread(target=again, args=(met,), daemon=True).start()
     met.wait()
