@@ -52,7 +52,7 @@ def broken_rules(
 
 
 def forsaken(nodes: Sequence[Node], histories: Histories) -> list[Strike]:
-    """Healthy workers that their agents have ended, and said why.
+    """Workers that their agents have ended since nothing else could release them.
 
     Where a peer resets a connection just while gloo sends, gloo keeps that error to itself now and
     then: the worker waits for somebody who has gone, nothing can release it, and it is replaced.

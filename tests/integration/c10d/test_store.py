@@ -202,7 +202,7 @@ def test_a_process_may_end_while_it_connects() -> None:
 
 
 _CONNECTS_AGAIN_AND_AGAIN = """
-import sys, threading, time
+import sys, threading
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.c10d_link import Link
 

@@ -102,8 +102,14 @@ def test_an_interrupt_does_not_wait_for_a_group_that_the_script_makes() -> None:
     assert said == "Interrupted"
 
 
-def enters_a_round_after_one_that_broke_while_a_group_was_made(port: int) -> bool:
-    """Whether rank 0 is soon in the next round, alone, when the peer has not made the group."""
+def enters_a_round_while_a_group_is_made(port: int, *, told: bool) -> bool:
+    """Whether rank 0 is soon in the next round, alone, when the peer has not made the group.
+
+    Args:
+        port: of the store.
+        told: the round is interrupted; else this rank leaves it by itself, and another of the
+            script's threads makes the group.
+    """
     ranks, store = _in_place(port)
     ranks.build()
     ranks.met = True
@@ -113,13 +119,14 @@ def enters_a_round_after_one_that_broke_while_a_group_was_made(port: int) -> boo
         return True
     before = store.num_keys()
 
-    def interrupt() -> None:
-        processes.wait_for(lambda: store.num_keys() > before, 50, "an address of rank 0")
-        ranks.interrupt()
+    def make() -> None:
+        with pytest.raises(Interrupted if told else RuntimeError):
+            dist.new_group(backend="gloo", timeout=timedelta(seconds=100))
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(Interrupted):
-        dist.new_group(backend="gloo", timeout=timedelta(seconds=100))
+    threading.Thread(target=make, daemon=True).start()
+    processes.wait_for(lambda: store.num_keys() > before, 50, "an address of rank 0")
+    if told:
+        ranks.interrupt()
     ranks.take_apart()
     alone = Ranks(replace(_place(port), key="round/2"), ranks._stores)
     entering = threading.Thread(target=alone.build, daemon=True)
@@ -129,11 +136,11 @@ def enters_a_round_after_one_that_broke_while_a_group_was_made(port: int) -> boo
     return not entering.is_alive()
 
 
-def test_a_group_that_was_not_finished_does_not_hold_up_the_next_round() -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_a_group_that_was_not_finished_does_not_hold_up_the_next_round(told: bool) -> None:
     server = _serve()
-    soon, _ = values(
-        run_ranks(2, enters_a_round_after_one_that_broke_while_a_group_was_made, server.port)
-    )
+    enters = partial(enters_a_round_while_a_group_is_made, told=told)
+    soon, _ = values(run_ranks(2, enters, server.port))
     assert soon
 
 
