@@ -453,7 +453,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         """Fills in torch's description of the group."""
         group = self._group
         first, world = last.first_worker(group_rank), last.world_size
-        group.group_rank, group.group_world_size = group_rank, len(last.members)
+        group.group_rank, group.group_world_size = group_rank, last.size
         group.master_addr, group.master_port = last.members[0].address, last.store_port
         group.workers = [
             Worker(local_rank, first + index, first + index, world, world)

@@ -349,7 +349,7 @@ class Crew:
                 local_rank=local_rank,
                 local_world=len(local_ranks),
                 group_rank=group_rank,
-                group_world=len(last.members),
+                group_world=last.size,
                 host=host.address,
                 port=last.store_port,
                 key=f"{last.incarnation}/{last.number}",

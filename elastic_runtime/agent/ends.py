@@ -39,7 +39,7 @@ def begun(last: RoundRecord, group_rank: int) -> Report:
     fields = {
         "round": last.number,
         "workers": last.world_size,
-        "nodes": len(last.members),
+        "nodes": last.size,
         "reason": last.reason,
         "group_rank": group_rank,
         "restarts": last.budget.restarts,

@@ -72,7 +72,15 @@ def provisional(me: Member, last: RoundRecord | None) -> tuple[RoundRecord, int]
     rank = last.rank_of(me.node)
     if rank >= 0:
         return last, rank
-    return replace(last, members=(*last.members, me)), len(last.members)
+    more = replace(
+        last,
+        members=(*last.members, me),
+        nodes=last.size + 1,
+        workers=last.world_size + me.workers,
+        ranks=(*last.ranks, last.size) if last.ranks else (),
+        firsts=(*last.firsts, last.world_size) if last.ranks else (),
+    )
+    return more, last.size
 
 
 def worker_environment(
@@ -108,7 +116,7 @@ def worker_environment(
     world = last.world_size
     first = last.members[0]
     environment = {
-        **_way_of_gloo(last.members[group_rank].address),
+        **_way_of_gloo(last.member(group_rank).address),
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
@@ -116,7 +124,7 @@ def worker_environment(
         "ROLE_RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(config.workers),
-        "GROUP_WORLD_SIZE": str(len(last.members)),
+        "GROUP_WORLD_SIZE": str(last.size),
         "ROLE_WORLD_SIZE": str(world),
         "ROLE_NAME": config.role,
         "MASTER_ADDR": first.address,

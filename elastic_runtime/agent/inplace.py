@@ -166,7 +166,7 @@ def _sealed(state: State, event: Sealed) -> Step:
         return Step(state, (), "not waiting for a round")
     last = event.round
     before = state.round.budget.failures if state.round else 0
-    wanted = last.members[event.group_rank].workers
+    wanted = last.member(event.group_rank).workers
     chosen = state.seated(Seat.READY)[:wanted]
     state = replace(
         state,
@@ -324,7 +324,7 @@ def _asked(state: State, event: Asked, now: float) -> Step | None:
         return None
     last = state.round
     assert last is not None
-    alone = len(last.members) == 1
+    alone = last.size == 1
     text = "stopped on request" if alone else "left on request; other nodes may go on"
     why = FaultReport(last.number, ASKED, "the node was asked to leave")
     state = replace(
@@ -465,7 +465,7 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
             return Step(state)
         state = replace(state, asking=True, asked_at=now, heard={})
         return Step(state, (AskWorkers(inside), LookForMembers(last.number)), "no progress")
-    alone = len(last.members) == 1
+    alone = last.size == 1
     if recently or (not alone and state.surveyed_at < state.asked_at):
         return Step(state)  # who cannot reach the others is no worse than they are
     state = replace(state, asking=False)
@@ -500,7 +500,7 @@ def _surveyed(state: State, event: Surveyed, now: float) -> Step:
         return Step(state, (report,), "a worker of another node is busy")
     if state.interrupted_at is not None or not state.seated(Seat.IN):
         return Step(state)
-    name = last.members[state.group_rank].name
+    name = last.member(state.group_rank).name
     reason = f"{name} does not reach {', '.join(event.missed)}"
     fault = FaultReport(last.number, LOST, reason, signature=CUT_OFF, consequence=True)
     state = replace(state, asking=False, faults=(*state.faults, fault))

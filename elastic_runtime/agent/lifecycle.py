@@ -280,7 +280,7 @@ def _asked(state: State, signum: int, now: float) -> Step:
         return end(state, [])
     state = replace(state, asked=Request(signum, now))
     report = Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"})
-    alone = state.round is None or len(state.round.members) == 1
+    alone = state.round is None or state.round.size == 1
     text = "stopped on request" if alone else "left on request; other nodes may go on"
     finish = Finish(EXIT_LEFT, text)
     state = replace(state, then=Then.LEAVE, finish=finish)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.life import Settings
-from elastic_runtime.rendezvous.state import Policy
+from elastic_runtime.rendezvous.state import IN_ONE_PIECE, Layout, Policy
 
 if TYPE_CHECKING:
     from elastic_runtime.config import Endpoint, JobConfig
@@ -41,6 +41,7 @@ def policy_of(config: JobConfig) -> Policy:
         settle=max(3.0, times.lease_ttl),
         connect=times.connect,
         remedy=_remedy(config.endpoint),
+        layout=IN_ONE_PIECE if config.endpoint.backend == "c10d" else Layout(),
         resuming=config.resuming,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_runtime.errors import RecordError
@@ -29,6 +30,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.rendezvous.group import all_members
 from elastic_runtime.rendezvous.reach import severed_pairs, told
 
 if TYPE_CHECKING:
@@ -163,6 +165,7 @@ class Report:
 
 def read_records(entries: Iterable[Entry]) -> Records:
     """Decodes the entries of a run; what cannot be read is listed, and never stops the rest."""
+    entries = tuple(entries)
     bad: list[tuple[str, str]] = []
 
     def decoded(cls: type[_R], entry: Entry) -> _R | None:
@@ -188,6 +191,8 @@ def read_records(entries: Iterable[Entry]) -> Records:
             nodes[node.node] = node
         elif entry.key.startswith(EVENTS) and (event := decoded(EventRecord, entry)):
             events.append(event)
+    if isinstance(last := single.get(ROUND), RoundRecord):
+        single[ROUND] = all_members(last, entries)
     events.sort(key=lambda event: event.at)
     return Records(**single, nodes=nodes, events=tuple(events), bad=tuple(bad))
 
@@ -263,10 +268,13 @@ def node_lines(records: Records, answers: Answers) -> tuple[NodeLine, ...]:
     last = records.round
     members = last.members if last else ()
     lines = []
-    for group_rank, member in enumerate(members):
+    # Of a large round whose parts are not all there, some members are not known.
+    firsts = (
+        last.firsts if last and last.ranks else accumulate((m.workers for m in members), initial=0)
+    )
+    for member, first in zip(members, firsts, strict=False):
         assert last is not None
         record, answer = records.nodes.get(member.node), answers.get(member.node, {})
-        first = last.first_worker(group_rank)
         lines.append(
             NodeLine(
                 name=member.name,
@@ -312,7 +320,7 @@ def _outsider_role(record: NodeRecord, records: Records) -> str:
     full = (
         records.job is not None
         and records.round is not None
-        and len(records.round.members) >= records.job.max_nodes
+        and records.round.size >= records.job.max_nodes
     )
     return SPARE if full else JOINING
 

@@ -10,6 +10,7 @@ Keys, all under ``<prefix>/<run id>/``::
     job                 JobRecord       what the job is
     nodes/<uuid>        NodeRecord      one life of one agent (leased)
     round               RoundRecord     the one agreed membership
+    group/<id>/<part>   GroupRecord     the members of a large round, in parts
     switch              SwitchRecord    "leave round n now": it broke, or a change is planned
     outcome             OutcomeRecord   the end
     events/<rank>-<n>   EventRecord     the last events, for ``elasticctl``
@@ -20,13 +21,17 @@ from __future__ import annotations
 import json
 import types
 import typing
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from elastic_runtime.errors import RecordError
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Records are read up to this version. Each is written with the lowest one that can say it.
+FORMAT = 2
 
 JOB = "job"
 ROUND = "round"
@@ -34,6 +39,7 @@ SWITCH = "switch"
 OUTCOME = "outcome"
 NODES = "nodes/"
 EVENTS = "events/"
+GROUP = "group/"
 # Each place in the job has so many slots for events, which are written over in turn.
 EVENT_SLOTS = 8
 
@@ -62,6 +68,12 @@ def called(name: str) -> str:
     return name if name.startswith("node") else f"node {name}"
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """How a sentence names several nodes: those of 10,000 would fill a book."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def node_key(node: str) -> str:
     """The key of the node with this uuid."""
     return NODES + node
@@ -87,9 +99,14 @@ class Record:
 
     kind: ClassVar[str] = "record"
 
+    @property
+    def version(self) -> int:
+        """The lowest version of the format that can say what this record says."""
+        return 1
+
     def encode(self) -> bytes:
         """Compact JSON with the format's version and the record's kind."""
-        body = {"v": FORMAT, "kind": self.kind, **_plain(self)}
+        body = {"v": self.version, "kind": self.kind, **_plain(self)}
         return json.dumps(body, separators=(",", ":")).encode()
 
     def check(self) -> None:
@@ -124,7 +141,7 @@ class Record:
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    return {f.name: _plain_value(getattr(record, f.name)) for f in fields(record)}
+    return {f.name: _plain_value(getattr(record, f.name)) for f in fields(record) if f.init}
 
 
 def _plain_value(value: Any) -> Any:
@@ -138,7 +155,7 @@ def _plain_value(value: Any) -> Any:
 @cache
 def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
     hints = typing.get_type_hints(cls)
-    return tuple((f.name, hints[f.name]) for f in fields(cls))
+    return tuple((f.name, hints[f.name]) for f in fields(cls) if f.init)
 
 
 _D = TypeVar("_D")
@@ -160,7 +177,9 @@ def _build(cls: type[_D], body: dict[str, Any]) -> _D:
 @cache
 def _required(cls: type) -> tuple[Field[Any], ...]:
     return tuple(
-        one for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING
+        one
+        for one in fields(cls)
+        if one.init and one.default is MISSING and one.default_factory is MISSING
     )
 
 
@@ -347,15 +366,26 @@ class Budget:
 class RoundRecord(Record):
     """One agreed membership.
 
+    The store has a small round in one record. Of a large one it has the first members here, and
+    all of them in parts under ``group`` (see ``rendezvous.group``): n nodes that each read n
+    members would read n² of them. So a node may know only some of the members, itself among them
+    if it is one.
+
     Attributes:
         number: grows by one with every round of the job, over all its incarnations.
         incarnation: the life of the job that it belongs to.
-        members: the nodes in rank order.
+        members: the nodes in rank order, as far as they are known.
         store_port: port of the round's TCPStore on the first member's address.
         reason: why it was formed, for people.
         budget: the job's budget when it was sealed.
         sealed_by: uuid of the leader that wrote it.
         survivors: how many members, the first ones, were in the round before.
+        group: where all members are, if they are not here: what follows ``group/``.
+        parts: in how many parts.
+        nodes: how many members there are; 0: as many as are known.
+        workers: how many workers they have; 0: as many as those that are known.
+        ranks: group ranks of the known members; none: their places in the list.
+        firsts: the global rank of the first worker of each known member, if ``ranks`` are given.
     """
 
     kind: ClassVar[str] = "round"
@@ -368,29 +398,110 @@ class RoundRecord(Record):
     budget: Budget = field(default_factory=Budget)
     sealed_by: str = ""
     survivors: int = 0
+    group: str = ""
+    parts: int = 0
+    nodes: int = 0
+    workers: int = 0
+    ranks: tuple[int, ...] = ()
+    firsts: tuple[int, ...] = ()
+    _places: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        places = {member.node: place for place, member in enumerate(self.members)}
+        object.__setattr__(self, "_places", places)
+
+    @property
+    def version(self) -> int:
+        """Who does not know of parts would take the first members for all."""
+        return 2 if self.group else 1
 
     def check(self) -> None:
         """A round has a number and members, each once."""
-        names = {member.node for member in self.members}
         idle = any(member.workers < 1 for member in self.members)
-        if self.number < 1 or not names or len(names) < len(self.members) or idle:
+        if self.number < 1 or not self._places or len(self._places) < len(self.members) or idle:
             raise ValueError("its number or its members are impossible")
+        apart = len(self.ranks) == len(self.firsts) == len(self.members)
+        if self.group and self.parts < 1:
+            raise ValueError("its members are not in the store")
+        if (self.ranks or self.firsts) and not (apart and max(self.ranks) < self.nodes):
+            raise ValueError("its ranks are impossible")
+
+    @property
+    def whole(self) -> bool:
+        """Whether all members are known."""
+        return len(self.members) >= self.nodes
+
+    @property
+    def size(self) -> int:
+        """How many members the round has."""
+        return self.nodes or len(self.members)
 
     @property
     def world_size(self) -> int:
         """How many workers the round has."""
-        return sum(member.workers for member in self.members)
+        return self.workers or sum(member.workers for member in self.members)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Alike for what two nodes know of one round, however much that is."""
+        return self.number, self.incarnation, self.store_port, self.group or self.members
 
     def rank_of(self, node: str) -> int:
-        """The group rank of a node, -1 if it is no member."""
-        for rank, member in enumerate(self.members):
-            if member.node == node:
-                return rank
-        return -1
+        """The group rank of a node, -1 if it is not known to be a member."""
+        place = self._places.get(node, -1)
+        return self.ranks[place] if self.ranks and place >= 0 else place
+
+    def member(self, group_rank: int) -> Member:
+        """The member with this group rank.
+
+        Raises:
+            LookupError: there is none, or this node does not know of it.
+        """
+        return self.members[self._place(group_rank)]
 
     def first_worker(self, group_rank: int) -> int:
-        """The global rank of the first worker of the member with this group rank."""
+        """The global rank of the first worker of the member with this group rank.
+
+        Raises:
+            LookupError: this node does not know of that member.
+        """
+        if self.ranks:
+            return self.firsts[self._place(group_rank)]
         return sum(member.workers for member in self.members[:group_rank])
+
+    def _place(self, group_rank: int) -> int:
+        if not self.ranks:
+            return group_rank
+        if group_rank not in self.ranks:
+            raise LookupError(f"round {self.number}: group rank {group_rank} is not known here")
+        return self.ranks.index(group_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord(Record):
+    """Some of the members of a large round.
+
+    Attributes:
+        members: in rank order.
+        ranks: their group ranks.
+        firsts: the global rank of the first worker of each.
+    """
+
+    kind: ClassVar[str] = "group"
+
+    members: tuple[Member, ...]
+    ranks: tuple[int, ...]
+    firsts: tuple[int, ...]
+
+    @property
+    def version(self) -> int:
+        """Rounds in parts came with the second version."""
+        return 2
+
+    def check(self) -> None:
+        """Each member has a rank."""
+        if not len(self.members) == len(self.ranks) == len(self.firsts):
+            raise ValueError("its ranks are impossible")
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,4 +571,4 @@ class EventRecord(Record):
 
 def as_dict(record: Record) -> dict[str, Any]:
     """The record as plain values, for ``--format json``."""
-    return asdict(record)
+    return _plain(record)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import (
     DONE,
     GONE,
+    ROUND,
     JobRecord,
     Member,
     NodeRecord,
@@ -56,7 +58,7 @@ from elastic_runtime.rendezvous.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _R = TypeVar("_R", bound=Record)
 
@@ -66,6 +68,43 @@ _PROOFS: tuple[str, ...] = (REFUSED, OTHER)
 _PAUSES = {True: 1.0, False: 0.05, None: 0.2}
 # A store that has taken no write for so long is asked less often (seconds).
 _LONG, _LONG_PAUSE = 5.0, 2.0
+
+
+def absorb_all(state: State, events: Iterable[Event], now: float) -> State:
+    """The state after several events; those of one kind that follow each other at once.
+
+    Args:
+        state: the state before.
+        events: what has happened, in order.
+        now: seconds on the node's own monotonic clock.
+    """
+    for kind, group in groupby(events, key=type):
+        alike = list(group)
+        if kind is Probed:
+            state = _probed(state, cast("list[Probed]", alike), now)
+            continue
+        if kind is Changed:
+            alike = list(_merged(cast("list[Changed]", alike)))
+        for event in alike:
+            state = absorb(state, event, now)
+    return state
+
+
+def _merged(changes: Iterable[Changed]) -> Iterator[Changed]:
+    """The same changes in fewer pieces. Each change of one key is kept: what was there for a
+    moment may say that a node has ended well."""
+    puts: list[Entry] = []
+    deletes: list[str] = []
+    touched: set[str] = set()
+    for change in changes:
+        keys = {entry.key for entry in change.puts} | set(change.deletes)
+        if keys & touched:
+            yield Changed(tuple(puts), tuple(deletes))
+            puts, deletes, touched = [], [], set()
+        puts += change.puts
+        deletes += change.deletes
+        touched |= keys
+    yield Changed(tuple(puts), tuple(deletes))
 
 
 def absorb(state: State, event: Event, now: float) -> State:
@@ -79,8 +118,11 @@ def absorb(state: State, event: Event, now: float) -> State:
     match event:
         case Snapshot():
             return _without_former_lives(_snapshot(state, event, now))
-        case Changed():
-            return _without_former_lives(_changed(state, event, now))
+        case Changed(puts):
+            state = _changed(state, event, now)
+            # A new life of another node shows in its key.
+            ours = any(entry.key.startswith(records.NODES) or entry.key == ROUND for entry in puts)
+            return _without_former_lives(state) if ours else state
         case Lost(why, acked_at):
             if not state.connected and state.lost_at:
                 return replace(state, lost_why=why)
@@ -96,7 +138,7 @@ def absorb(state: State, event: Event, now: float) -> State:
         case Applied():
             return _applied(state, event, now)
         case Probed():
-            return _probed(state, event, now)
+            return _probed(state, (event,), now)
         case Join(record):
             return _joined(state, record, now)
         case Left() | Available() | Done() | Drain() | Goodbye():
@@ -135,17 +177,16 @@ def _applied(state: State, event: Applied, now: float) -> State:
     return replace(state, holds={**state.holds, event.tag: now + pause})
 
 
-def _probed(state: State, event: Probed, now: float) -> State:
-    node, answer = event.node, event.answer
-    if answer == REFUSED and not _believed(state, node):
-        answer = SILENT
-    sent = state.probed.get(node, now)
-    state = replace(
-        state, answers={**state.answers, node: answer}, heard={**state.heard, node: sent}
-    )
-    if answer not in _PROOFS:
-        return state
-    return replace(state, dead={**state.dead, node: answer})
+def _probed(state: State, events: Iterable[Probed], now: float) -> State:
+    answers, heard, dead = dict(state.answers), dict(state.heard), dict(state.dead)
+    for event in events:
+        node, answer = event.node, event.answer
+        if answer == REFUSED and not _believed(state, node):
+            answer = SILENT
+        answers[node], heard[node] = answer, state.probed.get(node, now)
+        if answer in _PROOFS:
+            dead[node] = answer
+    return replace(state, answers=answers, heard=heard, dead=dead)
 
 
 def _believed(state: State, node: str) -> bool:
@@ -378,13 +419,17 @@ def _with_slot(state: State, key: str, slot: Slot) -> State:
 
 
 def _with_round(state: State, slot: Slot) -> State:
-    sealed, known = slot.record, state.known_round
+    sealed, known, current = slot.record, state.known_round, state.current
     if not isinstance(sealed, RoundRecord):
         return replace(state, round=slot)
     # A store that was emptied may count from the beginning again. What it had before is over then,
     # and must not be given back if it is emptied once more.
     other = known is not None and known.incarnation != sealed.incarnation
     if sealed.number <= state.last_number and not other:
+        if known is not None and sealed.whole and known.identity == sealed.identity:
+            state = replace(state, known_round=sealed)
+        if current is not None and sealed.whole and current.identity == sealed.identity:
+            state = replace(state, current=sealed)
         return replace(state, round=slot)
     # What was being waited for belonged to the round before; how long we wait ourselves does not.
     marks = {name: moment for name, moment in state.marks.items() if name == "wait"}

@@ -60,7 +60,7 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
     """
     from elastic_runtime.rendezvous.address import own_address
     from elastic_runtime.rendezvous.participant import Seed
-    from elastic_runtime.rendezvous.state import Policy
+    from elastic_runtime.rendezvous.state import IN_ONE_PIECE, Layout, Policy
     from elastic_runtime.rendezvous.stores import open_store
     from elastic_runtime.rendezvous.torch_handler import ElasticRendezvousHandler
 
@@ -77,6 +77,7 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
         batch=times.batch,
         settle=max(3.0, times.lease_ttl),
         connect=times.connect,
+        layout=IN_ONE_PIECE if name == C10D else Layout(),
     )
     seed = Seed(
         name=f"{socket.gethostname()}-{os.getpid()}",

@@ -24,6 +24,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
     called,
+    listed,
 )
 from elastic_runtime.rendezvous.budget import USAGE
 from elastic_runtime.rendezvous.lives import create_job, succeed_old_life
@@ -95,6 +96,8 @@ def lead(state: State, plan: Plan, now: float) -> State:
         if state.stranger:
             return succeed_old_life(state, plan, now)
         return form_first(state, job, plan, now)
+    if not last.whole:
+        return plan.know_all(state, last, now)
     standings = standings_of(state, last, now)
     if last.rank_of(state.me) < 0 and all(
         standings[member.node] in OVER or member.node not in state.peers for member in last.members
@@ -178,7 +181,7 @@ def _why_change(
         record = record_of(state, member.node)
         if record and record.status == DRAINING and standings[member.node] == RUNNING:
             return f"{called(member.name)} was asked to leave"
-    if len(last.members) > job.max_nodes:
+    if last.size > job.max_nodes:
         return f"the job was scaled to at most {job.max_nodes} nodes"
     if ENDED_WELL in standings.values():
         return ""  # the end has begun: nobody is let in any more
@@ -203,7 +206,7 @@ def _ripe_return(state: State, last: RoundRecord, plan: Plan, now: float) -> str
     if now < due:
         plan.wake_at(due)
         return ""
-    return f"a worker of {', '.join(names)} is back"
+    return f"a worker of {listed(names)} is back"
 
 
 def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, now: float) -> str:
@@ -216,8 +219,8 @@ def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, no
     chosen = together([*here, *fresh], len(here), lambda n: fitting(job, n), job.min_nodes)
     kept = {record.node for record in chosen}
     fresh = [record for record in fresh if record.node in kept]
-    size = fitting(job, len(last.members) + len(fresh))
-    if size <= len(last.members) or any(record.node not in kept for record in here):
+    size = fitting(job, last.size + len(fresh))
+    if size <= last.size or any(record.node not in kept for record in here):
         return ""
     seen = [state.peers[node.node].seen for node in fresh if node.node in state.peers]
     batch = state.policy.batch_in_place if job.in_place else state.policy.batch
@@ -225,8 +228,8 @@ def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, no
     if size < job.max_nodes and now < due:
         plan.wake_at(due)
         return ""
-    names = ", ".join(node.name for node in fresh[: size - len(last.members)])
-    return f"{called(names)} joins" if size == len(last.members) + 1 else f"nodes {names} join"
+    names = listed([node.name for node in fresh[: size - last.size]])
+    return f"{called(names)} joins" if size == last.size + 1 else f"nodes {names} join"
 
 
 # ---------------------------------------------------------------- waiting for the members
@@ -250,7 +253,7 @@ def _gather(
         or (standings[member.node] == ENDED_WELL and _is_there(state, member.node))
     ]
     if missing and now < begun + state.policy.rejoin:
-        plan.reason = "waiting for " + ", ".join(member.name for member in missing)
+        plan.reason = f"waiting for {listed([member.name for member in missing])}"
         plan.wake_at(begun + state.policy.rejoin)
         if now < state.settled_at:
             plan.wake_at(state.settled_at)

@@ -14,8 +14,10 @@ from elastic_runtime.protocol.records import (
     JobRecord,
     Member,
     RoundRecord,
+    listed,
     node_key,
 )
+from elastic_runtime.rendezvous.group import apart, keys
 from elastic_runtime.rendezvous.state import OTHER, REFUSED, State
 from elastic_runtime.rendezvous.store import Expect, Put, Transaction
 
@@ -29,7 +31,8 @@ def restore(state: State, ours: RoundRecord, plan: Plan, now: float) -> State:
     The round comes first: where the two are not written at once, a job without a round would look
     like one that has not begun.
     """
-    puts: tuple[Put, ...] = (Put(ROUND, ours.encode()),)
+    head, parts = apart(ours, state.policy.layout)
+    puts: tuple[Put, ...] = (Put(ROUND, head.encode()),)
     job = state.job_record
     if job is None or job.incarnation != ours.incarnation or state.job.unreadable:
         known = state.known_job
@@ -37,7 +40,8 @@ def restore(state: State, ours: RoundRecord, plan: Plan, now: float) -> State:
             known = replace(_new_job(state, 0), incarnation=ours.incarnation)
         puts = (*puts, Put(JOB, known.encode()))
     plan.reason = "the store has lost its memory"
-    return plan.apply(state, ROUND, Transaction((Expect(ROUND, state.round.version),), puts), now)
+    give_back = Transaction((Expect(ROUND, state.round.version),), puts)
+    return plan.apply(state, ROUND, give_back, now, first=parts)
 
 
 def create_job(state: State, plan: Plan, now: float) -> State:
@@ -61,7 +65,8 @@ def create_job(state: State, plan: Plan, now: float) -> State:
             plan.wake_at(due)
             text = "the store is empty, but the job has run before: its members may still train"
             return plan.wait(state, f"{text}; waiting for them, at most for --fence-timeout")
-    if known and state.known_job and known.incarnation == state.known_job.incarnation:
+    ours = state.known_job
+    if known and ours and known.whole and known.incarnation == ours.incarnation:
         return restore(state, known, plan, now)
     job = _new_job(state, state.last_number)
     expects = (Expect(JOB, state.job.version), Expect(ROUND, state.round.version))
@@ -90,7 +95,7 @@ def succeed_old_life(state: State, plan: Plan, now: float) -> State:
     begin = Transaction(
         (Expect(JOB, state.job.version), Expect(ROUND, state.round.version)),
         (Put(JOB, fresh.encode()),),
-        (ROUND, SWITCH, OUTCOME, *dead_keys(state, frozenset())),
+        (ROUND, SWITCH, OUTCOME, *keys(last), *dead_keys(state, frozenset())),
     )
     plan.reason = "the last life of the job is over"
     return plan.apply(state, JOB, begin, now)
@@ -113,7 +118,7 @@ def _is_over(state: State, member: Member) -> bool:
 
 
 def _await_silent(state: State, silent: list[Member], lingering: bool, plan: Plan) -> State:
-    names = ", ".join(member.name for member in silent)
+    names = listed([member.name for member in silent])
     if lingering:
         return plan.wait(state, f"the last life of this job is still ending on {names}")
     asked = [state.answers.get(member.node) for member in silent]

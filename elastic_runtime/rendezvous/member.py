@@ -16,6 +16,7 @@ from elastic_runtime.protocol.records import (
     ROUND,
     FaultReport,
     RoundRecord,
+    listed,
     node_key,
 )
 from elastic_runtime.rendezvous.entrance import may_register
@@ -74,7 +75,7 @@ def _why_excluded(state: State, now: float) -> str:
         if isinstance(last, RoundRecord):
             if last.incarnation != ours.incarnation:
                 return "another life of the job holds the store"
-            if last.number >= ours.number and last != ours:
+            if last.number >= ours.number and last.identity != ours.identity:
                 return f"round {last.number} was formed without this node"
         elif job and job.incarnation != ours.incarnation and not state.remembering(now):
             return "another life of the job has begun"
@@ -98,7 +99,7 @@ def _is_member(state: State) -> bool:
     record, last = state.record, state.round_record
     if record is None or last is None or last.rank_of(record.node) < 0:
         return False
-    return state.current is None or state.current == last
+    return state.current is None or state.current.identity == last.identity
 
 
 def _of_job(state: State, settings: str) -> bool:
@@ -112,10 +113,11 @@ def _restore(state: State, plan: Plan, now: float) -> State:
     if ours is None or (state.record and state.record.status == GONE):
         return state
     knows_job = job and job.incarnation == ours.incarnation and not state.job.unreadable
-    knows_round = last == ours and not state.round.unreadable and state.round.version != ABSENT
+    shown = isinstance(last, RoundRecord) and last.identity == ours.identity
+    knows_round = shown and not state.round.unreadable and state.round.version != ABSENT
     newer = isinstance(last, RoundRecord) and last.number > ours.number
-    if (knows_job and knows_round) or newer:
-        return state
+    if (knows_job and knows_round) or newer or not ours.whole:
+        return state  # who knows only some of the members leaves it to those who know all
     return restore(state, ours, plan, now)
 
 
@@ -195,12 +197,12 @@ def _news(state: State, plan: Plan, now: float) -> State:
     if rank >= 0 and not _has_left(state, last) and switch is None:
         return replace(state, current=last).unmarked("wait").tell(Sealed(last, rank))
     if rank < 0 and state.stored is not None:
-        full = job is not None and len(last.members) >= job.max_nodes
+        full = job is not None and last.size >= job.max_nodes
         text = "the world is full, this node is a spare" if full else "waiting to be let in"
         if state.missed:
-            names = ", ".join(sorted(member.name for member in state.missed.values()))
+            names = listed(sorted(member.name for member in state.missed.values()))
             text = f"waiting to be let in: this node does not reach {names}"
-        state = plan.wait(state, text, len(last.members))
+        state = plan.wait(state, text, last.size)
     return state
 
 

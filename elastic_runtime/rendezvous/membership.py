@@ -72,5 +72,7 @@ def decide(state: State, now: float, event: Event | None = None) -> Decision:
     state = lead(state, plan, now)
     notices = tuple(Notify(notice) for notice in state.notices)
     state = replace(state, notices=())
+    if plan.probed:
+        state = replace(state, probed={**state.probed, **plan.probed})
     wake = min(plan.wake, now + LOOK_AROUND)
     return Decision(state, (*plan.actions, *notices), wake, plan.reason)

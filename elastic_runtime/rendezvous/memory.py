@@ -1,12 +1,12 @@
 """The store in this process' memory: for tests, and the plainest statement of the contract.
 
 ``MemoryServer`` is what etcd would be, with its misfortunes as methods; a ``MemoryStore`` is one
-node's view of it.
+node's view of it. A write costs as much as there are followers of its key, however many nodes
+there are, so that ``scripts/bench/scale.py`` measures the rendezvous and not this.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime import threads
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.protocol.records import EVENTS, NODES
+from elastic_runtime.protocol.records import EVENTS, GROUP, NODES
 from elastic_runtime.rendezvous.store import (
     ABSENT,
     Changed,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store import Listener, StoreEvent, Transaction
 
 _WHY = "the memory store was stopped"
+# How often it is looked whether a lease has ended, without anybody asking (seconds).
+_PATROL = 0.1
 
 
 @dataclass(eq=False)
@@ -52,8 +54,16 @@ class MemoryServer:
         self._clock = clock or MonotonicClock()
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
+        self._nodes: dict[str, None] = {}
+        self._common: dict[str, None] = {}
         self._leases: dict[str, _Lease] = {}
-        self._stores: list[MemoryStore] = []
+        self._stores: dict[MemoryStore, None] = {}
+        # Of the keys of nodes: who follows all of them, and who this one.
+        self._wide: dict[MemoryStore, None] = {}
+        self._followers: dict[str, dict[MemoryStore, None]] = {}
+        self._due = float("inf")  # no lease ends before
+        self._patrol: threading.Thread | None = None
+        self._idle = threading.Event()
         self._revision = 0
         self._up = True
 
@@ -81,8 +91,8 @@ class MemoryServer:
     def forget(self) -> None:
         """Loses its memory, as a server does that starts again on an empty disk."""
         with self._lock:
-            self._entries.clear()
-            self._leases.clear()
+            for kept in (self._entries, self._nodes, self._common, self._leases):
+                kept.clear()
             for store in self._stores:
                 store._lease = None
                 store._show(forgot=True)
@@ -97,10 +107,13 @@ class MemoryServer:
         """Ends all leases whose time has come."""
         with self._lock:
             now = self._clock.now()
-            if self._up:
-                for lease in {id(lease): lease for lease in self._leases.values()}.values():
-                    if now - lease.renewed > lease.ttl:
-                        self._end_lease(lease)
+            if not self._up or now < self._due:
+                return
+            for lease in {id(lease): lease for lease in self._leases.values()}.values():
+                if now - lease.renewed > lease.ttl:
+                    self._end_lease(lease)
+            ends = (lease.renewed + lease.ttl for lease in self._leases.values())
+            self._due = min(ends, default=float("inf"))
 
     # ------------------------------------------------------------ what stores ask of it
 
@@ -119,9 +132,14 @@ class MemoryServer:
                 created = old.created if old else self._revision
                 puts.append(Entry(put.key, put.value, created, self._revision))
                 self._entries[put.key] = puts[-1]
+                if put.key.startswith(NODES):
+                    self._nodes[put.key] = None
+                elif not put.key.startswith((EVENTS, GROUP)):
+                    self._common[put.key] = None
                 self._leases.pop(put.key, None)
                 if put.leased and lease is not None:
                     self._leases[put.key] = lease
+                    self._due = min(self._due, lease.renewed + lease.ttl)
             self._spread(puts, self._remove(transaction.deletes))
             return True
 
@@ -139,7 +157,8 @@ class MemoryServer:
     def _remove(self, keys: Iterable[str]) -> list[str]:
         gone = [key for key in keys if self._entries.pop(key, None)]
         for key in gone:
-            self._leases.pop(key, None)
+            for kept in (self._leases, self._nodes, self._common):
+                kept.pop(key, None)
         return gone
 
     def _end_lease(self, lease: _Lease) -> None:
@@ -151,11 +170,58 @@ class MemoryServer:
         self._spread([], gone)
 
     def _spread(self, puts: list[Entry], deletes: list[str]) -> None:
-        for store in self._stores:
+        followers: dict[MemoryStore, None] = {}
+        for key in (*(entry.key for entry in puts), *deletes):
+            if key.startswith(NODES):
+                followers |= self._wide | self._followers.get(key, {})
+            elif not key.startswith((EVENTS, GROUP)):
+                followers = self._stores
+                break
+        for store in tuple(followers):
             seen = tuple(entry for entry in puts if store._follows(entry.key))
             gone = tuple(key for key in deletes if store._follows(key))
-            if seen or gone:
+            if store._overtaken(seen, gone):
+                store._show()
+            elif seen or gone:
                 store._tell(Changed(seen, gone))
+
+    # ------------------------------------------------------------ who follows what
+
+    def _add(self, store: MemoryStore) -> None:
+        self._stores[store] = None
+        if self._patrol is None:
+            self._idle.clear()
+            self._patrol = threads.spawn(self._watch_leases, name="memory-store")
+
+    def _drop(self, store: MemoryStore) -> None:
+        self._stores.pop(store, None)
+        self._unfollow(store)
+        if not self._stores:
+            self._idle.set()
+            self._patrol = None
+
+    def _unfollow(self, store: MemoryStore) -> None:
+        self._wide.pop(store, None)
+        for key in (store._own, store._leader):
+            followers = self._followers.get(key, {})
+            followers.pop(store, None)
+            if not followers:
+                self._followers.pop(key, None)
+
+    def _follow(self, store: MemoryStore) -> None:
+        if store._wide:
+            self._wide[store] = None
+        for key in (store._own, store._leader):
+            self._followers.setdefault(key, {})[store] = None
+
+    def _oldest(self, without: frozenset[str]) -> str:
+        # A dict keeps the order in which keys were created.
+        nodes = (key for key in self._nodes if key not in without)
+        return next(nodes, "")
+
+    def _watch_leases(self) -> None:
+        while not self._idle.wait(_PATROL):
+            self.expire_due()
 
 
 class MemoryStore:
@@ -174,10 +240,9 @@ class MemoryStore:
         self._own = ""
         self._leader = ""
         self._wide = False
+        self._listener: Listener | None = None
         self._forgot = False
         self._without: frozenset[str] = frozenset()
-        self._events: queue.SimpleQueue[StoreEvent | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
 
     @property
     def granted_ttl(self) -> float:
@@ -187,18 +252,18 @@ class MemoryStore:
     def start(self, own_key: str, listener: Listener) -> None:
         """Begins to deliver events."""
         self.beat()
-        self._own = own_key
         with self._server._lock:
-            self._server._stores.append(self)
+            self._own, self._listener = own_key, listener
+            self._server._add(self)
             if self._server._up:
                 self._show()
             else:
                 self._tell(Lost(_WHY))
-        self._thread = threads.spawn(self._deliver, listener, name="memory-store")
 
     def follow(self, own_key: str) -> None:
         """Changes the own key; ends the old lease."""
         with self._server._lock:
+            self._server._unfollow(self)
             self._own = own_key
             self._give_back()
             self._show()
@@ -227,12 +292,9 @@ class MemoryStore:
     def close(self) -> None:
         """Gives the lease back and stops."""
         with self._server._lock:
-            if self in self._server._stores:
-                self._server._stores.remove(self)
+            self._server._drop(self)
+            self._listener = None
             self._give_back()
-        self._events.put(None)
-        if self._thread and self._thread is not threading.current_thread():
-            self._thread.join()
 
     # ------------------------------------------------------------ under the server's lock
 
@@ -252,31 +314,30 @@ class MemoryStore:
     def _follows(self, key: str) -> bool:
         if key.startswith(NODES):
             return self._wide or key in (self._own, self._leader)
-        return not key.startswith(EVENTS)
+        return not key.startswith((EVENTS, GROUP))
+
+    def _overtaken(self, seen: tuple[Entry, ...], gone: tuple[str, ...]) -> bool:
+        """Whether another node is to be followed: else each would look wide to find the oldest."""
+        if self._wide:
+            return False
+        if self._leader:
+            return self._leader in gone
+        return any(entry.key == self._own for entry in seen)
 
     def _show(self, forgot: bool = False) -> None:
         self._forgot = self._forgot or forgot
         if not self._server._up:  # resume() will show it
             return
-        entries = sorted(self._server._entries.values(), key=lambda entry: entry.created)
-        nodes = (entry.key for entry in entries if entry.key.startswith(NODES))
-        self._leader = next((key for key in nodes if key not in self._without), "")
-        followed = tuple(entry for entry in entries if self._follows(entry.key))
-        self._tell(Snapshot(followed, self._wide, self._forgot))
+        server = self._server
+        server._unfollow(self)
+        self._leader = server._oldest(self._without)
+        server._follow(self)
+        nodes = server._nodes if self._wide else {self._own, self._leader} & server._nodes.keys()
+        followed = [server._entries[key] for key in (*server._common, *nodes)]
+        followed.sort(key=lambda entry: entry.created)
+        self._tell(Snapshot(tuple(followed), self._wide, self._forgot))
         self._forgot = False
 
     def _tell(self, event: StoreEvent) -> None:
-        self._events.put(event)
-
-    # ------------------------------------------------------------ the thread
-
-    def _deliver(self, listener: Listener) -> None:
-        while True:
-            try:
-                event = self._events.get(timeout=self._ttl / 4)
-            except queue.Empty:
-                self._server.expire_due()
-                continue
-            if event is None:
-                return
-            listener(event)
+        if self._listener is not None:
+            self._listener(event)

@@ -17,7 +17,8 @@ from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
 from elastic_runtime.rendezvous import membership
-from elastic_runtime.rendezvous.absorb import absorb
+from elastic_runtime.rendezvous.absorb import absorb_all
+from elastic_runtime.rendezvous.group import Completer
 from elastic_runtime.rendezvous.probe import Prober
 from elastic_runtime.rendezvous.standing import alone
 from elastic_runtime.rendezvous.state import (
@@ -25,6 +26,7 @@ from elastic_runtime.rendezvous.state import (
     Applied,
     Apply,
     Available,
+    Complete,
     Done,
     Doubt,
     Drain,
@@ -41,10 +43,10 @@ from elastic_runtime.rendezvous.state import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.store import Put, Transaction
+from elastic_runtime.rendezvous.store import Changed, Put, Snapshot, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from elastic_runtime.clock import Clock
     from elastic_runtime.protocol.records import EventRecord, FaultReport
@@ -77,6 +79,9 @@ class _Write:
     put: Put
 
 
+Inbox = queue.SimpleQueue[Event | _Stop | _Write]
+
+
 class Participant:
     """Takes part in the rendezvous of one run.
 
@@ -87,6 +92,8 @@ class Participant:
         notify: called with each notice, from the participant's thread; must not block.
         probe_timeout: seconds that a probe may take.
         clock: the time.
+        inbox: what happens goes there; given, there is no thread, and who gave it calls ``turn``.
+        prober: sends probes.
     """
 
     def __init__(
@@ -97,12 +104,15 @@ class Participant:
         notify: Callable[[Notice], None],
         probe_timeout: float = 0.5,
         clock: Clock | None = None,
+        inbox: Inbox | None = None,
+        prober: Prober | None = None,
     ) -> None:
         self._store = store
         self._seed = seed
         self._notify = notify
         self._clock = clock or MonotonicClock()
-        self._inbox: queue.SimpleQueue[Event | _Stop | _Write] = queue.SimpleQueue()
+        self._driven = inbox is not None
+        self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
         self._state = membership.begin(policy)
         self._started = False
         self._following = ""
@@ -111,7 +121,8 @@ class Participant:
         self._said_goodbye = threading.Event()
         self._never = threading.Event()
         self._node = uuid.uuid4().hex
-        self._prober = Prober(probe_timeout, self._probed)
+        self._rounds = Completer(store.read, policy.layout.keepers)
+        self._prober = prober or Prober(probe_timeout, self._probed)
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------ commands (any thread)
@@ -161,7 +172,8 @@ class Participant:
             self._following = node_key(self._node)
             self._store.start(self._following, self._inbox.put)
             self._prober.start()
-            self._thread = threads.spawn(self._run, name="participant")
+            if not self._driven:
+                self._thread = threads.spawn(self._run, name="participant")
 
     def leave(
         self,
@@ -271,30 +283,53 @@ class Participant:
     def _run(self) -> None:
         wake = self._clock.now()
         while True:
-            events = self._wait(wake)
-            now = self._clock.now()
-            actions: list[Action] = []
-            writes: list[Put] = []
-            for event in events:
-                if isinstance(event, _Stop):
-                    return
-                if isinstance(event, _Write):
-                    writes.append(event.put)
-                elif isinstance(event, Join):
-                    decision = membership.step(self._state, event, now)
-                    self._state = decision.state
-                    actions.extend(decision.actions)
-                else:
-                    self._state = absorb(self._state, event, now)
-            decision = membership.decide(self._state, now)
-            self._state = decision.state
-            wake = decision.wake
-            self._refused = ""
-            for action in (*actions, *decision.actions):
-                self._perform(action)
-            self._check_goodbye()
-            if writes and self._state.connected:
-                self._apply(EVENTS, Transaction(puts=tuple(writes)))
+            events = [event for event in self._wait(wake) if not isinstance(event, _Stop)]
+            if self._closed:
+                return
+            wake = self.turn(events)
+
+    def turn(self, events: Sequence[Event | _Write]) -> float:
+        """Takes in what has happened, decides once, and performs it; on the participant's thread.
+
+        Args:
+            events: what has happened, in order.
+
+        Returns:
+            When to come back without any event, on the participant's clock.
+        """
+        now = self._clock.now()
+        actions: list[Action] = []
+        news: list[Event] = []
+        for event in events:
+            if isinstance(event, Join):
+                self._state = absorb_all(self._state, news, now)
+                decision = membership.step(self._state, event, now)
+                self._state, news = decision.state, []
+                actions.extend(decision.actions)
+            elif isinstance(event, Snapshot | Changed):
+                news.append(self._rounds.take(event, self._node, self._knows_all(event), now))
+            elif not isinstance(event, _Write):
+                news.append(event)
+        late = None
+        if self._rounds.owed and self._state.connected:
+            late = self._rounds.again(self._node, self._knows_all(), now)
+        if late is not None:
+            news.append(late)
+        self._state = absorb_all(self._state, news, now)
+        decision = membership.decide(self._state, now)
+        self._state = decision.state
+        self._refused = ""
+        for action in (*actions, *decision.actions):
+            self._perform(action)
+        self._check_goodbye()
+        writes = tuple(event.put for event in events if isinstance(event, _Write))
+        if writes and self._state.connected:
+            self._apply(EVENTS, Transaction(puts=writes))
+        return min(decision.wake, now + _ASK_AGAIN) if self._rounds.owed else decision.wake
+
+    def _knows_all(self, event: Event | None = None) -> bool:
+        """Whether this node needs to know all members of a round, as who leads does."""
+        return event.wide if isinstance(event, Snapshot) else self._state.wide
 
     def _wait(self, wake: float) -> list[Event | _Stop | _Write]:
         timeout = max(0.0, wake - self._clock.now())
@@ -312,8 +347,8 @@ class Participant:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Apply(tag, transaction):
-                self._apply(tag, transaction)
+            case Apply(tag, transaction, first):
+                self._apply(tag, transaction, first)
             case Look(wide, without):
                 self._store.look(wide, without)
             case Follow(own_key):
@@ -322,15 +357,20 @@ class Participant:
                     self._store.follow(own_key)
             case Probe(node, address, port):
                 self._prober.probe(node, address, port)
+            case Complete():
+                if (whole := self._rounds.again(self._node, True, self._clock.now())) is not None:
+                    self._inbox.put(whole)
             case Notify(notice):
                 self._notify(notice)
 
-    def _apply(self, tag: str, transaction: Transaction) -> None:
+    def _apply(
+        self, tag: str, transaction: Transaction, first: tuple[Transaction, ...] = ()
+    ) -> None:
         # After one that failed, the others would only keep us from looking at what has come.
         ok: bool | None = None
         if not self._refused:
             try:
-                ok = self._store.apply(transaction)
+                ok = all(self._store.apply(one) for one in (*first, transaction))
             except StoreUnavailable as error:
                 self._refused = str(error)
         self._inbox.put(Applied(tag, ok, self._refused if ok is None else ""))

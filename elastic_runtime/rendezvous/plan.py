@@ -5,21 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.protocol.records import GROUP
 from elastic_runtime.rendezvous.notices import Waiting
 from elastic_runtime.rendezvous.state import (
     Action,
     Apply,
+    Complete,
     Probe,
     State,
 )
 
 if TYPE_CHECKING:
-    from elastic_runtime.protocol.records import Member, NodeRecord
+    from elastic_runtime.protocol.records import Member, NodeRecord, RoundRecord
     from elastic_runtime.rendezvous.store import Transaction
 
 
 # A probe that has not come to its end by then was lost with the thread that sent it (seconds).
 LONGEST_PROBE = 5.0
+# How often all members of a round are asked for, while they are not known (seconds).
+_AGAIN = 1.0
 
 
 @dataclass
@@ -28,11 +32,13 @@ class Plan:
 
     Attributes:
         actions: to be performed in this order.
+        probed: which nodes are probed, and when (now).
         wake: when the next decision is due at the latest, without any event.
         reason: why; the last one given.
     """
 
     actions: list[Action] = field(default_factory=list)
+    probed: dict[str, float] = field(default_factory=dict)
     wake: float = float("inf")
     reason: str = ""
 
@@ -40,12 +46,19 @@ class Plan:
         """Asks for another decision at this moment."""
         self.wake = min(self.wake, moment)
 
-    def apply(self, state: State, tag: str, transaction: Transaction, now: float) -> State:
+    def apply(
+        self,
+        state: State,
+        tag: str,
+        transaction: Transaction,
+        now: float,
+        first: tuple[Transaction, ...] = (),
+    ) -> State:
         """Performs a transaction, unless one with this tag is under way or has just failed."""
         if state.held(tag, now):
             self.wake_at(state.holds[tag])
             return state
-        self.actions.append(Apply(tag, transaction))
+        self.actions.append(Apply(tag, transaction, first))
         return replace(state, holds={**state.holds, tag: float("inf")})
 
     def probe(self, state: State, member: Member | NodeRecord, every: float, now: float) -> State:
@@ -53,7 +66,7 @@ class Plan:
         node = member.node
         if not member.probe_port or node in state.dead:
             return state
-        sent = state.probed.get(node, float("-inf"))
+        sent = self.probed.get(node, state.probed.get(node, float("-inf")))
         under_way = state.heard.get(node, float("-inf")) < sent
         due = sent + (max(every, LONGEST_PROBE) if under_way else every)
         if due > now:
@@ -61,7 +74,18 @@ class Plan:
             return state
         self.actions.append(Probe(node, member.address, member.probe_port))
         self.wake_at(now + every)
-        return replace(state, probed={**state.probed, node: now})
+        self.probed[node] = now
+        return state
+
+    def know_all(self, state: State, last: RoundRecord, now: float) -> State:
+        """Asks for all members of a round of which this node knows only some."""
+        if state.held(GROUP, now):
+            self.wake_at(state.holds[GROUP])
+            return state
+        self.reason = f"all members of round {last.number} are asked for"
+        self.actions.append(Complete())
+        self.wake_at(now + _AGAIN)
+        return replace(state, holds={**state.holds, GROUP: now + _AGAIN})
 
     def wait(self, state: State, reason: str, have: int = 0, counts: bool = True) -> State:
         """Says why nothing happens; not ``counts``: it is not for a lack of nodes."""

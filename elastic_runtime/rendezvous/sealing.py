@@ -29,6 +29,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     node_key,
 )
+from elastic_runtime.rendezvous.group import apart, keys
 from elastic_runtime.rendezvous.lives import dead_keys
 from elastic_runtime.rendezvous.reach import severed_pairs, together, told
 from elastic_runtime.rendezvous.standing import (
@@ -266,18 +267,22 @@ def _seal(
         sealed_by=state.me,
         survivors=len(survivors),
     )
+    head, parts = apart(sealed, state.policy.layout)
     kept = frozenset(node.node for node in chosen)
     deletes = [*dead_keys(state, kept), *_late_keys(state, last, kept)]
+    stale = [key for one in (last, state.draft) for key in keys(one)]
+    deletes += sorted(set(stale) - set(keys(head)))
     if state.switch.version != ABSENT:
         deletes.insert(0, SWITCH)
     fence = Expect(node_key(state.me), state.version)
     transaction = Transaction(
         (Expect(ROUND, state.round.version), fence),
-        (Put(ROUND, sealed.encode()),),
+        (Put(ROUND, head.encode()),),
         tuple(dict.fromkeys(deletes)),
     )
     plan.reason = reason
-    return plan.apply(state, ROUND, transaction, now)
+    state = replace(state, draft=head if parts else None)
+    return plan.apply(state, ROUND, transaction, now, first=parts)
 
 
 def _late_keys(state: State, last: RoundRecord | None, kept: frozenset[str]) -> list[str]:

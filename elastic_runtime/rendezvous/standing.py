@@ -110,7 +110,7 @@ def verdict_on(state: State, last: RoundRecord, standings: Mapping[str, str]) ->
     return judge(
         last.budget,
         reports,
-        members=len(last.members),
+        members=last.size,
         max_restarts=state.policy.max_restarts,
         planned=switch is not None and not switch.broken,
         cut=cut or next((one.reason for one in reports if one.signature == CUT_OFF), ""),

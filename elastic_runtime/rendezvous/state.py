@@ -163,10 +163,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Perform a transaction; ``Applied`` with the same tag follows."""
+    """Perform a transaction; ``Applied`` with the same tag follows.
+
+    Attributes:
+        tag: names it.
+        transaction: what is to be done.
+        first: what has to be done before, or it must not be done.
+    """
 
     tag: str
     transaction: Transaction
+    first: tuple[Transaction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +201,42 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Complete:
+    """Show the round again, with all its members."""
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Tell the agent."""
 
     notice: Notice
 
 
-Action = Apply | Look | Follow | Probe | Notify
+Action = Apply | Look | Follow | Probe | Complete | Notify
 
 
 # ---------------------------------------------------------------- knowledge
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the members of a round lie in the store; see ``group``.
+
+    Attributes:
+        most: a round of more members lies in parts.
+        part: members in a part, on average.
+        first: so many members are named in the round's record: who hosts its store, who could.
+        keepers: so many members, spread over the ranks, keep the whole list.
+    """
+
+    most: int = 128
+    part: int = 32
+    first: int = 8
+    keepers: int = 8
+
+
+# A TCPStore takes records of any length, and keeps the name of each key that there ever was.
+IN_ONE_PIECE = Layout(most=1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +256,7 @@ class Policy:
         connect: how long the first contact with the store may take.
         answer: how long a write may take to succeed or to fail.
         remedy: what people can do about a store that is lost for good.
+        layout: how the members of a large round lie in the store.
         resuming: the job has run before, as who started this node says: where the store shows
             nothing of it, it may have lost its memory.
     """
@@ -247,6 +281,7 @@ class Policy:
     connect: float = 15.0
     answer: float = ANSWER
     remedy: str = ""
+    layout: Layout = Layout()
     resuming: bool = False
 
 
@@ -326,6 +361,7 @@ class State:
         strange: keys among those of nodes that cannot be read, and since when.
         dead: nodes proven dead, by a probe or a later life, with the proof.
         done_seen: nodes seen to have ended well, with the round.
+        draft: a large round that this node has tried to seal, and whose parts it has written.
         holds: transactions in flight or to be waited for, by tag, with the end of the hold.
         probed: last probes, by node, with when they were sent; ``answers`` the last answers, and
             ``heard`` when the probes were sent that they answer.
@@ -373,6 +409,7 @@ class State:
     strange: Mapping[str, float] = field(default_factory=dict)
     dead: Mapping[str, str] = field(default_factory=dict)
     done_seen: Mapping[str, int] = field(default_factory=dict)
+    draft: RoundRecord | None = None
     holds: Mapping[str, float] = field(default_factory=dict)
     probed: Mapping[str, float] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)

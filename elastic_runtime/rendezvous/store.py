@@ -3,10 +3,10 @@
 It is little: a compare-and-swap, keys that vanish with their owner's lease, and a watch. Keys are
 relative to the run's prefix (``job``, ``nodes/<uuid>``, …); ``protocol.records`` lists them.
 
-**What is watched.** A store always follows the *common* keys (everything but ``nodes/`` and
-``events/``), the node's own key, and the key of one other node, the leader. Only a node that
-leads looks ``wide`` and follows all of ``nodes/``: with every node following every other, n joins
-would cost n² messages, and 400 nodes would not come together in seconds.
+**What is watched.** A store always follows the *common* keys (everything but ``nodes/``,
+``events/`` and ``group/``), the node's own key, and the key of one other node, the leader. Only a
+node that leads looks ``wide`` and follows all of ``nodes/``: with every node following every
+other, n joins would cost n² messages, and 400 nodes would not come together in seconds.
 
 **Order.** After ``start`` and after each ``look`` the listener gets one ``Snapshot`` of what is
 followed, then ``Changed`` for what happens after it, in the store's order, each change once. When

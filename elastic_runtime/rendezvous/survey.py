@@ -44,8 +44,11 @@ def _asked_for(state: State) -> RoundRecord | None:
     """The round whose members this node should look for; None: there is no reason to."""
     record, current, last = state.record, state.current, state.round_record
     assert record is not None
+    if current is not None and state.doubted != current.number:
+        return None
     if current is not None:
-        return current if state.doubted == current.number else None
+        # The store may have shown more of its members since.
+        return last if last is not None and last.identity == current.identity else current
     if last is None or record.checked >= last.number:
         return None
     switch = state.switch_record
@@ -57,6 +60,8 @@ def _look_around(state: State, last: RoundRecord, plan: Plan, now: float) -> Sta
     """Probes everybody; says what was found once all have answered, or are certainly silent."""
     record = state.record
     assert record is not None
+    if not last.whole and state.connected:
+        return plan.know_all(state, last, now)
     begun = state.marks[_SURVEY]
     others = {member.node: member for member in last.members} | dict(state.missed)
     others.pop(record.node, None)

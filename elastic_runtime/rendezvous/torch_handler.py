@@ -242,7 +242,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         except (StoreUnavailable, RuntimeError):
             return None
         self._round_store = store
-        return RendezvousInfo(store, rank, len(last.members), address)
+        return RendezvousInfo(store, rank, last.size, address)
 
     def _open_round_store(self, last: RoundRecord, rank: int) -> TCPStore:
         listener, self._listener = self._listener, None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from elastic_runtime.protocol.records import RoundRecord
 from elastic_runtime.rendezvous import absorb, leader, lives, member, outage, sealing, survey
+from elastic_runtime.rendezvous.plan import Plan
 from elastic_runtime.rendezvous.state import SILENT, State
 from elastic_runtime.rendezvous.store import Transaction
 from tests.model.themes import (
@@ -24,9 +26,6 @@ from tests.model.themes import (
     STALLED,
     Theme,
 )
-
-if TYPE_CHECKING:
-    from elastic_runtime.rendezvous.plan import Plan
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -152,6 +151,21 @@ def never_looks_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(survey, "_look_again", lambda state, plan, now: state)
 
 
+def round_before_its_members(patch: pytest.MonkeyPatch) -> None:
+    """The record of a round is written, whether its parts are or not."""
+    original = Plan.apply
+
+    def without(self: Plan, state: State, tag: str, it: Transaction, now: float, first: Any = ()):  # type: ignore[no-untyped-def]
+        return original(self, state, tag, it, now)
+
+    patch.setattr(Plan, "apply", without)
+
+
+def more_is_another(patch: pytest.MonkeyPatch) -> None:
+    """A round of which more members are known by now is taken for another one."""
+    patch.setattr(RoundRecord, "identity", property(lambda self: (self.ranks, self.members)))
+
+
 # Each with the kind of schedule in which it shows soonest.
 MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (no_islands_rule, ISLANDS),
@@ -171,4 +185,6 @@ MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (lost_workers_still_count, CHURN),
     (deaf_to_reports, PARTED),
     (never_looks_again, PARTED),
+    (round_before_its_members, CHURN),
+    (more_is_another, CHURN),
 )

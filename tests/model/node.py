@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport, NodeRecord, RoundRecord
 from elastic_runtime.rendezvous import membership
-from elastic_runtime.rendezvous.absorb import absorb
+from elastic_runtime.rendezvous.absorb import absorb_all
+from elastic_runtime.rendezvous.group import Completer
 from elastic_runtime.rendezvous.notices import (
     Conflict,
     Ended,
@@ -33,6 +34,7 @@ from elastic_runtime.rendezvous.state import (
     Applied,
     Apply,
     Available,
+    Complete,
     Done,
     Doubt,
     Drain,
@@ -49,7 +51,7 @@ from elastic_runtime.rendezvous.state import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.store import LeaseLost, Lost
+from elastic_runtime.rendezvous.store import Changed, LeaseLost, Lost, Snapshot, Transaction
 from tests.model.clockwork import Violation
 from tests.model.store import Client
 from tests.model.trace import brief
@@ -99,6 +101,7 @@ class Node:
         self.client = Client(
             world.store, self._from_store, lambda: self.running, lambda: self.hung_at is None
         )
+        self.rounds = Completer(self.client.read, policy.layout.keepers)
         self.second = 0
         self.counts = dict.fromkeys(STORM, 0)
         self.agent = Agent(self)
@@ -224,19 +227,29 @@ class Node:
         events, self.inbox = self.inbox or [Tick()], []
         clock = self.clock
         actions: list[Action] = []
+        news: list[Event] = []
         self._count("decide")
         for event in events:
             if clock.tracing:
                 clock.log(self.name, f"<- {brief(event)}")
             if isinstance(event, Join):
+                self.state = absorb_all(self.state, news, now)
                 decision = membership.step(self.state, event, now)
-                self.state = decision.state
+                self.state, news = decision.state, []
                 actions.extend(decision.actions)
+            elif isinstance(event, Snapshot | Changed):
+                wide = event.wide if isinstance(event, Snapshot) else self.state.wide
+                news.append(self.rounds.take(event, self.uuid, wide, now))
             else:
-                self.state = absorb(self.state, event, now)
+                news.append(event)
+        if self.rounds.owed and self.state.connected:
+            late = self.rounds.again(self.uuid, self.state.wide, now)
+            news += [late] if late is not None else []
+        self.state = absorb_all(self.state, news, now)
         decision = membership.decide(self.state, now)
         self.state = decision.state
-        self.wake = max(decision.wake - self.zero, clock.now + 1e-6)
+        wake = min(decision.wake, now + 0.05) if self.rounds.owed else decision.wake
+        self.wake = max(wake - self.zero, clock.now + 1e-6)
         self.alarm = token = object()
         clock.after(self.wake - clock.now, self._woken, token)
         self.todo.extend(actions)
@@ -255,9 +268,9 @@ class Node:
                 clock.log(self.name, f"-> {brief(action)}")
             self._count(type(action).__name__)
             match action:
-                case Apply(tag, transaction):
+                case Apply(tag, transaction, first):
                     self.blocked = True
-                    self.client.apply(transaction, partial(self.answered, tag))
+                    self._apply(tag, (*first, transaction))
                 case Look(wide, without):
                     self.client.look(wide, without)
                 case Follow(own_key):
@@ -265,13 +278,24 @@ class Node:
                         self.client.follow(own_key)
                 case Probe(node, _, port):
                     self.world.probe(self, node, port)
+                case Complete():
+                    if (
+                        whole := self.rounds.again(self.uuid, True, clock.now + self.zero)
+                    ) is not None:
+                        self.inbox.append(whole)
                 case Notify(notice) if self.hung_at is not None:
                     self.unheard.append(notice)
                 case Notify(notice):
                     self.agent.hear(notice)
 
-    def answered(self, tag: str, ok: bool | None) -> None:
-        """A transaction came to its end."""
+    def _apply(self, tag: str, left: tuple[Transaction, ...]) -> None:
+        self.client.apply(left[0], partial(self.answered, tag, left[1:]))
+
+    def answered(self, tag: str, left: tuple[Transaction, ...], ok: bool | None) -> None:
+        """A transaction came to its end, and with it what comes before another one."""
+        if ok and left:
+            self.later(0.0, self._apply, tag, left)
+            return
         self.later(0.0, self._unblock, Applied(tag, ok, "no answer" if ok is None else ""))
 
     def _unblock(self, event: Applied) -> None:
@@ -382,9 +406,9 @@ class Agent:
             return
         if self.lacking:
             raise Violation(f"{self.node.name} is sealed in, but has no worker")
+        sealed = self.node.world.told_a_round(self.node, sealed)
         self.round, self.phase, self.then = sealed, "starting", "rejoin"
         self.turn += 1
-        self.node.world.told_a_round(self.node, sealed)
         self.node.later(self.clock.within(0.001, 0.2), self._started, self.turn)
 
     def _started(self, turn: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.protocol import records
-from elastic_runtime.rendezvous.state import Policy
+from elastic_runtime.rendezvous.state import Layout, Policy
 from elastic_runtime.rendezvous.store import Put
 from tests.model.clockwork import Clockwork, Violation
 from tests.model.store import ANSWER, RECONNECT
@@ -37,6 +37,8 @@ POLICY = Policy(
 TOGETHER = 240.0
 # Share of schedules whose jobs recover in place.
 _IN_PLACE = 0.4
+# Share of schedules whose rounds lie in parts, as those of hundreds of nodes do.
+_IN_PARTS = 0.4
 OVER = 120.0
 
 
@@ -58,6 +60,10 @@ class Schedule:
             batch=chance.choice((0.1, 0.4)),
             entry="train.py",
         )
+        # Drawn apart, so that a seed means what it always meant.
+        if random.Random(f"parts {seed}").random() < _IN_PARTS:
+            layout = Layout(most=1, part=1 + seed % 2, first=1, keepers=2)
+            self.policy = replace(self.policy, layout=layout)
         self.world = World(
             clock,
             loose=chance.random() < 0.3,

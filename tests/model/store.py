@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol import records
 from elastic_runtime.rendezvous.store import (
     ABSENT,
@@ -313,6 +314,12 @@ class Client:
     def _flush(self) -> None:
         while self.queue and self.connected and self.queue[0][0] <= self.clock.now:
             self.deliver(self.queue.pop(0)[1])
+
+    def read(self, prefix: str) -> list[Entry]:
+        """All entries under a prefix, at once; the store may be out of reach."""
+        if not (self.connected and self.reachable):
+            raise StoreUnavailable("no answer")
+        return [entry for key, entry in self.store.data.items() if key.startswith(prefix)]
 
     # -- leases
 

@@ -57,5 +57,7 @@ def _brief_put(key: str, value: bytes) -> str:
     if key == records.OUTCOME:
         outcome = records.OutcomeRecord.decode(key, value)
         return f"outcome {outcome.incarnation} {outcome.succeeded} {outcome.reason!r}"
+    if key.startswith(records.GROUP):
+        return key
     node = NodeRecord.decode(key, value)
     return f"{node.node}:{node.status}/left {node.left}/done {node.done_round}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import JobRecord, OutcomeRecord, RoundRecord
+from elastic_runtime.rendezvous.group import all_members
 from elastic_runtime.rendezvous.reach import severed_pairs
 from tests.model.clockwork import Clockwork, Violation
 from tests.model.node import PROBE_TIMEOUT, Node, answer_of, probed
@@ -252,7 +253,8 @@ class World:
             elif entry.key.startswith(records.NODES):
                 self._node_written(entry)
             elif entry.key == records.ROUND:
-                self._round_written(RoundRecord.decode(entry.key, entry.value))
+                head = RoundRecord.decode(entry.key, entry.value)
+                self._round_written(all_members(head, self.store.data.values()))
             elif entry.key == records.OUTCOME:
                 self._outcome_written(OutcomeRecord.decode(entry.key, entry.value))
         if records.ROUND not in self.store.data:
@@ -266,6 +268,8 @@ class World:
             raise Violation(f"{node.name} registers, though its main loop hangs")
 
     def _round_written(self, sealed: RoundRecord) -> None:
+        if not sealed.whole:
+            raise Violation(f"round {brief_round(sealed)} is written before its members are")
         key = key_of(sealed)
         before, self.stored_round = self.stored_round, sealed
         if key in self.rounds:
@@ -313,10 +317,16 @@ class World:
                 f"round {brief_round(before)} cost {spent} failures, of {failed} that it had"
             )
 
-    def told_a_round(self, node: Node, sealed: RoundRecord) -> None:
-        """A node was told to start workers."""
-        if sealed.rank_of(node.uuid) < 0:
+    def told_a_round(self, node: Node, sealed: RoundRecord) -> RoundRecord:
+        """A node was told to start workers; returns the round with all its members."""
+        rank = sealed.rank_of(node.uuid)
+        if rank < 0:
             raise Violation(f"{node.name} was told of a round that it is not in")
+        whole = next((r for r in self.rounds.values() if r.identity == sealed.identity), sealed)
+        true = (whole.rank_of(node.uuid), whole.first_worker(rank), whole.size, whole.world_size)
+        if (rank, sealed.first_worker(rank), sealed.size, sealed.world_size) != true:
+            raise Violation(f"{node.name} was told another place in round {brief_round(whole)}")
+        return whole
 
     def _outcome_written(self, outcome: OutcomeRecord) -> None:
         known = self.outcomes.get(outcome.incarnation, outcome)

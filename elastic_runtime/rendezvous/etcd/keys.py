@@ -1,9 +1,10 @@
 """How the records of one run lie in etcd, and what is asked and answered about them: pure.
 
-The keys of a run are ``/<prefix>/<run id>/`` + ``events/… job nodes/… outcome round switch``.
-In this order ``job`` and ``outcome … switch`` are two small ranges with neither ``nodes/`` nor
-``events/`` in them, and ``job … switch`` is one range with all but ``events/``: so a node that
-looks wide needs one watch, and sees each transaction in one piece.
+The keys of a run are ``/<prefix>/<run id>/`` + ``events/… group/… job nodes/… outcome round
+switch``. In this order ``job`` and ``outcome … switch`` are two small ranges with neither
+``nodes/`` nor ``events/`` nor ``group/`` in them, and ``job … switch`` is one range with all but
+``events/`` and ``group/``: so a node that looks wide needs one watch, and sees each transaction in
+one piece.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.rendezvous.group import apart
+from elastic_runtime.rendezvous.state import Layout
 from elastic_runtime.rendezvous.store import Entry
 
 JOB = JobRecord("life", 1, 2, 1, 3, entry="train.py")
@@ -122,6 +124,18 @@ def test_records_are_read_and_bad_ones_named() -> None:
     assert records.events == (early, late)
     assert [key for key, _ in records.bad] == ["switch", "nodes/z"]
     assert read_records([]).empty
+
+
+def test_the_members_of_a_large_round_are_found_in_its_parts() -> None:
+    head, (write,) = apart(ROUND, Layout(most=1, part=1, first=1))
+    parts = [Entry(put.key, put.value, 1, 1) for put in write.puts]
+    nodes = [_entry("nodes/a1", A), _entry("nodes/b1", B)]
+    whole = read_records([_entry("job", JOB), _entry("round", head), *nodes, *parts])
+    assert whole.round is not None
+    assert whole.round.members == ROUND.members
+    assert _roles(whole) == _roles(RUNNING)
+    some = read_records([_entry("job", JOB), _entry("round", head)])
+    assert _roles(some) == [("a", "silent", "0-1")]
 
 
 def test_an_answer_that_makes_no_sense_is_no_step() -> None:
