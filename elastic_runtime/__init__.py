@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
     from elastic_runtime.data.seeds import sample_rng as sample_rng
     from elastic_runtime.worker.loop import busy as busy
-    from elastic_runtime.worker.loop import run as run
+    from elastic_runtime.worker.run import run as run
     from elastic_runtime.worker.state import State as State
     from elastic_runtime.worker.world import World as World
 
@@ -38,7 +38,7 @@ _WHERE = {
     "busy": "elastic_runtime.worker.loop",
     "launch": "elastic_runtime.agent.launch",
     "loader": "elastic_runtime.data.loader",
-    "run": "elastic_runtime.worker.loop",
+    "run": "elastic_runtime.worker.run",
     "sample_rng": "elastic_runtime.data.seeds",
 }
 

@@ -38,6 +38,7 @@ _OURS = (
     "elastic_runtime.data.loader",
     "elastic_runtime.data.sampler",
     "elastic_runtime.worker.loop",
+    "elastic_runtime.worker.run",
     "elastic_runtime.worker.state",
 )
 

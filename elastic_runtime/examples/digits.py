@@ -172,9 +172,8 @@ def train_in_place(args: argparse.Namespace) -> None:
     state = elastic.State(**lesson.parts)
     ckpt = elastic.Checkpointer(args.dir, lesson.parts, every=args.every, keep=3)
 
-    @elastic.run(state, checkpointer=ckpt)
-    def world(world: elastic.World) -> elastic.World:
-        """Called at once, and again whenever the world is another one."""
+    def train(world: elastic.World) -> elastic.World:
+        """Called by ``elastic.run``, and again whenever the world is another one."""
         parallel = DistributedDataParallel(lesson.model, init_sync=False)
         if state.step and world.rank == 0:
             print(
@@ -191,6 +190,7 @@ def train_in_place(args: argparse.Namespace) -> None:
         ckpt.save()
         return world
 
+    world = elastic.run(train, state, checkpointer=ckpt)
     if world.rank == 0:
         lesson.conclude()
 

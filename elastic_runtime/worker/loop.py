@@ -1,4 +1,4 @@
-"""``elastic.run``: a training function that is called again after every change of the world.
+"""What ``elastic.run`` does: a training function is called again after every change of the world.
 
 One road for every change, whatever brought it about::
 
@@ -100,58 +100,42 @@ def busy(what: str) -> Iterator[None]:
         yield
 
 
-def run(
-    state: State, checkpointer: Saver | None = None, *, start_over: bool = False
-) -> Callable[[Callable[[World], T]], T]:
-    """Trains, and goes on training when workers or nodes go away and come.
-
-    ``elastic.run(state)(train)`` calls ``train(world)`` and gives what it returns. As a decorator
-    it does so at once, and the name of the function becomes the result. Whenever the world
-    changes, ``train`` ends where it is and is called again with the new world, in the same process
-    and with the state of the last commit.
-
-    Args:
-        state: what must not be lost.
-        checkpointer: saves the state, for the case that no memory holds it any more.
-        start_over: what becomes of a job that has committed more than a few steps and has lost
-            them all, because nothing was saved. False: it ends with an error. True: it begins
-            again at step 0.
+def train_in_place(
+    train: Callable[[World], T], state: State, saver: Saver | None, *, start_over: bool
+) -> T:
+    """What ``elastic.run`` does, in whichever form it was called; see there.
 
     Raises:
         UsageError: it was called twice, or ``init_process_group`` before it; or everything that
             was committed is lost.
         Exception: what ``train`` raises and the world is not to blame for, as it is.
     """
-
-    def call(train: Callable[[World], T]) -> T:
-        global _ran
-        if _ran:
-            raise UsageError(
-                "elastic.run was called twice in this process; put both loops into one train(world)"
-            )
-        if dist.is_available() and dist.is_initialized():
-            raise UsageError(
-                "init_process_group() was called before elastic.run, which makes the process "
-                "group itself, and again after each change: remove the call"
-            )
-        _ran = True
-        torch_private.keep_versions_in_ddp()
-        torch_private.tend_groups(keepalive.tended)
-        torch_private.spare_groups(spares_groups)
-        here = context()
-        loop = _Loop(state, checkpointer, train, here, start_over=start_over)
-        try:
-            with here.running_in_place():
-                value: T = loop.run() if here.has_agent else loop.run_alone()
-            return value
-        except Exception as error:
-            error.__traceback__ = whereabouts.in_script(error.__traceback__)
-            raise
-        finally:
-            if checkpointer is not None:
-                checkpointer.detach()
-
-    return call
+    global _ran
+    if _ran:
+        raise UsageError(
+            "elastic.run was called twice in this process; put both loops into one train(world)"
+        )
+    if dist.is_available() and dist.is_initialized():
+        raise UsageError(
+            "init_process_group() was called before elastic.run, which makes the process "
+            "group itself, and again after each change: remove the call"
+        )
+    _ran = True
+    torch_private.keep_versions_in_ddp()
+    torch_private.tend_groups(keepalive.tended)
+    torch_private.spare_groups(spares_groups)
+    here = context()
+    loop = _Loop(state, saver, train, here, start_over=start_over)
+    try:
+        with here.running_in_place():
+            value: T = loop.run() if here.has_agent else loop.run_alone()
+        return value
+    except Exception as error:
+        error.__traceback__ = whereabouts.in_script(error.__traceback__)
+        raise
+    finally:
+        if saver is not None:
+            saver.detach()
 
 
 class _Loop:

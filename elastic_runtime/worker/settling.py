@@ -139,7 +139,7 @@ class Settling:
             f"{what} ({choice.reason}), and nothing is saved: {committed} steps are lost; give "
             "elastic.run a checkpointer that saves more often, or take State(shadow=True) so that "
             "a half-done step can be undone. The job may begin again at step 0 if it is started "
-            "again, and by itself with elastic.run(state, checkpointer, start_over=True)"
+            "again, and by itself with elastic.run(..., start_over=True)"
         )
 
     def _tell(self, choice: Choice, world: World, past: Past) -> None:

@@ -51,14 +51,20 @@ class State:
         state = elastic.State(model=model, optim=optim, sampler=sampler)
         state.epoch = 0              # a plain counter
 
-        @elastic.run(state)
         def train(world):
             ...
             optim.step()
             state.commit()           # right after the optimizer
 
+        elastic.run(train, state)
+
     Everything that was given is an attribute under its name. Any other attribute that is set is
-    a counter: a plain value that is remembered with each commit and given to new ranks.
+    a counter: a plain value that is remembered with each commit and given to new ranks. A subclass
+    that only annotates them tells a type checker what they are::
+
+        class Work(elastic.State):
+            model: Net
+            epoch: int
     """
 
     # Attributes that are declared here are the State's own; all others are counters.

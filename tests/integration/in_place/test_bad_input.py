@@ -65,6 +65,14 @@ def test_what_scripts_of_torchrun_end_with_is_harmless(tmp_path: Path) -> None:
         assert [event["step"] for event in job.events("checkpoint.saved")] == [1]
 
 
+@pytest.mark.parametrize("kind", ["calls_what_has_run", "calls_as_with_horovod"])
+def test_a_decorated_function_may_be_called(tmp_path: Path, kind: str) -> None:
+    with Job(tmp_path, "misuse.py", *_OPTIONS, kind=kind) as job:
+        assert job.end() == 0, job.story()
+        assert [note["step"] for note in job.said("step")] == [1, 1]
+        assert not job.events("worker.failed")
+
+
 def test_nobody_claims_that_a_job_without_a_commit_is_saved(tmp_path: Path) -> None:
     with Job(tmp_path, "misuse.py", "--grace", "1", kind="never_commits") as job:
         job.wait(lambda: job.said("trains"), "that it trains")

@@ -160,6 +160,25 @@ def ends_as_with_torchrun() -> None:
     saver.close()
 
 
+def calls_what_has_run() -> None:
+    @elastic.run(STATE)
+    def train(world: elastic.World) -> None:
+        STATE.commit()
+        NOTES.say("step", world, step=STATE.step)
+
+    train()
+
+
+def calls_as_with_horovod() -> None:
+    @elastic.run
+    def train(world: elastic.World) -> int:
+        STATE.commit()
+        NOTES.say("step", world, step=STATE.step)
+        return STATE.step
+
+    NOTES.say("ended", step=train(STATE))
+
+
 def tell(misuse: Callable[[], None]) -> None:
     try:
         misuse()

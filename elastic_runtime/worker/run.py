@@ -1,0 +1,179 @@
+"""``elastic.run``: how a script hands over its training function.
+
+==========================================  ===================================================
+``elastic.run(train, state)``               trains now, and gives what ``train`` returns
+``@elastic.run`` above ``train``            makes a function: ``train(state)`` trains, as above
+``@elastic.run(state)`` above ``train``     trains at once; the name becomes the result
+==========================================  ===================================================
+
+They all end in ``loop.train_in_place``, once in each process.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.loop import train_in_place
+from elastic_runtime.worker.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_runtime.worker.saver import Saver
+    from elastic_runtime.worker.world import World
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Trains(Protocol[T_co]):
+    """What ``@elastic.run`` makes of ``train``: it trains when it is called with a State."""
+
+    def __call__(
+        self, state: State, checkpointer: Saver | None = None, *, start_over: bool = False
+    ) -> T_co:
+        """Does what ``elastic.run(train, state, checkpointer)`` does."""
+
+
+@overload
+def run(
+    train: Callable[[World], T],
+    state: State,
+    checkpointer: Saver | None = None,
+    *,
+    start_over: bool = False,
+) -> T:
+    pass
+
+
+@overload
+def run(train: Callable[[World], T]) -> Trains[T]:
+    pass
+
+
+@overload
+def run(
+    state: State, checkpointer: Saver | None = None, *, start_over: bool = False
+) -> Callable[[Callable[[World], T]], T]:
+    pass
+
+
+def run(  # type: ignore[misc]  # the kind of the first argument decides what the second one is
+    train: Any = None, state: Any = None, checkpointer: Any = None, *, start_over: bool = False
+) -> Any:
+    """Trains, and goes on training when workers or nodes go away and come.
+
+    ``elastic.run(train, state)`` calls ``train(world)`` and gives what it returns. Whenever the
+    world changes, ``train`` ends where it is and is called again with the new world, in the same
+    process and with the state of the last commit.
+
+    As a decorator without arguments, ``@elastic.run`` above ``def train(world)``, it makes a
+    function that trains when it is called: ``train(state, checkpointer)``.
+
+    As a decorator with a State, ``@elastic.run(state)``, it trains at once, while Python still
+    reads the file, and the name of the function becomes the result. Calling that is not needed;
+    if the result is None it does nothing.
+
+    Args:
+        train: is called with the ``World``, on each rank.
+        state: what must not be lost.
+        checkpointer: saves the state, for the case that no memory holds it any more.
+        start_over: what becomes of a job that has committed more than a few steps and has lost
+            them all, because nothing was saved. False: it ends with an error. True: it begins
+            again at step 0.
+
+    Raises:
+        UsageError: it was called twice, or ``init_process_group`` before it; or everything that
+            was committed is lost; or an argument is of another kind.
+        Exception: what ``train`` raises and the world is not to blame for, as it is.
+    """
+    if isinstance(train, State):  # the State comes first: a decorator is asked for
+        train, state, checkpointer = None, train, state if checkpointer is None else checkpointer
+    if train is None:
+        return _trains_at_once(_checked(state), checkpointer, start_over=start_over)
+    if not callable(train):
+        _refuse(train)
+    if state is None and checkpointer is None and not start_over:
+        return _trains_when_called(train)
+    return train_in_place(train, _checked(state), checkpointer, start_over=start_over)
+
+
+def _trains_at_once(
+    state: State, checkpointer: Saver | None, *, start_over: bool
+) -> Callable[[Callable[[World], Any]], Any]:
+
+    def decorate(train: Callable[[World], Any]) -> Any:
+        value = train_in_place(train, state, checkpointer, start_over=start_over)
+        return _Nothing() if value is None else value
+
+    return decorate
+
+
+def _trains_when_called(train: Callable[[World], T]) -> Trains[T]:
+    _refuse_state_as_parameter(train)
+
+    @wraps(train)
+    def start(
+        state: State | None = None, checkpointer: Saver | None = None, *, start_over: bool = False
+    ) -> T:
+        return train_in_place(train, _checked(state), checkpointer, start_over=start_over)
+
+    return start
+
+
+class _Nothing:
+    """What a decorated function that has run already, and returned None, leaves under its name.
+
+    Calling it does nothing: the training that the caller wants is done. In all else it is as much
+    like None as can be.
+    """
+
+    def __call__(self, *_: object, **__: object) -> None:
+        """Returns what ``train`` has returned."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "None"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _none, ()  # as a result of ``launch`` it travels, and arrives as None
+
+
+def _none() -> None:
+    """The value that ``_Nothing`` stands for."""
+
+
+def _checked(state: object) -> State:
+    if not isinstance(state, State):
+        given = "none was given" if state is None else f"this is a {type(state).__qualname__}"
+        raise UsageError(
+            f"elastic.run needs the State that must not be lost, and {given}: "
+            "elastic.run(train, state), or train(state) where train is decorated with @elastic.run"
+        )
+    return state
+
+
+def _refuse(train: object) -> NoReturn:
+    raise UsageError(
+        f"elastic.run needs the function that trains, and this is a {type(train).__qualname__}: "
+        "elastic.run(train, state, checkpointer=...)"
+    )
+
+
+def _refuse_state_as_parameter(train: Callable[..., Any]) -> None:
+    """Raises UsageError for a function in another library's form, which wants the State."""
+    try:
+        names = list(inspect.signature(train).parameters)
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    if names[:1] == ["state"]:
+        name = getattr(train, "__name__", "train")
+        raise UsageError(
+            f"{name}({', '.join(names)}) wants the State, and elastic.run calls it with the World "
+            f"(rank, size, ...): write def {name}(world), and use the state from outside of it"
+        )

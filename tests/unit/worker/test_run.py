@@ -1,0 +1,133 @@
+"""The forms in which a script hands its function to ``elastic.run``, and what each gives back."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import elastic_runtime as elastic
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker import run as forms
+from elastic_runtime.worker.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORLD = World(0, 1, 0, 1, 0, 1, round=1)
+
+
+class Calls:
+    """Stands in for the loop: notes what it was given, and calls the function once."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+
+    def __call__(self, train: Callable[[World], Any], state: Any, saver: Any, **more: Any) -> Any:
+        self.made.append({"state": state, "saver": saver, **more})
+        return train(WORLD)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls()
+    monkeypatch.setattr(forms, "train_in_place", made)
+    return made
+
+
+@pytest.fixture
+def state() -> elastic.State:
+    return elastic.State(model=nn.Linear(1, 1))
+
+
+@pytest.fixture
+def saver(state: elastic.State) -> elastic.Checkpointer:
+    return elastic.Checkpointer("memory://test-run", dict(state.parts))
+
+
+def size(world: World) -> int:
+    return world.size
+
+
+def nothing(world: World) -> None:
+    return None
+
+
+def test_the_function_runs_where_it_is_called(
+    calls: Calls, state: elastic.State, saver: elastic.Checkpointer
+) -> None:
+    assert elastic.run(size, state) == 1
+    assert elastic.run(size, state, saver, start_over=True) == 1
+    assert elastic.run(train=size, state=state, checkpointer=saver) == 1
+    assert calls.made == [
+        {"state": state, "saver": None, "start_over": False},
+        {"state": state, "saver": saver, "start_over": True},
+        {"state": state, "saver": saver, "start_over": False},
+    ]
+
+
+def test_a_bare_decorator_runs_when_the_function_is_called(
+    calls: Calls, state: elastic.State, saver: elastic.Checkpointer
+) -> None:
+    @elastic.run
+    def train(world: World) -> int:
+        """Trains."""
+        return world.size
+
+    assert calls.made == []
+    assert (train.__name__, train.__doc__) == ("train", "Trains.")
+    assert train(state, checkpointer=saver, start_over=True) == 1
+    assert calls.made == [{"state": state, "saver": saver, "start_over": True}]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_decorator_with_a_state_runs_at_once(
+    calls: Calls, state: elastic.State, saver: elastic.Checkpointer, by_name: bool
+) -> None:
+    if by_name:
+        assert elastic.run(state=state, checkpointer=saver)(size) == 1
+    else:
+        assert elastic.run(state, saver)(size) == 1
+    assert calls.made == [{"state": state, "saver": saver, "start_over": False}]
+
+
+def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.State) -> None:
+    train: Any = elastic.run(state)(nothing)
+    assert train() is None
+    assert train(state) is None
+    assert len(calls.made) == 1
+    assert not train
+    assert repr(train) == "None"
+    assert pickle.loads(pickle.dumps(train)) is None
+
+
+@pytest.mark.parametrize(
+    ("misuse", "told"),
+    [
+        (lambda state: elastic.run(), "none was given"),
+        (lambda state: elastic.run(nothing)(), "none was given"),
+        (lambda state: elastic.run(nothing, start_over=True), "none was given"),
+        (lambda state: elastic.run(nothing)(nn.Linear(1, 1)), "this is a Linear"),
+        (lambda state: elastic.run(nothing, torch.ones(1)), "this is a Tensor"),
+        (lambda state: elastic.run({"model": 1}, state), "needs the function that trains"),
+        (lambda state: elastic.run(lambda state: state.step), "write def <lambda>(world)"),
+    ],
+)
+def test_a_mistake_is_told_on_the_spot(
+    calls: Calls, state: elastic.State, misuse: Callable[[Any], Any], told: str
+) -> None:
+    with pytest.raises(UsageError, match=r"elastic\.run") as refused:
+        misuse(state)
+    assert told in str(refused.value)
+    assert calls.made == []
+
+
+def test_a_state_that_is_bound_already_is_no_parameter(calls: Calls, state: elastic.State) -> None:
+    def train(state: elastic.State, world: World) -> int:
+        return state.step + world.size
+
+    assert elastic.run(partial(train, state))(state) == 1
