@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.per_rank import GlobalGenerators as GlobalGenerators
     from elastic_runtime.checkpoint.per_rank import PerRank as PerRank
     from elastic_runtime.config import Endpoint as Endpoint
+    from elastic_runtime.config import Entry as Entry
     from elastic_runtime.config import JobConfig as JobConfig
     from elastic_runtime.data.loader import loader as loader
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
     from elastic_runtime.data.seeds import sample_rng as sample_rng
+    from elastic_runtime.errors import CheckpointError as CheckpointError
     from elastic_runtime.worker.loop import busy as busy
     from elastic_runtime.worker.run import run as run
     from elastic_runtime.worker.state import State as State
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "CheckpointError": "elastic_runtime.errors",
     "Checkpointer": "elastic_runtime.checkpoint.checkpointer",
     "ElasticBatchSampler": "elastic_runtime.data.sampler",
     "Endpoint": "elastic_runtime.config",
+    "Entry": "elastic_runtime.config",
     "GlobalGenerators": "elastic_runtime.checkpoint.per_rank",
     "JobConfig": "elastic_runtime.config",
     "PerRank": "elastic_runtime.checkpoint.per_rank",
@@ -43,9 +47,11 @@ _WHERE = {
 }
 
 __all__ = [
+    "CheckpointError",
     "Checkpointer",
     "ElasticBatchSampler",
     "Endpoint",
+    "Entry",
     "GlobalGenerators",
     "JobConfig",
     "PerRank",

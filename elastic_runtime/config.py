@@ -193,9 +193,9 @@ class JobConfig:
     """All settings of one agent.
 
     Attributes:
-        entry: what the workers run.
-        endpoint: the rendezvous store.
-        run_id: names the job in the store.
+        entry: what the workers run; ``launch`` puts its function here.
+        endpoint: the rendezvous store. Without hosts, ``launch`` hosts one for this machine.
+        run_id: names the job in the store; with a store of ``launch``'s own it may be left out.
         min_nodes, max_nodes: bounds of the world, in nodes.
         workers: workers on this node.
         min_workers: in place, how many of them are enough for the node to go on.
@@ -222,9 +222,9 @@ class JobConfig:
         log_format: ``console``, ``json`` or ``auto``.
     """
 
-    entry: Entry
-    endpoint: Endpoint
-    run_id: str
+    entry: Entry = Entry(FUNCTION, "")
+    endpoint: Endpoint = Endpoint("c10d", ())
+    run_id: str = ""
     min_nodes: int = 1
     max_nodes: int = 1
     workers: int = 1

@@ -6,13 +6,14 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from elastic_runtime.agent.forkclient import Ahead
 from elastic_runtime.agent.naming import own_name
-from elastic_runtime.config import FUNCTION, Entry, JobConfig
+from elastic_runtime.config import FUNCTION, LOOPBACK, Endpoint, Entry, JobConfig
 from elastic_runtime.console import open_missing, unblocked
 from elastic_runtime.errors import (
     EXIT_CRASHED,
@@ -29,6 +30,7 @@ from elastic_runtime.errors import (
     NotEnoughNodes,
     StoreUnreachable,
     TrainingFailed,
+    UsageError,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +75,10 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
 def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, Any]:
     """Runs a function on every worker of an elastic job; this process becomes this node's agent.
 
+    Example::
+
+        values = launch(JobConfig(workers=2), train, 0.1)  # train(0.1) on two workers, here
+
     Args:
         config: the settings; its entry is replaced by the function.
         fn: called in each worker; importable by name there, as with ``multiprocessing``.
@@ -85,6 +91,7 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: the function failed
             here, and the budget allowed no other try.
         TrainingFailed: it failed on another node.
+        UsageError: a setting is wrong, or the function cannot be sent to the workers.
         ElasticError: the other ends that ``elastic_runtime.errors`` lists.
     """
     open_missing()
@@ -92,6 +99,7 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
     config = replace(config, entry=entry)
     with (
         unblocked(sys.stderr) as shown,
+        _with_store(config) as config,
         Ahead(config) as server,
         _named(config) as config,
     ):
@@ -105,6 +113,21 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
 
         raise ChildFailedError(config.entry.name, agent.failures)
     raise _ERRORS.get(finish.exit_code, ElasticError)(finish.message or "the job has ended")
+
+
+@contextmanager
+def _with_store(config: JobConfig) -> Iterator[JobConfig]:
+    """The settings with a store: one of this process's own, if they name none."""
+    if config.endpoint.hosts:
+        if not config.run_id:
+            raise UsageError(f"the job has no name in {config.endpoint}; give JobConfig a run_id")
+        yield config
+        return
+    from elastic_runtime.rendezvous.c10d_link import host_store
+
+    store = host_store(LOOPBACK)
+    endpoint = Endpoint("c10d", (f"{LOOPBACK}:{store.port}",), hosted_here=True)
+    yield config.with_(endpoint=endpoint, run_id=config.run_id or uuid.uuid4().hex)
 
 
 @contextmanager

@@ -163,6 +163,11 @@ class Checkpointer:
         self._group: _Group | None = None
         self._steps = 0
 
+    def __repr__(self) -> str:
+        """Where it saves what, and the step."""
+        names = ", ".join(self._objects)
+        return f"{type(self).__name__}({self._storage.where!r}: {names}; step {self._steps})"
+
     # What users call
 
     @property

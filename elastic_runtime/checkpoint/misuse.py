@@ -62,8 +62,8 @@ def refuse_beside(where: str) -> NoReturn:
     raise UsageError(
         f"the checkpointer of {where} was used inside of elastic.run, which was not given it, and "
         "so it would not survive a change of the world: give this one to "
-        "elastic.run(train, state, checkpointer). A further copy, such as that of the best model so far, "
-        "is a matter of rank 0 alone, as each rank holds the whole model: "
+        "elastic.run(train, state, checkpointer). A further copy, such as that of the best model "
+        "so far, is a matter of rank 0 alone, as each rank holds the whole model: "
         "torch.save(model.state_dict(), path) if world.rank == 0"
     )
 

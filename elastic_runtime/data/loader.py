@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from elastic_runtime.data.sampler import NO_POSITIONS, ElasticBatchSampler
+from elastic_runtime.data.sampler import NO_POSITIONS, ElasticBatchSampler, one_of
 from elastic_runtime.data.shield import Shielded, end_with_program
 from elastic_runtime.data.stream import StreamLoader
 from elastic_runtime.errors import UsageError
@@ -16,11 +16,23 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset
 
-_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "persistent_workers")
+_OURS = ("shuffle", "sampler", "batch_sampler", "drop_last", "persistent_workers")
 
 
 @overload
 def loader(dataset: Dataset[Any], sampler: ElasticBatchSampler, **options: Any) -> DataLoader[Any]:
+    pass
+
+
+@overload
+def loader(
+    dataset: Iterable[Any],
+    *,
+    at_least_once: Literal[True],
+    batch_size: int,
+    seed: int = 0,
+    **options: Any,
+) -> StreamLoader:
     pass
 
 
@@ -41,8 +53,9 @@ def loader(
     sampler: ElasticBatchSampler | None = None,
     *,
     at_least_once: bool = False,
-    batch: int = 0,
+    batch_size: int | None = None,
     seed: int = 0,
+    batch: int | None = None,
     **options: Any,
 ) -> DataLoader[Any] | StreamLoader:
     """A loader whose batches are this rank's shares of the global batches.
@@ -57,8 +70,9 @@ def loader(
         at_least_once: the data set is iterable, and it is accepted that samples may count more
             than once. There is no sampler then: the loader itself has the position (``epoch``,
             ``cursor``) and ``loss_scale``, and belongs into the ``State`` and the ``Checkpointer``.
-        batch: with ``at_least_once``: samples in a global batch, over all ranks.
+        batch_size: with ``at_least_once``: samples in a global batch, over all ranks.
         seed: with ``at_least_once``: of ``sample_rng``.
+        batch: an older name of ``batch_size``.
         **options: of ``DataLoader``, such as ``num_workers``.
 
     Raises:
@@ -71,12 +85,14 @@ def loader(
                 "at_least_once=True is for iterable data; this data set has numbered samples, each "
                 "of which can count exactly once: give loader() an ElasticBatchSampler instead"
             )
-        if sampler is not None or batch < 1:
+        if sampler is not None or (batch_size or batch or 0) < 1:
             raise UsageError(
-                "an iterable data set is read without a sampler, in global batches of batch= "
-                "samples: elastic.loader(dataset, batch=64, at_least_once=True)"
+                "an iterable data set is read without a sampler, in global batches of batch_size= "
+                "samples: elastic.loader(dataset, batch_size=64, at_least_once=True)"
             )
-        return StreamLoader(dataset, batch, seed, options)
+        return StreamLoader(
+            dataset, one_of("batch_size", batch_size, "batch", batch), seed, options
+        )
     if _is_iterable(dataset):
         raise UsageError(NO_POSITIONS)
     if not isinstance(sampler, ElasticBatchSampler):
@@ -84,8 +100,8 @@ def loader(
             "loader() needs an ElasticBatchSampler as its second argument, "
             f"not a {type(sampler).__qualname__}"
         )
-    if batch or seed:
-        raise UsageError("batch and seed are the sampler's; give them to ElasticBatchSampler")
+    if batch_size or batch or seed:
+        raise UsageError("batch_size and seed are the sampler's; give them to ElasticBatchSampler")
     keep = options.get("num_workers", 0) > 0
     if keep:
         options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))

@@ -47,6 +47,11 @@ class Orders:
             self._of, self._print = (seed, epoch), None
         return self._kept
 
+    @property
+    def size(self) -> int:
+        """How many samples the data set has."""
+        return self._size
+
     def length(self, seed: int, epoch: int) -> int:
         """How many samples an epoch has."""
         return len(self.of(seed, epoch)) if self._replacement else self._size

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, Sampler
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 
     from elastic_runtime.data.order import Order
 
+T = TypeVar("T")
+
 NO_POSITIONS = (
     "an IterableDataset has no numbered samples, so that nobody could tell after a fault which of "
     "them have counted; give a map-style data set (__len__ and __getitem__, over an index of files "
     "or records), or accept that a sample may count more than once: "
-    "elastic.loader(dataset, batch=64, at_least_once=True)"
+    "elastic.loader(dataset, batch_size=64, at_least_once=True)"
 )
 
 
@@ -62,7 +65,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     Example::
 
-        sampler = ElasticBatchSampler(len(data), batch=64, seed=1)
+        sampler = ElasticBatchSampler(data, batch_size=64, seed=1)
         loader = DataLoader(data, batch_sampler=sampler)
         while sampler.epoch < epochs:
             for inputs, targets in loader:
@@ -77,8 +80,8 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def __init__(
         self,
-        size: int,
-        batch: int,
+        data: Sized | int | None = None,
+        batch_size: int | None = None,
         *,
         seed: int = 0,
         drop_last: bool = False,
@@ -86,12 +89,14 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         replacement: bool = False,
         rank: int | None = None,
         world: int | None = None,
+        size: int | None = None,
+        batch: int | None = None,
     ) -> None:
         """Starts at the first sample of epoch 0.
 
         Args:
-            size: of the data set, in samples.
-            batch: samples in a global batch, over all ranks; the last one of an epoch may be
+            data: the data set, of which only the length is used, or that length.
+            batch_size: samples in a global batch, over all ranks; the last one of an epoch may be
                 smaller.
             seed: of the order, and of ``elastic.sample_rng``. Once there is a saved state, its
                 seed counts.
@@ -102,13 +107,17 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             replacement: ``order`` may name samples more than once, or leave some out.
             rank, world: of this process; by default those of ``torch.distributed``, and without a
                 process group those of the launcher.
+            size, batch: older names of ``data`` and ``batch_size``.
 
         Raises:
-            UsageError: an argument is out of range.
+            UsageError: an argument is missing or out of range.
         """
-        size, batch = _whole(size), _whole(batch)
+        size = _length(one_of("data", data, "size", size))
+        batch = _whole(one_of("batch_size", batch_size, "batch", batch))
         if size < 1 or batch < 1:
-            raise UsageError(f"a sampler needs size >= 1 and batch >= 1, not {size} and {batch}")
+            raise UsageError(
+                f"a sampler needs a size >= 1 and a batch_size >= 1, not {size} and {batch}"
+            )
         if drop_last and order is None and batch > size:
             raise UsageError(
                 f"drop_last leaves nothing of {size} samples with a batch of {batch}; "
@@ -125,6 +134,14 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._place = None if rank is None or world is None else (rank, world)
         self.epoch = 0
         self.cursor = 0
+
+    def __repr__(self) -> str:
+        """Its settings and where it is."""
+        rank, world = self.place
+        return (
+            f"{type(self).__name__}({self._orders.size}, batch_size={self._batch}, "
+            f"seed={self._seed}; epoch {self.epoch}, cursor {self.cursor}, rank {rank} of {world})"
+        )
 
     def enter(self, world: World) -> None:
         """Takes this rank's shares in another world from now on; ``elastic.run`` calls it."""
@@ -265,13 +282,37 @@ class _Shares:
         self._begin(state["epoch"], state["cursor"])
 
 
-def _whole(value: object) -> int:
-    if isinstance(value, IterableDataset):
+def one_of(name: str, value: T | None, old: str, of_old: T | None) -> T:
+    """The value of an argument that has an older name as well.
+
+    Raises:
+        UsageError: none of the two is given, or both.
+    """
+    if value is not None and of_old is not None:
+        raise UsageError(f"{old}= is an older name of {name}=; give one of them")
+    given = of_old if value is None else value
+    if given is None:
+        raise UsageError(f"{name} is missing")
+    return given
+
+
+def _length(data: object) -> int:
+    """Of a data set, or of what is a length itself."""
+    if isinstance(data, IterableDataset):
         raise UsageError(NO_POSITIONS)
+    if isinstance(data, Sized):
+        try:
+            return len(data)
+        except TypeError:  # a tensor that is a number
+            pass
+    return _whole(data)
+
+
+def _whole(value: object) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise UsageError(
-            "a sampler needs the number of samples, len(dataset), and that in a batch, not a "
+            "a sampler needs a data set or its length, and how many samples a batch has, not a "
             f"{type(value).__qualname__}"
         ) from None

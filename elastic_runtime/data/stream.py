@@ -50,7 +50,7 @@ class _Reader(IterableDataset[Any]):  # type: ignore[misc]
 
     def __init__(self, stream: Iterable[Any], batch: int, seed: int) -> None:
         self._stream = stream
-        self._batch = batch
+        self.batch = batch
         self._seed = seed
         # Epoch, cursor, rank, world. Processes outlive an iteration, and read this at the next.
         self._where = torch.zeros(4, dtype=torch.int64, device="cpu").share_memory_()
@@ -86,7 +86,7 @@ class _Reader(IterableDataset[Any]):  # type: ignore[misc]
         number, ahead = 0, next(samples, _END)
         while ahead is not _END:
             first, own, count = ahead, [], 0
-            while count < self._batch and ahead is not _END:
+            while count < self.batch and ahead is not _END:
                 # By turns, since how many there are is only known at the end.
                 if number % turns == turn and count % world == rank:
                     own.append(ahead)
@@ -136,6 +136,14 @@ class StreamLoader:
         self._under_way: deque[Share] = deque()
         self.epoch = 0
         self.cursor = 0
+
+    def __repr__(self) -> str:
+        """Its batch and where it is."""
+        rank, world = self.place
+        return (
+            f"{type(self).__name__}(batch_size={self._reader.batch}; "
+            f"epoch {self.epoch}, cursor {self.cursor}, rank {rank} of {world})"
+        )
 
     def enter(self, world: World) -> None:
         """Takes this rank's shares in another world from now on; ``elastic.run`` calls it."""

@@ -105,7 +105,7 @@ class Lesson:
         train, test = digits()
         model = network().to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-        sampler = elastic.ElasticBatchSampler(len(train), args.batch, seed=args.seed)
+        sampler = elastic.ElasticBatchSampler(train, args.batch, seed=args.seed)
         return cls(args, device, train, test, model, optimizer, sampler)
 
     @property

@@ -155,6 +155,12 @@ class State:
         self._advance()
         self._on_commit()
 
+    def __repr__(self) -> str:
+        """The names and kinds of the objects, the counters, and the step."""
+        objects = [f"{name}: {type(part).__name__}" for name, part in self._named.items()]
+        counters = [f"{name}={value!r:.40}" for name, value in self._counters.items()]
+        return f"{type(self).__name__}({', '.join((*objects, *counters))}; step {self._step})"
+
     # What the runtime calls
 
     @property

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime import Endpoint, JobConfig, launch
+from elastic_runtime.errors import UsageError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -16,8 +19,7 @@ PROGRAM = """
 import os
 import sys
 
-from elastic_runtime import Endpoint, JobConfig, launch
-from elastic_runtime.config import Entry, Timeouts
+from elastic_runtime import Endpoint, Entry, JobConfig, launch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
@@ -53,20 +55,7 @@ def fail(marker):
 
 
 if __name__ == "__main__":
-    config = JobConfig(
-        Entry("function", ""),
-        Endpoint("c10d", ("127.0.0.1:0",)),
-        "launch-test",
-        workers=2,
-        max_restarts=0,
-        log_format="json",
-    )
-    from elastic_runtime.rendezvous.c10d import host_store
-
-    with_store = host_store(port=0)
-    config = config.with_(
-        endpoint=Endpoint("c10d", (f"127.0.0.1:{with_store.port}",), hosted_here=True)
-    )
+    config = JobConfig(workers=2, max_restarts=0, log_format="json")
     if sys.argv[1] == "square":
         print("values", launch(config, square, 7))
     elif sys.argv[1] == "give":
@@ -140,3 +129,9 @@ if __name__ == "__main__":
     )
     assert done.stdout.startswith("usage:"), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_job_in_a_shared_store_needs_a_name() -> None:
+    config = JobConfig(endpoint=Endpoint("etcd", ("127.0.0.1:1",)))
+    with pytest.raises(UsageError, match="give JobConfig a run_id"):
+        launch(config, print)

@@ -48,6 +48,11 @@ IN_PLACE = {
 }
 
 
+def test_no_document_has_examples_that_nothing_runs() -> None:
+    shown = {path.name for path in DOCS.glob("*.md") if "```python\n" in path.read_text()}
+    assert shown == {"checkpoints.md", "data.md", "in-place.md"}  # data.md: integration/data
+
+
 def test_all_examples_of_in_place_are_run() -> None:
     assert examples("in-place.md").keys() == IN_PLACE.keys()
 
@@ -56,6 +61,21 @@ def test_all_examples_of_in_place_are_run() -> None:
 def test_example_of_in_place(name: str, tmp_path: Path) -> None:
     text = run_example("in-place.md", name, tmp_path, *ELASTIC_RUN)
     assert len(re.findall(IN_PLACE[name], text)) == 2, text  # once on each rank
+
+
+CHECKPOINTS = ("train.py", "load.py")
+
+
+def test_examples_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuple(examples("checkpoints.md")) == CHECKPOINTS
+    script, loads = CHECKPOINTS
+    text = run_example("checkpoints.md", script, tmp_path, *ELASTIC_RUN)
+    assert re.search(r"from step 0 to 60, best loss 0\.0\d", text), text
+    text = run_example("checkpoints.md", loads, tmp_path)
+    assert re.search(r"weights from 0\.9\d to 1\.\d\d", text), text
+    monkeypatch.setenv("STEPS", "90")
+    text = run_example("checkpoints.md", script, tmp_path)
+    assert re.search(r"from step 60 to 90, best loss 0\.0\d", text), text
 
 
 def test_symptoms_are_messages_of_the_code() -> None:

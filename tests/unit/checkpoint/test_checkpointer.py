@@ -448,3 +448,9 @@ def test_a_save_after_the_end_is_none_or_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"step 2 is not saved.*in train"):
         ckpt.save()
     ckpt.close()
+
+
+def test_it_says_where_it_saves_what(tmp_path: Path) -> None:
+    ckpt = Checkpointer(tmp_path / "run", {"model": nn.Linear(1, 1), "epoch": 0})
+    ckpt.steps = 7
+    assert repr(ckpt) == f"Checkpointer('{tmp_path}/run': model, epoch; step 7)"

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elastic_runtime.data.sampler import ElasticBatchSampler, share_of
 from elastic_runtime.errors import UsageError
@@ -234,8 +234,13 @@ class Stream(IterableDataset[int]):
     ("arguments", "message"),
     [
         ({"size": 0}, "size >= 1"),
-        ({"batch": 0}, "batch >= 1"),
-        ({"size": [1, 2]}, r"len\(dataset\), .* not a list"),
+        ({"batch": 0}, "batch_size >= 1"),
+        ({"data": [], "size": None}, "size >= 1"),
+        ({"data": [1, 2]}, "size= is an older name of data="),
+        ({"batch_size": 2}, "batch= is an older name of batch_size="),
+        ({"size": None}, "data is missing"),
+        ({"batch": None}, "batch_size is missing"),
+        ({"size": object()}, "a data set or its length, .* not a object"),
         ({"size": Stream()}, "at_least_once=True"),
         ({"batch": 2.5}, "not a float"),
         ({"batch": 13, "drop_last": True}, "leaves nothing of 12 samples"),
@@ -247,6 +252,25 @@ class Stream(IterableDataset[int]):
 def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ElasticBatchSampler(**{"size": 12, "batch": 4, "rank": 0, "world": 1, **arguments})
+
+
+class Images(Dataset[int]):
+    """A map-style data set, which torch does not oblige to have a length."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 6
+
+
+@pytest.mark.parametrize("data", [6, Images(), [0] * 6, torch.zeros(6), torch.tensor(6)])
+def test_a_data_set_stands_for_its_length(data: Any) -> None:
+    sampler = ElasticBatchSampler(data, batch_size=3, rank=0, world=1)
+    assert list(sampler) == [[1, 5, 4], [2, 3, 0]]
+    sampler.commit()
+    said = "ElasticBatchSampler(6, batch_size=3, seed=0; epoch 0, cursor 3, rank 0 of 1)"
+    assert repr(sampler) == said
 
 
 def test_the_order_of_a_seed_stays_what_it_is() -> None:

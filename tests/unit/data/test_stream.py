@@ -133,6 +133,12 @@ def test_a_stream_with_nothing_to_give_is_an_error(cursor: int) -> None:
         next(iter(loader))
 
 
+def test_the_size_of_a_batch_goes_by_its_usual_name() -> None:
+    loader = elastic.loader(Numbers(5), batch_size=4, at_least_once=True)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4]]
+    assert repr(loader) == "StreamLoader(batch_size=4; epoch 0, cursor 0, rank 0 of 1)"
+
+
 def test_the_weight_belongs_to_a_batch() -> None:
     with pytest.raises(UsageError, match="none has been taken"):
         _ = stream(10, 4, 0, 1).loss_scale
@@ -146,7 +152,7 @@ NUMBERED = torch.arange(10)
     [
         (Numbers(3), {"sampler": elastic.ElasticBatchSampler(3, 1)}, "at_least_once=True"),
         (Numbers(3), {}, "no numbered samples"),
-        (Numbers(3), {"at_least_once": True}, "in global batches of batch="),
+        (Numbers(3), {"at_least_once": True}, "in global batches of batch_size="),
         (Numbers(3), {"at_least_once": True, "batch": 1, "drop_last": True}, "leaves drop_last"),
         (
             Numbers(3),
@@ -160,6 +166,16 @@ NUMBERED = torch.arange(10)
             NUMBERED,
             {"sampler": elastic.ElasticBatchSampler(10, 1), "batch": 2},
             "give them to ElasticBatchSampler",
+        ),
+        (
+            NUMBERED,
+            {"sampler": elastic.ElasticBatchSampler(10, 1), "batch_size": 2},
+            "give them to ElasticBatchSampler",
+        ),
+        (
+            Numbers(3),
+            {"at_least_once": True, "batch": 1, "batch_size": 1},
+            "batch= is an older name",
         ),
         (
             NUMBERED,

@@ -505,3 +505,14 @@ def test_refuses_bad_counters_when_they_are_set() -> None:
     state.epoch = 1
     del state.epoch
     assert not hasattr(state, "epoch")
+
+
+def test_a_state_says_what_it_holds() -> None:
+    model = nn.Linear(1, 1)
+    state = State(model=model, optim=torch.optim.SGD(model.parameters(), lr=0.1))
+    state.best = 0.5
+    state.long = list(range(1000))
+    said = repr(state)
+    assert said.startswith("State(model: Linear, optim: SGD, best=0.5, long=[0, 1,")
+    assert said.endswith("; step 0)")
+    assert len(said) < 120
