@@ -1,0 +1,42 @@
+"""The documents hang together: every link leads somewhere, and the index names every page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """File and anchor of all links within the project."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)", text)
+    return [(file, anchor) for file, anchor in found if "://" not in file]
+
+
+def anchors(page: Path) -> set[str]:
+    """What can be linked to in a page: its titles, as they are turned into anchors."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_link_leads_somewhere(page: Path) -> None:
+    for file, anchor in links(page):
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), file
+        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"
+
+
+def test_the_index_names_each_page() -> None:
+    named = {file for file, _ in links(DOCS / "index.md")}
+    assert {page.name for page in DOCS.glob("*.md")} - {"index.md"} <= named
+
+
+def test_the_glossary_is_short() -> None:
+    assert len((DOCS / "glossary.md").read_text().splitlines()) <= 25
