@@ -11,11 +11,15 @@ They all end in ``loop.train_in_place``, once in each process.
 
 from __future__ import annotations
 
+import atexit
 import inspect
+import os
+import sys
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.context import context
 from elastic_runtime.worker.loop import train_in_place
 from elastic_runtime.worker.state import State
 
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+_uncalled: list[str] = []  # functions below a bare @elastic.run, until one of them is called
 
 
 class Trains(Protocol[T_co]):
@@ -93,12 +100,12 @@ def run(  # type: ignore[misc]  # the kind of the first argument decides what th
     if isinstance(train, State):  # the State comes first: a decorator is asked for
         train, state, checkpointer = None, train, state if checkpointer is None else checkpointer
     if train is None:
-        return _trains_at_once(_checked(state), checkpointer, start_over=start_over)
+        return _trains_at_once(_called_with(state), checkpointer, start_over=start_over)
     if not callable(train):
         _refuse(train)
     if state is None and checkpointer is None and not start_over:
         return _trains_when_called(train)
-    return train_in_place(train, _checked(state), checkpointer, start_over=start_over)
+    return train_in_place(train, _called_with(state), checkpointer, start_over=start_over)
 
 
 def _trains_at_once(
@@ -114,14 +121,28 @@ def _trains_at_once(
 
 def _trains_when_called(train: Callable[[World], T]) -> Trains[T]:
     _refuse_state_as_parameter(train)
+    if context().has_agent and not _uncalled:
+        atexit.register(_remind)
+    _uncalled.append(getattr(train, "__name__", "train"))
 
     @wraps(train)
     def start(
         state: State | None = None, checkpointer: Saver | None = None, *, start_over: bool = False
     ) -> T:
-        return train_in_place(train, _checked(state), checkpointer, start_over=start_over)
+        return train_in_place(train, _called_with(state), checkpointer, start_over=start_over)
 
     return start
+
+
+def _remind() -> None:
+    """Says at the end of a worker that it has trained nothing, though it looks like success."""
+    failed = hasattr(sys, "last_value")
+    if _uncalled and not failed and os.environ.get("RANK", "0") == "0":
+        name = _uncalled[-1]
+        sys.stderr.write(
+            f"nothing was trained: {name} is decorated with @elastic.run and was never called; "
+            f"call it with the State: {name}(state)\n"
+        )
 
 
 class _Nothing:
@@ -148,13 +169,19 @@ def _none() -> None:
     """The value that ``_Nothing`` stands for."""
 
 
-def _checked(state: object) -> State:
+def _called_with(state: object) -> State:
+    """The State, if it is one; from here on something is trained.
+
+    Raises:
+        UsageError: it is none.
+    """
     if not isinstance(state, State):
         given = "none was given" if state is None else f"this is a {type(state).__qualname__}"
         raise UsageError(
             f"elastic.run needs the State that must not be lost, and {given}: "
             "elastic.run(train, state), or train(state) where train is decorated with @elastic.run"
         )
+    _uncalled.clear()
     return state
 
 

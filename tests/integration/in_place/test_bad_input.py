@@ -73,6 +73,13 @@ def test_a_decorated_function_may_be_called(tmp_path: Path, kind: str) -> None:
         assert not job.events("worker.failed")
 
 
+def test_a_decorated_function_that_nobody_calls_is_told_once(tmp_path: Path) -> None:
+    with Job(tmp_path, "misuse.py", *_OPTIONS, kind="decorates_only") as job:
+        assert job.end() == 0, job.story()
+        assert job.log.count("train is decorated with @elastic.run and was never called") == 1
+        assert not job.said("step")
+
+
 def test_nobody_claims_that_a_job_without_a_commit_is_saved(tmp_path: Path) -> None:
     with Job(tmp_path, "misuse.py", "--grace", "1", kind="never_commits") as job:
         job.wait(lambda: job.said("trains"), "that it trains")

@@ -179,6 +179,12 @@ def calls_as_with_horovod() -> None:
     NOTES.say("ended", step=train(STATE))
 
 
+def decorates_only() -> None:
+    @elastic.run
+    def train(world: elastic.World) -> None:
+        NOTES.say("step", world)
+
+
 def tell(misuse: Callable[[], None]) -> None:
     try:
         misuse()
