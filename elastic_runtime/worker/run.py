@@ -16,7 +16,7 @@ import inspect
 import os
 import sys
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
@@ -33,7 +33,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-_uncalled: list[str] = []  # functions below a bare @elastic.run, until one of them is called
+_waiting: list[str] = []  # what has to follow before anything is trained; see _wait_for
 
 
 class Trains(Protocol[T_co]):
@@ -99,20 +99,32 @@ def run(  # type: ignore[misc]  # the kind of the first argument decides what th
     """
     if isinstance(train, State):  # the State comes first: a decorator is asked for
         train, state, checkpointer = None, train, state if checkpointer is None else checkpointer
+    if checkpointer is not None and not hasattr(checkpointer, "attach"):
+        raise UsageError(
+            f"elastic.run was given a {type(checkpointer).__qualname__} as its checkpointer; "
+            "the order is elastic.run(train, state, checkpointer)"
+        )
     if train is None:
-        return _trains_at_once(_called_with(state), checkpointer, start_over=start_over)
+        return _trains_at_once(_checked(state), checkpointer, start_over=start_over)
     if not callable(train):
-        _refuse(train)
+        raise UsageError(
+            f"elastic.run needs the function that trains, and this is a "
+            f"{type(train).__qualname__}: elastic.run(train, state, checkpointer)"
+        )
     if state is None and checkpointer is None and not start_over:
         return _trains_when_called(train)
-    return train_in_place(train, _called_with(state), checkpointer, start_over=start_over)
+    state = _checked(state)
+    _waiting.clear()
+    return train_in_place(train, state, checkpointer, start_over=start_over)
 
 
 def _trains_at_once(
     state: State, checkpointer: Saver | None, *, start_over: bool
 ) -> Callable[[Callable[[World], Any]], Any]:
+    _wait_for("elastic.run(state) was given no function; write elastic.run(train, state)")
 
     def decorate(train: Callable[[World], Any]) -> Any:
+        _waiting.clear()
         value = train_in_place(train, state, checkpointer, start_over=start_over)
         return _Nothing() if value is None else value
 
@@ -121,28 +133,35 @@ def _trains_at_once(
 
 def _trains_when_called(train: Callable[[World], T]) -> Trains[T]:
     _refuse_state_as_parameter(train)
-    if context().has_agent and not _uncalled:
-        atexit.register(_remind)
-    _uncalled.append(getattr(train, "__name__", "train"))
+    name = getattr(train, "__name__", "train")
+    _wait_for(f"{name} is decorated with @elastic.run and was never called; write {name}(state)")
 
     @wraps(train)
     def start(
         state: State | None = None, checkpointer: Saver | None = None, *, start_over: bool = False
     ) -> T:
-        return train_in_place(train, _called_with(state), checkpointer, start_over=start_over)
+        checked = _checked(state)
+        _waiting.clear()
+        return train_in_place(train, checked, checkpointer, start_over=start_over)
 
     return start
 
 
-def _remind() -> None:
-    """Says at the end of a worker that it has trained nothing, though it looks like success."""
+def _wait_for(what: str) -> None:
+    """Has a worker say at its end that nothing came of it: that would look like success.
+
+    Args:
+        what: was expected, and what to write.
+    """
+    if context().has_agent and os.environ.get("RANK", "0") == "0":
+        _waiting.append(what)
+
+
+@atexit.register
+def _say_what_never_came() -> None:
     failed = hasattr(sys, "last_value")
-    if _uncalled and not failed and os.environ.get("RANK", "0") == "0":
-        name = _uncalled[-1]
-        sys.stderr.write(
-            f"nothing was trained: {name} is decorated with @elastic.run and was never called; "
-            f"call it with the State: {name}(state)\n"
-        )
+    if _waiting and not failed:
+        sys.stderr.write(f"nothing was trained: {_waiting[-1]}\n")
 
 
 class _Nothing:
@@ -169,27 +188,14 @@ def _none() -> None:
     """The value that ``_Nothing`` stands for."""
 
 
-def _called_with(state: object) -> State:
-    """The State, if it is one; from here on something is trained.
-
-    Raises:
-        UsageError: it is none.
-    """
+def _checked(state: object) -> State:
     if not isinstance(state, State):
         given = "none was given" if state is None else f"this is a {type(state).__qualname__}"
         raise UsageError(
             f"elastic.run needs the State that must not be lost, and {given}: "
             "elastic.run(train, state), or train(state) where train is decorated with @elastic.run"
         )
-    _uncalled.clear()
     return state
-
-
-def _refuse(train: object) -> NoReturn:
-    raise UsageError(
-        f"elastic.run needs the function that trains, and this is a {type(train).__qualname__}: "
-        "elastic.run(train, state, checkpointer=...)"
-    )
 
 
 def _refuse_state_as_parameter(train: Callable[..., Any]) -> None:

@@ -114,6 +114,8 @@ def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.
         (lambda state: elastic.run(nothing)(nn.Linear(1, 1)), "this is a Linear"),
         (lambda state: elastic.run(nothing, torch.ones(1)), "this is a Tensor"),
         (lambda state: elastic.run({"model": 1}, state), "needs the function that trains"),
+        (lambda state: elastic.run(state, nothing), "the order is"),
+        (lambda state: elastic.run(nothing, state, state), "a State as its checkpointer"),
         (lambda state: elastic.run(lambda state: state.step), "write def <lambda>(world)"),
     ],
 )
