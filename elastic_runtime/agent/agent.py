@@ -145,7 +145,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._snapshots.close()
             self._directory.remove()
             raise
-        self._probes = ProbeServer("", self._introduce)
+        self._probes = ProbeServer("", self._introduce, lambda: self._participant.secret)
         self._address = address
         seed = Seed(
             config.node_name,

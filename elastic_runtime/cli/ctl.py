@@ -324,12 +324,13 @@ def _look(target: Target, store: Store) -> Report:
 def _ask_all(records: Records) -> Mapping[str, Mapping[str, Any]]:
     """Asks every node for its step, all at the same time; those out of reach do not answer."""
     nodes = [n for n in records.nodes.values() if n.probe_port and n.status != GONE]
-    if not nodes:
+    if not nodes or records.job is None:
         return {}
+    secret = records.job.secret
 
     def answer(node: str, address: str, port: int) -> Mapping[str, Any] | None:
         try:
-            return ask(node, address, port, _ASK)
+            return ask(node, address, port, _ASK, secret)
         except OSError:
             return None
 

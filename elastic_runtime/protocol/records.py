@@ -248,6 +248,8 @@ class JobRecord(Record):
         in_place: survivors keep their processes.
         first_round: the number below the first round of this incarnation; numbers never repeat.
         settings: fingerprint of the launch settings; a node with another one is of another job.
+        secret: with which its nodes prove themselves to each other (``protocol.proof``), the same
+            in all lives of the job; "" in the record of a version that knew none.
     """
 
     kind: ClassVar[str] = "job"
@@ -262,6 +264,7 @@ class JobRecord(Record):
     in_place: bool = False
     first_round: int = 0
     settings: str = ""
+    secret: str = field(default="", repr=False)
 
     def check(self) -> None:
         """Bounds are bounds."""

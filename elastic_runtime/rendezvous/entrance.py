@@ -42,6 +42,9 @@ def may_register(state: State, plan: Plan, now: float) -> tuple[bool, State]:
         return True, state  # nobody is there who could be disturbed
     if _other_job(state, lead):
         return False, _await_other(state, lead, plan, now)
+    if job is not None and state.policy.secret and not job.secret:
+        text = f"the job was begun by an older version of elastic-runtime, on {lead.record.name}"
+        return False, plan.wait(state, f"{text}: run one version on all nodes")
     return _reaches_group(state, lead, plan, now)
 
 

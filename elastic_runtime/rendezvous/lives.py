@@ -143,6 +143,8 @@ def _new_job(state: State, first_round: int) -> JobRecord:
         in_place=policy.in_place,
         first_round=first_round,
         settings=state.record.settings,
+        # Nodes of the last life may still have to be asked whether it is over.
+        secret=state.secret or policy.secret,
     )
 
 

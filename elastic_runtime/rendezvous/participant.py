@@ -9,12 +9,13 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime import threads
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import RecordError, StoreUnavailable
+from elastic_runtime.protocol.proof import new_secret
 from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
 from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb_all
@@ -113,7 +114,7 @@ class Participant:
         self._clock = clock or MonotonicClock()
         self._driven = inbox is not None
         self._inbox: Inbox = queue.SimpleQueue() if inbox is None else inbox
-        self._state = membership.begin(policy)
+        self._state = membership.begin(replace(policy, secret=new_secret()))
         self._started = False
         self._following = ""
         self._closed = False
@@ -136,6 +137,11 @@ class Participant:
     def state(self) -> State:
         """The present knowledge, an immutable value."""
         return self._state
+
+    @property
+    def secret(self) -> str:
+        """The job's secret; "" as long as it is not known. For other agents' ears only."""
+        return self._state.secret
 
     @property
     def alone(self) -> bool:
@@ -356,7 +362,7 @@ class Participant:
                     self._following = own_key
                     self._store.follow(own_key)
             case Probe(node, address, port):
-                self._prober.probe(node, address, port)
+                self._prober.probe(node, address, port, self._state.secret)
             case Complete():
                 if (whole := self._rounds.again(self._node, True, self._clock.now())) is not None:
                     self._inbox.put(whole)

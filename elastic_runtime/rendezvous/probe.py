@@ -1,10 +1,12 @@
 """Probes: asking a node whether it lives, without the store.
 
-Each agent answers on a TCP port. The question is one line of JSON that names the life that is
-asked for; who knows that knows the job, as it is written nowhere but in its store. The answer is
-one line, too: that life says how far it has come, any other one says no and nothing else, and what
-is no question gets no answer. Only a refused connection, or a no, proves a death; silence proves
-nothing, and the lease decides then.
+Each agent answers on a TCP port, to whom knows the job's secret (``protocol.proof``) and to nobody
+else. The question is one line of JSON that names the life that is asked for. The answer is one
+line, too: that life says how far it has come, any other one says no and nothing else. A stranger
+gets a random number and no answer, whatever it says.
+
+Only a refused connection, or a no of who knows the secret, proves a death; silence proves nothing,
+and the lease decides then. Nor does anything that somebody says who does not know it.
 
 Both ends are one event loop in one thread, however many ask or are asked, and each exchange has one
 deadline: no client can be slow enough to be in the way of another one.
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import threads
 from elastic_runtime.listening import listen
+from elastic_runtime.protocol.proof import NONCE, PROBES, PROOF, Exchange, key_for, new_nonce
 from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAX_LINE = 4096
+_MAX_ANSWER = NONCE + PROOF + _MAX_LINE
 # For one whole exchange, in seconds.
 _CLIENT_PATIENCE = 1.0
 # Clients at the same time; when one more comes, the one that has been there longest has to go.
@@ -47,13 +51,19 @@ class ProbeServer:
         address: where to listen, ``""`` for all interfaces.
         answer: gives the fields of the answer; must hold ``node``, this life's uuid. Called in the
             server's thread; who asks for another life never sees it.
+        secret: gives the job's, "" as long as it is not known: nobody is answered then.
         patience: seconds that a client may take.
     """
 
     def __init__(
-        self, address: str, answer: Callable[[], dict[str, Any]], patience: float = _CLIENT_PATIENCE
+        self,
+        address: str,
+        answer: Callable[[], dict[str, Any]],
+        secret: Callable[[], str],
+        patience: float = _CLIENT_PATIENCE,
     ) -> None:
         self._answer = answer
+        self._secret = secret
         self._patience = patience
         self._clients: dict[asyncio.Task[Any], None] = {}
         self._socket = listen(address)
@@ -90,9 +100,16 @@ class ProbeServer:
         self._clients[task] = None
         try:
             async with asyncio.timeout(self._patience):
-                told = self._told(await reader.readuntil(b"\n"))
-                if told is not None:
-                    writer.write(json.dumps(told).encode() + b"\n")
+                nonce = new_nonce()
+                writer.write(nonce)
+                shown = await reader.readexactly(NONCE + PROOF)
+                exchange = Exchange(
+                    key_for(PROBES, self._secret()), server=nonce, client=shown[:NONCE]
+                )
+                question = await reader.readuntil(b"\n")
+                if exchange.is_asked(shown[NONCE:], question):
+                    answer = json.dumps(self._told(question)).encode() + b"\n"
+                    writer.write(exchange.answering(answer) + answer)
                     writer.close()
                     await writer.wait_closed()
         except Exception:  # one answer that fails must not be the last one
@@ -101,35 +118,50 @@ class ProbeServer:
             self._clients.pop(task, None)
             writer.transport.abort()
 
-    def _told(self, line: bytes) -> dict[str, Any] | None:
-        """The answer to a question; None: it is none of ours, and nothing is said."""
-        question = json.loads(line)
-        asked_for = question.get("node") if isinstance(question, dict) else None
-        if not isinstance(asked_for, str) or not asked_for:
-            return None
+    def _told(self, line: bytes) -> dict[str, Any]:
+        """The answer to a question of somebody who knows the secret."""
         answer = self._answer()
-        return answer if answer["node"] == asked_for else {"node": ""}
+        return answer if answer["node"] == json.loads(line)["node"] else {"node": ""}
 
 
-def _question(node: str) -> bytes:
-    return json.dumps({"hello": "elastic", "node": node}).encode() + b"\n"
+class _Asking:
+    """The client's side of one exchange, without its I/O: what it says to what it has heard."""
+
+    def __init__(self, node: str, secret: str) -> None:
+        self._node = node
+        self._key = key_for(PROBES, secret)
+        self._exchange: Exchange | None = None
+        self._heard = b""
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is to be expected."""
+        return self._heard.endswith(b"\n", NONCE + PROOF) or len(self._heard) > _MAX_ANSWER
+
+    def hears(self, data: bytes) -> bytes:
+        """Takes in what has come; returns what is to be said."""
+        self._heard += data
+        if self._exchange is not None or len(self._heard) < NONCE:
+            return b""
+        self._exchange = exchange = Exchange(self._key, self._heard[:NONCE], new_nonce())
+        question = json.dumps({"node": self._node}).encode() + b"\n"
+        return exchange.client + exchange.asking(question) + question
+
+    def answer(self) -> dict[str, Any]:
+        """The answer, once all is heard.
+
+        Raises:
+            ConnectionResetError: there is none, or none of an agent that knows the secret.
+        """
+        proof, line = self._heard[NONCE : NONCE + PROOF], self._heard[NONCE + PROOF :]
+        if self._exchange is None or not self._exchange.is_answered(proof, line):
+            # Perhaps it is on its way out, or in; perhaps it is somebody else.
+            raise ConnectionResetError("closed without an answer, or by a stranger")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
-def _read_line(connection: socket.socket, deadline: float) -> bytes:
-    data = b""
-    while not data.endswith(b"\n") and len(data) <= _MAX_LINE:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("no whole answer in time")
-        connection.settimeout(left)
-        part = connection.recv(4096)
-        if not part:
-            break
-        data += part
-    return data
-
-
-def ask(node: str, address: str, port: int, timeout: float) -> dict[str, Any] | None:
+def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict[str, Any]:
     """Asks for one life of a node at ``address:port``.
 
     Args:
@@ -137,50 +169,47 @@ def ask(node: str, address: str, port: int, timeout: float) -> dict[str, Any] | 
         address: host name or address.
         port: its probe port.
         timeout: seconds for the whole exchange.
+        secret: the job's.
 
     Returns:
-        Its answer; None if what answered is no agent. ``node`` in it is empty if it is not the
-        one that was asked for.
+        Its answer. ``node`` in it is empty if it is not the one that was asked for.
 
     Raises:
         ConnectionRefusedError: nothing listens there.
-        OSError: no answer (``TimeoutError`` included).
+        OSError: no answer (``TimeoutError`` included), or none of who knows the secret.
     """
     deadline = time.monotonic() + timeout
+    asking = _Asking(node, secret)
     with socket.create_connection((address, port), timeout=timeout) as connection:
-        connection.sendall(_question(node))
-        line = _read_line(connection, deadline)
-    return _body(line)
+        while not asking.over:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no whole answer in time")
+            connection.settimeout(left)
+            data = connection.recv(_MAX_LINE)
+            if not data:
+                break
+            connection.sendall(asking.hears(data))
+    return asking.answer()
 
 
-def _body(line: bytes) -> dict[str, Any] | None:
-    if not line:
-        # Accepted by the kernel, then closed: the process is on its way out, or in.
-        raise ConnectionResetError("closed without an answer")
-    try:
-        body = json.loads(line)
-    except ValueError:
-        return None
-    return body if isinstance(body, dict) else None
-
-
-def probe(node: str, address: str, port: int, timeout: float) -> str:
+def probe(node: str, address: str, port: int, timeout: float, secret: str) -> str:
     """Probes for one life of a node.
 
     Returns:
-        ``alive``, ``busy`` (alive, too), ``refused``, ``other`` (another life, or another
-        program) or ``silent``.
+        ``alive``, ``busy`` (alive, too), ``refused``, ``other`` (another life) or ``silent``
+        (a stranger, too).
     """
     try:
-        return _judged(node, ask(node, address, port, timeout))
+        return _judged(node, ask(node, address, port, timeout, secret))
     except ConnectionRefusedError:
         return REFUSED
     except OSError:
         return SILENT
 
 
-def _judged(node: str, body: dict[str, Any] | None) -> str:
-    if body is None or body.get("node") != node:
+def _judged(node: str, body: dict[str, Any]) -> str:
+    if body.get("node") != node:
         return OTHER
     return BUSY if body.get("busy") is True else ALIVE
 
@@ -207,10 +236,14 @@ class Prober:
         self._loop.set_default_executor(ThreadPoolExecutor(_RESOLVERS, "probe-names"))
         self._thread = threads.spawn(self._run, name="prober")
 
-    def probe(self, node: str, address: str, port: int) -> None:
-        """Sends a probe; ``done`` follows, unless one of this node is under way already."""
+    def probe(self, node: str, address: str, port: int, secret: str) -> None:
+        """Sends a probe; ``done`` follows, unless one of this node is under way already.
+
+        Args:
+            node, address, port, secret: as for ``ask``.
+        """
         with suppress(RuntimeError):  # closed
-            self._loop.call_soon_threadsafe(self._begin, node, address, port)
+            self._loop.call_soon_threadsafe(self._begin, node, address, port, secret)
 
     def close(self) -> None:
         """Ends the thread; probes under way come to nothing."""
@@ -232,11 +265,11 @@ class Prober:
             self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()  # a look-up that hangs is not waited for
 
-    def _begin(self, node: str, address: str, port: int) -> None:
+    def _begin(self, node: str, address: str, port: int, secret: str) -> None:
         if node in self._under_way:
             return
         self._under_way.add(node)
-        task = self._loop.create_task(self._probe(node, address, port))
+        task = self._loop.create_task(self._probe(node, address, port, secret))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -246,11 +279,11 @@ class Prober:
         if error is not None:
             threads.report(error)
 
-    async def _probe(self, node: str, address: str, port: int) -> None:
+    async def _probe(self, node: str, address: str, port: int, secret: str) -> None:
         async with self._turn:
             try:
                 async with asyncio.timeout(self._timeout):
-                    answer = _judged(node, _body(await self._ask(node, address, port)))
+                    answer = _judged(node, await self._ask(_Asking(node, secret), address, port))
             except ConnectionRefusedError:
                 answer = REFUSED
             except (OSError, RuntimeError):  # the latter: no thread for the look-up of a name
@@ -258,16 +291,15 @@ class Prober:
         self._under_way.discard(node)
         self._done(node, answer)
 
-    async def _ask(self, node: str, address: str, port: int) -> bytes:
+    async def _ask(self, asking: _Asking, address: str, port: int) -> dict[str, Any]:
         with await self._connect(address, port) as connection:
-            await self._loop.sock_sendall(connection, _question(node))
-            data = b""
-            while not data.endswith(b"\n") and len(data) <= _MAX_LINE:
-                part = await self._loop.sock_recv(connection, 4096)
-                if not part:
+            while not asking.over:
+                data = await self._loop.sock_recv(connection, _MAX_LINE)
+                if not data:
                     break
-                data += part
-            return data
+                if said := asking.hears(data):
+                    await self._loop.sock_sendall(connection, said)
+            return asking.answer()
 
     async def _connect(self, address: str, port: int) -> socket.socket:
         found = await self._addresses(address, port)

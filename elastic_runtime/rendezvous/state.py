@@ -245,6 +245,7 @@ class Policy:
 
     Attributes:
         min_nodes, max_nodes, node_unit, entry, in_place: for the job's record if we write it.
+        secret: the job's, if we write its first record; "" for an agent of a test.
         max_restarts: failures of user code that the job may have.
         last_call, join, rejoin, fence, batch: as in ``config.Timeouts``.
         batch_in_place: ``batch`` where a change does not cost the members their processes.
@@ -266,6 +267,7 @@ class Policy:
     node_unit: int = 1
     entry: str = ""
     in_place: bool = False
+    secret: str = field(default="", repr=False)
     max_restarts: int = 3
     last_call: float = 3.0
     join: float = 600.0
@@ -433,6 +435,12 @@ class State:
     def job_record(self) -> JobRecord | None:
         """The job, if the store has one that can be read."""
         return self.job.record if isinstance(self.job.record, JobRecord) else None
+
+    @property
+    def secret(self) -> str:
+        """With which nodes of this job prove themselves to each other; "" if it is not known."""
+        job = self.job_record or self.known_job
+        return job.secret if job else ""
 
     @property
     def round_record(self) -> RoundRecord | None:

@@ -84,7 +84,9 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._name = name
         self._run_id = run_id
         self._store = store
-        self._probes = ProbeServer("", lambda: {"node": self._participant.node})
+        self._probes = ProbeServer(
+            "", lambda: {"node": self._participant.node}, lambda: self._participant.secret
+        )
         seed = replace(seed, probe_port=self._probes.port)
         self._participant = Participant(store, policy, seed, self._hear)
         self._seed = seed

@@ -29,7 +29,8 @@ from elastic_runtime.rendezvous.stores import open_store
 if TYPE_CHECKING:
     from tests.etcd_server import EtcdServer
 
-JOB = JobRecord("life", 1, 2, 1, 2, entry="train.py")
+SECRET = secrets.token_hex(32)
+JOB = JobRecord("life", 1, 2, 1, 2, entry="train.py", secret=SECRET)
 NODE = NodeRecord("a1", "a", "127.0.0.1", 2, incarnation="life", step=40)
 ROUND = RoundRecord(3, "life", (Member("a1", "a", "127.0.0.1", 2),), 1, "node b lost")
 
@@ -74,8 +75,8 @@ def _job(ctl: Ctl) -> dict[str, Any]:
 
 
 def test_status_asks_the_nodes_too(store: Store, ctl: Ctl) -> None:
-    probe = ProbeServer("127.0.0.1", lambda: {"node": "a1", "step": 47})
-    other = ProbeServer("127.0.0.1", lambda: {"node": "another life", "step": 99})
+    probe = ProbeServer("127.0.0.1", lambda: {"node": "a1", "step": 47}, lambda: SECRET)
+    other = ProbeServer("127.0.0.1", lambda: {"node": "another life", "step": 99}, lambda: SECRET)
     try:
         nodes = (
             replace(NODE, probe_port=probe.port),
@@ -93,6 +94,20 @@ def test_status_asks_the_nodes_too(store: Store, ctl: Ctl) -> None:
     finally:
         probe.close()
         other.close()
+
+
+def test_nothing_that_is_shown_holds_the_secret(store: Store, ctl: Ctl) -> None:
+    _write(store, job=JOB, round=ROUND, nodes__a1=NODE)
+    for form in ("json", "table"):
+        for command in ("status", "events", "runs"):
+            code, out, err = ctl(command, "--format", form)
+            assert code == 0
+            assert SECRET not in out + err
+    code, out, err = ctl("scale", "--max", "3")
+    assert code == 0
+    assert SECRET not in out + err
+    entries = {entry.key: entry.value for entry in store.read("")}
+    assert JobRecord.decode("job", entries["job"]).secret == SECRET  # it is kept all the same
 
 
 def test_runs_lists_every_run_under_the_prefix(

@@ -2,51 +2,122 @@
 
 from __future__ import annotations
 
-import json
 import queue
+import select
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_runtime.protocol.proof import NONCE, PROOF, new_nonce, new_secret
 from elastic_runtime.rendezvous import probe as module
 from elastic_runtime.rendezvous.probe import Prober, ProbeServer, ask, probe
 from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LOCAL = "127.0.0.1"
 PATIENCE = 10.0
 FIELDS = {"node": "a", "name": "machine", "round": 7, "step": 100}
+SECRET = new_secret()
+
+
+def _serving(answer: Callable[[], dict[str, Any]], **options: Any) -> ProbeServer:
+    return ProbeServer(LOCAL, answer, lambda: SECRET, **options)
 
 
 @pytest.fixture
 def server() -> Iterator[ProbeServer]:
-    server = ProbeServer(LOCAL, lambda: dict(FIELDS))
+    server = _serving(lambda: dict(FIELDS))
     yield server
     server.close()
 
 
-def _exchange(port: int, line: bytes) -> bytes:
-    with socket.create_connection((LOCAL, port), timeout=PATIENCE) as client:
-        client.sendall(line)
-        return b"".join(iter(lambda: client.recv(4096), b""))
+def _exchange(port: int, said: bytes, *, shut: bool = False) -> bytes:
+    """What a server says to somebody who says this; ``shut``: and nothing more."""
+    heard = b""
+    with (
+        suppress(ConnectionError),
+        socket.create_connection((LOCAL, port), timeout=PATIENCE) as client,
+    ):
+        client.sendall(said)
+        if shut:
+            client.shutdown(socket.SHUT_WR)
+        while data := client.recv(4096):
+            heard += data
+    return heard
+
+
+class _Recorder:
+    """Passes everything on between a client and a server, and keeps what each of them has said."""
+
+    def __init__(self, server: int) -> None:
+        self.of_client = self.of_server = b""
+        self._listener = socket.create_server((LOCAL, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._pass_on, args=(server,), daemon=True)
+        self._thread.start()
+
+    def _pass_on(self, port: int) -> None:
+        client, _ = self._listener.accept()
+        with client, socket.create_connection((LOCAL, port), timeout=PATIENCE) as server:
+            other = {client: server, server: client}
+            while True:
+                ready, _, _ = select.select(list(other), [], [], PATIENCE)
+                for one in ready:
+                    data = one.recv(4096)
+                    if not data:
+                        return
+                    if one is client:
+                        self.of_client += data
+                    else:
+                        self.of_server += data
+                    other[one].sendall(data)
+
+    def close(self) -> None:
+        self._thread.join(PATIENCE)
+        self._listener.close()
+
+
+@pytest.fixture
+def recorder(server: ProbeServer) -> Iterator[_Recorder]:
+    with closing(_Recorder(server.port)) as recorder:
+        assert ask("a", LOCAL, recorder.port, PATIENCE, SECRET) == FIELDS
+        yield recorder
+
+
+@contextmanager
+def _says(*said: bytes) -> Iterator[int]:
+    """A port at which somebody says this, and hangs up; once."""
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        with client, suppress(OSError):
+            for one in said:
+                client.sendall(one)
+                client.recv(4096)
+
+    with socket.create_server((LOCAL, 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(PATIENCE)
 
 
 def test_a_node_answers_until_it_ends() -> None:
     answer = {"node": "a", "busy": False}
-    server = ProbeServer(LOCAL, lambda: answer)
-    assert probe("a", LOCAL, server.port, PATIENCE) == ALIVE
+    server = _serving(lambda: answer)
+    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
     answer["busy"] = True
-    assert probe("a", LOCAL, server.port, PATIENCE) == BUSY
-    assert probe("b", LOCAL, server.port, PATIENCE) == OTHER
+    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == BUSY
+    assert probe("b", LOCAL, server.port, PATIENCE, SECRET) == OTHER
     server.close()
-    assert probe("a", LOCAL, server.port, PATIENCE) == REFUSED
+    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == REFUSED
 
 
 def test_an_answer_that_cannot_be_given_proves_nothing_and_is_not_the_last_one() -> None:
@@ -59,34 +130,101 @@ def test_an_answer_that_cannot_be_given_proves_nothing_and_is_not_the_last_one()
             raise ValueError("the workers are just being replaced")
         return next(answers)
 
-    server = ProbeServer(LOCAL, answer)
+    server = _serving(answer)
     try:
-        assert probe("a", LOCAL, server.port, PATIENCE) == SILENT
-        assert probe("a", LOCAL, server.port, PATIENCE) == ALIVE
+        assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == SILENT
+        assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
     finally:
         server.close()
 
 
 def test_only_who_names_this_life_hears_how_far_it_has_come(server: ProbeServer) -> None:
-    assert ask("a", LOCAL, server.port, PATIENCE) == FIELDS
-    assert json.loads(_exchange(server.port, b'{"node": "b"}\n')) == {"node": ""}
+    assert ask("a", LOCAL, server.port, PATIENCE, SECRET) == FIELDS
+    assert ask("b", LOCAL, server.port, PATIENCE, SECRET) == {"node": ""}
 
 
 @pytest.mark.parametrize(
-    "line", [b'{"hello":"elastic"}\n', b"GET / HTTP/1.0\r\n\r\n", b'{"node": 3}\n', b"[1]\n", b"\n"]
+    "said",
+    [b"", b'{"node":"a"}\n', b"GET / HTTP/1.0\r\n\r\n", b"\n", new_nonce() * 2 + b'{"node":"a"}\n'],
 )
-def test_a_stranger_hears_nothing(server: ProbeServer, line: bytes) -> None:
-    assert _exchange(server.port, line) == b""
+def test_a_stranger_hears_a_random_number_and_nothing_else(
+    server: ProbeServer, said: bytes
+) -> None:
+    heard = {_exchange(server.port, said, shut=True) for _ in range(2)}
+    assert [len(one) for one in heard] == [NONCE, NONCE]  # never the same twice
+    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+
+
+@pytest.mark.parametrize("secret", [new_secret(), ""])
+def test_a_wrong_secret_opens_nothing_and_proves_nothing(secret: str) -> None:
+    for its, ours in ((SECRET, secret), (secret, SECRET), ("", "")):
+        server = ProbeServer(LOCAL, lambda: dict(FIELDS), lambda its=its: its)  # type: ignore[misc]
+        with closing(server):
+            assert probe("a", LOCAL, server.port, PATIENCE, ours) == SILENT
+            assert probe("b", LOCAL, server.port, PATIENCE, ours) == SILENT
+        assert probe("a", LOCAL, server.port, PATIENCE, ours) == REFUSED
+
+
+def test_a_question_that_was_overheard_is_worth_nothing(
+    server: ProbeServer, recorder: _Recorder
+) -> None:
+    assert len(_exchange(server.port, recorder.of_client)) == NONCE
+    # Nor with what the server said then, as if both were still on that connection.
+    assert len(_exchange(server.port, recorder.of_server)) == NONCE
+
+
+def test_an_answer_that_was_overheard_is_believed_by_nobody(recorder: _Recorder) -> None:
+    nonce, rest = recorder.of_server[:NONCE], recorder.of_server[NONCE:]
+    with _says(nonce, rest) as port:
+        assert probe("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+
+
+def test_an_answer_that_was_changed_on_its_way_is_believed_by_nobody(server: ProbeServer) -> None:
+    def meddle() -> None:
+        client, _ = listener.accept()
+        with client, socket.create_connection((LOCAL, server.port), timeout=PATIENCE) as line:
+            client.sendall(line.recv(NONCE, socket.MSG_WAITALL))
+            line.sendall(client.recv(4096))
+            proof = line.recv(PROOF, socket.MSG_WAITALL)
+            client.sendall(proof + line.recv(4096).replace(b'"step": 100', b'"step": 900'))
+
+    with socket.create_server((LOCAL, 0)) as listener:
+        thread = threading.Thread(target=meddle, daemon=True)
+        thread.start()
+        assert probe("a", LOCAL, listener.getsockname()[1], PATIENCE, SECRET) == SILENT
+        thread.join(PATIENCE)
+
+
+def test_what_another_program_says_is_no_proof_of_a_death() -> None:
+    with _says(b"220 mail.example.org ESMTP, at your service, with a long greeting\r\n") as port:
+        assert probe("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+    with _says(new_nonce(), new_nonce() + b'{"node": ""}\n') as port:
+        assert probe("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+
+
+def test_who_repeats_what_it_hears_is_not_taken_for_alive() -> None:
+    def echo() -> None:
+        client, _ = listener.accept()
+        with client:
+            client.sendall(nonce := new_nonce())
+            client.sendall(client.recv(4096).removeprefix(nonce))
+
+    with socket.create_server((LOCAL, 0)) as listener:
+        thread = threading.Thread(target=echo, daemon=True)
+        thread.start()
+        assert probe("a", LOCAL, listener.getsockname()[1], PATIENCE, SECRET) == SILENT
+        thread.join(PATIENCE)
 
 
 def test_a_question_has_a_limit(server: ProbeServer) -> None:
     with socket.create_connection((LOCAL, server.port), timeout=PATIENCE) as client:
         try:
             client.sendall(b"x" * 1_000_000 + b"\n")
-            assert client.recv(1) == b""
+            while client.recv(4096):
+                pass
         except ConnectionError:
             pass  # it hung up while we still spoke
-    assert probe("a", LOCAL, server.port, PATIENCE) == ALIVE
+    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
 
 
 def test_slow_clients_are_in_nobodys_way_and_have_one_deadline(server: ProbeServer) -> None:
@@ -104,12 +242,11 @@ def test_slow_clients_are_in_nobodys_way_and_have_one_deadline(server: ProbeServ
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
         try:
-            assert probe("a", LOCAL, server.port, PATIENCE) == ALIVE
+            assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
             # Each byte came in time; all of them together did not.
-            try:
+            with suppress(ConnectionError):
+                assert len(slow.recv(4096)) == NONCE
                 assert slow.recv(1) == b""
-            except ConnectionError:
-                pass
         finally:
             over.set()
             thread.join()
@@ -119,10 +256,10 @@ def test_however_many_clients_hold_the_line_others_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_MOST_CLIENTS", 8)
-    server = ProbeServer(LOCAL, lambda: {"node": "a"}, patience=600.0)
+    server = _serving(lambda: {"node": "a"}, patience=600.0)
     held = [socket.create_connection((LOCAL, server.port), timeout=PATIENCE) for _ in range(40)]
     try:
-        assert probe("a", LOCAL, server.port, PATIENCE) == ALIVE
+        assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
     finally:
         for client in held:
             client.close()
@@ -147,10 +284,10 @@ class _Asked:
 def test_a_prober_finds_the_living_the_dead_and_the_others(server: ProbeServer) -> None:
     with socket.socket() as taken, closing(_Asked()) as asked:
         taken.bind((LOCAL, 0))  # and does not listen
-        asked.prober.probe("a", "localhost", server.port)
-        asked.prober.probe("b", LOCAL, server.port)
-        asked.prober.probe("c", LOCAL, taken.getsockname()[1])
-        asked.prober.probe("d", "no-such-host.invalid", 9)
+        asked.prober.probe("a", "localhost", server.port, SECRET)
+        asked.prober.probe("b", LOCAL, server.port, SECRET)
+        asked.prober.probe("c", LOCAL, taken.getsockname()[1], SECRET)
+        asked.prober.probe("d", "no-such-host.invalid", 9, SECRET)
         found = dict(asked.next() for _ in range(4))
     assert found == {"a": ALIVE, "b": OTHER, "c": REFUSED, "d": SILENT}
 
@@ -163,7 +300,7 @@ def test_a_prober_has_one_probe_of_a_node_under_way_and_no_thread_for_it() -> No
         before = threading.active_count()
         for _ in range(5):
             for number in range(100):
-                asked.prober.probe(f"n{number}", LOCAL, port)
+                asked.prober.probe(f"n{number}", LOCAL, port, SECRET)
         accepted = [silent.accept()[0] for _ in range(100)]
         assert threading.active_count() <= before
         found = [asked.next() for _ in range(100)]
@@ -179,10 +316,10 @@ def test_a_prober_that_is_closed_leaves_nothing() -> None:
     with socket.socket() as silent:
         silent.bind((LOCAL, 0))
         silent.listen(1)
-        asked.prober.probe("a", LOCAL, silent.getsockname()[1])
+        asked.prober.probe("a", LOCAL, silent.getsockname()[1], SECRET)
         silent.accept()[0].close()
         asked.close()
-    asked.prober.probe("a", LOCAL, 1)  # comes to nothing
+    asked.prober.probe("a", LOCAL, 1, SECRET)  # comes to nothing
     deadline = time.monotonic() + PATIENCE
     wait_for(
         lambda: {thread.name for thread in threading.enumerate()} <= before,
