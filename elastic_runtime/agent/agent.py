@@ -450,7 +450,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         return provisional(me, self._life.state.round or part.state.round_record)
 
     def _form_group(self, last: RoundRecord, group_rank: int, local_ranks: Sequence[int]) -> None:
-        """Fills in torch's description of the group."""
+        """Fills in torch's description of the group; its ranks may read snapshots here."""
+        self._snapshots.admit(self._participant.secret)
         group = self._group
         first, world = last.first_worker(group_rank), last.world_size
         group.group_rank, group.group_world_size = group_rank, last.size

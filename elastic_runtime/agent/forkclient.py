@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from elastic_runtime.agent import forkserver
 from elastic_runtime.agent.shortage import is_shortage
 from elastic_runtime.config import FUNCTION, MODULE
+from elastic_runtime.endpoint import PASSWORD_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,10 +149,11 @@ def working_directory() -> str:
 def worker_environment(config: JobConfig, env: Mapping[str, str]) -> dict[str, str]:
     """An environment for workers, and for the server that imports in their stead.
 
-    As under torchrun, several workers do not each take all cores unless told to.
+    As under torchrun, several workers do not each take all cores unless told to. The password of
+    the store stays with the agent: workers have nothing to ask there.
     """
     threads = {"OMP_NUM_THREADS": "1"} if config.workers > 1 else {}
-    return {**threads, **env}
+    return {**threads, **{n: value for n, value in env.items() if n != PASSWORD_VARIABLE}}
 
 
 def _settings(config: JobConfig, cold: bool) -> forkserver.Frame:

@@ -1,16 +1,14 @@
 """The agent's memory for snapshots of the training state: it outlives workers.
 
 Workers write their snapshots into a directory in tmpfs that belongs to the agent. A server reads
-them to the workers of other nodes, and to nobody else: see ``protocol.snapshots``. With the agent
-its snapshots go: those of an agent that was killed are removed by a process that outlives it
-(``reaper``), and if that was killed as well by the next agent on the machine.
+them to the workers of other nodes of the job, and to nobody else: see ``protocol.snapshots``. With
+the agent its snapshots go: those of an agent that was killed are removed by a process that outlives
+it (``reaper``), and if that was killed as well by the next agent on the machine.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
 import socket
 import stat
 import struct
@@ -26,23 +24,31 @@ from elastic_runtime.agent import reaper
 from elastic_runtime.agent.private import PrivateDirectory, sweep
 from elastic_runtime.listening import listen
 from elastic_runtime.machine import boot_id, total_memory
+from elastic_runtime.protocol.proof import (
+    NONCE,
+    PROOF,
+    SNAPSHOTS,
+    Exchange,
+    key_for,
+    new_nonce,
+)
 from elastic_runtime.protocol.snapshots import (
-    CHALLENGE,
     HEADER,
     MAX_REQUEST,
     REFUSED,
-    WELCOME,
     Request,
     SnapshotMemory,
-    proof,
+    write_key,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_runtime.config import JobConfig
 
 _TMPFS = "/dev/shm"
 _PREFIX = "elastic-snapshots-"
-# Seconds: to show that one knows the secret; between two requests; for what is sent to be taken.
+# Seconds: to show that one has the key; between two requests; for what is sent to be taken.
 _PATIENCE = 5.0
 _IDLE = 120.0
 _STALL = 30.0
@@ -71,25 +77,38 @@ class SnapshotStore:
         self._directory: PrivateDirectory | None = None
         self._server: SnapshotServer | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
+        self._key = ""
         if not _is_tmpfs(_TMPFS):
             return
         sweep(_TMPFS, _PREFIX)  # also if this agent has none of its own
         limit = config.snapshot_memory.within(total_memory())
         if not limit:
             return
-        secret = secrets.token_hex(32)
         self._directory = PrivateDirectory(_TMPFS, _PREFIX)
         self._reaper = _follow(self._directory.path)
-        self._server = SnapshotServer(self._directory.path, secret)
+        self._server = SnapshotServer(self._directory.path, lambda: self._key)
         self.memory = SnapshotMemory(
             directory=self._directory.path,
             limit=limit,
             host=address,
             port=self._server.port,
-            secret=secret,
             node=config.node_name,
             machine=boot_id(),
         )
+
+    def admit(self, secret: str) -> None:
+        """Serves those who know the job's secret from now on, and lets the own workers know it.
+
+        Args:
+            secret: the job's; "": nobody.
+        """
+        key = key_for(SNAPSHOTS, secret)
+        if self._directory is None or key == self._key:
+            return
+        self._key = key
+        # Without it no copies are made, which is told by those who want to make them.
+        with suppress(OSError):
+            write_key(self._directory.path, key)
 
     def close(self) -> None:
         """Stops serving, and gives the memory back."""
@@ -128,25 +147,30 @@ def _is_tmpfs(path: str) -> bool:
 
 
 class SnapshotServer:
-    """Serves the files of a directory, read-only, to those who know the secret.
+    """Serves the files of a directory, read-only, to those who have the key.
 
     Attributes:
         port: where it listens.
     """
 
     def __init__(
-        self, directory: str, secret: str, address: str = "", *, patience: float = _PATIENCE
+        self,
+        directory: str,
+        key: Callable[[], str],
+        address: str = "",
+        *,
+        patience: float = _PATIENCE,
     ) -> None:
         """Begins to listen.
 
         Args:
             directory: of which nothing else is served.
-            secret: of the agent.
+            key: gives that of the job, "" as long as it is not known.
             address: where to listen, ``""`` for all interfaces.
-            patience: seconds that a client may take to show that it knows the secret.
+            patience: seconds that a client may take to show that it has the key.
         """
         self._directory = directory
-        self._secret = secret
+        self._key = key
         self._patience = patience
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -201,13 +225,14 @@ class SnapshotServer:
             self._clients.discard(client)
 
     def _welcome(self, client: socket.socket) -> bool:
-        challenge = secrets.token_bytes(CHALLENGE)
+        nonce = new_nonce()
         client.settimeout(self._patience)
-        client.sendall(challenge)
-        expected = proof(self._secret, challenge)
-        if not hmac.compare_digest(_read(client, len(expected), self._patience), expected):
+        client.sendall(nonce)
+        shown = _read(client, NONCE + PROOF, self._patience)
+        exchange = Exchange(self._key(), server=nonce, client=shown[:NONCE])
+        if not exchange.is_asked(shown[NONCE:]):
             return False
-        client.sendall(WELCOME)
+        client.sendall(exchange.answering())
         return True
 
     def _answer_all(self, client: socket.socket) -> None:

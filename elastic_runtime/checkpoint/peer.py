@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING
 from elastic_runtime.checkpoint.manifest import MANIFEST
 from elastic_runtime.checkpoint.storage import Source
 from elastic_runtime.errors import DamagedCheckpoint
-from elastic_runtime.protocol.snapshots import (
-    CHALLENGE,
-    HEADER,
-    WELCOME,
-    Request,
-    SnapshotMemory,
-    proof,
-)
+from elastic_runtime.protocol.proof import NONCE, PROOF, Exchange, new_nonce
+from elastic_runtime.protocol.snapshots import HEADER, Request, SnapshotMemory, read_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,25 +33,26 @@ _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
 
 
 class Line:
-    """A connection to the server of an agent, which knows that we know its secret."""
+    """A connection to the server of an agent; both sides know that the other one has the key."""
 
-    def __init__(self, memory: SnapshotMemory) -> None:
+    def __init__(self, memory: SnapshotMemory, key: str) -> None:
         """Connects.
 
+        Args:
+            memory: the agent's.
+            key: of the job.
+
         Raises:
-            OSError: nobody answers, or we are not let in.
+            OSError: nobody answers, we are not let in, or it is not an agent of this job.
         """
         place = (memory.host, memory.port)
         self._socket = socket.create_connection(place, timeout=_CONNECT)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            challenge = bytearray(CHALLENGE)
-            self.fill([memoryview(challenge)])
-            self._socket.sendall(proof(memory.secret, bytes(challenge)))
-            welcome = bytearray(len(WELCOME))
-            self.fill([memoryview(welcome)])
-            if welcome != WELCOME:
-                raise ConnectionError("it is no server of snapshots")
+            exchange = Exchange(key, self._read(NONCE), new_nonce())
+            self._socket.sendall(exchange.client + exchange.asking())
+            if not exchange.is_answered(self._read(PROOF)):
+                raise ConnectionError("it is no agent of this job")
             # From here on the kernel keeps the time, so that one call reads all that is wanted.
             self._socket.settimeout(None)
             limit = struct.pack("@ll", int(_SILENCE), 0)
@@ -82,6 +77,11 @@ class Line:
         self.fill([memoryview(header)])
         count, size = HEADER.unpack(header)
         return count, size
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray(count)
+        self.fill([memoryview(data)])
+        return bytes(data)
 
     def fill(self, buffers: Sequence[memoryview]) -> None:
         """Fills all buffers with what comes next.
@@ -111,9 +111,15 @@ class Line:
 class Lines:
     """The connections of this process to one server: one for each thread that reads at a time."""
 
-    def __init__(self, memory: SnapshotMemory) -> None:
-        """Remembers the server; nothing is connected yet."""
+    def __init__(self, memory: SnapshotMemory, directory: str) -> None:
+        """Remembers the server; nothing is connected yet.
+
+        Args:
+            memory: what it serves.
+            directory: of this process' own agent, where the key is.
+        """
         self.memory = memory
+        self._directory = directory
         self._free: list[Line] = []
         self._lock = threading.Lock()
 
@@ -121,12 +127,12 @@ class Lines:
         """A connection that nobody uses: one that was given back, or a new one.
 
         Raises:
-            OSError: the server cannot be reached.
+            OSError: the server cannot be reached, or the key not be read.
         """
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return Line(self.memory)
+        return Line(self.memory, read_key(self._directory))
 
     def give(self, line: Line) -> None:
         """Takes a connection back, of which nothing is expected any more."""
@@ -249,7 +255,12 @@ class Snapshot(Source):
     """
 
     def __init__(
-        self, own: LocalStorage, key: str, others: Mapping[str, SnapshotMemory], nodes: str
+        self,
+        own: LocalStorage,
+        key: str,
+        others: Mapping[str, SnapshotMemory],
+        nodes: str,
+        directory: str,
     ) -> None:
         """Remembers where everything is.
 
@@ -258,6 +269,7 @@ class Snapshot(Source):
             key: the directory of these snapshots in the memory of any node.
             others: by the names of those files that this node lacks, a node that has it.
             nodes: that take part, for messages.
+            directory: of this process' own agent.
         """
         self.where = f"memory of {nodes}"
         self.fetched = 0
@@ -265,7 +277,7 @@ class Snapshot(Source):
         self._key = key
         self._lines: dict[SnapshotMemory, Lines] = {}
         for memory in others.values():
-            self._lines.setdefault(memory, Lines(memory))
+            self._lines.setdefault(memory, Lines(memory, directory))
         self._others = others
         self._lock = threading.Lock()
 

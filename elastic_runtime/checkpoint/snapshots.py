@@ -274,7 +274,8 @@ class Snapshots:
         }
         names = ", ".join(node.memory.node for node in nodes.all[:3])
         more = f" and {len(nodes.all) - 3} more" if len(nodes.all) > 3 else ""
-        return Snapshot(shelf.storage, shelf.key, others, names + more)
+        directory = shelf.memory.directory
+        return Snapshot(shelf.storage, shelf.key, others, names + more, directory)
 
     def keep_only(self, which: CheckpointId | None) -> None:
         """Removes all others: the job has gone on from this one.

@@ -121,7 +121,7 @@ class Taking:
         buddy = self.nodes.buddy
         if buddy is None or not self.nodes.leads:
             return ""
-        lines = Lines(buddy.memory)
+        lines = Lines(buddy.memory, self.shelf.memory.directory)
         name = ""
         try:
             for rank in buddy.ranks:

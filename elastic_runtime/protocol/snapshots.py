@@ -3,23 +3,25 @@
 An agent offers a directory in memory (tmpfs) to its workers, and serves the files in it to the
 workers of other nodes::
 
-    server ──▶ client   a challenge (32 random bytes)
-    client ──▶ server   its proof (32 bytes), which only one who knows the secret can make
-    server ──▶ client   b"+"; or it hangs up
+    server ──▶ client   its nonce
+    client ──▶ server   its nonce and its proof that it has the key
+    server ──▶ client   its proof; or it hangs up
     client ──▶ server   {"file": …, "offset": …, "length": …}, one line of JSON
     server ──▶ client   how many bytes follow (−1: refused) and the size of the file; the bytes
 
-The last two repeat. The secret itself is never sent to the server.
+The last two repeat; ``protocol.proof`` says what the others are. The key is the same for all agents
+of the job. Workers find theirs in a file that only their user can read, and tell it to nobody: it
+is neither in their environment, which all processes inherit that they start, nor among what ranks
+tell each other.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
+import os
 import re
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from elastic_runtime.errors import RecordError
@@ -27,12 +29,13 @@ from elastic_runtime.errors import RecordError
 # Set by the agent for each worker: a SnapshotMemory; empty if there is none.
 ENV_SNAPSHOTS = "ELASTIC_SNAPSHOTS"
 
-CHALLENGE = 32
-WELCOME = b"+"
 HEADER = struct.Struct("!qQ")
 REFUSED = -1
 MAX_REQUEST = 1024
 MAX_LENGTH = 1 << 60
+# The file with the key, in the directory; no request can name it.
+_KEY = "key"
+_LONGEST_KEY = 256
 
 # The directory of one place of checkpoints, a snapshot, one of its files.
 FILE = re.compile(
@@ -49,7 +52,6 @@ class SnapshotMemory:
         directory: in tmpfs.
         limit: how many bytes all snapshots of the node may take.
         host, port: where the agent serves what is in the directory.
-        secret: in hexadecimal; whoever knows it may read there.
         node: its name, for people.
         machine: the same for all nodes of one machine, which fail together.
     """
@@ -58,7 +60,6 @@ class SnapshotMemory:
     limit: int
     host: str
     port: int
-    secret: str = field(repr=False)
     node: str
     machine: str
 
@@ -80,12 +81,10 @@ class SnapshotMemory:
                 limit=int(body["limit"]),
                 host=str(body["host"]),
                 port=int(body["port"]),
-                secret=str(body["secret"]),
                 node=str(body["node"]),
                 machine=str(body["machine"]),
             )
         except (ValueError, KeyError, TypeError):
-            # What it says is not repeated: there may be a secret in it.
             raise RecordError(ENV_SNAPSHOTS, "not a description of memory for snapshots") from None
 
 
@@ -127,6 +126,28 @@ class Request:
         return cls(file, offset, length)
 
 
-def proof(secret: str, challenge: bytes) -> bytes:
-    """What shows that one knows the secret, to whom has sent the challenge."""
-    return hmac.digest(secret.encode(), b"elastic-snapshots" + challenge, hashlib.sha256)
+def write_key(directory: str, key: str) -> None:
+    """Gives the workers of an agent the key of the job, in place of any that they had.
+
+    Args:
+        directory: of the agent, in memory.
+        key: as ``proof.key_for`` gives it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = os.path.join(directory, _KEY)
+    draft = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(draft, "w") as file:
+        file.write(key)
+    os.rename(f"{path}.new", path)  # whoever reads at this moment reads one or the other
+
+
+def read_key(directory: str) -> str:
+    """The key that the agent of this directory has given its workers.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(os.path.join(directory, _KEY)) as file:
+        return file.read(_LONGEST_KEY)

@@ -164,6 +164,10 @@ class Job:
         """What the agents have told their workers, and nobody else shall hear."""
         return set((self.folder / "secrets").read_text().split())
 
+    def environments(self) -> str:
+        """The environments of its workers, which all processes inherit that they start."""
+        return (self.folder / "environ").read_text(errors="replace")
+
     def everything(self) -> str:
         """All that it has said."""
         return self._log.read_text(errors="replace")

@@ -57,9 +57,12 @@ def check(model: Any, optim: Any, steps: int) -> None:
 def note(word: str, step: int) -> None:
     """Says how far this process is: word, round, rank, pid, step, its agent's memory."""
     round_, rank = os.environ["ELASTIC_ROUND"], dist.get_rank()
-    memory = json.loads(os.environ["ELASTIC_SNAPSHOTS"] or '{"directory": "-", "secret": "-"}')
+    memory = json.loads(os.environ["ELASTIC_SNAPSHOTS"] or '{"directory": "-"}')
+    key = Path(memory["directory"], "key")
     with (FOLDER / "secrets").open("a") as file:
-        file.write(f"{memory['secret']}\n")
+        file.write(f"{key.read_text() if key.exists() else '-'}\n")
+    with (FOLDER / "environ").open("ab") as file:
+        file.write(Path("/proc/self/environ").read_bytes() + repr(os.environ).encode())
     with (FOLDER / "notes").open("a") as file:
         file.write(f"{word} {round_} {rank} {os.getpid()} {step} {memory['directory']}\n")
 

@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from elastic_runtime.agent.snapshots import SnapshotServer
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
+from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory, write_key
 from elastic_runtime.worker import context as contexts
 from tests.ranks import run_ranks, values
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SECRET = "5ec4e7"
+_KEY = "5ec4e7"
 
 
 def _train(folder: Path, silent: list[int]) -> dict[str, Any]:
@@ -26,11 +26,12 @@ def _train(folder: Path, silent: list[int]) -> dict[str, Any]:
     rank = dist.get_rank()
     path = folder / f"node-{rank}"
     path.mkdir()
-    server = SnapshotServer(str(path), _SECRET, "127.0.0.1")
+    write_key(str(path), _KEY)
+    server = SnapshotServer(str(path), lambda: _KEY, "127.0.0.1")
     if rank in silent:
         server.close()
     memory = SnapshotMemory(
-        str(path), 1 << 30, "127.0.0.1", server.port, _SECRET, f"n{rank}", f"machine {rank}"
+        str(path), 1 << 30, "127.0.0.1", server.port, f"n{rank}", f"machine {rank}"
     )
     contexts._context = contexts.WorkerContext({ENV_SNAPSHOTS: memory.encode(), "RANK": str(rank)})
     heard = _Heard()
@@ -85,7 +86,7 @@ def _train_without(folder: Path) -> dict[str, Any]:
     rank = dist.get_rank()
     path = folder / f"node-{rank}"
     path.mkdir()
-    memory = SnapshotMemory(str(path), 1 << 30, "127.0.0.1", 9, _SECRET, f"n{rank}", "one machine")
+    memory = SnapshotMemory(str(path), 1 << 30, "127.0.0.1", 9, f"n{rank}", "one machine")
     contexts._context = contexts.WorkerContext({ENV_SNAPSHOTS: memory.encode(), "RANK": str(rank)})
     heard = _Heard()
     logging.getLogger("elastic_runtime").addHandler(heard)

@@ -101,6 +101,7 @@ def test_a_damaged_snapshot_gives_way_to_a_checkpoint(tmp_path: Path) -> None:
         (secret,) = job.secrets()
         assert len(secret) == 64
         assert secret not in job.everything()
+        assert secret not in job.environments()
 
 
 def test_all_workers_in_place_die_at_once(tmp_path: Path) -> None:

@@ -65,3 +65,9 @@ def test_an_error_before_the_agent_lives_leaves_no_server(tmp_path: Path) -> Non
         with pytest.raises(UsageError, match="--log-dir"):
             run_agent(config, lambda name, **fields: None, ahead)
         assert not state(pid)
+
+
+def test_workers_do_not_inherit_the_password_of_the_store() -> None:
+    config = JobConfig(Entry(SCRIPT, "x.py"), Endpoint("etcd", ("h:1",)), "run")
+    env = {"ELASTIC_ETCD_PASSWORD": "5ec4e7", "HOME": "/root"}
+    assert forkclient.worker_environment(config, env) == {"HOME": "/root"}

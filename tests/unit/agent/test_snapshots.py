@@ -1,4 +1,4 @@
-"""The server of snapshots gives its files to those who know the secret, and nothing else."""
+"""The server of snapshots gives its files to those who have the key, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,23 +19,31 @@ from elastic_runtime.agent.snapshots import SnapshotServer, SnapshotStore
 from elastic_runtime.checkpoint.peer import Line, Lines, RemoteFile
 from elastic_runtime.config import Endpoint, Entry, JobConfig, MemoryLimit
 from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.protocol.proof import (
+    NONCE,
+    PROOF,
+    SNAPSHOTS,
+    Exchange,
+    key_for,
+    new_nonce,
+    new_secret,
+)
 from elastic_runtime.protocol.snapshots import (
-    CHALLENGE,
     HEADER,
     MAX_LENGTH,
     MAX_REQUEST,
     REFUSED,
-    WELCOME,
     Request,
     SnapshotMemory,
-    proof,
+    read_key,
+    write_key,
 )
 from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SECRET = "5ec4e7"
+KEY = key_for(SNAPSHOTS, new_secret())
 FILE = "0123456789abcdef/step-3.term-1/rank-0.distcp"
 CONTENT = bytes(range(256)) * 4096
 DEADLINE = 20.0
@@ -46,18 +55,26 @@ def server(tmp_path: Path) -> Iterator[SnapshotServer]:
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
     (tmp_path / "secrets").write_text("not for you")
-    made = SnapshotServer(str(tmp_path / "mine"), SECRET, "127.0.0.1", patience=0.2)
+    write_key(str(tmp_path), KEY)  # of a client
+    made = SnapshotServer(str(tmp_path / "mine"), lambda: KEY, "127.0.0.1", patience=0.2)
     yield made
     made.close()
 
 
-def memory(server: SnapshotServer, secret: str = SECRET) -> SnapshotMemory:
-    return SnapshotMemory("", 0, "127.0.0.1", server.port, secret, "n0", "m0")
+@pytest.fixture
+def lines(server: SnapshotServer, tmp_path: Path) -> Iterator[Lines]:
+    lines = Lines(memory(server), str(tmp_path))
+    yield lines
+    lines.close()
+
+
+def memory(server: SnapshotServer) -> SnapshotMemory:
+    return SnapshotMemory("", 0, "127.0.0.1", server.port, "n0", "m0")
 
 
 def size(server: SnapshotServer, file: str = FILE) -> int:
     """What a client like any other is told."""
-    line = Line(memory(server))
+    line = Line(memory(server), KEY)
     try:
         count, size = line.ask(Request(file))
         return size if count == 0 else -1
@@ -71,8 +88,9 @@ def connect(server: SnapshotServer) -> socket.socket:
 
 def admitted(server: SnapshotServer) -> socket.socket:
     line = connect(server)
-    line.sendall(proof(SECRET, read(line, CHALLENGE)))
-    assert read(line, 1) == WELCOME
+    exchange = Exchange(KEY, read(line, NONCE), new_nonce())
+    line.sendall(exchange.client + exchange.asking())
+    assert exchange.is_answered(read(line, PROOF))
     return line
 
 
@@ -91,8 +109,7 @@ def ended(line: socket.socket) -> bool:
     return True
 
 
-def test_pieces_of_files(server: SnapshotServer) -> None:
-    lines = Lines(memory(server))
+def test_pieces_of_files(lines: Lines) -> None:
     file = RemoteFile(lines, FILE, "it")
     assert file.size() == len(CONTENT)
     parts = [bytearray(1), bytearray(0), bytearray(300_000), bytearray(7)]
@@ -101,11 +118,9 @@ def test_pieces_of_files(server: SnapshotServer) -> None:
     end = bytearray(10)
     file.readinto(len(CONTENT) - 10, [memoryview(end)])
     assert end == CONTENT[-10:]
-    lines.close()
 
 
-def test_what_is_expected_and_what_is_read_after_all(server: SnapshotServer) -> None:
-    lines = Lines(memory(server))
+def test_what_is_expected_and_what_is_read_after_all(lines: Lines) -> None:
     file = RemoteFile(lines, FILE, "it")
     file.expect(1000, 5000)
     for offset, length in [(1000, 2000), (3000, 3000), (1000, 10), (7, 100), (107, 20)]:
@@ -114,19 +129,15 @@ def test_what_is_expected_and_what_is_read_after_all(server: SnapshotServer) -> 
         assert part == CONTENT[offset : offset + length]
     file.expect(0, len(CONTENT))
     file.close()
-    lines.close()
 
 
-def test_many_small_buffers_in_one_question(server: SnapshotServer) -> None:
-    lines = Lines(memory(server))
+def test_many_small_buffers_in_one_question(lines: Lines) -> None:
     parts = [bytearray(3) for _ in range(3000)]
     RemoteFile(lines, FILE, "it").readinto(1, [memoryview(part) for part in parts])
     assert b"".join(parts) == CONTENT[1:9001]
-    lines.close()
 
 
-def test_what_is_not_there(server: SnapshotServer) -> None:
-    lines = Lines(memory(server))
+def test_what_is_not_there(server: SnapshotServer, lines: Lines) -> None:
     buffer = memoryview(bytearray(10))
     file = RemoteFile(lines, FILE, "it")
     assert size(server, FILE.replace("step-3", "step-4")) == -1
@@ -136,24 +147,53 @@ def test_what_is_not_there(server: SnapshotServer) -> None:
         RemoteFile(lines, FILE.replace("rank-0", "rank-1"), "it").readinto(0, [buffer])
     # A refusal costs nobody the connection.
     file.readinto(0, [buffer])
-    lines.close()
 
 
-def test_the_secret_is_needed_and_never_sent(server: SnapshotServer) -> None:
+@pytest.mark.parametrize("key", [key_for(SNAPSHOTS, new_secret()), key_for(SNAPSHOTS, "")])
+def test_the_key_is_needed(server: SnapshotServer, key: str) -> None:
     with pytest.raises(OSError, match=r"hangs up|reset"):
-        Line(memory(server, "guessed"))
+        Line(memory(server), key)
+    assert size(server) == len(CONTENT)
+
+
+def test_as_long_as_no_key_is_known_nobody_is_served(tmp_path: Path) -> None:
+    server = SnapshotServer(str(tmp_path), lambda: "", "127.0.0.1")
+    with pytest.raises(OSError, match=r"hangs up|reset"):
+        Line(memory(server), "")
+    server.close()
+
+
+def test_what_was_overheard_opens_nothing(server: SnapshotServer) -> None:
     with connect(server) as line:
-        challenge = read(line, CHALLENGE)
-        with connect(server) as other:  # an answer to another challenge is none
-            line.sendall(proof(SECRET, read(other, CHALLENGE)))
-        assert ended(line)
-        assert proof(SECRET, challenge) != SECRET.encode()
+        exchange = Exchange(KEY, read(line, NONCE), new_nonce())
+        said = exchange.client + exchange.asking()
+        line.sendall(said)
+        heard = exchange.server + read(line, PROOF)
+    for replayed in (said, heard):
+        with connect(server) as line:
+            line.sendall(replayed)
+            assert len(read(line, NONCE + 1)) == NONCE
+    # And a server that knows nothing cannot pretend to be one.
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def pretend() -> None:
+            client, _ = stranger.accept()
+            with client, suppress(OSError):
+                client.sendall(heard)
+                read(client, NONCE + PROOF)
+
+        thread = threading.Thread(target=pretend, daemon=True)
+        thread.start()
+        there = SnapshotMemory("", 0, "127.0.0.1", stranger.getsockname()[1], "n0", "m0")
+        with pytest.raises(ConnectionError, match="no agent of this job"):
+            Line(there, KEY)
+        thread.join(DEADLINE)
 
 
 def test_a_request_before_the_proof(server: SnapshotServer) -> None:
     with connect(server) as line:
-        read(line, CHALLENGE)
-        line.sendall(Request(FILE, 0, 10).encode())
+        read(line, NONCE)
+        line.sendall(Request(FILE, 0, 10).encode().ljust(NONCE + PROOF))
         assert ended(line)
 
 
@@ -164,6 +204,7 @@ def test_a_request_before_the_proof(server: SnapshotServer) -> None:
         b'{"file": "/etc/passwd", "offset": 0, "length": 1}\n',
         b'{"file": "0123456789abcdef/step-3.term-1/../../../secrets", "offset": 0, "length": 1}\n',
         b'{"file": "lock", "offset": 0, "length": 1}\n',
+        b'{"file": "key", "offset": 0, "length": 1}\n',
         b'{"file": "0123456789abcdef/step-3.term-1/rank-0.distcp\\n", "offset": 0, "length": 1}\n',
         b'{"file": ["0123456789abcdef"], "offset": 0, "length": 1}\n',
         b'{"offset": 0, "length": 1}\n',
@@ -255,8 +296,15 @@ def test_workers_are_told_where_it_is() -> None:
     assert told is not None
     assert SnapshotMemory.decode(told.encode()) == told
     assert (told.limit, told.host, told.node) == (1000, "127.0.0.1", "n7")
-    assert told.secret not in repr(told)
     assert Path(told.directory).stat().st_mode & 0o777 == 0o700
+    secret = new_secret()
+    store.admit(secret)
+    assert read_key(told.directory) == key_for(SNAPSHOTS, secret)
+    assert Path(told.directory, "key").stat().st_mode & 0o777 == 0o600
+    Line(told, read_key(told.directory)).close()
+    store.admit("")  # a store was emptied, and nobody could give the job back
+    with pytest.raises(OSError, match=r"hangs up|reset"):
+        Line(told, read_key(told.directory))
     store.close()
     assert not Path(told.directory).exists()
 

@@ -76,7 +76,7 @@ def test_the_node_before_is_the_buddy() -> None:
 
 
 def test_ranks_of_one_agent_are_one_node() -> None:
-    a, b = (SnapshotMemory(f"/dev/shm/{n}", 1, "h", 1, "s", n, n) for n in "ab")
+    a, b = (SnapshotMemory(f"/dev/shm/{n}", 1, "h", 1, n, n) for n in "ab")
     assert [node.ranks for node in nodes_of([a, a, b, b])] == [(0, 1), (2, 3)]
     seen = Nodes.seen_by(3, [a, a, b, b])
     assert (seen.mine, seen.leads) == (1, False)

@@ -23,7 +23,7 @@ from elastic_runtime.checkpoint.shelf import Shelf
 from elastic_runtime.checkpoint.snapshots import Snapshots
 from elastic_runtime.checkpoint.taking import Taking
 from elastic_runtime.errors import DamagedCheckpoint
-from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
+from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory, write_key
 from elastic_runtime.worker import context as contexts
 from elastic_runtime.worker.agreement import Wish
 from elastic_runtime.worker.peers import Peers
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WHICH = CheckpointId(term=1, step=3)
-SECRET = "5ec4e7"
+KEY = "5ec4e7"
 
 
 def memory_of(path: Path, port: int = 1, limit: int = 1 << 30) -> SnapshotMemory:
-    return SnapshotMemory(str(path), limit, "127.0.0.1", port, SECRET, "n0", "m0")
+    return SnapshotMemory(str(path), limit, "127.0.0.1", port, "n0", "m0")
 
 
 # Reading from another node
@@ -48,7 +48,8 @@ def served(tmp_path: Path) -> Iterator[tuple[Shelf, SnapshotMemory]]:
     """What another node has, and its server."""
     path = tmp_path / "theirs"
     path.mkdir()
-    server = SnapshotServer(str(path), SECRET, "127.0.0.1")
+    write_key(str(tmp_path), KEY)
+    server = SnapshotServer(str(path), lambda: KEY, "127.0.0.1")
     shelf = Shelf(memory_of(path, server.port), "runs")
     shelf.create(WHICH)
     shelf.storage.discard(WHICH)
@@ -59,7 +60,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Shelf, SnapshotMemory]]:
 
 def open_from(shelf: Shelf, memory: SnapshotMemory, own: Path) -> Snapshot:
     others = {MANIFEST: memory, small_checkpoints.FILE: memory}
-    return Snapshot(LocalStorage(own), shelf.key, others, "n0")
+    return Snapshot(LocalStorage(own), shelf.key, others, "n0", str(own.parent))
 
 
 def test_a_snapshot_of_another_node(served: tuple[Shelf, SnapshotMemory], tmp_path: Path) -> None:
@@ -93,7 +94,8 @@ def test_a_snapshot_that_has_gone(served: tuple[Shelf, SnapshotMemory], tmp_path
 
 
 def test_a_node_that_cannot_be_reached(tmp_path: Path) -> None:
-    file = RemoteFile(Lines(memory_of(tmp_path)), "x", "x")
+    write_key(str(tmp_path), KEY)
+    file = RemoteFile(Lines(memory_of(tmp_path), str(tmp_path)), "x", "x")
     with pytest.raises(DamagedCheckpoint, match=r"of n0 cannot be reached .* port 1: .*refused"):
         file.readinto(0, [memoryview(bytearray(4))])
 
