@@ -2,10 +2,60 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+from dataclasses import dataclass
+
+from elastic_runtime.config import LOOPBACK
 
 # A fault makes many nodes connect at once; a full backlog would look like a death.
 _BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where to listen.
+
+    Attributes:
+        address: as for ``listen``; "": at all addresses of this machine.
+        why: why at all of them; "" if it is one.
+    """
+
+    address: str
+    why: str = ""
+
+    @property
+    def loopback(self) -> bool:
+        """No other machine reaches what listens there."""
+        return self.address == "::1" or self.address.startswith("127.")
+
+    @property
+    def own(self) -> str:
+        """How this process itself reaches what listens there."""
+        return self.address or LOOPBACK
+
+
+ANYWHERE = Where("", "nobody has said by which address others know this machine")
+
+
+def where_reached(address: str) -> Where:
+    """Where to listen to be reached at an address, and at no other one of this machine.
+
+    A name may stand for something else on the other machines than it does here (Debian has the
+    own one stand for 127.0.1.1), so it says nothing about where to listen.
+
+    Args:
+        address: under which others know this machine: an IP address or a name.
+    """
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return Where("", f"{address} is a name, which others may look up in another way")
+    try:
+        listen(address).close()
+    except OSError:  # the machine is behind another one that hands connections on, for one
+        return Where("", f"{address} is no address of this machine")
+    return Where(address)
 
 
 def listen(address: str = "", port: int = 0) -> socket.socket:

@@ -206,6 +206,11 @@ _LINES: dict[str, Line] = {
     "workers.cold": Line(
         "workers start cold, seconds slower each: {why}", "warning", whole_job=False
     ),
+    "listening.wide": Line(
+        "listening at all addresses: {reason}; --local-addr with an IP address of this machine "
+        "narrows it down",
+        shown=False,
+    ),
     "log.dropped": Line(
         "{path} cannot be written ({why}): what workers print is lost until it can",
         "warning",

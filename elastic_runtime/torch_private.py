@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
+import os
 import pickle
 import socket
 import time
@@ -16,6 +17,8 @@ from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.listening import listen, where_reached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,26 +82,62 @@ def dcp_memory_format() -> Any:
     return _MEM_FORMAT_ENCODING
 
 
-def connect_when_listening() -> None:
-    """Makes ``env://`` and ``tcp://`` wait for the store's port before they connect to it.
+def host_where_reached() -> None:
+    """Has ``env://`` and ``tcp://`` wait for the store's port, and host it at its address only.
 
     A client of TCPStore that is refused sleeps for some 0.3 to 1.5 s before it tries again. Warm
     workers start within milliseconds of each other, so that half of them come too early: measured
     with two ranks, ``init_process_group`` took 17 ms or 300 to 640 ms. Both schemes make their
     store through this one function; there is no public place to wait in.
+
+    The store of a round answers whoever reaches it, and torch would listen at all addresses.
     """
     # torch.distributed has a function of that name, which hides the module.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     create = rendezvous._create_c10d_store
 
     @wraps(create)
-    def waiting(hostname: str, port: int, rank: int, *args: Any, **options: Any) -> Any:
+    def made(
+        hostname: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        use_libuv: bool = True,
+    ) -> Any:
         if rank > 0:
-            timeout = options.get("timeout") or args[1]
             await_listener(hostname, int(port), timeout.total_seconds())
-        return create(hostname, port, rank, *args, **options)
+        elif store := _hosted(hostname, int(port), world_size, timeout, use_libuv):
+            return store
+        return create(hostname, port, rank, world_size, timeout, use_libuv)
 
-    rendezvous._create_c10d_store = waiting
+    rendezvous._create_c10d_store = made
+
+
+def _hosted(
+    host: str, port: int, world_size: int, timeout: timedelta, use_libuv: bool
+) -> Any | None:
+    """The store that torch would host for its rank 0, at this address only; None: torch is to."""
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address = where_reached(host).address
+    if agents or not address or not port:
+        return None
+    try:
+        listener = listen(address, port)
+    except OSError:  # perhaps this process hosts it already, which torch knows
+        return None
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        address,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+        use_libuv=use_libuv,
+    )
 
 
 def await_listener(host: str, port: int, timeout: float) -> bool:

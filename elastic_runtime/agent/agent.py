@@ -65,6 +65,7 @@ from elastic_runtime.agent.settings import policy_of, settings_of
 from elastic_runtime.agent.snapshots import SnapshotStore
 from elastic_runtime.agent.watchdogs import Watchdogs
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, ElasticError
+from elastic_runtime.listening import where_reached
 from elastic_runtime.log import remembered
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
 from elastic_runtime.protocol.records import EventRecord, Member, RoundRecord, event_key
@@ -130,7 +131,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._life = lifecycle.begin(settings_of(config))
         self._finish: Finish | None = None
         self._alarm = float("inf")
-        self._snapshots = SnapshotStore(config, address)
+        where = where_reached(address)
+        self._snapshots = SnapshotStore(config, address, where.address)
         try:
             self._crew = Crew(
                 config,
@@ -139,13 +141,16 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 self._inbox.put,
                 ahead,
                 self._snapshots.memory.encode() if self._snapshots.memory else "",
+                where,
             )
         except BaseException:  # such as a log directory that cannot be
             self._unwatch()
             self._snapshots.close()
             self._directory.remove()
             raise
-        self._probes = ProbeServer("", self._introduce, lambda: self._participant.secret)
+        self._probes = ProbeServer(where.address, self._introduce, lambda: self._participant.secret)
+        if where.why:
+            emit("listening.wide", address=address, reason=where.why)
         self._address = address
         seed = Seed(
             config.node_name,

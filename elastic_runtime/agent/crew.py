@@ -27,6 +27,7 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.agent.logdir import LogDirs
+from elastic_runtime.listening import ANYWHERE, Where, listen
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
     Ask,
@@ -97,6 +98,7 @@ class Crew:
         put: takes what workers and their server have to say, from other threads.
         ahead: the first fork server, if it has been started already.
         snapshots: this node's memory for snapshots, as workers are told of it.
+        where: to listen with the store of a job in place.
     """
 
     def __init__(
@@ -107,8 +109,10 @@ class Crew:
         put: Callable[[Any], None],
         ahead: Ahead | None = None,
         snapshots: str = "",
+        where: Where = ANYWHERE,
     ) -> None:
         self._snapshots = snapshots
+        self._where = where
         self._config = config
         self._private = private
         self._extra = extra
@@ -425,11 +429,20 @@ class Crew:
             port: the one that was announced for a round; 0: a free one.
 
         Raises:
-            RuntimeError: the port is taken.
+            OSError: the port is taken.
         """
         if self._store is None:
             self._ports.release()
-            self._store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+            # torch would listen at all addresses.
+            listener = listen(self._where.address, port)
+            port = listener.getsockname()[1]
+            self._store = TCPStore(
+                self._where.own,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
 
     def close(self) -> None:
         """Ends all workers, and everything else.

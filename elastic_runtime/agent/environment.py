@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.keepalive import ENV_PEER_TIMEOUT
+from elastic_runtime.listening import where_reached
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
@@ -150,9 +151,9 @@ def _way_of_gloo(address: str) -> dict[str, str]:
 
     By itself it asks what the host's name stands for. That is 127.0.1.1 as Debian sets machines up,
     so that no rank on another machine can connect; and where no name server answers, the question
-    takes seconds.
+    takes seconds. Where one machine is enough, it is to listen where no other machine reaches it.
     """
-    interface = interface_of(address)
+    interface = "lo" if where_reached(address).loopback else interface_of(address)
     return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 

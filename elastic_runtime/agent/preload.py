@@ -85,7 +85,7 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
             modules.append(name)
     gc.enable()
     if "torch.distributed" in modules:
-        torch_private.connect_when_listening()
+        torch_private.host_where_reached()
         torch_private.tend_groups(keepalive.tended)
         torch_private.spare_groups(spares_groups)
     # What is loaded by now stays: the collector of a worker need not touch, and so copy, it.

@@ -66,12 +66,13 @@ class SnapshotStore:
         memory: what workers are told of it; None if there is none.
     """
 
-    def __init__(self, config: JobConfig, address: str) -> None:
+    def __init__(self, config: JobConfig, address: str, listens: str = "") -> None:
         """Makes the directory and begins to serve it.
 
         Args:
             config: the settings.
             address: where other nodes reach this one.
+            listens: where to listen for them, ``""`` for all interfaces.
         """
         self.memory: SnapshotMemory | None = None
         self._directory: PrivateDirectory | None = None
@@ -86,7 +87,7 @@ class SnapshotStore:
             return
         self._directory = PrivateDirectory(_TMPFS, _PREFIX)
         self._reaper = _follow(self._directory.path)
-        self._server = SnapshotServer(self._directory.path, lambda: self._key)
+        self._server = SnapshotServer(self._directory.path, lambda: self._key, listens)
         self.memory = SnapshotMemory(
             directory=self._directory.path,
             limit=limit,

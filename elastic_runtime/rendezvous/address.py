@@ -7,6 +7,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from elastic_runtime.config import LOOPBACK
+
 if TYPE_CHECKING:
     from elastic_runtime.config import Endpoint
 
@@ -23,10 +25,10 @@ def own_address(configured: str, endpoint: Endpoint) -> str:
         endpoint: the store. The way to it is, with all likelihood, the way to the other nodes.
     """
     if configured:
-        return configured
+        return LOOPBACK if configured == "localhost" else configured
     host = endpoint.hosts[0].rpartition(":")[0].strip("[]")
     if not host or host.startswith(_LOOPBACK):
-        return "127.0.0.1"
+        return LOOPBACK
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -337,8 +337,8 @@ def listening_address(host: str, port: int) -> str | None:
     """Where to listen so that others reach us as ``host``.
 
     Returns:
-        The loopback address if ``host`` is one, "" (all addresses) if ``host`` is another address
-        of this machine, None if it is none of ours.
+        The address if ``host`` is one of this machine, or a name for the loopback; "" (all) if it
+        is another name of this machine; None if it is none of ours.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -352,5 +352,6 @@ def listening_address(host: str, port: int) -> str | None:
         except OSError:
             continue
         ip = str(address[0])
-        return ip if ip == "::1" or ip.startswith("127.") else ""
+        alone = ip == host and ip not in ("0.0.0.0", "::")
+        return ip if alone or ip == "::1" or ip.startswith("127.") else ""
     return None

@@ -35,7 +35,7 @@ def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_torch_makes_its_stores_where_we_wait(rendezvous: Any) -> None:
     names = list(inspect.signature(rendezvous._create_c10d_store).parameters)
-    assert names[:5] == ["hostname", "port", "rank", "world_size", "timeout"]
+    assert names == ["hostname", "port", "rank", "world_size", "timeout", "use_libuv"]
     for handler in (rendezvous._env_rendezvous_handler, rendezvous._tcp_rendezvous_handler):
         assert "_create_c10d_store" in handler.__code__.co_names
 
@@ -46,12 +46,14 @@ def test_a_client_connects_only_once_its_store_listens(
     listening = threading.Event()
     connected: list[bool] = []
 
-    def create(hostname: str, port: int, rank: int, world_size: int, timeout: timedelta) -> str:
+    def create(
+        hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, _: bool
+    ) -> str:
         connected.append(listening.is_set())
         return "a store"
 
     monkeypatch.setattr(rendezvous, "_create_c10d_store", create)
-    torch_private.connect_when_listening()
+    torch_private.host_where_reached()
     made: list[str] = []
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # the port is taken, and refuses
@@ -81,8 +83,27 @@ def test_the_host_of_the_store_does_not_wait(
     rendezvous: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "_create_c10d_store", lambda *args, **options: "made")
-    torch_private.connect_when_listening()
+    torch_private.host_where_reached()
     assert rendezvous._create_c10d_store("nowhere", 1, 0, 2, timedelta(seconds=1)) == "made"
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_the_store_is_hosted_at_its_address_only_and_shared_in_its_process(
+    rendezvous: Any, *, use_libuv: bool
+) -> None:
+    torch_private.host_where_reached()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    made = [
+        rendezvous._create_c10d_store(
+            "127.0.0.1", port, 0, 1, timedelta(seconds=20), use_libuv=use_libuv
+        )
+        for _ in range(2)  # a script that makes its groups anew
+    ]
+    made[0].set("key", "value")
+    assert made[1].get("key") == b"value"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=20)
 
 
 class _Rebuilding(torch.nn.Linear):

@@ -292,7 +292,9 @@ def test_threads_and_files_end_with_their_store(host: HostProcess, open_at: Open
     [
         ("127.0.0.1", "127.0.0.1"),
         ("192.0.2.1", None),  # reserved for documentation: never of this machine
+        ("127.0.0.2", "127.0.0.2"),
         ("0.0.0.0", ""),
+        ("localhost", "127.0.0.1"),
     ],
 )
 def test_where_to_listen(host_name: str, address: str | None) -> None:

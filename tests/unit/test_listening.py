@@ -1,0 +1,45 @@
+"""Where a node listens: at the address that it gives to others, where it can, and nowhere else."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from elastic_runtime.config import Endpoint
+from elastic_runtime.listening import listen, where_reached
+from elastic_runtime.rendezvous.address import own_address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.3"])
+def test_it_listens_at_its_own_address_only(address: str) -> None:
+    where = where_reached(address)
+    assert (where.address, where.own, where.why) == (address, address, "")
+    assert where.loopback
+    with listen(where.address) as listener:
+        port = listener.getsockname()[1]
+        socket.create_connection((address, port), timeout=20).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("192.0.2.1", "no address of this machine"),  # as behind a NAT
+        ("2001:db8::1", "no address of this machine"),
+        (socket.gethostname(), "is a name"),
+    ],
+)
+def test_where_that_cannot_be_it_listens_everywhere_and_says_why(address: str, why: str) -> None:
+    where = where_reached(address)
+    assert where.address == ""
+    assert why in where.why
+    with listen(where.address) as listener:
+        port = listener.getsockname()[1]
+        for one in (where.own, "127.0.0.2"):
+            socket.create_connection((one, port), timeout=20).close()
+
+
+def test_a_loopback_by_name_is_one_address() -> None:
+    assert own_address("localhost", Endpoint("etcd", ("192.0.2.1:2379",))) == "127.0.0.1"
