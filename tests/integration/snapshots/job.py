@@ -115,6 +115,10 @@ class Job:
 
     # What is seen of it
 
+    def pids(self) -> list[int]:
+        """All its processes."""
+        return processes.marked(self._mark)
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """All events of this name so far."""
         lines = self._log.read_text(errors="replace").splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import select
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ from elastic_runtime.rendezvous import probe as module
 from elastic_runtime.rendezvous.probe import Prober, ProbeServer, ask, probe
 from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
 from tests.processes import wait_for
+from tests.strangers import GARBAGE, Port, Recorder, says
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,55 +38,9 @@ def server() -> Iterator[ProbeServer]:
     server.close()
 
 
-def _exchange(port: int, said: bytes, *, shut: bool = False) -> bytes:
-    """What a server says to somebody who says this; ``shut``: and nothing more."""
-    heard = b""
-    with (
-        suppress(ConnectionError),
-        socket.create_connection((LOCAL, port), timeout=PATIENCE) as client,
-    ):
-        client.sendall(said)
-        if shut:
-            client.shutdown(socket.SHUT_WR)
-        while data := client.recv(4096):
-            heard += data
-    return heard
-
-
-class _Recorder:
-    """Passes everything on between a client and a server, and keeps what each of them has said."""
-
-    def __init__(self, server: int) -> None:
-        self.of_client = self.of_server = b""
-        self._listener = socket.create_server((LOCAL, 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._pass_on, args=(server,), daemon=True)
-        self._thread.start()
-
-    def _pass_on(self, port: int) -> None:
-        client, _ = self._listener.accept()
-        with client, socket.create_connection((LOCAL, port), timeout=PATIENCE) as server:
-            other = {client: server, server: client}
-            while True:
-                ready, _, _ = select.select(list(other), [], [], PATIENCE)
-                for one in ready:
-                    data = one.recv(4096)
-                    if not data:
-                        return
-                    if one is client:
-                        self.of_client += data
-                    else:
-                        self.of_server += data
-                    other[one].sendall(data)
-
-    def close(self) -> None:
-        self._thread.join(PATIENCE)
-        self._listener.close()
-
-
 @pytest.fixture
-def recorder(server: ProbeServer) -> Iterator[_Recorder]:
-    with closing(_Recorder(server.port)) as recorder:
+def recorder(server: ProbeServer) -> Iterator[Recorder]:
+    with closing(Recorder(Port(LOCAL, server.port))) as recorder:
         assert ask("a", LOCAL, recorder.port, PATIENCE, SECRET) == FIELDS
         yield recorder
 
@@ -143,14 +97,11 @@ def test_only_who_names_this_life_hears_how_far_it_has_come(server: ProbeServer)
     assert ask("b", LOCAL, server.port, PATIENCE, SECRET) == {"node": ""}
 
 
-@pytest.mark.parametrize(
-    "said",
-    [b"", b'{"node":"a"}\n', b"GET / HTTP/1.0\r\n\r\n", b"\n", new_nonce() * 2 + b'{"node":"a"}\n'],
-)
+@pytest.mark.parametrize("said", [*GARBAGE, new_nonce() * 2 + b'{"node": "a"}\n'])
 def test_a_stranger_hears_a_random_number_and_nothing_else(
     server: ProbeServer, said: bytes
 ) -> None:
-    heard = {_exchange(server.port, said, shut=True) for _ in range(2)}
+    heard = {says(Port(LOCAL, server.port), said) for _ in range(2)}
     assert [len(one) for one in heard] == [NONCE, NONCE]  # never the same twice
     assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
 
@@ -166,14 +117,14 @@ def test_a_wrong_secret_opens_nothing_and_proves_nothing(secret: str) -> None:
 
 
 def test_a_question_that_was_overheard_is_worth_nothing(
-    server: ProbeServer, recorder: _Recorder
+    server: ProbeServer, recorder: Recorder
 ) -> None:
-    assert len(_exchange(server.port, recorder.of_client)) == NONCE
+    assert len(says(Port(LOCAL, server.port), recorder.of_client)) == NONCE
     # Nor with what the server said then, as if both were still on that connection.
-    assert len(_exchange(server.port, recorder.of_server)) == NONCE
+    assert len(says(Port(LOCAL, server.port), recorder.of_server)) == NONCE
 
 
-def test_an_answer_that_was_overheard_is_believed_by_nobody(recorder: _Recorder) -> None:
+def test_an_answer_that_was_overheard_is_believed_by_nobody(recorder: Recorder) -> None:
     nonce, rest = recorder.of_server[:NONCE], recorder.of_server[NONCE:]
     with _says(nonce, rest) as port:
         assert probe("a", LOCAL, port, PATIENCE, SECRET) == SILENT

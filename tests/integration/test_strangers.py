@@ -1,0 +1,99 @@
+"""A job whose every port is spoken to by somebody who does not belong to it, while it trains."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.checkpoint.peer import Line
+from elastic_runtime.endpoint import parse_endpoint
+from elastic_runtime.protocol.proof import NONCE, SNAPSHOTS, key_for, new_secret
+from elastic_runtime.protocol.records import JOB, NODES, JobRecord, NodeRecord
+from elastic_runtime.protocol.snapshots import SnapshotMemory
+from elastic_runtime.rendezvous.probe import ask, probe
+from elastic_runtime.rendezvous.state import ALIVE, SILENT
+from elastic_runtime.rendezvous.stores import open_store
+from tests.integration.snapshots.job import Job
+from tests.strangers import GARBAGE, Port, Recorder, greets, listening, says, slow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOCAL = "127.0.0.1"
+_PATIENCE = 20.0
+# gloo waits for the rest of what it takes for a rank, so nobody waits long for its answer.
+_SHORT = 0.1
+# What C++ and Python print where something has gone wrong that nobody expected.
+_DUMPS = ("frame #", "Fatal Python error", "Traceback", "Exception raised", "[W", "[E")
+
+
+def _records(job: Job) -> tuple[JobRecord, list[NodeRecord]]:
+    """What whoever may read the store knows."""
+    words = shlex.split(job.event("job.join_command")["command"])
+    endpoint, run = (words[words.index(flag) + 1] for flag in ("--rdzv-endpoint", "--run-id"))
+    with closing(open_store(parse_endpoint(endpoint), run, 10, 10)) as store:
+        store.start("nodes/nobody", lambda event: None)
+        entries = {entry.key: entry.value for entry in store.read("")}
+    nodes = [NodeRecord.decode(k, v) for k, v in entries.items() if k.startswith(NODES)]
+    return JobRecord.decode(JOB, entries[JOB]), nodes
+
+
+@pytest.mark.parametrize("kind", ["in_place", "ddp"])
+def test_strangers_are_told_nothing_and_stop_nothing(tmp_path: Path, kind: str) -> None:
+    with Job(tmp_path, kind, 2) as job:
+        job.go()
+        before = {note.pid for note in job.hold(2)}
+        job.go()
+        record, nodes = _records(job)
+        ports = listening(job.pids())
+        # One machine is enough for this job, so nobody else's can reach it.
+        assert {port.address for port in ports} == {_LOCAL}, job.story()
+        probes = {Port(_LOCAL, node.probe_port) for node in nodes}
+        ours = {port for port in ports if greets(port)}
+        assert probes < ours
+        snapshots = ours - probes
+        assert len(snapshots) == len(probes) == 2
+        assert len(ports - ours) >= 3  # the store of the job, that of the round, gloo's
+
+        with slow(ports, 8):
+            for port in ours:
+                for said in GARBAGE:
+                    assert len(says(port, said)) == NONCE, (port in probes, said)
+            with ThreadPoolExecutor(16) as pool:
+                every = [(port, said) for port in ports - ours for said in GARBAGE]
+                heard = pool.map(lambda one: says(*one, _SHORT), every)
+                assert record.secret.encode() not in b"".join(heard)
+            for node in nodes:
+                _replay(node, record.secret, ours)
+            for port in snapshots:
+                memory = SnapshotMemory("", 0, *port, "stranger", "")
+                for secret in (new_secret(), ""):
+                    with pytest.raises(OSError, match=r"hangs up|reset"):
+                        Line(memory, key_for(SNAPSHOTS, secret))
+                Line(memory, key_for(SNAPSHOTS, record.secret)).close()
+
+        assert {note.pid for note in job.hold(2)} == before, job.story()
+        job.finish()
+        assert not job.events("round.left")
+        assert not job.events("worker.killed")
+        said = job.everything()
+        assert record.secret not in said
+        assert key_for(SNAPSHOTS, record.secret) not in said
+        assert not [dump for dump in _DUMPS if dump in said], said
+
+
+def _replay(node: NodeRecord, secret: str, ours: set[Port]) -> None:
+    """Overhears a probe, and says all of it again, to everybody; and a wrong secret."""
+    own = Port(_LOCAL, node.probe_port)
+    with closing(Recorder(own)) as recorder:
+        assert ask(node.node, _LOCAL, recorder.port, _PATIENCE, secret)["node"] == node.node
+    for said in (recorder.of_client, recorder.of_server, recorder.of_client[:NONCE]):
+        for port in ours:
+            assert len(says(port, said)) == NONCE
+    assert probe(node.node, *own, _PATIENCE, secrets.token_hex(32)) == SILENT
+    assert probe(node.node, *own, _PATIENCE, secret) == ALIVE

@@ -1,0 +1,136 @@
+"""What somebody does who reaches the ports of a job, and does not belong to it."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_PATIENCE = 20.0
+_LISTENS = "0A"  # in /proc/net/tcp
+
+# What scanners, browsers, and half-spoken protocols say.
+GARBAGE = (
+    b"",
+    b"\n",
+    b"\0" * 4096,
+    b"\xff" * 9,
+    b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),  # how TLS begins
+    b'{"node": "a"}\n',
+    bytes(range(256)) * 256,
+)
+
+
+class Port(NamedTuple):
+    """Where somebody listens."""
+
+    address: str
+    port: int
+
+
+def listening(pids: Iterable[int]) -> set[Port]:
+    """Where these processes listen for TCP."""
+    sockets = {link for pid in pids for link in _links(pid)}
+    found = set()
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == _LISTENS and f"socket:[{words[9]}]" in sockets:
+                address, _, port = words[1].partition(":")
+                raw = bytes.fromhex(address)  # as words of the machine
+                raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+                found.add(Port(socket.inet_ntop(family, raw), int(port, 16)))
+    return found
+
+
+def _links(pid: int) -> list[str]:
+    found = []
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def says(place: Port, said: bytes, patience: float = _PATIENCE) -> bytes:
+    """What somebody hears who says this, and nothing more.
+
+    Args:
+        place: where.
+        said: all of it.
+        patience: seconds to listen; a server may also wait for more for ever.
+    """
+    heard = b""
+    with suppress(OSError):  # it hangs up while we still speak, for one
+        with socket.create_connection(place, timeout=patience) as line:
+            line.sendall(said)
+            line.shutdown(socket.SHUT_WR)
+            while data := line.recv(4096):
+                heard += data
+    return heard
+
+
+def greets(place: Port, patience: float = 0.2) -> bytes:
+    """What a server says before anybody has said anything."""
+    with suppress(OSError), socket.create_connection(place, timeout=patience) as line:
+        return line.recv(4096)
+    return b""
+
+
+@contextmanager
+def slow(places: Iterable[Port], count: int) -> Iterator[None]:
+    """So many clients at each place that say one byte, and then nothing."""
+    with ExitStack() as held:
+        for place in places:
+            for _ in range(count):
+                with suppress(OSError):
+                    line = socket.create_connection(place, timeout=_PATIENCE)
+                    held.enter_context(line).send(b"x")
+        yield
+
+
+class Recorder:
+    """Passes one conversation on between a client and a server.
+
+    Attributes:
+        port: where the client is to connect.
+        of_client, of_server: what each of them has said, once the conversation is over.
+    """
+
+    def __init__(self, server: Port) -> None:
+        self.of_client = self.of_server = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._pass_on, args=(server,), daemon=True)
+        self._thread.start()
+
+    def _pass_on(self, place: Port) -> None:
+        client, _ = self._listener.accept()
+        with client, socket.create_connection(place, timeout=_PATIENCE) as server:
+            other = {client: server, server: client}
+            while True:
+                ready, _, _ = select.select(list(other), [], [], _PATIENCE)
+                if not ready:
+                    return
+                for one in ready:
+                    data = one.recv(4096)
+                    if not data:
+                        return
+                    if one is client:
+                        self.of_client += data
+                    else:
+                        self.of_server += data
+                    other[one].sendall(data)
+
+    def close(self) -> None:
+        """Waits for the end of the conversation."""
+        self._thread.join(_PATIENCE)
+        self._listener.close()
