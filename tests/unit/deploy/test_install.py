@@ -47,7 +47,9 @@ def without_labels(manifest: Object) -> Object:
 
 
 @pytest.mark.parametrize(
-    "file", sorted(DEPLOY.glob("*.yaml")) + sorted((DEPLOY / "samples").rglob("*.yaml")), ids=str
+    "file",
+    [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("network-policy/*.yaml"), *DEPLOY.glob("samples/**/*.yaml")],
+    ids=str,
 )
 def test_built_in_kinds_are_what_they_should_be(file: Any) -> None:
     for manifest in objects(file):
@@ -168,7 +170,7 @@ def test_the_overlay_for_a_namespace_needs_no_rights_in_the_cluster() -> None:
 
 def test_each_file_of_a_kustomization_is_there() -> None:
     files = [*DEPLOY.rglob("kustomization.yaml"), *DEPLOY.rglob("Kustomization")]
-    assert len(files) == 4
+    assert len(files) == 6
     for file in files:
         for resource in yaml.safe_load(file.read_text())["resources"]:
             assert (file.parent / resource).exists(), (file, resource)
@@ -211,6 +213,7 @@ EVERYTHING: Object = {
     "replicas": 2,
     "namespaced": False,
     "userRoles": False,
+    "policyNamespaces": ["one", "two"],
     "etcdImage": "registry.example/etcd:1",
     "port": 9000,
     "extraArgs": ["--verbose"],
