@@ -78,13 +78,6 @@ def says(place: Port, said: bytes, patience: float = _PATIENCE) -> bytes:
     return heard
 
 
-def greets(place: Port, patience: float = 0.2) -> bytes:
-    """What a server says before anybody has said anything."""
-    with suppress(OSError), socket.create_connection(place, timeout=patience) as line:
-        return line.recv(4096)
-    return b""
-
-
 @contextmanager
 def slow(places: Iterable[Port], count: int) -> Iterator[None]:
     """So many clients at each place that say one byte, and then nothing."""

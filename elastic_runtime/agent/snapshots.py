@@ -29,6 +29,7 @@ from elastic_runtime.protocol.proof import (
     PROOF,
     SNAPSHOTS,
     Exchange,
+    hello,
     key_for,
     new_nonce,
 )
@@ -56,6 +57,7 @@ _STALL = 30.0
 _MOURNING = 2.0
 _FAREWELL = 1.0
 _MOST_CLIENTS = 256
+_HELLO = hello(SNAPSHOTS)
 _PIECE = 512 << 10  # stays in the processor's cache
 
 
@@ -226,12 +228,13 @@ class SnapshotServer:
             self._clients.discard(client)
 
     def _welcome(self, client: socket.socket) -> bool:
-        nonce = new_nonce()
-        client.settimeout(self._patience)
-        client.sendall(nonce)
-        shown = _read(client, NONCE + PROOF, self._patience)
-        exchange = Exchange(self._key(), server=nonce, client=shown[:NONCE])
-        if not exchange.is_asked(shown[NONCE:]):
+        deadline = time.monotonic() + self._patience
+        if _read(client, len(_HELLO), deadline) != _HELLO:
+            return False
+        nonce = _read(client, NONCE, deadline)
+        exchange = Exchange(self._key(), server=new_nonce(), client=nonce)
+        client.sendall(exchange.server)
+        if not exchange.is_asked(_read(client, PROOF, deadline)):
             return False
         client.sendall(exchange.answering())
         return True
@@ -291,9 +294,8 @@ def _send(client: socket.socket, file: int, position: int, end: int) -> None:
         position += count
 
 
-def _read(client: socket.socket, count: int, patience: float) -> bytes:
-    """So many bytes, or fewer if the client hangs up; not more slowly than ``patience`` seconds."""
-    deadline = time.monotonic() + patience
+def _read(client: socket.socket, count: int, deadline: float) -> bytes:
+    """So many bytes, or fewer if the client hangs up; none after ``deadline`` (monotonic)."""
     data = b""
     while len(data) < count:
         client.settimeout(max(0.001, deadline - time.monotonic()))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.checkpoint.manifest import MANIFEST
 from elastic_runtime.checkpoint.storage import Source
 from elastic_runtime.errors import DamagedCheckpoint
-from elastic_runtime.protocol.proof import NONCE, PROOF, Exchange, new_nonce
+from elastic_runtime.protocol.proof import NONCE, PROOF, SNAPSHOTS, Exchange, hello, new_nonce
 from elastic_runtime.protocol.snapshots import HEADER, Request, SnapshotMemory, read_key
 
 if TYPE_CHECKING:
@@ -49,8 +49,10 @@ class Line:
         self._socket = socket.create_connection(place, timeout=_CONNECT)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            exchange = Exchange(key, self._read(NONCE), new_nonce())
-            self._socket.sendall(exchange.client + exchange.asking())
+            nonce = new_nonce()
+            self._socket.sendall(hello(SNAPSHOTS) + nonce)
+            exchange = Exchange(key, server=self._read(NONCE), client=nonce)
+            self._socket.sendall(exchange.asking())
             if not exchange.is_answered(self._read(PROOF)):
                 raise ConnectionError("it is no agent of this job")
             # From here on the kernel keeps the time, so that one call reads all that is wanted.

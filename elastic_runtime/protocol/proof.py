@@ -4,13 +4,15 @@ The secret is in the job's record: whoever may read the job in the store knows i
 to anybody. For each purpose a key is derived from it, and on each connection both sides show that
 they have the key, over what both have drawn for this connection alone::
 
-    server ──▶ client   its nonce (32 random bytes)
-    client ──▶ server   its nonce, its proof (32 bytes), and what it asks
+    client ──▶ server   a line that says what it is for; its nonce (32 random bytes)
+    server ──▶ client   its nonce
+    client ──▶ server   its proof (32 bytes), and what it asks
     server ──▶ client   its proof, and what it answers
 
 A proof is HMAC-SHA256 (RFC 2104) over the side that speaks, both nonces and what is said with it.
 So what was heard once is worth nothing on another connection, nor to the other side, and nothing of
-it can be changed on its way. It is not encrypted. Who cannot prove itself gets no answer.
+it can be changed on its way. It is not encrypted. Who cannot prove itself gets no answer; who does
+not even begin like this, such as a version that knows no proofs, gets not one byte.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import hmac
 import secrets
 from dataclasses import dataclass
 
+# In bytes.
 NONCE = 32
 PROOF = 32
 
@@ -46,6 +49,11 @@ def key_for(purpose: str, secret: str) -> str:
     if not secret:
         return ""
     return hmac.digest(secret.encode(), purpose.encode(), hashlib.sha256).hex()
+
+
+def hello(purpose: str) -> bytes:
+    """With what a client begins, before its nonce."""
+    return f"elastic-runtime {purpose} 1\n".encode()
 
 
 def new_nonce() -> bytes:

@@ -3,8 +3,9 @@
 An agent offers a directory in memory (tmpfs) to its workers, and serves the files in it to the
 workers of other nodes::
 
+    client ──▶ server   what it wants, and its nonce
     server ──▶ client   its nonce
-    client ──▶ server   its nonce and its proof that it has the key
+    client ──▶ server   its proof that it has the key
     server ──▶ client   its proof; or it hangs up
     client ──▶ server   {"file": …, "offset": …, "length": …}, one line of JSON
     server ──▶ client   how many bytes follow (−1: refused) and the size of the file; the bytes

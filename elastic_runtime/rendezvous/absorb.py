@@ -407,8 +407,13 @@ def _with_slot(state: State, key: str, slot: Slot) -> State:
         case records.JOB:
             if not isinstance(slot.record, JobRecord):
                 return replace(state, job=slot)
-            last = max(state.last_number, slot.record.first_round)
-            state = replace(state, job=slot, known_job=slot.record, last_number=last)
+            job = slot.record
+            if state.secret and not job.secret:
+                # An elasticctl of a version that knows none has written it: the leader mends it.
+                job = replace(job, secret=state.secret)
+                slot = replace(slot, record=job, unreadable=True)
+            last = max(state.last_number, job.first_round)
+            state = replace(state, job=slot, known_job=job, last_number=last)
             return replace(state, behind=False).unmarked("resuming")
         case records.ROUND:
             return _with_round(state, slot)

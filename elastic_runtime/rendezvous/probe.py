@@ -3,7 +3,7 @@
 Each agent answers on a TCP port, to whom knows the job's secret (``protocol.proof``) and to nobody
 else. The question is one line of JSON that names the life that is asked for. The answer is one
 line, too: that life says how far it has come, any other one says no and nothing else. A stranger
-gets a random number and no answer, whatever it says.
+gets no answer, whatever it says.
 
 Only a refused connection, or a no of who knows the secret, proves a death; silence proves nothing,
 and the lease decides then. Nor does anything that somebody says who does not know it.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import threads
 from elastic_runtime.listening import listen
-from elastic_runtime.protocol.proof import NONCE, PROBES, PROOF, Exchange, key_for, new_nonce
+from elastic_runtime.protocol.proof import NONCE, PROBES, PROOF, Exchange, hello, key_for, new_nonce
 from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAX_LINE = 4096
+_HELLO = hello(PROBES)
 _MAX_ANSWER = NONCE + PROOF + _MAX_LINE
 # For one whole exchange, in seconds.
 _CLIENT_PATIENCE = 1.0
@@ -100,23 +101,26 @@ class ProbeServer:
         self._clients[task] = None
         try:
             async with asyncio.timeout(self._patience):
-                nonce = new_nonce()
-                writer.write(nonce)
-                shown = await reader.readexactly(NONCE + PROOF)
-                exchange = Exchange(
-                    key_for(PROBES, self._secret()), server=nonce, client=shown[:NONCE]
-                )
-                question = await reader.readuntil(b"\n")
-                if exchange.is_asked(shown[NONCE:], question):
-                    answer = json.dumps(self._told(question)).encode() + b"\n"
-                    writer.write(exchange.answering(answer) + answer)
-                    writer.close()
-                    await writer.wait_closed()
+                await self._talk(reader, writer)
         except Exception:  # one answer that fails must not be the last one
             pass
         finally:
             self._clients.pop(task, None)
             writer.transport.abort()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readexactly(len(_HELLO)) != _HELLO:
+            return
+        key = key_for(PROBES, self._secret())
+        exchange = Exchange(key, server=new_nonce(), client=await reader.readexactly(NONCE))
+        writer.write(exchange.server)
+        proof = await reader.readexactly(PROOF)
+        question = await reader.readuntil(b"\n")
+        if exchange.is_asked(proof, question):
+            answer = json.dumps(self._told(question)).encode() + b"\n"
+            writer.write(exchange.answering(answer) + answer)
+            writer.close()
+            await writer.wait_closed()
 
     def _told(self, line: bytes) -> dict[str, Any]:
         """The answer to a question of somebody who knows the secret."""
@@ -125,13 +129,19 @@ class ProbeServer:
 
 
 class _Asking:
-    """The client's side of one exchange, without its I/O: what it says to what it has heard."""
+    """The client's side of one exchange, without its I/O: what it says to what it has heard.
+
+    Attributes:
+        first: what it says before it has heard anything.
+    """
 
     def __init__(self, node: str, secret: str) -> None:
         self._node = node
         self._key = key_for(PROBES, secret)
+        self._nonce = new_nonce()
         self._exchange: Exchange | None = None
         self._heard = b""
+        self.first = _HELLO + self._nonce
 
     @property
     def over(self) -> bool:
@@ -143,9 +153,9 @@ class _Asking:
         self._heard += data
         if self._exchange is not None or len(self._heard) < NONCE:
             return b""
-        self._exchange = exchange = Exchange(self._key, self._heard[:NONCE], new_nonce())
+        self._exchange = Exchange(self._key, server=self._heard[:NONCE], client=self._nonce)
         question = json.dumps({"node": self._node}).encode() + b"\n"
-        return exchange.client + exchange.asking(question) + question
+        return self._exchange.asking(question) + question
 
     def answer(self) -> dict[str, Any]:
         """The answer, once all is heard.
@@ -181,6 +191,7 @@ def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict
     deadline = time.monotonic() + timeout
     asking = _Asking(node, secret)
     with socket.create_connection((address, port), timeout=timeout) as connection:
+        connection.sendall(asking.first)
         while not asking.over:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -293,6 +304,7 @@ class Prober:
 
     async def _ask(self, asking: _Asking, address: str, port: int) -> dict[str, Any]:
         with await self._connect(address, port) as connection:
+            await self._loop.sock_sendall(connection, asking.first)
             while not asking.over:
                 data = await self._loop.sock_recv(connection, _MAX_LINE)
                 if not data:

@@ -12,14 +12,14 @@ import pytest
 
 from elastic_runtime.checkpoint.peer import Line
 from elastic_runtime.endpoint import parse_endpoint
-from elastic_runtime.protocol.proof import NONCE, SNAPSHOTS, key_for, new_secret
+from elastic_runtime.protocol.proof import NONCE, SNAPSHOTS, hello, key_for, new_nonce, new_secret
 from elastic_runtime.protocol.records import JOB, NODES, JobRecord, NodeRecord
 from elastic_runtime.protocol.snapshots import SnapshotMemory
 from elastic_runtime.rendezvous.probe import ask, probe
 from elastic_runtime.rendezvous.state import ALIVE, SILENT
 from elastic_runtime.rendezvous.stores import open_store
 from tests.integration.snapshots.job import Job
-from tests.strangers import GARBAGE, Port, Recorder, greets, listening, says, slow
+from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,22 +54,23 @@ def test_strangers_are_told_nothing_and_stop_nothing(tmp_path: Path, kind: str) 
         # One machine is enough for this job, so nobody else's can reach it.
         assert {port.address for port in ports} == {_LOCAL}, job.story()
         probes = {Port(_LOCAL, node.probe_port) for node in nodes}
-        ours = {port for port in ports if greets(port)}
-        assert probes < ours
-        snapshots = ours - probes
+        half = hello(SNAPSHOTS) + new_nonce()
+        snapshots = {port for port in ports if len(says(port, half, _SHORT)) == NONCE}
+        ours = probes | snapshots
         assert len(snapshots) == len(probes) == 2
+        assert ours < ports
         assert len(ports - ours) >= 3  # the store of the job, that of the round, gloo's
 
         with slow(ports, 8):
             for port in ours:
                 for said in GARBAGE:
-                    assert len(says(port, said)) == NONCE, (port in probes, said)
+                    assert says(port, said) == b"", (port in probes, said)
             with ThreadPoolExecutor(16) as pool:
                 every = [(port, said) for port in ports - ours for said in GARBAGE]
                 heard = pool.map(lambda one: says(*one, _SHORT), every)
                 assert record.secret.encode() not in b"".join(heard)
             for node in nodes:
-                _replay(node, record.secret, ours)
+                _replay(node, record.secret, probes, snapshots)
             for port in snapshots:
                 memory = SnapshotMemory("", 0, *port, "stranger", "")
                 for secret in (new_secret(), ""):
@@ -87,13 +88,16 @@ def test_strangers_are_told_nothing_and_stop_nothing(tmp_path: Path, kind: str) 
         assert not [dump for dump in _DUMPS if dump in said], said
 
 
-def _replay(node: NodeRecord, secret: str, ours: set[Port]) -> None:
+def _replay(node: NodeRecord, secret: str, probes: set[Port], snapshots: set[Port]) -> None:
     """Overhears a probe, and says all of it again, to everybody; and a wrong secret."""
     own = Port(_LOCAL, node.probe_port)
     with closing(Recorder(own)) as recorder:
         assert ask(node.node, _LOCAL, recorder.port, _PATIENCE, secret)["node"] == node.node
-    for said in (recorder.of_client, recorder.of_server, recorder.of_client[:NONCE]):
-        for port in ours:
-            assert len(says(port, said)) == NONCE
+    half = recorder.of_client[: len(recorder.of_client) // 2]
+    for said, replies in ((recorder.of_client, NONCE), (half, NONCE), (recorder.of_server, 0)):
+        for port in probes:
+            assert len(says(port, said)) == replies
+        for port in snapshots:
+            assert says(port, said) == b""
     assert probe(node.node, *own, _PATIENCE, secrets.token_hex(32)) == SILENT
     assert probe(node.node, *own, _PATIENCE, secret) == ALIVE

@@ -24,6 +24,7 @@ from elastic_runtime.protocol.proof import (
     PROOF,
     SNAPSHOTS,
     Exchange,
+    hello,
     key_for,
     new_nonce,
     new_secret,
@@ -39,6 +40,7 @@ from elastic_runtime.protocol.snapshots import (
     write_key,
 )
 from tests import processes
+from tests.strangers import GARBAGE, Port, says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,10 +90,19 @@ def connect(server: SnapshotServer) -> socket.socket:
 
 def admitted(server: SnapshotServer) -> socket.socket:
     line = connect(server)
-    exchange = Exchange(KEY, read(line, NONCE), new_nonce())
-    line.sendall(exchange.client + exchange.asking())
-    assert exchange.is_answered(read(line, PROOF))
+    admit(line)
     return line
+
+
+def admit(line: socket.socket) -> tuple[bytes, bytes]:
+    """Shows that one has the key; what both sides have said."""
+    nonce = new_nonce()
+    line.sendall(hello(SNAPSHOTS) + nonce)
+    exchange = Exchange(KEY, server=read(line, NONCE), client=nonce)
+    line.sendall(exchange.asking())
+    answer = read(line, PROOF)
+    assert exchange.is_answered(answer)
+    return hello(SNAPSHOTS) + nonce + exchange.asking(), exchange.server + answer
 
 
 def read(line: socket.socket, count: int) -> bytes:
@@ -165,14 +176,11 @@ def test_as_long_as_no_key_is_known_nobody_is_served(tmp_path: Path) -> None:
 
 def test_what_was_overheard_opens_nothing(server: SnapshotServer) -> None:
     with connect(server) as line:
-        exchange = Exchange(KEY, read(line, NONCE), new_nonce())
-        said = exchange.client + exchange.asking()
-        line.sendall(said)
-        heard = exchange.server + read(line, PROOF)
-    for replayed in (said, heard):
-        with connect(server) as line:
-            line.sendall(replayed)
-            assert len(read(line, NONCE + 1)) == NONCE
+        said, heard = admit(line)
+    place = Port("127.0.0.1", server.port)
+    assert len(says(place, said)) == NONCE
+    for one in (heard, *GARBAGE):
+        assert says(place, one) == b""
     # And a server that knows nothing cannot pretend to be one.
     with socket.create_server(("127.0.0.1", 0)) as stranger:
 
@@ -180,7 +188,7 @@ def test_what_was_overheard_opens_nothing(server: SnapshotServer) -> None:
             client, _ = stranger.accept()
             with client, suppress(OSError):
                 client.sendall(heard)
-                read(client, NONCE + PROOF)
+                read(client, len(said))
 
         thread = threading.Thread(target=pretend, daemon=True)
         thread.start()
@@ -192,8 +200,9 @@ def test_what_was_overheard_opens_nothing(server: SnapshotServer) -> None:
 
 def test_a_request_before_the_proof(server: SnapshotServer) -> None:
     with connect(server) as line:
+        line.sendall(hello(SNAPSHOTS) + new_nonce())
         read(line, NONCE)
-        line.sendall(Request(FILE, 0, 10).encode().ljust(NONCE + PROOF))
+        line.sendall(Request(FILE, 0, 10).encode().ljust(PROOF))
         assert ended(line)
 
 

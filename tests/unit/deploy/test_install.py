@@ -48,7 +48,11 @@ def without_labels(manifest: Object) -> Object:
 
 @pytest.mark.parametrize(
     "file",
-    [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("network-policy/*.yaml"), *DEPLOY.glob("samples/**/*.yaml")],
+    [
+        *DEPLOY.glob("*.yaml"),
+        *DEPLOY.glob("network-policy/*.yaml"),
+        *DEPLOY.glob("samples/**/*.yaml"),
+    ],
     ids=str,
 )
 def test_built_in_kinds_are_what_they_should_be(file: Any) -> None:

@@ -41,6 +41,15 @@ def test_a_store_that_forgot_gets_the_secret_back() -> None:
     assert restored.secret == THEIRS
 
 
+def test_a_secret_that_an_older_elasticctl_has_dropped_is_written_again() -> None:
+    seat = Seat("a", OURS).sees(job(secret=THEIRS), sealed(3, "a", "b"), node("a"), node("b"))
+    seat.changes(job(1, 3))  # scaled
+    assert seat.state.secret == THEIRS
+    mended = seat.written(JobRecord, JOB) or seat.written(JobRecord, ROUND)
+    assert mended is not None
+    assert (mended.secret, mended.max_nodes) == (THEIRS, 3)
+
+
 def test_nobody_joins_a_living_job_of_a_version_without_secrets() -> None:
     seat = Seat("b", OURS).sees(job(), sealed(3, "a"), node("a"))
     assert not seat.transaction("own")

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.protocol.proof import NONCE, PROOF, new_nonce, new_secret
+from elastic_runtime.protocol.proof import (
+    NONCE,
+    PROBES,
+    PROOF,
+    SNAPSHOTS,
+    hello,
+    new_nonce,
+    new_secret,
+)
 from elastic_runtime.rendezvous import probe as module
 from elastic_runtime.rendezvous.probe import Prober, ProbeServer, ask, probe
 from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
@@ -97,13 +105,25 @@ def test_only_who_names_this_life_hears_how_far_it_has_come(server: ProbeServer)
     assert ask("b", LOCAL, server.port, PATIENCE, SECRET) == {"node": ""}
 
 
-@pytest.mark.parametrize("said", [*GARBAGE, new_nonce() * 2 + b'{"node": "a"}\n'])
-def test_a_stranger_hears_a_random_number_and_nothing_else(
-    server: ProbeServer, said: bytes
-) -> None:
-    heard = {says(Port(LOCAL, server.port), said) for _ in range(2)}
-    assert [len(one) for one in heard] == [NONCE, NONCE]  # never the same twice
+@pytest.mark.parametrize("said", [*GARBAGE, hello(PROBES)[:-1], hello(SNAPSHOTS) + new_nonce()])
+def test_a_stranger_hears_nothing(server: ProbeServer, said: bytes) -> None:
+    assert says(Port(LOCAL, server.port), said) == b""
     assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+
+
+@pytest.mark.parametrize("proof", [b"", b"x", new_nonce() + b'{"node": "a"}\n'])
+def test_who_cannot_prove_itself_hears_a_random_number(server: ProbeServer, proof: bytes) -> None:
+    said = hello(PROBES) + new_nonce() + proof
+    heard = [says(Port(LOCAL, server.port), said) for _ in range(2)]
+    assert [len(one) for one in heard] == [NONCE, NONCE]
+    assert heard[0] != heard[1]
+
+
+def test_a_version_without_secrets_hears_nothing_and_takes_nobody_for_dead(
+    server: ProbeServer,
+) -> None:
+    """It takes any answer but its own for proof that the node is gone."""
+    assert says(Port(LOCAL, server.port), b'{"hello": "elastic", "node": "a"}\n') == b""
 
 
 @pytest.mark.parametrize("secret", [new_secret(), ""])
@@ -121,7 +141,7 @@ def test_a_question_that_was_overheard_is_worth_nothing(
 ) -> None:
     assert len(says(Port(LOCAL, server.port), recorder.of_client)) == NONCE
     # Nor with what the server said then, as if both were still on that connection.
-    assert len(says(Port(LOCAL, server.port), recorder.of_server)) == NONCE
+    assert says(Port(LOCAL, server.port), recorder.of_server) == b""
 
 
 def test_an_answer_that_was_overheard_is_believed_by_nobody(recorder: Recorder) -> None:
@@ -134,6 +154,7 @@ def test_an_answer_that_was_changed_on_its_way_is_believed_by_nobody(server: Pro
     def meddle() -> None:
         client, _ = listener.accept()
         with client, socket.create_connection((LOCAL, server.port), timeout=PATIENCE) as line:
+            line.sendall(client.recv(4096))
             client.sendall(line.recv(NONCE, socket.MSG_WAITALL))
             line.sendall(client.recv(4096))
             proof = line.recv(PROOF, socket.MSG_WAITALL)
@@ -157,8 +178,8 @@ def test_who_repeats_what_it_hears_is_not_taken_for_alive() -> None:
     def echo() -> None:
         client, _ = listener.accept()
         with client:
-            client.sendall(nonce := new_nonce())
-            client.sendall(client.recv(4096).removeprefix(nonce))
+            for _ in range(2):
+                client.sendall(client.recv(4096))
 
     with socket.create_server((LOCAL, 0)) as listener:
         thread = threading.Thread(target=echo, daemon=True)
@@ -196,7 +217,6 @@ def test_slow_clients_are_in_nobodys_way_and_have_one_deadline(server: ProbeServ
             assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
             # Each byte came in time; all of them together did not.
             with suppress(ConnectionError):
-                assert len(slow.recv(4096)) == NONCE
                 assert slow.recv(1) == b""
         finally:
             over.set()
