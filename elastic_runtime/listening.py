@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from dataclasses import dataclass
@@ -29,10 +30,21 @@ class Where:
         """No other machine reaches what listens there."""
         return self.address == "::1" or self.address.startswith("127.")
 
-    @property
-    def own(self) -> str:
-        """How this process itself reaches what listens there."""
-        return self.address or LOOPBACK
+    def listen(self, port: int = 0) -> socket.socket:
+        """A socket that listens there; at all addresses if the machine has lost this one.
+
+        Args:
+            port: which; 0: a free one.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        try:
+            return listen(self.address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            return listen("", port)
 
 
 ANYWHERE = Where("", "nobody has said by which address others know this machine")
@@ -56,6 +68,12 @@ def where_reached(address: str) -> Where:
     except OSError:  # the machine is behind another one that hands connections on, for one
         return Where("", f"{address} is no address of this machine")
     return Where(address)
+
+
+def way_to(listener: socket.socket) -> str:
+    """The address at which this process itself reaches what listens."""
+    address = str(listener.getsockname()[0])
+    return LOOPBACK if address in ("0.0.0.0", "::") else address
 
 
 def listen(address: str = "", port: int = 0) -> socket.socket:

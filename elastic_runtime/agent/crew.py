@@ -27,7 +27,7 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.agent.logdir import LogDirs
-from elastic_runtime.listening import ANYWHERE, Where, listen
+from elastic_runtime.listening import ANYWHERE, Where, way_to
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
     Ask,
@@ -434,11 +434,10 @@ class Crew:
         if self._store is None:
             self._ports.release()
             # torch would listen at all addresses.
-            listener = listen(self._where.address, port)
-            port = listener.getsockname()[1]
+            listener = self._where.listen(port)
             self._store = TCPStore(
-                self._where.own,
-                port,
+                way_to(listener),
+                listener.getsockname()[1],
                 is_master=True,
                 wait_for_workers=False,
                 master_listen_fd=listener.detach(),

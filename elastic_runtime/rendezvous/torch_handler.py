@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from elastic_runtime import threads
 from elastic_runtime.errors import EXIT_FAILED, EXIT_NOT_ENOUGH_NODES, StoreUnavailable
-from elastic_runtime.listening import listen, where_reached
+from elastic_runtime.listening import where_reached
 from elastic_runtime.protocol.records import OUTCOME, PLANNED, FaultReport, OutcomeRecord
 from elastic_runtime.rendezvous.c10d_link import ANSWER, Link
 from elastic_runtime.rendezvous.notices import (
@@ -268,7 +268,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         """Listens where this node would host the next round's store; returns the port."""
         if self._listener is not None:
             self._listener.close()
-        self._listener = listen(self._where.address)
+        self._listener = self._where.listen()
         return int(self._listener.getsockname()[1])
 
     # ------------------------------------------------------------ the end

@@ -7,17 +7,18 @@ import socket
 import pytest
 
 from elastic_runtime.config import Endpoint
-from elastic_runtime.listening import listen, where_reached
+from elastic_runtime.listening import Where, way_to, where_reached
 from elastic_runtime.rendezvous.address import own_address
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.3"])
 def test_it_listens_at_its_own_address_only(address: str) -> None:
     where = where_reached(address)
-    assert (where.address, where.own, where.why) == (address, address, "")
+    assert (where.address, where.why) == (address, "")
     assert where.loopback
-    with listen(where.address) as listener:
+    with where.listen() as listener:
         port = listener.getsockname()[1]
+        assert way_to(listener) == address
         socket.create_connection((address, port), timeout=20).close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", port), timeout=20)
@@ -35,10 +36,17 @@ def test_where_that_cannot_be_it_listens_everywhere_and_says_why(address: str, w
     where = where_reached(address)
     assert where.address == ""
     assert why in where.why
-    with listen(where.address) as listener:
+    with where.listen() as listener:
         port = listener.getsockname()[1]
-        for one in (where.own, "127.0.0.2"):
+        for one in (way_to(listener), "127.0.0.2"):
             socket.create_connection((one, port), timeout=20).close()
+
+
+def test_where_the_address_was_lost_it_listens_everywhere() -> None:
+    with Where("192.0.2.1").listen() as listener:
+        assert way_to(listener) == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):
+            Where("127.0.0.1").listen(listener.getsockname()[1])
 
 
 def test_a_loopback_by_name_is_one_address() -> None:
