@@ -17,7 +17,7 @@ from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.peer import Snapshot
 from elastic_runtime.checkpoint.per_rank import Place
 from elastic_runtime.checkpoint.state import Entries
-from elastic_runtime.protocol.snapshots import SnapshotMemory
+from elastic_runtime.protocol.snapshots import SnapshotMemory, write_key
 from elastic_runtime.worker.peers import Peers
 from scripts.bench.checkpoints.contest import Sample, Stage, local, timed
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PEER = "restore from a peer"
 
-_SECRET = "benchmark"
+_SERVERS_KEY = "benchmark"
 _KEY = "0" * 16
 _WHICH = CheckpointId(term=1, step=1)
 _PATIENCE = timedelta(minutes=5)
@@ -65,10 +65,11 @@ def from_peer(stage: Stage) -> list[Sample]:
 
 
 def _loading(where: Path, port: int) -> Snapshot:
-    memory = SnapshotMemory(str(where), 0, "127.0.0.1", port, _SECRET, "peer", "")
+    memory = SnapshotMemory(str(where), 0, "127.0.0.1", port, "peer", "")
+    write_key(str(where), _SERVERS_KEY)
     theirs = [path.name for path in (where / _KEY / _WHICH.name).iterdir()]
     own = LocalStorage(where / "none")
-    return Snapshot(own, _KEY, dict.fromkeys((*theirs, MANIFEST), memory), "peer")
+    return Snapshot(own, _KEY, dict.fromkeys((*theirs, MANIFEST), memory), "peer", str(where))
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def _group(meeting: str, rank: int) -> dist.ProcessGroupGloo:
 
 
 def _serve(where: str, meeting: str, sizes: list[torch.Size], line: Connection) -> None:
-    server = SnapshotServer(where, _SECRET, "127.0.0.1")
+    server = SnapshotServer(where, lambda: _SERVERS_KEY, "127.0.0.1")
     line.send(server.port)
     group = _group(meeting, 1)
     tensors = [torch.ones(size) for size in sizes]
