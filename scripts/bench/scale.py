@@ -105,7 +105,7 @@ class Refusing(Prober):
 
     def start(self) -> None: ...
 
-    def probe(self, node: str, address: str, port: int) -> None:
+    def probe(self, node: str, address: str, port: int, secret: str) -> None:
         self._told(node, REFUSED)
 
     def close(self) -> None: ...
