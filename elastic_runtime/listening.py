@@ -47,9 +47,6 @@ class Where:
             return listen("", port)
 
 
-ANYWHERE = Where("", "nobody has said by which address others know this machine")
-
-
 def where_reached(address: str) -> Where:
     """Where to listen to be reached at an address, and at no other one of this machine.
 

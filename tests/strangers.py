@@ -60,6 +60,12 @@ def _links(pid: int) -> list[str]:
     return found
 
 
+def unused() -> int:
+    """A port at which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 def says(place: Port, said: bytes, patience: float = _PATIENCE) -> bytes:
     """What somebody hears who says this, and nothing more.
 

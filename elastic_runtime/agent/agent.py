@@ -139,9 +139,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 self._directory,
                 lambda: self._watchdogs.environment(),
                 self._inbox.put,
+                where,
                 ahead,
                 self._snapshots.memory.encode() if self._snapshots.memory else "",
-                where,
             )
         except BaseException:  # such as a log directory that cannot be
             self._unwatch()

@@ -27,7 +27,7 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.agent.logdir import LogDirs
-from elastic_runtime.listening import ANYWHERE, Where, way_to
+from elastic_runtime.listening import Where, way_to
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
     Ask,
@@ -96,9 +96,9 @@ class Crew:
         private: the agent's own directory.
         extra: what workers need in their environment beyond the usual.
         put: takes what workers and their server have to say, from other threads.
+        where: to listen with the store of a job in place.
         ahead: the first fork server, if it has been started already.
         snapshots: this node's memory for snapshots, as workers are told of it.
-        where: to listen with the store of a job in place.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Crew:
         private: PrivateDirectory,
         extra: Callable[[], Mapping[str, str]],
         put: Callable[[Any], None],
+        where: Where,
         ahead: Ahead | None = None,
         snapshots: str = "",
-        where: Where = ANYWHERE,
     ) -> None:
         self._snapshots = snapshots
         self._where = where

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shlex
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -19,7 +22,7 @@ from elastic_runtime.rendezvous.probe import ask, probe
 from elastic_runtime.rendezvous.state import ALIVE, SILENT
 from elastic_runtime.rendezvous.stores import open_store
 from tests.integration.snapshots.job import Job
-from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow
+from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow, unused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +48,8 @@ def _records(job: Job) -> tuple[JobRecord, list[NodeRecord]]:
 
 @pytest.mark.parametrize("kind", ["in_place", "ddp"])
 def test_strangers_are_told_nothing_and_stop_nothing(tmp_path: Path, kind: str) -> None:
-    with Job(tmp_path, kind, 2) as job:
+    metrics = unused()
+    with Job(tmp_path, kind, 2, "--metrics-port", str(metrics)) as job:
         job.go()
         before = {note.pid for note in job.hold(2)}
         job.go()
@@ -58,8 +62,8 @@ def test_strangers_are_told_nothing_and_stop_nothing(tmp_path: Path, kind: str) 
         snapshots = {port for port in ports if len(says(port, half, _SHORT)) == NONCE}
         ours = probes | snapshots
         assert len(snapshots) == len(probes) == 2
-        assert ours < ports
-        assert len(ports - ours) >= 3  # the store of the job, that of the round, gloo's
+        assert ours | {Port(_LOCAL, metrics)} < ports
+        assert len(ports - ours) >= 5  # metrics, the store of the job, that of the round, gloo's
 
         with slow(ports, 8):
             for port in ours:
@@ -101,3 +105,18 @@ def _replay(node: NodeRecord, secret: str, probes: set[Port], snapshots: set[Por
             assert says(port, said) == b""
     assert probe(node.node, *own, _PATIENCE, secrets.token_hex(32)) == SILENT
     assert probe(node.node, *own, _PATIENCE, secret) == ALIVE
+
+
+def test_a_node_that_listens_everywhere_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    command = [sys.executable, "-m", "elastic_runtime", "--log-format", "json"]
+    ran = subprocess.run(
+        [*command, "--local-addr", "203.0.113.9", "train.py"],  # as behind a NAT
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    (line,) = [line for line in ran.stderr.splitlines() if "listening.wide" in line]
+    assert "203.0.113.9 is no address of this machine" in json.loads(line)["reason"]
