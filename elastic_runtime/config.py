@@ -156,7 +156,8 @@ class Output:
         log_dir: where logs are kept; None: nothing is written.
         redirects, tee: per local rank (or -1: all), 0 none, 1 stdout, 2 stderr, 3 both.
         ranks: local ranks shown on the console; None: all.
-        stdout_filters, stderr_filters: lines that are also copied to a file of their own.
+        stdout_filters, stderr_filters: lines of what is logged (and shown, as far as ``ranks``
+            decides) that are also copied to a file of their own.
         prefix: a ``string.Template`` for the line prefix; "" means ``[${role_name}${rank}]:``.
         keep: of how many rounds logs are kept, on each node: the first and the newest; 0: of all.
     """
@@ -169,6 +170,10 @@ class Output:
     stderr_filters: tuple[str, ...] = ()
     prefix: str = ""
     keep: int = 100
+
+    def shows(self, local_rank: int) -> bool:
+        """Whether anybody wants to see what this worker prints."""
+        return not self.ranks or local_rank in self.ranks
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ def route(output: Output, local_rank: int, stream: str) -> Route:
     bit = 1 if stream == "stdout" else 2
     redirected = _setting(output.redirects, local_rank) & bit
     teed = _setting(output.tee, local_rank) & bit
-    shown = not output.ranks or local_rank in output.ranks
-    return Route(console=bool(shown and (teed or not redirected)), file=bool(redirected or teed))
+    shown = output.shows(local_rank) and (teed or not redirected)
+    return Route(console=bool(shown), file=bool(redirected or teed))
 
 
 def _setting(chosen: dict[int, int], local_rank: int) -> int:

@@ -115,7 +115,7 @@ class Starts:
             return os.open(os.devnull, os.O_WRONLY)
         needles = output.stdout_filters if name == "stdout" else output.stderr_filters
         chosen = None
-        if way.console and way.file and needles:
+        if way.file and needles and output.shows(spec.local_rank):
             selected = self._logs.open(partial(spec.place.filtered, name))
             chosen = Filter(tuple(needle.encode() for needle in needles), selected)
         reading, writing = os.pipe()

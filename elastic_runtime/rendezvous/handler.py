@@ -37,12 +37,21 @@ _TIMES = {
 
 def etcd_v3_entry_point() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """For ``torchrun.handlers``: the rendezvous on etcd's v3 API."""
-    return lambda params: create_handler(ETCD_V3, params)
+    return _etcd_v3
 
 
 def c10d_entry_point() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """For ``torchrun.handlers``: the rendezvous on a TCPStore."""
-    return lambda params: create_handler(C10D, params)
+    return _c10d
+
+
+# torch asks for the creator each time that it registers, and takes no other one the second time.
+def _etcd_v3(params: RendezvousParameters) -> RendezvousHandler:
+    return create_handler(ETCD_V3, params)
+
+
+def _c10d(params: RendezvousParameters) -> RendezvousHandler:
+    return create_handler(C10D, params)
 
 
 def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler:

@@ -173,11 +173,14 @@ class Participant:
             life=self._seed.life,
         )
         self._inbox.put(Join(record))
+        self.watch()
+
+    def watch(self) -> None:
+        """Begins to follow the store, unless it does so already; ``join`` needs no such call."""
         if not self._started:
             self._started = True
             self._following = node_key(self._node)
             self._store.start(self._following, self._inbox.put)
-            self._prober.start()
             if not self._driven:
                 self._thread = threads.spawn(self._run, name="participant")
 

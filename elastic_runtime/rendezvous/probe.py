@@ -228,6 +228,9 @@ def _judged(node: str, body: dict[str, Any]) -> str:
 class Prober:
     """Sends probes from a thread of its own, many at a time, and at most one of each node.
 
+    Most nodes never probe anybody: the thread begins with the first probe. ``probe`` and ``close``
+    are for one thread at a time.
+
     Args:
         timeout: seconds that a probe may take, from when it is its turn.
         done: called with the node and the answer, in the prober's thread; must not block.
@@ -242,11 +245,6 @@ class Prober:
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._loop.set_default_executor(ThreadPoolExecutor(_RESOLVERS, "probe-names"))
-        self._thread = threads.spawn(self._run, name="prober")
-
     def probe(self, node: str, address: str, port: int, secret: str) -> None:
         """Sends a probe; ``done`` follows, unless one of this node is under way already.
 
@@ -255,6 +253,9 @@ class Prober:
         """
         with suppress(RuntimeError):  # closed
             self._loop.call_soon_threadsafe(self._begin, node, address, port, secret)
+            if self._thread is None:
+                self._loop.set_default_executor(ThreadPoolExecutor(_RESOLVERS, "probe-names"))
+                self._thread = threads.spawn(self._run, name="prober")
 
     def close(self) -> None:
         """Ends the thread; probes under way come to nothing."""

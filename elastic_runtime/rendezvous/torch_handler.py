@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -28,9 +29,21 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from elastic_runtime import threads
-from elastic_runtime.errors import EXIT_FAILED, EXIT_NOT_ENOUGH_NODES, StoreUnavailable
+from elastic_runtime.errors import (
+    EXIT_FAILED,
+    EXIT_NOT_ENOUGH_NODES,
+    RecordError,
+    StoreUnavailable,
+)
 from elastic_runtime.listening import where_reached
-from elastic_runtime.protocol.records import OUTCOME, PLANNED, FaultReport, OutcomeRecord
+from elastic_runtime.protocol.records import (
+    JOB,
+    OUTCOME,
+    PLANNED,
+    FaultReport,
+    JobRecord,
+    OutcomeRecord,
+)
 from elastic_runtime.rendezvous.c10d_link import ANSWER, Link
 from elastic_runtime.rendezvous.notices import (
     Conflict,
@@ -44,7 +57,7 @@ from elastic_runtime.rendezvous.notices import (
 )
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.probe import ProbeServer
-from elastic_runtime.rendezvous.store import Expect, Put, Transaction
+from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
 
 if TYPE_CHECKING:
     import socket
@@ -106,6 +119,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._switch: Switch | None = None
         self._out = ""
         self._outcome: OutcomeRecord | None = None
+        self._closed = ""  # why we have closed the job ourselves
         self._trouble: Conflict | StoreState | StoreTimeout | None = None
 
     # ------------------------------------------------------------ what torch asks
@@ -162,24 +176,27 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
     def is_closed(self) -> bool:
         """Whether the job is over."""
         with self._news:
-            return self._outcome is not None
+            return bool(self._closed) or self._outcome is not None
 
     def set_closed(self) -> None:
-        """Ends the job for all nodes, as failed."""
+        """Ends the job for all nodes, as failed, whether this one takes part in it or not.
+
+        Where there is no job, none is made in order to be closed: only this handler is closed then.
+        """
         self._close_job(f"torchrun closed the rendezvous on {self._seed.name}")
 
     def shutdown(self) -> bool:
-        """Ends this node's part, and the job with it.
+        """Ends this node's part, and the job with it if this node has a part in it.
 
         torch calls this at the end of a run, with an exception on its way if it failed.
 
         Returns:
-            Whether the store knows.
+            Whether the store knows, if there is anything to know.
         """
         if self._gone.is_set():
             return True
         error = sys.exc_info()[1]
-        if error is not None:
+        if error is not None and self._joined:
             self._close_job(f"{self._seed.name}: {type(error).__name__}")
         elif self._round is not None:
             self._participant.done(self._round.number)
@@ -235,7 +252,8 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
                 return sealed
 
     def _has_news(self) -> bool:
-        return bool(self._sealed or self._out or self._outcome or self._trouble or self._crash)
+        over = self._outcome or self._closed or self._crash
+        return bool(self._sealed or self._out or self._trouble or over)
 
     def _enter(self, sealed: Sealed) -> RendezvousInfo | None:
         """Opens the round's store; None if its host is gone already."""
@@ -275,10 +293,12 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def _raise_if_over(self) -> None:
         with self._news:
-            outcome, crash = self._outcome, self._crash
+            outcome, closed, crash = self._outcome, self._closed, self._crash
         if crash:
             raise RendezvousStateError(crash)
         if outcome is None:
+            if closed:
+                raise RendezvousClosedError(closed)
             return
         if outcome.exit_code == EXIT_NOT_ENOUGH_NODES:
             raise RendezvousTimeoutError(outcome.reason)
@@ -287,17 +307,29 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         raise RendezvousClosedError(f"the job is over: {outcome.reason}")
 
     def _close_job(self, reason: str) -> None:
-        state = self._participant.state
-        job = state.job_record
-        if job is None or not state.connected or self._outcome is not None:
-            return
-        record = OutcomeRecord(job.incarnation, False, EXIT_FAILED, reason, node=self._seed.name)
-        put = Put(OUTCOME, record.encode())
-        try:
-            # If it is there already, the job is over as well.
-            self._store.apply(Transaction((Expect(OUTCOME, state.outcome.version),), (put,)))
-        except StoreUnavailable:
+        with self._news:
+            if self._closed or self._outcome is not None:
+                return
+            self._closed = reason
+            self._news.notify_all()
+        if self._joined and not self._participant.state.connected:
             return  # the others find out when they miss us
+        self._participant.watch()
+        with suppress(StoreUnavailable, RecordError):
+            self._write_end(reason)
+
+    def _write_end(self, reason: str) -> None:
+        """Writes the end of the job, if there is one that has none."""
+        found = {e.key: e for key in (JOB, OUTCOME) for e in self._store.read(key) if e.key == key}
+        if JOB not in found:
+            return
+        life, old = JobRecord.decode(JOB, found[JOB].value).incarnation, found.get(OUTCOME)
+        if old is not None and OutcomeRecord.decode(OUTCOME, old.value).incarnation == life:
+            return
+        record = OutcomeRecord(life, False, EXIT_FAILED, reason, node=self._seed.name)
+        expected = (Expect(OUTCOME, old.version if old else ABSENT),)
+        # If one is there meanwhile, the job is over as well.
+        self._store.apply(Transaction(expected, (Put(OUTCOME, record.encode()),)))
 
     def _depart(self) -> bool:
         if self._gone.is_set():
@@ -305,7 +337,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._gone.set()
         self._unwatch()
         atexit.unregister(self._depart)
-        known = self._participant.goodbye(_FAREWELL)
+        known = not self._joined or self._participant.goodbye(_FAREWELL)
         self._participant.close()
         self._probes.close()
         if self._listener is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_runtime.agent.environment import worker_environment
-from elastic_runtime.config import Endpoint, Entry, JobConfig
+from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.protocol.records import Member, RoundRecord
 
 
@@ -23,3 +23,11 @@ def test_gloo_stays_on_the_loopback_where_one_machine_is_enough(
     assert made.get("GLOO_SOCKET_IFNAME") == interface
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")  # the user's word
     assert worker_environment(config, last, 0, 0, **places)["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_the_signals_of_the_launcher() -> None:
+    entry, endpoint = Entry(SCRIPT, "train.py"), Endpoint("c10d", ("127.0.0.1:1",))
+    config = JobConfig(entry, endpoint, "run", signals=("SIGTERM", "SIGUSR1"))
+    last = RoundRecord(1, "life", (Member("uuid", "node", "127.0.0.1", 1),), 20000, "first")
+    found = worker_environment(config, last, 0, 0, error_file="e", progress_file="p", channel="c")
+    assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR1"  # as torchrun has it

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -170,6 +170,47 @@ def test_an_end_with_an_error_ends_the_job_for_all(new_handler: NewHandler, ente
         handlers[1].next_rendezvous()
 
 
+def test_the_job_is_closed_by_who_has_not_joined(new_handler: NewHandler, enter: Enter) -> None:
+    member = new_handler(1, 2)
+    enter(member)
+    closing = new_handler(1, 2)
+    closing.set_closed()
+    assert closing.is_closed()
+    with pytest.raises(RendezvousClosedError, match="torchrun closed the rendezvous on n1"):
+        closing.next_rendezvous()
+    asked_to_leave(member)
+    with pytest.raises(RendezvousClosedError, match="torchrun closed the rendezvous on n1"):
+        member.next_rendezvous()
+    assert closing.shutdown()
+
+
+def test_a_job_that_is_not_there_can_be_closed(
+    server: MemoryServer, new_handler: NewHandler
+) -> None:
+    closing = new_handler(1, 2)
+    closing.set_closed()
+    assert closing.is_closed()
+    with pytest.raises(RendezvousClosedError):
+        closing.next_rendezvous()
+    assert closing.shutdown()
+    assert not MemoryStore(server, 2.0).read("")  # nobody is kept from beginning it
+
+
+def test_who_waits_for_the_first_round_hears_of_the_end(new_handler: NewHandler) -> None:
+    waiting = new_handler(2, 2)
+    joining = in_background(waiting)
+    wait_for(lambda: waiting._participant.state.job_record, PATIENCE, "the job is there")
+    waiting.set_closed()
+    assert waiting.is_closed()
+    with pytest.raises(RendezvousClosedError):
+        joining.result(PATIENCE)
+
+
+def test_who_never_had_a_part_can_leave(server: MemoryServer, new_handler: NewHandler) -> None:
+    server.stop()
+    assert new_handler(1, 1).shutdown()
+
+
 def test_too_few_nodes_time_out(new_handler: NewHandler) -> None:
     with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
         new_handler(2, 2, join=0.3).next_rendezvous()
@@ -189,6 +230,11 @@ def test_torch_finds_the_handlers_by_name(name: str) -> None:
     assert not handler.use_agent_store
     assert not handler.is_closed()
     handler.shutdown()
+
+
+def test_torch_may_register_the_handlers_again(caplog: pytest.LogCaptureFixture) -> None:
+    registry._register_out_of_tree_handlers()  # as at its import
+    assert not caplog.records
 
 
 def test_who_only_uses_torch_does_not_load_the_rendezvous() -> None:
