@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from elastic_runtime.agent.forkclient import Ahead
 from elastic_runtime.agent.naming import own_name
+from elastic_runtime.agent.own_error import leave_error
 from elastic_runtime.config import FUNCTION, LOOPBACK, Endpoint, Entry, JobConfig
 from elastic_runtime.console import open_missing, unblocked
 from elastic_runtime.errors import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elastic_runtime.agent.agent import ElasticAgent
+    from elastic_runtime.agent.life import Finish
     from elastic_runtime.events import Emit
 
 _ERRORS: dict[int, type[ElasticError]] = {
@@ -67,6 +69,8 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
         assert finish is not None
         if finish.exit_code == EXIT_FAILED:
             shown.write(_root_cause(agent, config))
+        if finish.exit_code != EXIT_DONE:
+            _leave_error(agent, finish)
         if finish.message and finish.exit_code != EXIT_DONE:
             shown.write(f"elastic-run: {finish.message}\n")
     return finish.exit_code
@@ -231,6 +235,27 @@ def _emit_for(config: JobConfig, shown: TextIO) -> Emit:
     from elastic_runtime.log import make_emit
 
     return make_emit(config.log_format, shown, config.node_name)
+
+
+def _leave_error(agent: ElasticAgent, finish: Finish) -> None:
+    """Leaves the error of the worker that has failed first here; if none has, the agent's own."""
+    fault = finish.outcome.fault if finish.outcome else None
+    name = _ERRORS.get(finish.exit_code, ElasticError).__name__
+    told = f"{name}: {finish.message or f'ended with code {finish.exit_code}'}"
+    if finish.exit_code != EXIT_FAILED or not agent.failures:
+        leave_error(told, traceback=fault.traceback if fault else "")
+        return
+    # What the job has failed of; the others may have failed because of that.
+    rank = (
+        fault.rank
+        if fault and fault.rank in agent.failures
+        else min(agent.failures, key=lambda rank: agent.failures[rank].timestamp)
+    )
+    found = agent.failures[rank]
+    trace = ""
+    if isinstance(found.message, dict):  # it has left an error file
+        told, trace = found.message["message"], found.message["extraInfo"]["py_callstack"]
+    leave_error(told, traceback=trace, moment=found.timestamp, code=found.exitcode)
 
 
 def _root_cause(agent: ElasticAgent, config: JobConfig) -> str:

@@ -175,8 +175,10 @@ def _name(text: str) -> str:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """torch's ``--rdzv-conf``: ``key=value,key=value``; in quotes as well, which a list of arguments
-    in YAML hands over as a part of the text."""
+    """torch's ``--rdzv-conf``: ``key=value,key=value``.
+
+    Also in quotes: a list of arguments in YAML hands them over as a part of the text.
+    """
     text = text.strip()
     if len(text) > 1 and text[0] in "'\"" and text[0] == text[-1]:
         text = text[1:-1]

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from elastic_runtime.agent.own_error import ErrorsOfNodes
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 from elastic_runtime.leaving import Request
 
@@ -48,7 +49,22 @@ def run_nodes(
     Returns:
         The exit code of the whole.
     """
-    nodes = {name: _start(arguments, hosted, environ) for name, arguments in commands.items()}
+    with ErrorsOfNodes(environ) as errors:
+        codes = _run(commands, hosted, errors.environ, emit, meanwhile)
+        code = combined(codes.values())
+        errors.hand_on(name for name, ended in codes.items() if ended == code != EXIT_DONE)
+    return code
+
+
+def _run(
+    commands: Mapping[str, Sequence[str]],
+    hosted: bool,
+    environ: Callable[[str], Mapping[str, str]],
+    emit: Emit,
+    meanwhile: Callable[[], None],
+) -> dict[str, int]:
+    """The same; returns the exit codes of the nodes."""
+    nodes = {n: _start(arguments, hosted, environ(n)) for n, arguments in commands.items()}
     request: Request | None = None
     try:
         emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
@@ -66,13 +82,12 @@ def run_nodes(
         for node in nodes.values():
             node.kill()
             node.wait()
-    code = combined(node.returncode for node in nodes.values())
     if request is None and all(node.returncode < 0 for node in nodes.values()):
         # None of them could say anything.
         ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
         reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())
         emit("local.ended", reason=reason)
-    return code
+    return {name: node.returncode for name, node in nodes.items()}
 
 
 def _start(

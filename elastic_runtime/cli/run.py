@@ -61,11 +61,18 @@ def main(
             return _main(sys.argv[1:] if argv is None else list(argv), local, hosted_here)
         except ElasticError as error:
             _say(f"error: {error}")
+            _leave_error(error)
             return error.exit_code
         except KeyboardInterrupt:
             return _INTERRUPTED
         finally:
             _flush_output()
+
+
+def _leave_error(error: ElasticError) -> None:
+    from elastic_runtime.agent.own_error import leave_error
+
+    leave_error(f"{type(error).__name__}: {error}")
 
 
 def _leave(signum: int, frame: object) -> None:
