@@ -43,6 +43,7 @@ from elastic_runtime.agent.life import (
     LookForMembers,
     NoNews,
     NoProgress,
+    PassOn,
     Report,
     SayAvailable,
     SayDone,
@@ -371,9 +372,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             case EnterWorkers(last, group_rank, local_ranks):
                 self._form_group(last, group_rank, local_ranks)
                 crew.enter(last, group_rank, local_ranks)
-            case StopWorkers(grace, local_ranks):
+            case StopWorkers(grace, local_ranks, signum):
                 self._note_trouble()
-                crew.stop(grace, local_ranks)
+                crew.stop(grace, local_ranks, signum)
+            case PassOn(signum):
+                crew.pass_on(signum)
             case AskDrain(number, reason):
                 self._note_trouble()
                 crew.drain(number, reason)

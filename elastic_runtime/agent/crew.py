@@ -7,6 +7,7 @@ becomes "the worker with this local rank". What a process says after it was repl
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -216,20 +217,31 @@ class Crew:
         self._without_progress.discard(local_rank)
         return found
 
-    def stop(self, grace: float, local_ranks: Collection[int] = ()) -> None:
-        """SIGTERM to workers, SIGKILL after ``grace`` seconds.
+    def stop(
+        self, grace: float, local_ranks: Collection[int] = (), signum: int = signal.SIGTERM
+    ) -> None:
+        """A signal to workers, SIGKILL after ``grace`` seconds.
 
-        Those that catch a SIGTERM of somebody else's get SIGKILL at once, which ends them as
-        SIGTERM ends others that do not handle it.
+        Those that do not handle it get SIGTERM. Those that catch a SIGTERM of somebody else's get
+        SIGKILL at once instead, which ends them as SIGTERM ends others that do not handle it.
 
         Args:
             grace: see above.
             local_ranks: which ones; none: all.
+            signum: the signal.
         """
         chosen = frozenset(local_ranks or self._posts)
         shielded = frozenset(r for r in chosen if r in self._posts and self._posts[r].shielded)
-        self._workers.stop(0.0, shielded)
-        self._workers.stop(grace, chosen - shielded)
+        if signum == signal.SIGTERM:
+            self._workers.stop(0.0, shielded)
+        else:
+            self._workers.stop(grace, shielded, signum, otherwise=signal.SIGKILL)
+        self._workers.stop(grace, chosen - shielded, signum)
+
+    def pass_on(self, signum: int) -> None:
+        """Hands a signal on to the workers that handle it."""
+        for local_rank in self._posts:
+            self._workers.signal(local_rank, signum, otherwise=0)
 
     def kill(self, local_ranks: Iterable[int], why: str) -> None:
         """Has workers dump the stacks of all their threads into their logs, and ends them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from elastic_runtime.agent.life import (
     Action,
     BootWorkers,
     Finish,
+    PassOn,
     Phase,
     Report,
     SayDone,
@@ -119,17 +121,34 @@ def all_ended(state: State, actions: list[Action]) -> Step:
     return Step(state, tuple(actions), fault.reason)
 
 
+def passed_on(signum: int) -> tuple[Action, ...]:
+    """What a script hears of a signal when its workers save and leave by themselves.
+
+    Not of those two: the one is how they are asked to leave without an agent, and Python makes an
+    exception of the other where the script says nothing about it, which would end them at once.
+    """
+    return () if signum in (signal.SIGTERM, signal.SIGINT) else (PassOn(signum),)
+
+
 def planned(state: State, reason: str) -> FaultReport:
     """The report of a node that leaves the round because it was told to."""
     return FaultReport(state.round.number if state.round else 0, PLANNED, reason)
 
 
-def stop_all(state: State, grace: float, reason: str, actions: Iterable[Action] = ()) -> Step:
+def stop_all(
+    state: State,
+    grace: float,
+    reason: str,
+    actions: Iterable[Action] = (),
+    signum: int = signal.SIGTERM,
+) -> Step:
     """Ends all workers, after these actions; without any worker, goes on at once."""
     state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
     if not state.alive:
         return all_ended(state, [*actions])
-    return Step(state, (*actions, StopWorkers(grace), SetAlarm(float("inf"))), reason)
+    return Step(
+        state, (*actions, StopWorkers(grace, signum=signum), SetAlarm(float("inf"))), reason
+    )
 
 
 def leave_with(state: State, finish: Finish) -> Step:

@@ -9,7 +9,7 @@ that has entered an OpenMP region, or has started a thread, makes poor parents.
 It speaks with its agent over a socket pair, in frames of JSON with descriptors beside them::
 
     agent → server    start {id, args, env, cwd, cpus} + stdout, stderr [, payload, result]
-                      signal {id, signum, group}
+                      signal {id, signum, otherwise, group}
                       shutdown {}
     server → agent    ready {modules, skipped, warm, why_cold}
                       started {id, pid} | start_failed {id, message, errno}
@@ -171,7 +171,7 @@ class Server:
         try:
             if request["op"] == "start":
                 return self._start(request, descriptors)
-            self._signal(request["id"], request["signum"], group=request["group"])
+            self._signal(request)
             return None
         finally:
             for descriptor in descriptors:
@@ -271,12 +271,19 @@ class Server:
             return [*beginning, *map(str, descriptors)]
         return [*beginning, target, *args]
 
-    def _signal(self, worker: int, signum: int, *, group: bool) -> None:
+    def _signal(self, request: Frame) -> None:
+        """Sends a signal to those who handle it; if nobody does, the other one to all."""
+        signum, otherwise, group = (request[name] for name in ("signum", "otherwise", "group"))
         for pid, known in self._workers.items():
-            if known.id == worker:
-                with suppress(ProcessLookupError):
-                    if not (group and _signal_group(pid, signum)):
-                        os.kill(pid, signum)
+            if known.id != request["id"]:
+                continue
+            with suppress(ProcessLookupError):
+                there = _group(pid) if group and signum != otherwise else [pid]
+                catching = [one for one in there if signum != otherwise and _catches(one, signum)]
+                for one in catching:
+                    os.kill(one, signum)
+                if not catching and otherwise and not (group and _signal_group(pid, otherwise)):
+                    os.kill(pid, otherwise)
 
     def _reap(self) -> None:
         """Collects all that have ended, workers and what they have left behind."""
@@ -331,6 +338,26 @@ class Server:
 def _children() -> list[int]:
     own = os.getpid()
     return [int(pid) for pid in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
+
+
+def _group(leader: int) -> list[int]:
+    """The processes of a group."""
+    found = []
+    for entry in os.scandir("/proc"):
+        with suppress(ValueError, ProcessLookupError):
+            if os.getpgid(int(entry.name)) == leader:
+                found.append(int(entry.name))
+    return found
+
+
+def _catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal; see proc(5)."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as status:
+        for line in status:
+            name, _, value = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(value, 16) >> (signum - 1) & 1)
+    return False
 
 
 def _signal_group(leader: int, signum: int) -> bool:

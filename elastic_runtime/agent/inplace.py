@@ -17,7 +17,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_runtime.agent.ends import as_asked, begun, boot, failure, leave_with, moved, stop_all
+from elastic_runtime.agent.ends import (
+    as_asked,
+    begun,
+    boot,
+    failure,
+    leave_with,
+    moved,
+    passed_on,
+    stop_all,
+)
 from elastic_runtime.agent.faults import WITH_SERVER, signal_name
 from elastic_runtime.agent.life import (
     Action,
@@ -337,6 +346,7 @@ def _asked(state: State, event: Asked, now: float) -> Step | None:
     actions: tuple[Action, ...] = (
         Report("node.leaving", {"reason": f"asked to by {signal_name(event.signum)}"}),
         SayDrain(),
+        *passed_on(event.signum),
     )
     if state.interrupted_at is None:
         change = ChangeWorkers(last.number, "this node was asked to leave", goes=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -194,10 +195,21 @@ class StartWorkers:
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """SIGTERM to workers (to all if none are named), SIGKILL after ``grace`` seconds."""
+    """A signal to workers (to all if none are named), SIGKILL after ``grace`` seconds.
+
+    Those that do not handle ``signum`` get SIGTERM.
+    """
 
     grace: float
     local_ranks: tuple[int, ...] = ()
+    signum: int = signal.SIGTERM
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """Hand a signal on to the workers that handle it; the others hear nothing."""
+
+    signum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +363,7 @@ Action = (
     | SayJoin
     | StartWorkers
     | StopWorkers
+    | PassOn
     | AskDrain
     | SayLeft
     | SayInPlace

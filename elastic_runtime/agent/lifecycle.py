@@ -17,6 +17,7 @@ next round safe for the others.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from elastic_runtime.agent.ends import (
     end,
     failure,
     leave_with,
+    passed_on,
     stop_all,
     without_room,
 )
@@ -252,14 +254,14 @@ def _switch(state: State, event: Switch, now: float) -> Step:
     return _drain(state, event.reason, now)
 
 
-def _drain(state: State, reason: str, now: float) -> Step:
-    """Asks the workers to leave: at a step boundary if they can, else by SIGTERM."""
+def _drain(state: State, reason: str, now: float, signum: int = signal.SIGTERM) -> Step:
+    """Asks the workers to leave: at a step boundary if they can, else by a signal."""
     last = state.round
     if last is None or not state.alive <= state.drains or not state.alive:
-        return stop_all(state, state.settings.grace, reason)
+        return stop_all(state, state.settings.grace, reason, signum=signum)
     state = replace(state, draining=True)
     alarm = SetAlarm(now + state.settings.grace)
-    return Step(state, (AskDrain(last.number, reason), alarm), reason)
+    return Step(state, (*passed_on(signum), AskDrain(last.number, reason), alarm), reason)
 
 
 def _alarm(state: State) -> Step:
@@ -292,7 +294,7 @@ def _asked(state: State, signum: int, now: float) -> Step:
     why = FaultReport(
         state.round.number if state.round else 0, ASKED, "the node was asked to leave"
     )
-    drained = _drain(replace(state, why=why), "this node was asked to leave", now)
+    drained = _drain(replace(state, why=why), "this node was asked to leave", now, signum)
     return Step(drained.state, (report, SayDrain(), *drained.actions), drained.reason)
 
 

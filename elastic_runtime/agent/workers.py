@@ -238,17 +238,25 @@ class Workers:
             for stream in worker.streams:
                 stream.prefix = prefix
 
-    def stop(self, grace: float, local_ranks: Collection[int] | None = None) -> None:
+    def stop(
+        self,
+        grace: float,
+        local_ranks: Collection[int] | None = None,
+        signum: int = signal.SIGTERM,
+        otherwise: int = signal.SIGTERM,
+    ) -> None:
         """Asks workers to end, and ends those that have not after ``grace`` seconds.
 
         Args:
             grace: 0: they are ended at once.
             local_ranks: which ones; None: all.
+            signum: the signal that asks them, if they handle it.
+            otherwise: the signal for those that do not.
         """
         chosen = self._roster.end_at(time.monotonic() + grace, local_ranks)
         if grace > 0:
             for worker in chosen:
-                self._call(partial(self._send_signal, worker.id, signal.SIGTERM))
+                self._call(partial(self._send_signal, worker.id, signum, otherwise))
         else:
             self._wake()
 
@@ -256,10 +264,17 @@ class Workers:
         """Ends all workers at once."""
         self.stop(0.0)
 
-    def signal(self, local_rank: int, signum: int) -> None:
-        """Sends a signal to one worker, if it is there."""
+    def signal(self, local_rank: int, signum: int, otherwise: int | None = None) -> None:
+        """Sends a signal to one worker, if it is there.
+
+        Args:
+            local_rank: the worker.
+            signum: the signal.
+            otherwise: the one to send if it does not handle that; 0: none, None: the same.
+        """
+        sent = signum if otherwise is None else otherwise
         for worker in self._roster.all([local_rank]):
-            self._call(partial(self._send_signal, worker.id, signum))
+            self._call(partial(self._send_signal, worker.id, signum, sent))
 
     def abort(self, local_rank: int, grace: float) -> None:
         """Has one worker dump the stacks of its threads (SIGABRT), and ends it after ``grace``."""
@@ -354,7 +369,7 @@ class Workers:
 
     def _kill_overdue(self, now: float) -> None:
         for worker in self._roster.overdue(now):
-            self._send_signal(worker.id, signal.SIGKILL)
+            self._send_signal(worker.id, signal.SIGKILL, signal.SIGKILL)
 
     def _try_again(self, now: float) -> None:
         """Asks the machine once more for what it has refused."""
@@ -394,17 +409,19 @@ class Workers:
         worker.sent = True
         self._send(worker.request, worker.descriptors)
 
-    def _send_signal(self, number: int, signum: int) -> None:
+    def _send_signal(self, number: int, signum: int, otherwise: int) -> None:
         worker = self._roster.get(number)
         if worker is None:
             return
-        worker.signum = signum
-        if not worker.sent:
-            self._ended(worker, -signum, 0.0)
-            return
+        if otherwise:
+            worker.signum = otherwise
+            if not worker.sent:
+                self._ended(worker, -otherwise, 0.0)
+                return
         # A command may be a shell that does not pass a signal on to what it runs.
         group = self._config.entry.kind == COMMAND or signum == signal.SIGKILL
-        self._send({"op": "signal", "id": number, "signum": signum, "group": group})
+        frame = {"op": "signal", "id": number, "signum": signum, "otherwise": otherwise}
+        self._send({**frame, "group": group})
 
     def _send(self, frame: forkserver.Frame, descriptors: Sequence[int] = ()) -> None:
         # If the server is dead, the next thing that is read says so.

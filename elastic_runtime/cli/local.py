@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from elastic_runtime.events import Emit
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-WATCHED = frozenset({*_PASSED_ON, signal.SIGCHLD})
+
+
+def watched(names: Iterable[str]) -> frozenset[signal.Signals]:
+    """What the launcher of local nodes waits for.
+
+    Args:
+        names: the signals that ask a node to leave.
+    """
+    return frozenset({*_PASSED_ON, signal.SIGCHLD, *(signal.Signals[name] for name in names)})
 
 
 def run_nodes(
@@ -32,11 +40,12 @@ def run_nodes(
     hosted: bool,
     environ: Mapping[str, str],
     emit: Emit,
+    signals: frozenset[signal.Signals],
     meanwhile: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs one process a node and waits for all of them. For the main thread only.
 
-    ``WATCHED`` must be blocked in the caller's signal mask, from before any thread was started:
+    ``signals`` must be blocked in the caller's signal mask, from before any thread was started:
     signals are taken one after the other here, and none may end another thread meanwhile.
 
     Args:
@@ -44,13 +53,14 @@ def run_nodes(
         hosted: this process hosts the store.
         environ: the nodes' environment.
         emit: where the start is reported.
+        signals: what is waited for, see ``watched``.
         meanwhile: done once the nodes are on their way.
 
     Returns:
         The exit code of the whole.
     """
     with ErrorsOfNodes(environ) as errors:
-        codes = _run(commands, hosted, errors.environ, emit, meanwhile)
+        codes = _run(commands, hosted, errors.environ, emit, signals, meanwhile)
         code = combined(codes.values())
         errors.hand_on(name for name, ended in codes.items() if ended == code != EXIT_DONE)
     return code
@@ -61,6 +71,7 @@ def _run(
     hosted: bool,
     environ: Callable[[str], Mapping[str, str]],
     emit: Emit,
+    signals: frozenset[signal.Signals],
     meanwhile: Callable[[], None],
 ) -> dict[str, int]:
     """The same; returns the exit codes of the nodes."""
@@ -70,7 +81,7 @@ def _run(
         emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
         meanwhile()
         while any(node.poll() is None for node in nodes.values()):
-            number = signal.sigwaitinfo(WATCHED).si_signo
+            number = signal.sigwaitinfo(signals).si_signo
             if number == signal.SIGCHLD:
                 continue
             if request is not None and request.repeated_by(number, time.monotonic()):

@@ -127,17 +127,18 @@ def _run_one(job: Job) -> int:
 
 
 def _run_local_nodes(job: Job) -> int:
-    from elastic_runtime.cli.local import WATCHED, run_nodes
+    from elastic_runtime.cli.local import run_nodes, watched
 
     # Before the store starts its threads: they inherit the mask.
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    signals = watched(job.config.signals)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     _leave_a_core_each()
     with _store(job) as (config, open_store):
         emit = _emit(config)
         _tell_how_to_join(job, config, emit)
         environ = local_environ(job, os.environ)
         commands = local_commands(job, config)
-        return run_nodes(commands, job.embedded is not None, environ, emit, open_store)
+        return run_nodes(commands, job.embedded is not None, environ, emit, signals, open_store)
 
 
 @contextmanager

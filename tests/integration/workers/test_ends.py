@@ -135,6 +135,38 @@ def test_a_signal_goes_to_one_worker(warm: ScriptDesk) -> None:
     assert ended.local_rank == 0
 
 
+def test_a_signal_goes_to_those_who_handle_it(desk: ScriptDesk) -> None:
+    handles_one = STUBBORN.replace("print(", "sys.exit(21) or print(", 1)
+    handles_one = handles_one.replace("SIGTERM", "SIGUSR1 if os.environ['RANK'] == '1' else 1")
+    desk.write(f"import os{handles_one}")
+    os.truncate(desk.stdout, 0)
+    desk.start()
+    wait_for(lambda: desk.stdout.read_text().count("in place") == 2, PATIENCE, "both", desk.story)
+    desk.workers.signal(0, signal.SIGUSR1, otherwise=0)  # who does not handle it hears nothing
+    desk.workers.stop(PATIENCE, signum=signal.SIGUSR1)
+    assert [ended.code for ended in desk.exited(2)] == [-signal.SIGTERM, 21]
+
+
+def test_an_interrupt_can_be_caught(desk: ScriptDesk) -> None:
+    source = "import time\ntry:\n    print('in place'); time.sleep(1000)\n"
+    begun(desk, source + "except KeyboardInterrupt:\n    raise SystemExit(22)\n", "in place")
+    desk.workers.stop(PATIENCE, signum=signal.SIGINT)
+    (ended,) = desk.exited()
+    assert ended.code == 22
+
+
+def test_a_signal_goes_through_a_shell_to_who_handles_it(tmp_path: Path) -> None:
+    script = "(trap 'echo inner asked; exit 0' USR1; echo ready; sleep 1000 & wait); exit 5"
+    desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", script)))
+    desk.start()
+    desk.prints("ready")
+    desk.workers.stop(PATIENCE, signum=signal.SIGUSR1)
+    (ended,) = desk.exited()
+    desk.prints("inner asked")
+    assert ended.code == 5  # the shell itself would have died of it
+    desk.close()
+
+
 def test_what_has_escaped_neither_delays_a_report_nor_survives_the_end(tmp_path: Path) -> None:
     desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", "setsid sleep 1000 & echo away")))
     desk.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from elastic_runtime.agent.life import (
     Finish,
     InterruptWorkers,
     NoProgress,
+    PassOn,
     Phase,
     Report,
     SayAvailable,
@@ -203,6 +205,13 @@ def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step() -> None:
     life.take(WorkerExited(1, 0, 79, drained=True))
     life.take(WorkerExited(1, 1, 79, drained=True))
     assert life.asked(Finish)[0].exit_code == EXIT_LEFT
+
+
+def test_a_handler_of_the_script_hears_of_the_signal_that_asks_the_node() -> None:
+    life = Life().in_round()
+    life.take(Asked(signal.SIGUSR1))
+    assert life.asked(PassOn)[0].signum == signal.SIGUSR1
+    assert life.asked(ChangeWorkers)[0].goes
 
 
 def _between_rounds() -> Life:

@@ -19,6 +19,7 @@ from elastic_runtime.agent.life import (
     Asked,
     Event,
     Finish,
+    PassOn,
     Phase,
     Report,
     SayDone,
@@ -109,6 +110,18 @@ class Walk:
 
 def running(*events: Event) -> Walk:
     return Walk(ServerReady(), StoreState(True), Sealed(make_round(1), 0), *events)
+
+
+def test_the_workers_get_the_signal_that_asked_the_node() -> None:
+    assert running(Asked(signal.SIGUSR1)).one(StopWorkers).signum == signal.SIGUSR1
+    assert running(Switch(1, False, "node c joins")).one(StopWorkers).signum == signal.SIGTERM
+
+
+@pytest.mark.parametrize(("signum", "told"), [(signal.SIGUSR1, True), (15, False), (2, False)])
+def test_a_script_that_drains_hears_of_signals_of_its_own(signum: int, told: bool) -> None:
+    walk = running(WorkerDrains(1, 0), WorkerDrains(1, 1), Asked(signum))
+    assert walk.one(AskDrain)
+    assert walk.none(PassOn) != told
 
 
 def test_a_node_asks_in_only_when_its_workers_can_start_at_once() -> None:
