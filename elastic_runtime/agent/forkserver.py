@@ -8,7 +8,7 @@ that has entered an OpenMP region, or has started a thread, makes poor parents.
 
 It speaks with its agent over a socket pair, in frames of JSON with descriptors beside them::
 
-    agent → server    start {id, args, env, cwd, cpus} + stdout, stderr [, payload, result]
+    agent → server    start {id, args, env, cwd, cpus} + stdin, stdout, stderr [, payload, result]
                       signal {id, signum, otherwise, group}
                       shutdown {}
     server → agent    ready {modules, skipped, warm, why_cold}
@@ -214,11 +214,14 @@ class Server:
             server = os.getppid()
             boot.die_with(server)
             os.setsid()
-            stdout, stderr, *rest = (os.dup(descriptor) for descriptor in descriptors)
-            os.dup2(stdout, 1)
-            os.dup2(stderr, 2)
-            os.close(stdout)
-            os.close(stderr)
+            copies = [os.dup(descriptor) for descriptor in descriptors]
+            standard, rest = copies[:3], copies[3:]
+            for number, copy in enumerate(standard):
+                os.dup2(copy, number)
+                os.close(copy)
+            # Not the one that has looked at what the server has there.
+            found = open(0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False)
+            sys.stdin = sys.__stdin__ = found  # type: ignore[misc]
             signal.set_wakeup_fd(-1)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -239,7 +242,7 @@ class Server:
             _fail(f"the worker cannot start: {error}")
 
     def _execute(self, request: Frame, descriptors: list[int]) -> subprocess.Popen[bytes]:
-        stdout, stderr, *rest = descriptors
+        stdin, stdout, stderr, *rest = descriptors
         server = os.getpid()
 
         def follow() -> None:
@@ -249,7 +252,7 @@ class Server:
 
         return subprocess.Popen(
             self._command(request["args"], rest),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             env=request["env"],

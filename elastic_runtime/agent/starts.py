@@ -38,10 +38,14 @@ class Starts:
         config: the settings.
         consoles: where ``stdout`` and ``stderr`` are shown.
         logs: writes the log files.
+        stdin: descriptor of what the first worker reads.
     """
 
-    def __init__(self, config: JobConfig, consoles: Mapping[str, Console], logs: LogWriter) -> None:
+    def __init__(
+        self, config: JobConfig, consoles: Mapping[str, Console], logs: LogWriter, stdin: int
+    ) -> None:
         self._config = config
+        self._stdin = stdin
         self._logs = logs
         self._consoles = consoles
         self._payload: int | None = None
@@ -72,7 +76,8 @@ class Starts:
         if config.numa_binding:
             request["cpus"] = torch_private.numa_cpus(spec.local_rank, config.numa_binding)
         streams: list[Stream] = []
-        descriptors = [self._open(spec, name, streams) for name in ("stdout", "stderr")]
+        descriptors = [self._input(spec.local_rank)]
+        descriptors += [self._open(spec, name, streams) for name in ("stdout", "stderr")]
         if config.entry.kind == FUNCTION:
             descriptors += [os.dup(self._function()), os.dup(self._result_of(spec.local_rank))]
         else:
@@ -105,6 +110,18 @@ class Starts:
                 f"the working directory was removed while the job ran, and {entry.target} with it:"
                 " no worker can be started again; start the job in a directory that stays"
             )
+
+    def _input(self, local_rank: int) -> int:
+        """Opens what a worker's standard input is to be: the first one has that of the agent.
+
+        A function has none, as with ``multiprocessing``. In the background of a terminal nobody
+        has: the kernel would not stop a worker that reads there, as it is in a session of its own,
+        and what is typed for the shell would be lost to it.
+        """
+        kind = self._config.entry.kind
+        if local_rank == 0 and kind != FUNCTION and not _is_in_background(self._stdin):
+            return os.dup(self._stdin)
+        return os.open(os.devnull, os.O_RDONLY)
 
     def _open(self, spec: WorkerSpec, name: str, streams: list[Stream]) -> int:
         """Opens what a worker's standard output or error is to be."""
@@ -159,3 +176,11 @@ class Starts:
             os.close(old)
         self._results[local_rank] = os.memfd_create("elastic-result")
         return self._results[local_rank]
+
+
+def _is_in_background(descriptor: int) -> bool:
+    """Whether this process would be stopped if it read from there."""
+    try:
+        return os.tcgetpgrp(descriptor) != os.getpgrp()
+    except OSError:  # no terminal, or not the one that controls this process
+        return False

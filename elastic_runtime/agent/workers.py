@@ -150,6 +150,7 @@ class Workers:
         notify: called with each event, from a thread of its own; must not block.
         stdout, stderr: descriptors on which the workers' output is shown.
         ahead: the first fork server, if it has been started already.
+        stdin: descriptor that the first worker reads.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Workers:
         stdout: int = 1,
         stderr: int = 2,
         ahead: forkclient.Ahead | None = None,
+        stdin: int = 0,
     ) -> None:
         self._config = config
         self._ahead = ahead
@@ -180,7 +182,7 @@ class Workers:
         self._pump = Pump(self._selector)
         self._consoles = open_consoles(stdout, stderr, self._wake)
         self._logs = LogWriter(lambda name, fields: notify(Said(name, fields)), self._wake)
-        self._starts = Starts(config, self._consoles, self._logs)
+        self._starts = Starts(config, self._consoles, self._logs, stdin)
         self._thread = threads.spawn(self._run, name="elastic-workers")
 
     # ------------------------------------------------------------ what the agent calls

@@ -49,7 +49,15 @@ class Desk:
         self.round = 0
         self._logs = LogDirs(self.config, str(directory / "private"))
         self._consoles = [os.open(p, os.O_CREAT | os.O_RDWR) for p in (self.stdout, self.stderr)]
-        self.workers = Workers(self.config, self.events.put, *self._consoles)
+        self.stdin = directory / "console.in"
+        self._consoles.append(os.open(self.stdin, os.O_CREAT | os.O_RDONLY))
+        self.workers = Workers(
+            self.config,
+            self.events.put,
+            stdout=self._consoles[0],
+            stderr=self._consoles[1],
+            stdin=self._consoles[2],
+        )
         with self._marked():
             self.workers.start_server()
 
@@ -105,7 +113,7 @@ class Desk:
 
     def run(self, *local_ranks: int, **env: str) -> list[WorkerExited]:
         """Starts workers and waits for their ends; forgets the output so far."""
-        for console in self._consoles:
+        for console in self._consoles[:2]:
             os.ftruncate(console, 0)
             os.lseek(console, 0, os.SEEK_SET)
         return self.exited(len(self.start(*local_ranks, **env)))
