@@ -69,12 +69,13 @@ class Link:
         host: name or address of the store's host.
         port: its port.
         limit: seconds that connecting may take.
+        kept: calls will go through the link; if not, it is to be released at once.
 
     Raises:
         StoreUnavailable: nobody listens there, or whoever does is no TCPStore.
     """
 
-    def __init__(self, host: str, port: int, limit: float = ANSWER) -> None:
+    def __init__(self, host: str, port: int, limit: float = ANSWER, *, kept: bool = True) -> None:
         self._port = port
         self._where = f"{host}:{port}"
         self._lock = threading.Lock()
@@ -86,6 +87,8 @@ class Link:
         self._client: TCPStore | None = None
         try:
             self._open(host, limit)
+            if kept:
+                self._claim()
         except OSError as error:
             raise StoreUnavailable(self._no(error.strerror or str(error))) from None
         self._connecting = False
@@ -99,6 +102,9 @@ class Link:
             if self._cut:
                 raise StoreUnavailable(self._no("this process ends"))
             self._client = self._in_time(lambda: _connect(host, self._port, limit), limit)
+
+    def _claim(self) -> None:
+        """Finds out which socket is ours, so that a call on it can be cut."""
         with _claiming:
             new = self._addresses_of_sockets()
             self._addresses = frozenset(new - _claimed) or frozenset(new)
@@ -233,11 +239,13 @@ class Link:
 def _open_sockets() -> dict[int, int]:
     """The sockets of this process: inode and descriptor. (Descriptors are used again at once.)"""
     found: dict[int, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            status = os.fstat(number)
+        except OSError:  # closed meanwhile
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            found[status.st_ino] = number
     return found
 
 

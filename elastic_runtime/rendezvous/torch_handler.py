@@ -280,7 +280,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             )
         if listener is not None:
             listener.close()
-        return Link(last.members[0].address, last.store_port).release()
+        return Link(last.members[0].address, last.store_port, kept=False).release()
 
     def _reserve(self) -> int:
         """Listens where this node would host the next round's store; returns the port."""

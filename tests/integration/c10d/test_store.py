@@ -16,6 +16,7 @@ import pytest
 
 from elastic_runtime.config import Endpoint
 from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.rendezvous import c10d_link
 from elastic_runtime.rendezvous.c10d import C10dStore
 from elastic_runtime.rendezvous.c10d_link import ANSWER, Link, listening_address
 from elastic_runtime.rendezvous.c10d_run import Run
@@ -285,6 +286,14 @@ def test_threads_and_files_end_with_their_store(host: HostProcess, open_at: Open
     processes.wait_for(
         lambda: len(os.listdir("/proc/self/fd")) <= len(files), 5.0, "its files are closed"
     )
+
+
+def test_a_client_that_is_given_out_is_not_looked_after(host: HostProcess) -> None:
+    before = set(c10d_link._claimed)
+    client = Link("127.0.0.1", host.port, kept=False).release()
+    assert set(c10d_link._claimed) == before
+    client.set("key", "value")
+    assert client.get("key") == b"value"
 
 
 @pytest.mark.parametrize(
