@@ -228,7 +228,7 @@ def test_defaults_are_those_of_the_config(job_of: JobOf) -> None:
         ("--rdzv-conf join_timeout=9", {}, "join", 9),
         ("--rdzv-conf last_call_timeout=9", {}, "last_call", 9),
         ("--rdzv-conf lease_ttl=9", {}, "lease_ttl", 9),
-        ("--rdzv-conf \"'join_timeout=9, lease_ttl=8'\"", {}, "lease_ttl", 8),  # as of YAML
+        ("--rdzv-conf 'join_timeout=9,lease_ttl=8'", {}, "lease_ttl", 8),  # as of YAML
         ("--rdzv-conf read_timeout=9", {}, "connect", 9),
         ("--rdzv-conf keep_alive_interval=2,keep_alive_max_attempt=4", {}, "lease_ttl", 8),
         ("--rdzv-conf keep_alive_interval=2", {}, "lease_ttl", 6),
