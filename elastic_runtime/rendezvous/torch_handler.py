@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -182,8 +181,14 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         """Ends the job for all nodes, as failed, whether this one takes part in it or not.
 
         Where there is no job, none is made in order to be closed: only this handler is closed then.
+
+        Raises:
+            RendezvousConnectionError: the store does not answer, so that nobody else hears of it.
         """
-        self._close_job(f"torchrun closed the rendezvous on {self._seed.name}")
+        if not self._close_job(f"torchrun closed the rendezvous on {self._seed.name}"):
+            raise RendezvousConnectionError(
+                "the rendezvous is closed on this node only: the store does not answer"
+            )
 
     def shutdown(self) -> bool:
         """Ends this node's part, and the job with it if this node has a part in it.
@@ -306,17 +311,21 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousGracefulExitError(f"the job is over: {outcome.reason}")
         raise RendezvousClosedError(f"the job is over: {outcome.reason}")
 
-    def _close_job(self, reason: str) -> None:
+    def _close_job(self, reason: str) -> bool:
+        """Ends the job. Returns whether the store knows."""
         with self._news:
             if self._closed or self._outcome is not None:
-                return
+                return True
             self._closed = reason
             self._news.notify_all()
         if self._joined and not self._participant.state.connected:
-            return  # the others find out when they miss us
+            return False  # the others find out when they miss us
         self._participant.watch()
-        with suppress(StoreUnavailable, RecordError):
+        try:
             self._write_end(reason)
+        except (StoreUnavailable, RecordError):
+            return False
+        return True
 
     def _write_end(self, reason: str) -> None:
         """Writes the end of the job, if there is one that has none."""

@@ -206,6 +206,16 @@ def test_who_waits_for_the_first_round_hears_of_the_end(new_handler: NewHandler)
         joining.result(PATIENCE)
 
 
+def test_a_closing_that_nobody_hears_of_is_an_error(
+    server: MemoryServer, new_handler: NewHandler
+) -> None:
+    server.stop()
+    closing = new_handler(1, 2)
+    with pytest.raises(RendezvousConnectionError, match="on this node only"):
+        closing.set_closed()
+    assert closing.is_closed()
+
+
 def test_who_never_had_a_part_can_leave(server: MemoryServer, new_handler: NewHandler) -> None:
     server.stop()
     assert new_handler(1, 1).shutdown()
