@@ -12,8 +12,8 @@ then the oldest node, which leads, dies, and all notice it. Two stores:
 
     scripts/bench/scale.py --nodes 1000 4000 10000 --stores memory etcd --most-etcd 1000
 
-Bytes are those of keys and values, as nodes write and receive them. Only the dead node has a port
-for probes: one that nobody listens on.
+Bytes are those of keys and values, as nodes write and receive them. Only the two nodes that die
+have a port for probes, which nobody answers while they live, and which refuses afterwards.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import json
 import os
 import queue
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -44,9 +45,9 @@ from elastic_runtime.rendezvous.memory import MemoryServer, MemoryStore
 from elastic_runtime.rendezvous.notices import Notice, Sealed, Switch
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.probe import Prober
-from elastic_runtime.rendezvous.state import REFUSED, Policy
+from elastic_runtime.rendezvous.state import REFUSED, SILENT, Policy
 from elastic_runtime.rendezvous.store import Changed, Entry, Snapshot, StoreEvent, Transaction
-from tests.etcd_server import EtcdProcess, free_port
+from tests.etcd_server import EtcdProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,16 +98,19 @@ class Counted:
         self._traffic.received += sum(len(e.key) + len(e.value) for e in entries)
 
 
-class Refusing(Prober):
-    """Finds every node dead: the bench has only dead ones probed."""
+class Told(Prober):
+    """Answers probes as the network would, without one.
 
-    def __init__(self, told: Callable[[str, str], None]) -> None:
-        self._told = told
+    Args:
+        told: gets the answers.
+        dead: whether who had this port has died.
+    """
 
-    def start(self) -> None: ...
+    def __init__(self, told: Callable[[str, str], None], dead: Callable[[int], bool]) -> None:
+        self._told, self._dead = told, dead
 
     def probe(self, node: str, address: str, port: int, secret: str) -> None:
-        self._told(node, REFUSED)
+        self._told(node, REFUSED if self._dead(port) else SILENT)
 
     def close(self) -> None: ...
 
@@ -119,8 +123,8 @@ class Node(Participant):
         store: where it meets the others.
         total: nodes of the job.
         sealed: called with the round's number and size when this node is in a new one.
-        dies: it will die, and is probed then.
-        inbox: as of ``Participant``.
+        dies: it will die, and can be probed.
+        stage: plays it; None: it has a thread.
     """
 
     def __init__(
@@ -130,12 +134,14 @@ class Node(Participant):
         total: int,
         sealed: Callable[[Node, int, int], None],
         dies: bool,
-        inbox: Any = None,
+        stage: Stage | None = None,
     ) -> None:
         policy = Policy(max_nodes=total, entry="bench", last_call=_LIMIT)
-        port = free_port() if dies else 0
-        seed = Seed(f"node-{number:05d}", _HERE, 8, probe_port=port, life=1)
-        prober = Refusing(self._probed) if inbox is not None else None
+        self.listener = socket.create_server((_HERE, 0)) if dies else None
+        self.port = self.listener.getsockname()[1] if self.listener else 0
+        seed = Seed(f"node-{number:05d}", _HERE, 8, probe_port=self.port, life=1)
+        inbox = _Inbox(self, stage) if stage else None
+        prober = Told(self._probed, stage.is_dead) if stage else None
         super().__init__(store, policy, seed, self._hear, inbox=inbox, prober=prober)
         self.number, self.dead, self.cpu = number, False, 0.0
         self.round = 0
@@ -153,6 +159,12 @@ class Node(Participant):
             self._sealed_here(self, self.round, notice.round.size)
         elif isinstance(notice, Switch):
             self.leave(notice.round, FaultReport(notice.round, PLANNED, notice.reason), 1)
+
+    def die(self) -> None:
+        """Nothing of it moves any more, and its port refuses."""
+        self.dead = True
+        if self.listener is not None:
+            self.listener.close()
 
     def notices(self) -> None:
         """A worker of this node has lost a peer."""
@@ -179,11 +191,13 @@ class Round:
 class _Inbox(queue.SimpleQueue):  # type: ignore[type-arg]
     """Says when there is something in it."""
 
-    ready: Callable[[], None]
+    def __init__(self, node: Node, stage: Stage) -> None:
+        super().__init__()
+        self._node, self._stage = node, stage
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         super().put(item, block, timeout)
-        self.ready()
+        self._stage.push(self._node)
 
 
 class Stage:
@@ -201,12 +215,15 @@ class Stage:
         for number in range(total):
             store = Counted(MemoryStore(server, _TTL), self.traffic)
             dies = number in (0, total - 1)
-            inbox = _Inbox()
-            node = Node(number, store, total, self._sealed, dies, inbox)  # type: ignore[arg-type]
-            inbox.ready = lambda node=node: self._push(node)  # type: ignore[misc]
+            node = Node(number, store, total, self._sealed, dies, self)  # type: ignore[arg-type]
             self.nodes.append(node)
 
-    def _push(self, node: Node) -> None:
+    def is_dead(self, port: int) -> bool:
+        """Whether who had this port has died."""
+        return any(node.dead for node in (self.nodes[0], self.nodes[-1]) if node.port == port)
+
+    def push(self, node: Node) -> None:
+        """This node has something to do."""
         if node.number not in self._queued:
             self._queued.add(node.number)
             self._ready.append(node)
@@ -223,7 +240,7 @@ class Stage:
             while self._wakes and self._wakes[0][0] <= now:
                 moment, number = heapq.heappop(self._wakes)
                 if self._due.get(number) == moment:
-                    self._push(self.nodes[number])
+                    self.push(self.nodes[number])
             if not self._ready:
                 time.sleep(max(0.0, min(0.01, self._wakes[0][0] - now if self._wakes else 0.01)))
                 continue
@@ -263,7 +280,7 @@ def in_memory(total: int) -> list[Round]:
         )
 
     def kill(node: Node, notice: int) -> None:
-        node.dead = True
+        node.die()
         for neighbour in [one for one in stage.nodes if not one.dead][-notice:]:
             neighbour.notices()
 
@@ -303,12 +320,17 @@ def share(endpoint: str, run_id: str, first: int, count: int, total: int) -> Non
     say(ready=True)
     for line in sys.stdin:
         match line.split():
+            case ["first"]:  # the oldest leads
+                nodes[0].join(1)
+                while nodes[0].state.stored is None:
+                    time.sleep(0.001)
+                say(registered=True)
             case ["go"]:
                 for node in nodes.values():
-                    node.join(1)
+                    if node.number:
+                        node.join(1)
             case ["kill", number]:
-                nodes[int(number)].dead = True
-                nodes[int(number)].close = lambda: None  # type: ignore[method-assign]
+                nodes[int(number)].die()
                 nodes[int(number)]._inbox.put(_Frozen())  # type: ignore[arg-type]
             case ["notice", *few]:
                 for number, node in nodes.items():
@@ -421,7 +443,13 @@ def over_etcd(total: int, processes: int) -> list[Round]:
             for one in shares:
                 one.tell(f"notice {notice}")
 
-        measured("start", total, lambda: [one.tell("go") for one in shares] and None)
+        def start() -> None:
+            shares[0].tell("first")
+            shares[0].hear("registered")
+            for one in shares:
+                one.tell("go")
+
+        measured("start", total, start)
         last = total - 1
         measured("a node dies", last, lambda: kill(last, f"{last - 1} {last - 2}"))
         measured("the leader dies", last - 1, lambda: kill(0, ""))
