@@ -111,6 +111,8 @@ def _sealed(fields: Fields) -> str:
 
 def _waiting(fields: Fields) -> str:
     shown = _Shown(fields)
+    if fields.get("outside"):
+        return f"{shown['reason']} ({count(fields['have'], 'node')} in the job)"
     if fields.get("minimum") == 0:
         return f"waiting: {shown['reason']}"
     enough = isinstance(fields.get("have"), int) and fields["have"] >= fields.get("minimum", 0)
@@ -136,6 +138,8 @@ def _worker_failed(fields: Fields) -> str:
 
 
 def _worker_killed(fields: Fields) -> str:
+    if fields.get("by_agent"):  # which has said why
+        return ""
     shown = _Shown(fields)
     names = {-number.value: number.name for number in signal.Signals}
     code = fields.get("exit_code")
@@ -148,9 +152,67 @@ def _found(fields: Fields) -> str:
     return f"the store answers again{after}"
 
 
+def _hangs(fields: Fields) -> str:
+    shown = _Shown(fields)
+    if not fields.get("ranks"):  # nobody here is to blame
+        return shown["why"]
+    return f"{_ranks(fields)} {shown['why']}; being replaced"
+
+
+def _stuck(fields: Fields) -> str:
+    return f"{_ranks(fields)} is stuck: {_Shown(fields)['why']}; being replaced"
+
+
+def _ranks(fields: Fields) -> str:
+    named = fields.get("ranks") or []
+    return f"{'rank' if len(named) == 1 else 'each of ranks'} {_Shown(fields)['ranks']}"
+
+
+def _recovery(fields: Fields) -> str:
+    """How long a recovery took, and what the fault has cost if that was far more: nobody knows of a
+    hang before its time-out is over."""
+    shown = _Shown(fields)
+    stalled, seconds = fields.get("stalled"), fields.get("seconds")
+    text = f"recovered in {shown['seconds']}"
+    if isinstance(stalled, int | float) and isinstance(seconds, int | float):
+        if stalled > seconds + _NOTICEABLE:
+            text += f", after {duration(stalled)} without a step"
+    return text
+
+
+def _again(fields: Fields) -> str:
+    """How many steps are to be made once more, if any are."""
+    step, reached = fields.get("step"), fields.get("reached")
+    if not isinstance(step, int) or not isinstance(reached, int) or reached <= step:
+        return ""
+    return f" ({count(reached - step, 'step')} again)"
+
+
 def _resumed(fields: Fields) -> str:
     where = "" if fields.get("source", "storage") == "storage" else " from memory"
-    return f"resumed at step {_Shown(fields)['step']}{where}"
+    return f"resumed at step {_Shown(fields)['step']}{where}{_again(fields)}"
+
+
+def _loaded(fields: Fields) -> str:
+    shown = _Shown(fields)
+    return f"went back to step {shown['step']}{_again(fields)}: {shown['reason']}"
+
+
+def _done(fields: Fields) -> str:
+    """The end of a job, and what its faults have cost."""
+    text = f"done in {_Shown(fields)['seconds']}"
+    restarts = {kind: times for kind, times in (fields.get("restarts") or {}).items() if times}
+    costs = []
+    if restarts:
+        kinds = ", ".join(f"{times} {kind}" for kind, times in restarts.items())
+        costs.append(f"{count(sum(restarts.values()), 'restart')} ({kinds})")
+    if fields.get("lost_steps"):
+        costs.append(f"{count(fields['lost_steps'], 'step')} made again")
+    if fields.get("stalled", 0.0) >= _NOTICEABLE:
+        costs.append(f"{duration(fields['stalled'])} stalled")
+    if fields.get("goodput") is not None:
+        costs.append(f"goodput {100 * fields['goodput']:.0f} %")
+    return f"{text}: {', '.join(costs)}" if costs else text
 
 
 def _damaged(fields: Fields) -> str:
@@ -172,19 +234,21 @@ def _retry(fields: Fields) -> str:
     return f"trying again ({used}): {shown['reason']}"
 
 
+# What the fault itself has cost is said if it is so many seconds more than its recovery.
+_NOTICEABLE = 1.0
 # Not an event of the program's: the store is lost before it was found, and nothing trains yet.
 _NO_STORE_YET = "console.no_store_yet"
 
 _LINES: dict[str, Line] = {
     "job.join_command": Line("another node joins with:\n  {command}"),
     "job.waiting": Line(_waiting),
-    "job.done": Line("done in {seconds}"),
+    "job.done": Line(_done),
     "job.failed": Line("failed: {reason}", "error", shown=False),  # said last, by the command
     "agent.crashed": Line("{reason}", "error", shown=False),  # likewise
     "local.ended": Line("all nodes have ended: {reason}", "error"),
     "local.started": Line("started {nodes} (pids {pids})"),
     "round.sealed": Line(_sealed),
-    "round.recovered": Line("round {round}: recovered in {seconds}"),
+    "round.recovered": Line(lambda fields: f"round {_Shown(fields)['round']}: {_recovery(fields)}"),
     "round.left": Line("round {round} was left: {reason}", shown=False),
     "worker.failed": Line(_worker_failed, "error", whole_job=False),
     "worker.killed": Line(_worker_killed, "warning", whole_job=False),
@@ -248,22 +312,18 @@ _LINES: dict[str, Line] = {
     "metrics.off": Line(
         "no metrics: cannot listen at {where} (--metrics-port): {why}", "warning", whole_job=False
     ),
-    "worker.stuck": Line(
-        "workers {local_ranks} do not leave the broken round ({why}): they are replaced",
-        "warning",
-        whole_job=False,
-    ),
+    "worker.stuck": Line(_stuck, "warning", whole_job=False),
     "step.none": Line(
         "no step was committed in the first {seconds} of train; if it makes steps, "
         "state.commit() must follow each of them",
         "warning",
         whole_job=False,
     ),
-    "worker.hangs": Line("{why}", "warning", whole_job=False),
+    "worker.hangs": Line(_hangs, "warning", whole_job=False),
     "round.waits": Line("no step so far: workers of {nodes} are busy()", whole_job=False),
     "state.given": Line("step {step} was given to {to} ranks from memory", shown=False),
     "state.unfit": Line("memory of step {step} cannot serve: {reason}", "warning"),
-    "state.loaded": Line("went back to step {step}: {reason}", "warning"),
+    "state.loaded": Line(_loaded, "warning"),
     "state.fresh": Line("training begins anew: {reason}", "warning"),
     "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),
     "checkpoint.save_failed": Line(
@@ -321,13 +381,16 @@ class Console:
 
     The line of a round waits for ``round.recovered``, though not for ever, and takes in what
     belongs to it; anything else that is to be shown lets it go first. The first round of a job is
-    shown at once: nothing has been lost, and a person waits for a sign of life.
+    shown at once: nothing has been lost, and a person waits for a sign of life. A node that waits
+    to be let in says when it is, as no other node's terminal need be in sight.
     """
 
     node: str = ""
     _rank: int = 0
     _seen_round: bool = False
     _held: str = ""
+    _waits: str = ""
+    _outside: bool = False
     _resumed: str = field(default="", repr=False)
 
     def lines(self, name: str, fields: Fields) -> list[str]:
@@ -337,11 +400,13 @@ class Console:
         if name == "round.recovered":
             return self._recovered(fields)
         if name == _OVERDUE:
-            return self._let_go()
+            return [*self._let_go(), *self._say_waits()]
         if name == "store.lost" and not self._seen_round:
             name = _NO_STORE_YET
         line = _LINES.get(name, _UNKNOWN)
         text = line.render(fields) if line.shown else ""
+        if name == "job.waiting" and fields.get("outside"):
+            return self._waits_outside(text)
         # Only who leads says that it waits, and that need not be who was rank 0.
         for_another = line.whole_job and self._rank != 0 and name != "job.waiting"
         if not text or for_another:
@@ -349,15 +414,29 @@ class Console:
         if name == "checkpoint.resumed" and self._held:
             self._resumed = text
             return []
-        own = not line.whole_job and self.node
-        return [*self._let_go(), f"{self.node}: {text}" if own else text]
+        return [*self._let_go(), text if line.whole_job else self._named(text)]
+
+    def _waits_outside(self, text: str) -> list[str]:
+        """This node alone waits. One that was in the job before is often back within a second."""
+        self._waits = self._named(text)
+        return [] if self._seen_round else [*self._let_go(), *self._say_waits()]
+
+    def _say_waits(self) -> list[str]:
+        text, self._waits = self._waits, ""
+        self._outside = self._outside or bool(text)
+        return [text] if text else []
+
+    def _named(self, text: str) -> str:
+        return f"{self.node}: {text}" if self.node else text
 
     def _sealed(self, fields: Fields) -> list[str]:
-        lines = self._let_go()
         self._rank = fields.get("group_rank", 0)
+        waited, self._outside, self._waits = self._outside, False, ""
+        lines = self._let_go()
         first, self._seen_round, self._resumed = not self._seen_round, True, ""
         if self._rank != 0:
-            return lines
+            # Who has said that it waits says that it waits no more.
+            return [*lines, self._named(f"let in: {_sealed(fields)}")] if waited else lines
         text = _sealed(fields)
         if first:
             return [*lines, text]
@@ -367,16 +446,15 @@ class Console:
     def _recovered(self, fields: Fields) -> list[str]:
         if self._rank != 0:
             return []
-        seconds = _Shown(fields)["seconds"]
         if not self._held:
-            return [f"round {fields.get('round', '?')}: recovered in {seconds}"]
-        self._held += f" · recovered in {seconds}"
+            return [_LINES["round.recovered"].render(fields)]
+        self._held += f" · {_recovery(fields)}"
         return self._let_go()
 
     @property
     def holds(self) -> bool:
-        """Whether the line of a round waits for its recovery."""
-        return bool(self._held)
+        """Whether a line waits for what may make it needless."""
+        return bool(self._held or self._waits)
 
     def _let_go(self) -> list[str]:
         held, resumed = self._held, f" · {self._resumed}" if self._resumed else ""
@@ -416,7 +494,7 @@ def make_emit(format: str, stream: TextIO, node_name: str = "") -> Emit:
         level = _LINES.get(name, _UNKNOWN).level
         with lock, suppress(OSError):
             getattr(logger, level)(name, **fields)
-        if console and console.holds and name == "round.sealed":
+        if console and console.holds and name in ("round.sealed", "job.waiting"):
             timer = threading.Timer(_PATIENCE, emit, (_OVERDUE,))
             timer.daemon = True
             timer.start()

@@ -173,6 +173,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         )
         self._started_at = time.monotonic()
         self._trouble_at: float | None = None
+        self._stepped_at = 0.0  # when the last step before that was; 0.0: there was none
         self._events = 0
         self._closed = False
         self._clock = HangClock(config.timeouts.hang)
@@ -297,7 +298,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             if self._watch is not None:
                 self._watch(said.name, **said.fields)
         else:
-            self._tell(said.name, {**said.fields, "rank": said.rank, "round": said.round})
+            fields = {**said.fields, "rank": said.rank, "round": said.round}
+            self._tell(said.name, self._with_reached(said.name, fields))
         return None
 
     def _exited(self, item: workers.WorkerExited) -> Event:
@@ -322,16 +324,25 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         )
         self._participant.record_event(event_key(rank, self._events), record)
 
+    def _with_reached(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """A worker that resumes does not know how far the job was; its agent does."""
+        last = self._life.state.round
+        if name != "checkpoint.resumed" or last is None:
+            return fields
+        return {"reached": last.budget.best_step, **fields}
+
     def _recovered(self, note: Note) -> None:
         """The first step of a round is done, by the first of our workers that says so."""
         last = self._life.state.round
         if self._trouble_at is None or last is None or note.round != last.number:
             return
-        seconds = time.monotonic() - self._trouble_at
-        self._trouble_at = None
+        now = time.monotonic()
         step = note.fields.get("step")
         known = step if isinstance(step, int) else -1
-        fields = {"round": last.number, "seconds": round(seconds, 3), "step": known}
+        fields = {"round": last.number, "seconds": round(now - self._trouble_at, 3), "step": known}
+        if self._stepped_at:
+            fields["stalled"] = round(now - self._stepped_at, 3)
+        self._trouble_at, self._stepped_at = None, 0.0
         self._tell("round.recovered", fields)
 
     def _look_for_progress(self) -> None:
@@ -425,7 +436,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             case SetAlarm(at):
                 self._alarm = at
             case Report(name, fields):
-                self._tell(name, fields)
+                ranks = [crew.rank_of(rank) for rank in fields.get("local_ranks", ())]
+                self._tell(name, {**fields, "ranks": ranks} if ranks else fields)
             case Finish(code, message):
                 saved = code == EXIT_LEFT and self._life.state.drained and crew.step() >= 0
                 told = f"{message}; step {crew.step()} is saved" if saved else message
@@ -437,6 +449,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
     def _note_trouble(self) -> None:
         if self._trouble_at is None:
             self._trouble_at = time.monotonic()
+            self._stepped_at = self._crew.progress()[2]
             self._observe(TROUBLE)
 
     def _observe(self, name: str) -> None:

@@ -248,7 +248,7 @@ class Crew:
 
         Args:
             local_ranks: which ones.
-            why: what their end is put down to.
+            why: what their end is put down to, as a predicate.
         """
         for local_rank in local_ranks:
             if local_rank in self._posts:

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.agent.faults import BY_AGENT
 from elastic_runtime.agent.life import (
     Action,
     BootWorkers,
@@ -83,6 +84,7 @@ def failure(event: WorkerExited, fault: FaultReport) -> Report:
         "exit_code": event.code,
         "reason": fault.reason,
         "echo": fault.consequence,
+        "by_agent": fault.signature == BY_AGENT,
     }
     return Report("worker.killed" if fault.kind == KILLED else "worker.failed", fields)
 

@@ -22,6 +22,8 @@ _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 _OURS = frozenset({signal.SIGABRT, signal.SIGKILL})
 # The signature of a worker's end that came with that of its fork server.
 WITH_SERVER = "server"
+# The signature of a worker's end that its own agent has brought about, having said why.
+BY_AGENT = "ended"
 _TAKEN_PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _MOVING_PARTS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LONGEST_TRACEBACK = 8000
@@ -113,7 +115,7 @@ def classify(
         error: its error file, if it wrote one.
         step: the highest step that it reported, -1 for none.
         lifetime: seconds it had run.
-        ended_for: why this agent has ended it with SIGABRT, "" if it has not.
+        ended_for: what it did, as a predicate, if this agent has ended it for that; else "".
 
     Returns:
         The report; ``consequence`` is set for errors that only echo the end of a peer.
@@ -122,8 +124,8 @@ def classify(
         round_number, FAILED, rank=rank, exit_code=code, step=step, lifetime=lifetime
     )
     if ended_for and -code in _OURS:
-        reason = f"worker {rank} was ended: {ended_for}"
-        return replace(base, kind=KILLED, reason=reason, signature="ended")
+        reason = f"worker {rank} {ended_for}"
+        return replace(base, kind=KILLED, reason=reason, signature=BY_AGENT)
     if code < 0 and -code in _KILLS:
         name = signal_name(-code)
         return replace(

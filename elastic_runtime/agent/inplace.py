@@ -64,7 +64,7 @@ from elastic_runtime.agent.life import (
     WorkerReady,
     WorkerReturned,
 )
-from elastic_runtime.agent.stuck import SILENCE, no_news, overdue, who_is_stuck
+from elastic_runtime.agent.stuck import SILENCE, hung_at, no_news, overdue, who_is_stuck
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import HANG
@@ -455,7 +455,7 @@ def _alarm(state: State, now: float) -> Step | None:
     if stuck:
         why = "; ".join(dict.fromkeys(stuck.values()))
         actions.append(Report("worker.stuck", {"local_ranks": list(stuck), "why": why}))
-        actions.append(KillWorkers(tuple(stuck), why))
+        actions.append(KillWorkers(tuple(stuck), f"did not leave the broken round: {why}"))
     actions.append(SetAlarm(now + state.settings.stuck))
     return Step(replace(state, asking=False), tuple(actions), "workers that do not leave the round")
 
@@ -483,8 +483,8 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
         rank for rank, heard in said.items() if not (heard and (heard.collective or heard.busy))
     )
     if guilty:
-        where = "; ".join(heard.where if heard else "no answer" for heard in map(said.get, guilty))
-        why = f"no step for {event.seconds:.0f} s, while it is at {where} (--hang-timeout)"
+        where = "; ".join(dict.fromkeys(hung_at(said.get(rank)) for rank in guilty))
+        why = f"{where}: no step for {event.seconds:.0f} s (--hang-timeout)"
         report = Report("worker.hangs", {"local_ranks": list(guilty), "why": why})
         return Step(state, (report, KillWorkers(guilty, why)), why)
     # As here, a step counts from the end of what somebody is busy with.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from elastic_runtime.agent.forkclient import Ahead
+from elastic_runtime.agent.meter import Meter
 from elastic_runtime.agent.naming import own_name
 from elastic_runtime.agent.own_error import leave_error
 from elastic_runtime.config import FUNCTION, LOOPBACK, Endpoint, Entry, JobConfig
@@ -148,28 +149,17 @@ def _run(
     config: JobConfig, emit: Emit, ahead: Ahead, *, ends: bool
 ) -> tuple[ElasticAgent, dict[int, Any]]:
     started = time.monotonic()
-    with _measured(config, emit) as (emit, watch):
-        agent = _make_agent(config, emit, ahead, watch)
+    with Meter(config, emit) as meter:
+        agent = _make_agent(config, meter.emit, ahead, meter.watch)
         with _signals(config, agent, ends=ends):
             result = agent.run(config.role)
         seconds = round(time.monotonic() - started, 1)
         if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
-            emit("job.done", seconds=seconds)
+            meter.emit("job.done", seconds=seconds, **meter.summary())
         elif agent.finish is not None and agent.finish.outcome is not None:
-            emit("job.failed", reason=agent.finish.message, seconds=seconds)
+            reason = agent.finish.message
+            meter.emit("job.failed", reason=reason, seconds=seconds, **meter.summary())
     return agent, dict(result.return_values) if result else {}
-
-
-@contextmanager
-def _measured(config: JobConfig, emit: Emit) -> Iterator[tuple[Emit, Emit | None]]:
-    """Where events go, and what only measurements need, if somebody wants them."""
-    if not config.metrics_port:
-        yield emit, None
-        return
-    from elastic_runtime.agent.meter import Meter
-
-    with Meter(config, emit) as meter:
-        yield meter.emit, meter.watch
 
 
 def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Emit | None) -> ElasticAgent:

@@ -294,7 +294,12 @@ class AskWorkers:
 
 @dataclass(frozen=True, slots=True)
 class KillWorkers:
-    """Have workers say where all their threads are, in their logs, and end them."""
+    """Have workers say where all their threads are, in their logs, and end them.
+
+    Attributes:
+        local_ranks: which ones.
+        why: what they did, for people: a predicate, such as "hung at train.py:88".
+    """
 
     local_ranks: tuple[int, ...]
     why: str

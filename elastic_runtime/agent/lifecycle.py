@@ -18,7 +18,7 @@ next round safe for the others.
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent import inplace
@@ -139,9 +139,8 @@ def _step(state: State, event: Event, now: float) -> Step:
             return leave_with(state, Finish(EXIT_STORE_UNREACHABLE, why))
         case Waiting() if state.asked:
             return Step(state)  # it waits for nothing any more
-        case Waiting(reason, have, minimum, maximum):
-            fields = {"reason": reason, "have": have, "minimum": minimum, "maximum": maximum}
-            return Step(state, (Report("job.waiting", fields),), reason)
+        case Waiting():
+            return Step(state, (Report("job.waiting", asdict(event)),), event.reason)
         case BadRecord(key, why):
             return Step(state, (Report("record.bad", {"key": key, "why": why}),))
         case _:

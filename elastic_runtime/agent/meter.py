@@ -1,4 +1,5 @@
-"""Between the events of an agent and whoever asks how it is: ``--metrics-port``."""
+"""Between the events of an agent and whoever asks how it is: at its end, or with
+``--metrics-port`` at any time."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.agent.metrics import Measured, fold
-from elastic_runtime.agent.metrics_server import Answer, MetricsServer
 
 if TYPE_CHECKING:
+    from elastic_runtime.agent.metrics_server import Answer, MetricsServer
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
 
@@ -20,7 +21,7 @@ _PATHS = ("/metrics", "/status", "/healthz", "/readyz")
 
 
 class Meter:
-    """Measures what the events of an agent say, and serves it. At the end of ``with`` it is over.
+    """Measures what the events of an agent say, and serves it if there is a ``--metrics-port``.
 
     A port that cannot be had is a warning: a job does not end because nobody can watch it.
     """
@@ -39,6 +40,13 @@ class Meter:
         self._server: MetricsServer | None = None
 
     def __enter__(self) -> Meter:
+        if self._config.metrics_port:
+            self._serve()
+        return self
+
+    def _serve(self) -> None:
+        from elastic_runtime.agent.metrics_server import MetricsServer
+
         host, port = self._config.metrics_host, self._config.metrics_port
         try:
             self._server = MetricsServer(host, port, self.answer)
@@ -46,7 +54,6 @@ class Meter:
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             why = error.strerror or str(error)
             self._emit("metrics.off", where=where, why=why.partition(" (")[0])
-        return self
 
     def __exit__(self, *exc: object) -> None:
         if self._server is not None:
@@ -65,8 +72,14 @@ class Meter:
             with suppress(KeyError, TypeError, ValueError):
                 self._state = fold(self._state, name, fields, now)
 
+    def summary(self) -> dict[str, Any]:
+        """What the job has cost, for the last word."""
+        return self._state.summary(time.monotonic())
+
     def answer(self, path: str) -> Answer:
         """What the server says to a request for ``path``."""
+        from elastic_runtime.agent.metrics_server import Answer
+
         state, now = self._state, time.monotonic()
         names = self._config.run_id, self._config.node_name
         match path:
@@ -88,5 +101,7 @@ class Meter:
 
 
 def _probe(trouble: str, well: str) -> Answer:
+    from elastic_runtime.agent.metrics_server import Answer
+
     status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
     return Answer(status, f"{trouble or well}\n".encode())

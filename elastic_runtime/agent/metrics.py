@@ -96,6 +96,7 @@ class Measured:
         steps: all steps of the node's workers, also those made twice.
         training: seconds in which they advanced.
         lost: steps that had to be made again.
+        stalled: seconds from the last step of a round to the first one of the next, all together.
         checkpoint_step: of the last checkpoint that was saved or resumed from; -1: none.
         checkpoint_bytes: of the last one that was saved; None: none was.
         saving: seconds of saves.
@@ -123,6 +124,7 @@ class Measured:
     steps: int = 0
     training: float = 0.0
     lost: int = 0
+    stalled: float = 0.0
     checkpoint_step: int = -1
     checkpoint_bytes: int | None = None
     saving: Histogram = Histogram()
@@ -141,6 +143,17 @@ class Measured:
             return None
         kept = 1.0 - min(1.0, self.lost / self.steps)
         return self.training * kept / (now - self.began)
+
+    def summary(self, now: float) -> dict[str, Any]:
+        """What a person wants to know at the end; goodput is missing if no steps were reported."""
+        goodput = self.goodput(now)
+        known = {} if goodput is None else {"goodput": round(goodput, 3)}
+        return {
+            "restarts": dict(self.restarts),
+            "lost_steps": self.lost,
+            "stalled": round(self.stalled, 1),
+            **known,
+        }
 
     def status(self, run_id: str, node: str) -> dict[str, Any]:
         """What the controller asks for; the step is -1 while there is none."""
@@ -248,7 +261,7 @@ def _recovered(state: Measured, fields: Fields, now: float) -> Measured:
     trouble, first = state.trouble, fields["step"]
     if trouble is None:
         return state
-    state = replace(state, trouble=None)
+    state = replace(state, trouble=None, stalled=state.stalled + fields.get("stalled", 0.0))
     if 0 <= first <= state.peak:
         state = replace(state, lost=state.lost + state.peak - first + 1)
     if state.rank != 0:  # one node tells of each recovery, so that a sum over all counts it once

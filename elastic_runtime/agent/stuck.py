@@ -15,6 +15,7 @@ from elastic_runtime.agent.life import (
     State,
     Step,
     Then,
+    WorkerHeard,
 )
 from elastic_runtime.protocol.messages import HANG
 
@@ -58,6 +59,15 @@ def who_is_stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int,
     return found
 
 
+def hung_at(heard: WorkerHeard | None) -> str:
+    """What a worker that holds up all others did, for people: a predicate to its name.
+
+    Args:
+        heard: what it has said of where it is; None: it has not answered.
+    """
+    return f"hung at {heard.where}" if heard else "hung and does not answer"
+
+
 def overdue(state: State, event: NoProgress, now: float) -> Step:
     """Takes note that a step has become a hang in a round that has broken for another reason.
 
@@ -95,4 +105,5 @@ def no_news(state: State, event: NoNews, now: float) -> Step:
         return Step(state, (AskWorkers(inside),), f"workers that are {event.where}")
     why = f"{event.where} for {event.seconds:.0f} s, and no answer for {patience:.0f} s"
     report = Report("worker.stuck", {"local_ranks": list(silent), "why": why})
-    return Step(replace(state, asking=False), (report, KillWorkers(silent, why)), why)
+    kill = KillWorkers(silent, f"stood still: {why}")
+    return Step(replace(state, asking=False), (report, kill), why)

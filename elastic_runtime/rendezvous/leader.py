@@ -58,6 +58,7 @@ from elastic_runtime.rendezvous.store import Expect, Put, Transaction
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.protocol.records import NodeRecord
     from elastic_runtime.rendezvous.plan import Plan
     from elastic_runtime.rendezvous.state import State
 
@@ -228,8 +229,17 @@ def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, no
     if size < job.max_nodes and now < due:
         plan.wake_at(due)
         return ""
-    names = listed([node.name for node in fresh[: size - last.size]])
-    return f"{called(names)} joins" if size == last.size + 1 else f"nodes {names} join"
+    return _who_comes(fresh[: size - last.size], last)
+
+
+def _who_comes(nodes: list[NodeRecord], last: RoundRecord) -> str:
+    """Nodes that are let in, for people: one that left a round of this job and stayed is back."""
+    one = len(nodes) == 1
+    names = listed([node.name for node in nodes])
+    subject = called(names) if one else f"nodes {names}"
+    if all(node.left and node.incarnation == last.incarnation for node in nodes):
+        return f"{subject} {'is' if one else 'are'} back"
+    return f"{subject} {'joins' if one else 'join'}"
 
 
 # ---------------------------------------------------------------- waiting for the members

@@ -202,7 +202,7 @@ def _news(state: State, plan: Plan, now: float) -> State:
         if state.missed:
             names = listed(sorted(member.name for member in state.missed.values()))
             text = f"waiting to be let in: this node does not reach {names}"
-        state = plan.wait(state, text, last.size)
+        state = plan.wait(state, text, last.size, outside=True)
     return state
 
 

@@ -62,12 +62,19 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """No round yet, and why; sent when the reason changes."""
+    """No round yet, and why; sent when the reason changes.
+
+    Attributes:
+        reason: for people.
+        have, minimum, maximum: how many nodes are here, and how many there may be.
+        outside: the others train, and this node alone waits.
+    """
 
     reason: str
     have: int
     minimum: int
     maximum: int
+    outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,13 +87,23 @@ class Plan:
         self.wake_at(now + _AGAIN)
         return replace(state, holds={**state.holds, GROUP: now + _AGAIN})
 
-    def wait(self, state: State, reason: str, have: int = 0, counts: bool = True) -> State:
-        """Says why nothing happens; not ``counts``: it is not for a lack of nodes."""
+    def wait(
+        self,
+        state: State,
+        reason: str,
+        have: int = 0,
+        *,
+        counts: bool = True,
+        outside: bool = False,
+    ) -> State:
+        """Says why nothing happens; not ``counts``: it is not for a lack of nodes; ``outside``:
+        the others train, and this node alone waits."""
         self.reason = reason
         job, policy = state.job_record, state.policy
         low = job.min_nodes if job else policy.min_nodes
         high = job.max_nodes if job else policy.max_nodes
         # Once a round: a later one may wait for the same again.
         name = f"waiting/{state.last_number}/{reason}/{have}"
-        notice = Waiting(reason, have, low, high) if counts else Waiting(reason, 0, 0, high)
+        shown = (have, low) if counts else (0, 0)
+        notice = Waiting(reason, *shown, high, outside)
         return state.tell(notice, once=name)

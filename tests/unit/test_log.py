@@ -63,6 +63,42 @@ def test_who_is_left_says_that_it_waits() -> None:
     ]
 
 
+OUTSIDE: Happened = (
+    "job.waiting",
+    {"reason": "waiting to be let in", "have": 2, "minimum": 1, "maximum": 3, "outside": True},
+)
+
+
+def test_a_joiner_says_that_it_waits_and_when_it_does_no_more() -> None:
+    assert _seen(OUTSIDE, _round(2, rank=2), _round(3, rank=2), node="b") == [
+        "b: waiting to be let in (2 nodes in the job)",
+        "b: let in: round 2: 3 workers on 3 nodes (all are here)",
+    ]
+
+
+def test_a_node_that_is_back_at_once_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _seen(_round(1, rank=2), OUTSIDE, _round(3, rank=2), node="b") == []
+    console = Console("b")
+    console.lines(*_round(1, rank=2))
+    assert console.lines(*OUTSIDE) == []
+    assert console.holds
+    assert console.lines("console.overdue", {}) == ["b: waiting to be let in (2 nodes in the job)"]
+    assert console.lines(*_round(3, rank=2)) == [
+        "b: let in: round 3: 3 workers on 3 nodes (all are here)"
+    ]
+
+
+def test_a_recovery_tells_what_the_fault_has_cost() -> None:
+    hung: Happened = ("round.recovered", {"round": 3, "seconds": 0.26, "stalled": 31.3})
+    quick: Happened = ("round.recovered", {"round": 3, "seconds": 0.26, "stalled": 0.4})
+    assert _seen(FIRST, _round(3), hung)[1:] == [
+        "round 3: 3 workers on 3 nodes (all are here) · recovered in 0.26 s, "
+        "after 31 s without a step"
+    ]
+    assert _seen(FIRST, _round(3), quick)[1].endswith("recovered in 0.26 s")
+    assert _seen(hung) == ["round 3: recovered in 0.26 s, after 31 s without a step"]
+
+
 def test_training_goes_on_without_the_store_once_it_has_begun() -> None:
     lost: Happened = ("store.lost", {"why": "refused"})
     assert _seen(FIRST, lost)[1:] == ["the store does not answer (refused); training goes on"]
@@ -151,6 +187,46 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
         ("worker.failed", {"rank": 1, "exit_code": 1, "reason": "reset", "echo": True}, None),
         ("worker.killed", {"rank": 1, "exit_code": -15}, "rank 1 was killed by SIGTERM"),
         ("worker.killed", {"rank": 1, "exit_code": 0}, "rank 1 was killed"),
+        ("worker.killed", {"rank": 1, "exit_code": -9, "by_agent": True}, None),
+        (
+            "worker.hangs",
+            {"local_ranks": [0], "ranks": [4], "why": "hung at train.py:88: no step for 31 s"},
+            "rank 4 hung at train.py:88: no step for 31 s; being replaced",
+        ),
+        ("worker.hangs", {"why": "no step for 62 s: all wait"}, "no step for 62 s: all wait"),
+        (
+            "worker.stuck",
+            {"local_ranks": [0, 1], "ranks": [4, 5], "why": "it does not answer"},
+            "each of ranks 4, 5 is stuck: it does not answer; being replaced",
+        ),
+        (
+            "checkpoint.resumed",
+            {"step": 90, "reached": 102},
+            "resumed at step 90 (12 steps again)",
+        ),
+        ("checkpoint.resumed", {"step": 90, "reached": 90}, "resumed at step 90"),
+        (
+            "state.loaded",
+            {"step": 90, "reached": 91, "reason": "no rank is whole"},
+            "went back to step 90 (1 step again): no rank is whole",
+        ),
+        (
+            "job.done",
+            {
+                "seconds": 120.0,
+                "restarts": {"failed": 1, "killed": 2, "lost": 0, "planned": 0},
+                "lost_steps": 12,
+                "stalled": 31.4,
+                "goodput": 0.716,
+            },
+            "done in 2 min 0 s: 3 restarts (1 failed, 2 killed), 12 steps made again, "
+            "31 s stalled, goodput 72 %",
+        ),
+        (
+            "job.done",
+            {"seconds": 12.3, "restarts": {"failed": 0}, "lost_steps": 0, "stalled": 0.0},
+            "done in 12 s",
+        ),
         (
             "fault.retry",
             {"reason": "ValueError: x", "failures": 1, "budget": 3},

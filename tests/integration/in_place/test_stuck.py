@@ -46,7 +46,11 @@ def test_who_hangs_outside_of_a_collective_is_named_and_replaced(tmp_path: Path)
         # The stacks of all its threads are in its log.
         assert "in obey" in job.log
         assert "steps.py" in job.log
-        assert "no step for" in job.event("worker.killed")["reason"]
+        reason = job.event("worker.killed")["reason"]
+        assert reason.startswith(f"worker {before[1].rank} hung at ")
+        assert "no step for" in reason
+        recovered = job.event("round.recovered")
+        assert recovered["stalled"] > max(1.0, recovered["seconds"])
         assert not job.events("fault.retry"), "that is no failure of the script"
         # Who says that it is busy does not hang.
         job.order(full[0], "busy", 4.0)
@@ -54,6 +58,10 @@ def test_who_hangs_outside_of_a_collective_is_named_and_replaced(tmp_path: Path)
         job.wait(lambda: job.step > further, "steps after the evaluation")
         assert len(job.events("worker.hangs")) == 1
         job.finish()
+        (done,) = job.events("job.done")
+        assert done["restarts"]["killed"] == 1
+        assert done["stalled"] > 1.0
+        assert 0.0 < done["goodput"] < 1.0
 
 
 def test_who_hangs_is_found_also_if_the_round_breaks_meanwhile(tmp_path: Path) -> None:

@@ -73,6 +73,18 @@ KILLED = (
 )
 
 
+def test_the_last_word_says_what_the_faults_have_cost() -> None:
+    known = (130.0, "round.recovered", {"round": 2, "step": 6, "seconds": 0.3, "stalled": 10.0})
+    state = told(*KILLED[:-1], known, turned(140, 16, 11))
+    assert state.summary(140) == {
+        "restarts": Budget().restarts | {"killed": 1},
+        "lost_steps": 6,
+        "stalled": 10.0,
+        "goodput": round(state.goodput(140) or 0.0, 3),
+    }
+    assert "goodput" not in told(sealed(105, 1)).summary(140), "the script reports no steps"
+
+
 # ---------------------------------------------------------------- rounds
 
 

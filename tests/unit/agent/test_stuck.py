@@ -96,7 +96,8 @@ def test_a_busy_worker_of_a_node_that_leaves_gets_no_more_than_the_grace_again()
         life.take(Alarm())
         assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([(0,)] if ends else [])
     (stuck,) = life.asked(KillWorkers)
-    assert stuck.why == "it has come to no commit, and is at train.py:9 (--grace)"
+    why = "it has come to no commit, and is at train.py:9 (--grace)"
+    assert stuck.why == f"did not leave the broken round: {why}"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,8 @@ def test_who_hangs_is_found_also_in_a_round_that_has_broken_for_another_reason(
     assert not life.asked(KillWorkers), "it may have waited for others for most of that"
     life.now += 30.0
     look(161.0)
-    assert [kill.why for kill in life.asked(KillWorkers)] == ([why] if why else [])
+    whys = [f"did not leave the broken round: {why}"] if why else []
+    assert [kill.why for kill in life.asked(KillWorkers)] == whys
 
 
 def test_who_has_just_been_released_is_not_overdue() -> None:
@@ -202,7 +204,10 @@ def test_a_hang_is_blamed_on_who_does_not_wait_for_others(
         assert not life.actions, "a slow machine makes a healthy worker late"
         life.now += 1.5
         life.take(NoProgress(33.5, 30.0))
-    assert [kill.local_ranks for kill in life.asked(KillWorkers)] == ([guilty] if guilty else [])
+    kills = life.asked(KillWorkers)
+    assert [kill.local_ranks for kill in kills] == ([guilty] if guilty else [])
+    how = "hung at b.py:3" if len(heard) == 2 else "hung and does not answer"
+    assert all(kill.why.startswith(f"{how}: no step for 3") for kill in kills)
 
 
 def test_nobody_is_blamed_before_it_is_known_that_the_others_are_in_reach() -> None:

@@ -204,12 +204,15 @@ def test_an_agent_hears_whether_the_others_are_in_reach(answer: str) -> None:
 # ---------------------------------------------------------------- joiners
 
 
-def test_nobody_is_let_in_who_does_not_reach_a_member() -> None:
+@pytest.mark.parametrize(
+    ("newcomer", "reason"), [(node("c"), "node c joins"), (back("c", 3), "node c is back")]
+)
+def test_nobody_is_let_in_who_does_not_reach_a_member(newcomer: NodeRecord, reason: str) -> None:
     seat = Seat()
     assert seat.state.record is not None
-    apart = back("c", 3, checked=4, unreachable=("a",))
+    apart = replace(newcomer, checked=4, unreachable=("a",))
     seat.sees(job(), sealed(4, "a", "b"), seat.state.record, back("b", 3), apart).settle()
     assert seat.feed(Tick(), 60.0).transaction(SWITCH) is None
     order = seat.changes(replace(apart, unreachable=())).written(SwitchRecord, SWITCH)
     assert order is not None
-    assert order.reason == "node c joins"
+    assert order.reason == reason
