@@ -209,6 +209,7 @@ class JobConfig:
         node_life: which life of the node of this name it is; earlier ones, with lower numbers, are
             certainly over. 0: not numbered.
         resuming: the job has run before: a store that shows nothing of it has lost its memory.
+        invocation: what all nodes that one command has started have in common; "": this is one.
         local_addr: address under which other nodes reach this one; "" means: find out.
         max_restarts: failures of user code that the whole job may have.
         timeouts: all time-outs.
@@ -238,6 +239,7 @@ class JobConfig:
     node_name: str = ""
     node_life: int = 0
     resuming: bool = False
+    invocation: str = ""
     local_addr: str = ""
     max_restarts: int = 3
     timeouts: Timeouts = field(default_factory=Timeouts)

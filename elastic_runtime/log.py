@@ -247,6 +247,8 @@ _LINES: dict[str, Line] = {
     "agent.crashed": Line("{reason}", "error", shown=False),  # likewise
     "local.ended": Line("all nodes have ended: {reason}", "error"),
     "local.started": Line("started {nodes} (pids {pids})"),
+    "job.over": Line("the job is done; this node was in no round of it", whole_job=False),
+    "start.slow": Line("still {doing} ({seconds} so far)", whole_job=False),
     "round.sealed": Line(_sealed),
     "round.recovered": Line(lambda fields: f"round {_Shown(fields)['round']}: {_recovery(fields)}"),
     "round.left": Line("round {round} was left: {reason}", shown=False),

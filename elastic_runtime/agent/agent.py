@@ -64,6 +64,7 @@ from elastic_runtime.agent.metrics import TROUBLE, TURNED
 from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.settings import policy_of, settings_of
 from elastic_runtime.agent.snapshots import SnapshotStore
+from elastic_runtime.agent.starting import Starting
 from elastic_runtime.agent.watchdogs import Watchdogs
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, ElasticError
 from elastic_runtime.listening import where_reached
@@ -178,6 +179,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._closed = False
         self._clock = HangClock(config.timeouts.hang)
         self._said_fruitless = False
+        self._importing = Starting(emit, "importing what the script needs")
 
     # ------------------------------------------------------------ the loop
 
@@ -238,6 +240,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         return self._finish
 
     @property
+    def took_part(self) -> bool:
+        """Whether this node was in a round of the job."""
+        return self._life.state.round is not None
+
+    @property
     def failures(self) -> dict[int, ProcessFailure]:
         """The workers of the last round that failed here, by global rank."""
         return self._crew.failures
@@ -272,6 +279,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             case FromWorker():
                 return self._heard(item)
             case workers.ServerReady(cold=cold):
+                self._importing.end()
                 return ServerReady(cold)
             case workers.ServerDied(why=why, refused=refused):
                 return ServerDied(why, refused)
@@ -375,6 +383,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         crew = self._crew
         match action:
             case StartServer():
+                self._importing.begin()
                 crew.start_server()
             case StartWorkers(last, group_rank):
                 self._start_round(last, group_rank)
@@ -510,6 +519,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             return
         self._closed = True
         ends = (
+            self._importing.end,
             self._watchdogs.stop,
             self._crew.close,
             self._say_farewell,

@@ -155,7 +155,8 @@ def _run(
             result = agent.run(config.role)
         seconds = round(time.monotonic() - started, 1)
         if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
-            meter.emit("job.done", seconds=seconds, **meter.summary())
+            took_part = agent.took_part
+            meter.emit("job.done" if took_part else "job.over", seconds=seconds, **meter.summary())
         elif agent.finish is not None and agent.finish.outcome is not None:
             reason = agent.finish.message
             meter.emit("job.failed", reason=reason, seconds=seconds, **meter.summary())

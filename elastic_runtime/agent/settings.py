@@ -43,6 +43,7 @@ def policy_of(config: JobConfig) -> Policy:
         remedy=_remedy(config.endpoint),
         layout=IN_ONE_PIECE if config.endpoint.backend == "c10d" else Layout(),
         resuming=config.resuming,
+        invocation=config.invocation,
     )
 
 

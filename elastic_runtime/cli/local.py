@@ -11,12 +11,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import uuid
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.own_error import ErrorsOfNodes
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 from elastic_runtime.leaving import Request
+from elastic_runtime.worker.ending import end_quickly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +57,7 @@ def run_nodes(
         environ: the nodes' environment.
         emit: where the start is reported.
         signals: what is waited for, see ``watched``.
-        meanwhile: done once the nodes are on their way.
+        meanwhile: done in a thread once the nodes are on their way.
 
     Returns:
         The exit code of the whole.
@@ -75,13 +78,18 @@ def _run(
     meanwhile: Callable[[], None],
 ) -> dict[str, int]:
     """The same; returns the exit codes of the nodes."""
-    nodes = {n: _start(arguments, hosted, environ(n)) for n, arguments in commands.items()}
+    invocation = uuid.uuid4().hex
+    nodes = {
+        n: _start(arguments, hosted, invocation, environ(n)) for n, arguments in commands.items()
+    }
     request: Request | None = None
+    aside = _Aside(meanwhile)
     try:
         emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
-        meanwhile()
+        aside.start()
         while any(node.poll() is None for node in nodes.values()):
             number = signal.sigwaitinfo(signals).si_signo
+            aside.check()
             if number == signal.SIGCHLD:
                 continue
             if request is not None and request.repeated_by(number, time.monotonic()):
@@ -98,15 +106,38 @@ def _run(
         ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
         reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())
         emit("local.ended", reason=reason)
+    if aside.is_alive():  # no interpreter can be taken apart while it loads a library
+        end_quickly(combined(node.returncode for node in nodes.values()))
     return {name: node.returncode for name, node in nodes.items()}
 
 
+class _Aside(threading.Thread):
+    """Does what takes long beside the thread that takes the signals, such as importing torch."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="elastic-meanwhile", daemon=True)
+        self._work = work
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+            os.kill(os.getpid(), signal.SIGCHLD)  # wakes who waits for signals
+
+    def check(self) -> None:
+        """Raises what has ended the work."""
+        if self._error is not None:
+            raise self._error
+
+
 def _start(
-    arguments: Sequence[str], hosted: bool, environ: Mapping[str, str]
+    arguments: Sequence[str], hosted: bool, invocation: str, environ: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     node = [sys.executable, "-m", "elastic_runtime.cli.local_node"]
     return subprocess.Popen(
-        [*node, str(os.getpid()), str(int(hosted)), *arguments],
+        [*node, str(os.getpid()), str(int(hosted)), invocation, *arguments],
         env=dict(environ),
         stdin=subprocess.DEVNULL,
         process_group=0,

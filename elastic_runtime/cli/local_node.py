@@ -1,7 +1,7 @@
 """One node of ``--local-nodes``: ``elastic-run`` that never outlives the process that started it.
 
-``python -m elastic_runtime.cli.local_node PARENT_PID HOSTED ARGUMENTS…``; HOSTED is 1 if that
-process hosts the store.
+``python -m elastic_runtime.cli.local_node PARENT_PID HOSTED INVOCATION ARGUMENTS…``; HOSTED is 1 if
+that process hosts the store, INVOCATION names it to the job.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ _PR_SET_PDEATHSIG = 1
 def main() -> int:
     """Ties this process to its parent, then runs the node."""
     open_missing()
-    parent, hosted, *argv = sys.argv[1:]
+    parent, hosted, invocation, *argv = sys.argv[1:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it died before the line above took effect
         return 128 + signal.SIGKILL
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be tidied up for a while
     # The parent takes its signals with sigwait and has them blocked; masks are inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     from elastic_runtime.cli.run import main as run
 
-    return run(argv, local=True, hosted_here=hosted == "1")
+    return run(argv, invocation=invocation, hosted_here=hosted == "1")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from elastic_runtime.agent.forkclient import Ahead
+    from elastic_runtime.agent.starting import Starting
     from elastic_runtime.cli.parser import CommandLine
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
@@ -40,13 +41,13 @@ _INIT = 1
 
 
 def main(
-    argv: Sequence[str] | None = None, *, local: bool = False, hosted_here: bool = False
+    argv: Sequence[str] | None = None, *, invocation: str = "", hosted_here: bool = False
 ) -> int:
     """Runs ``elastic-run``.
 
     Args:
         argv: the arguments; None means those of the process.
-        local: this is one of several nodes that another ``elastic-run`` has started.
+        invocation: another ``elastic-run`` that has started this and other nodes; "": none has.
         hosted_here: that one hosts the store.
 
     Returns:
@@ -58,7 +59,7 @@ def main(
     # Whatever says something from here on, such as a warning of torch's, cannot hang this process.
     with unblocked(sys.stderr) as shown, redirect_stderr(shown):
         try:
-            return _main(sys.argv[1:] if argv is None else list(argv), local, hosted_here)
+            return _main(sys.argv[1:] if argv is None else list(argv), invocation, hosted_here)
         except ElasticError as error:
             _say(f"error: {error}")
             _leave_error(error)
@@ -92,15 +93,16 @@ def _say(message: str) -> None:
     print(f"elastic-run: {message}", file=sys.stderr, flush=True)
 
 
-def _main(argv: list[str], local: bool, hosted_here: bool) -> int:
+def _main(argv: list[str], invocation: str, hosted_here: bool) -> int:
     parser = Parser()
     line = parser.split(argv)
     settings = read_settings(parser.options, line.given, os.environ)
     job = read_job(line, settings, os.environ)
     if isinstance(job, Torchruns):
         return _hand_over(line, settings, job)
-    if local:
-        config = job.config.with_(endpoint=replace(job.config.endpoint, hosted_here=hosted_here))
+    if invocation:
+        endpoint = replace(job.config.endpoint, hosted_here=hosted_here)
+        config = job.config.with_(endpoint=endpoint, invocation=invocation)
         with _fork_server(config) as server:
             return _run_agent(config, server)
     for note in notes(settings):
@@ -122,7 +124,8 @@ def _hand_over(line: CommandLine, settings: Settings, place: Torchruns) -> int:
 def _run_one(job: Job) -> int:
     with _store(job) as (config, open_store), _fork_server(config) as server:
         _tell_how_to_join(job, config, _emit(config))
-        open_store()
+        with _ended_by_ctrl_c(), _slow_import(config):
+            open_store()
         return _run_agent(config, server)
 
 
@@ -178,8 +181,33 @@ def _fork_server(config: JobConfig) -> Ahead:
 def _run_agent(config: JobConfig, server: Ahead) -> int:
     from elastic_runtime.agent.launch import run_agent
 
-    import_torch()
+    with _ended_by_ctrl_c(), _slow_import(config):
+        import_torch()
     return run_agent(config, ahead=server)
+
+
+def _slow_import(config: JobConfig) -> Starting:
+    from elastic_runtime.agent.starting import Starting
+
+    return Starting(_emit(config), "importing torch")
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Has SIGINT end this process at once within the block, also in the middle of a library.
+
+    Python would look at it when the library is loaded, tens of seconds later on a busy machine.
+    The fork server ends with this process; nothing else is there yet.
+    """
+    usual = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
+    if not usual or os.getpid() == _INIT:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave_a_core_each() -> None:

@@ -250,6 +250,8 @@ class JobRecord(Record):
         settings: fingerprint of the launch settings; a node with another one is of another job.
         secret: with which its nodes prove themselves to each other (``protocol.proof``), the same
             in all lives of the job; "" in the record of a version that knew none.
+        invocation: the command that has started the node which began this life; "": that alone. Its
+            nodes do not begin another life when this one has an outcome.
     """
 
     kind: ClassVar[str] = "job"
@@ -265,6 +267,7 @@ class JobRecord(Record):
     first_round: int = 0
     settings: str = ""
     secret: str = field(default="", repr=False)
+    invocation: str = ""
 
     def check(self) -> None:
         """Bounds are bounds."""

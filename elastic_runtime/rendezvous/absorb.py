@@ -319,8 +319,19 @@ def _snapshot(state: State, event: Snapshot, now: float) -> State:
         state = replace(state, stored=None, version=ABSENT)
     state = _take(state, event.entries, now)
     if state.old_outcome is None:
-        state = replace(state, old_outcome=state.outcome.version)
+        state = replace(state, old_outcome=_former_outcome(state))
     return state
+
+
+def _former_outcome(state: State) -> int:
+    """The version of an outcome that says nothing to this node: that of an earlier start.
+
+    What the nodes of its own start have come to is an end for it as well, however late it comes.
+    """
+    job, outcome, own = state.job_record, state.outcome_record, state.policy.invocation
+    if job is None or outcome is None or not own or job.invocation != own:
+        return state.outcome.version
+    return ABSENT if outcome.incarnation == job.incarnation else state.outcome.version
 
 
 def _changed(state: State, event: Changed, now: float) -> State:

@@ -145,6 +145,7 @@ def _new_job(state: State, first_round: int) -> JobRecord:
         settings=state.record.settings,
         # Nodes of the last life may still have to be asked whether it is over.
         secret=state.secret or policy.secret,
+        invocation=policy.invocation,
     )
 
 

@@ -260,6 +260,7 @@ class Policy:
         layout: how the members of a large round lie in the store.
         resuming: the job has run before, as who started this node says: where the store shows
             nothing of it, it may have lost its memory.
+        invocation: the command that has started this node together with others; "": it is alone.
     """
 
     min_nodes: int = 1
@@ -285,6 +286,7 @@ class Policy:
     remedy: str = ""
     layout: Layout = Layout()
     resuming: bool = False
+    invocation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

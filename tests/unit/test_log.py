@@ -92,8 +92,10 @@ def test_a_recovery_tells_what_the_fault_has_cost() -> None:
     hung: Happened = ("round.recovered", {"round": 3, "seconds": 0.26, "stalled": 31.3})
     quick: Happened = ("round.recovered", {"round": 3, "seconds": 0.26, "stalled": 0.4})
     assert _seen(FIRST, _round(3), hung)[1:] == [
-        "round 3: 3 workers on 3 nodes (all are here) · recovered in 0.26 s, "
-        "after 31 s without a step"
+        (
+            "round 3: 3 workers on 3 nodes (all are here) · recovered in 0.26 s, "
+            "after 31 s without a step"
+        )
     ]
     assert _seen(FIRST, _round(3), quick)[1].endswith("recovered in 0.26 s")
     assert _seen(hung) == ["round 3: recovered in 0.26 s, after 31 s without a step"]
@@ -219,8 +221,10 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
                 "stalled": 31.4,
                 "goodput": 0.716,
             },
-            "done in 2 min 0 s: 3 restarts (1 failed, 2 killed), 12 steps made again, "
-            "31 s stalled, goodput 72 %",
+            (
+                "done in 2 min 0 s: 3 restarts (1 failed, 2 killed), 12 steps made again, "
+                "31 s stalled, goodput 72 %"
+            ),
         ),
         (
             "job.done",

@@ -466,6 +466,17 @@ def test_the_end_of_an_earlier_life_is_not_ours() -> None:
     assert fresh.first_round == 3
 
 
+@pytest.mark.parametrize(("started_by", "over"), [("us", True), ("others", False), ("", False)])
+def test_a_job_of_our_own_start_that_is_over_does_not_begin_again(
+    started_by: str, over: bool
+) -> None:
+    seat = Seat("c", replace(POLICY, invocation="us"))
+    ended = node("a", status=GONE, done_round=3)
+    seat.sees(job(invocation=started_by), sealed(3, "a"), OUTCOME, ended, node("c"))
+    assert bool(seat.told(Ended)) == over
+    assert (seat.written(JobRecord, JOB) is None) == over
+
+
 def test_a_spare_that_came_back_too_late_does_not_begin_the_job_again() -> None:
     seat = Seat("c").sees(job(1, 1), sealed(3, "a"), node("a"), node("c"), wide=False)
     seat.changes(gone=("nodes/c",))
