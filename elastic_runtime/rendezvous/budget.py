@@ -16,7 +16,8 @@ The rules:
 - A round whose members no longer reach each other costs nothing and is no round without progress.
 - The first try after a fault is immediate; without progress the pauses grow.
 - A script that fails on every node in the same way before its first step will not do better next
-  time; the job ends with that error.
+  time; the job ends with that error. A node that was called back before it could fail says nothing
+  of that; if there is one, the job ends when the next round fails in the same way.
 """
 
 from __future__ import annotations
@@ -230,11 +231,14 @@ def _end(
 def _hopeless(
     before: Budget, reports: Sequence[FaultReport], cause: FaultReport, members: int
 ) -> bool:
-    own = [report for report in reports if not report.consequence]
+    # Nodes whose workers were ended because the round was broken might have failed as well; those
+    # that have lost a peer have come further.
+    called_back = sum(report.kind == PLANNED for report in reports)
+    own = [report for report in reports if not (report.consequence or report.kind == PLANNED)]
     early = all(report.step < 0 and report.lifetime < EARLY for report in own)
     same = {report.signature for report in own} == {cause.signature} and bool(cause.signature)
-    if not (early and same and before.best_step < 0 and len(own) == members):
+    if not (early and same and before.best_step < 0 and len(own) + called_back == members):
         return False
-    if members > 1 or before.signature == cause.signature:
+    if before.signature == cause.signature:
         return True
-    return cause.signature.startswith(CERTAIN)
+    return len(own) == members and (members > 1 or cause.signature.startswith(CERTAIN))

@@ -115,6 +115,10 @@ def test_a_planned_change_is_not_fruitless_either() -> None:
         # Different errors, or one node that was only told to stop.
         ([_fault(FAILED, signature="E"), _fault(FAILED, signature="F")], Budget(), False),
         ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(), False),
+        # It would have failed as well, as the second time shows; one that met the others would not.
+        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(signature="E"), True),
+        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(signature="F"), False),
+        ([_fault(FAILED, signature="E"), ECHO], Budget(signature="E"), False),
         # After a step, or a long life, it is another matter.
         ([_fault(FAILED, signature="E", step=1)] * 2, Budget(), False),
         ([_fault(FAILED, signature="E", lifetime=120.0)] * 2, Budget(), False),
