@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_runtime.config import Endpoint
+    from elastic_runtime.protocol.records import NodeRecord
 
 _TTL = 10.0  # nothing here takes a lease, but a store wants to know
 _CONNECT = 5.0
@@ -209,18 +210,36 @@ def status(target: Target | kube.Place, form: str, watch: bool, interval: float)
 @_with_store(run=False)
 @FORMAT
 def runs(target: Target, form: str) -> None:
-    """Lists the runs under an etcd prefix."""
-    if target.endpoint.backend == C10D:
-        raise UsageError(
-            f"{target.endpoint} is a c10d store, which serves one job: elasticctl status shows it"
-        )
+    """Lists the runs under an etcd prefix, or in a c10d store."""
+    found = _runs_of_c10d(target) if target.endpoint.backend == C10D else _runs_of_etcd(target)
+    answers = _ask_all(*found.values())
+    where = str(target.endpoint)
+    reports = [make_report(run_id, where, records, answers) for run_id, records in found.items()]
+    show(form, [report.as_dict() for report in reports], screen.runs(reports))
+
+
+def _runs_of_etcd(target: Target) -> dict[str, Records]:
     # To the store, the prefix of all runs is a run one level up.
     parent, _, last = target.endpoint.prefix.rpartition("/")
-    above = Target(replace(target.endpoint, prefix=parent), last)
-    with above.store() as store:
-        found = by_run(store.read(""))
-    reports = [make_report(run_id, str(target.endpoint), found[run_id], {}) for run_id in found]
-    show(form, [report.as_dict() for report in reports], screen.runs(reports))
+    with Target(replace(target.endpoint, prefix=parent), last).store() as store:
+        return by_run(store.read(""))
+
+
+def _runs_of_c10d(target: Target) -> dict[str, Records]:
+    from elastic_runtime.rendezvous.c10d_run import runs_in
+    from elastic_runtime.rendezvous.c10d_session import Connector
+
+    try:
+        link = Connector(replace(target.endpoint, hosted_here=True), "", _CONNECT).link()
+        names = runs_in(link.keys())
+        link.cut()
+    except StoreUnavailable as error:
+        raise StoreUnreachable(str(error)) from None
+    found = {}
+    for name in names:
+        with Target(target.endpoint, name).store() as store:
+            found[name] = read_records(store.read(""))
+    return {name: records for name, records in found.items() if records.job or records.nodes}
 
 
 @cli.command()
@@ -307,10 +326,10 @@ def _live_job(target: Target, store: Store) -> tuple[Entry, JobRecord]:
 
 
 def _no_run(target: Target) -> UsageError:
-    where = (
-        "" if target.endpoint.backend == C10D else "; elasticctl runs lists those that there are"
+    return UsageError(
+        f"there is no run {target.run_id!r} in {target.endpoint}; "
+        "elasticctl runs lists those that there are"
     )
-    return UsageError(f"there is no run {target.run_id!r} in {target.endpoint}{where}")
 
 
 def _look(target: Target, store: Store) -> Report:
@@ -321,23 +340,28 @@ def _look(target: Target, store: Store) -> Report:
     return replace(report, trouble=complaint(target.endpoint))
 
 
-def _ask_all(records: Records) -> Mapping[str, Mapping[str, Any]]:
+def _ask_all(*runs: Records) -> Mapping[str, Mapping[str, Any]]:
     """Asks every node for its step, all at the same time; those out of reach do not answer."""
-    nodes = [n for n in records.nodes.values() if n.probe_port and n.status != GONE]
-    if not nodes or records.job is None:
+    asked = [
+        (node, records.job.secret)
+        for records in runs
+        if records.job is not None
+        for node in records.nodes.values()
+        if node.probe_port and node.status != GONE
+    ]
+    if not asked:
         return {}
-    secret = records.job.secret
 
-    def answer(node: str, address: str, port: int) -> Mapping[str, Any] | None:
+    def answer(one: tuple[NodeRecord, str]) -> Mapping[str, Any] | None:
+        node, secret = one
         try:
-            return ask(node, address, port, _ASK, secret)
+            return ask(node.node, node.address, node.probe_port, _ASK, secret)
         except OSError:
             return None
 
-    with ThreadPoolExecutor(min(len(nodes), _ASKERS)) as pool:
-        told = list(
-            pool.map(answer, *zip(*((n.node, n.address, n.probe_port) for n in nodes), strict=True))
-        )
+    with ThreadPoolExecutor(min(len(asked), _ASKERS)) as pool:
+        told = list(pool.map(answer, asked))
+    nodes = [node for node, _ in asked]
     return {n.node: a for n, a in zip(nodes, told, strict=True) if a and a.get("node") == n.node}
 
 
@@ -352,11 +376,11 @@ def _watch_json(target: Target, store: Store, report: Report, interval: float) -
 
 def _watch_screen(target: Target, store: Store, report: Report, interval: float) -> None:
     out = console()
-    with Live(screen.status(report), console=out, auto_refresh=False) as live:
+    with Live(screen.fitted(report, out), console=out, auto_refresh=False) as live:
         for now in _until_over(target, store, report, interval):
             if now is not None:
                 report = now
-            live.update(screen.status(report, unreachable=now is None), refresh=True)
+            live.update(screen.fitted(report, out, unreachable=now is None), refresh=True)
 
 
 def _until_over(

@@ -15,7 +15,7 @@ from elastic_runtime.log import count
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from elastic_runtime.cli.report import Report
     from elastic_runtime.protocol.records import EventRecord
@@ -33,22 +33,51 @@ _STYLES = {
 _EVENTS_SHOWN = 8
 
 
-def status(report: Report, *, unreachable: bool = False) -> RenderableType:
+def status(
+    report: Report,
+    *,
+    unreachable: bool = False,
+    most_nodes: int | None = None,
+    most_events: int = _EVENTS_SHOWN,
+) -> RenderableType:
     """One screen: the job, its nodes, and what happened last.
 
     Args:
         report: what is known.
         unreachable: the store does not answer at the moment, so it may be out of date.
+        most_nodes, most_events: so many are shown; None: all.
     """
-    parts: list[RenderableType] = [*_job(report), Text(), _nodes(report)]
-    if report.events:
-        parts += [Text(), events(report.events[-_EVENTS_SHOWN:])]
+    parts: list[RenderableType] = [*_job(report), Text(), _nodes(report, most_nodes)]
+    if report.events and most_events:
+        parts += [Text(), events(report.events[-most_events:])]
     parts += [Text(f"unreadable record {key}: {why}", style="yellow") for key, why in report.bad]
     if report.trouble:
         parts.append(Text(f"the store: {report.trouble}", style="red"))
     if unreachable:
         parts.append(Text("the store does not answer; trying again", style="red"))
     return Group(*parts)
+
+
+def fitted(report: Report, console: Console, *, unreachable: bool = False) -> RenderableType:
+    """The same, as far as there are lines: old events are left out first, then nodes.
+
+    Args:
+        report, unreachable: see ``status``.
+        console: where it is shown; its size may change from one time to the next.
+    """
+    events_left, nodes_left = min(_EVENTS_SHOWN, len(report.events)), len(report.nodes)
+    while True:
+        shown = status(
+            report, unreachable=unreachable, most_nodes=nodes_left, most_events=events_left
+        )
+        # A last line stays free: a terminal that is full to the last one scrolls.
+        surplus = len(console.render_lines(shown)) - (console.height - 1)
+        if surplus <= 0 or (events_left, nodes_left) == (0, 0):
+            return shown
+        if events_left:
+            events_left = max(0, events_left - surplus)
+        else:
+            nodes_left = max(0, nodes_left - surplus)
 
 
 def _job(report: Report) -> Iterable[Text]:
@@ -86,11 +115,11 @@ def _job(report: Report) -> Iterable[Text]:
         yield Text(f"end     {report.outcome}")
 
 
-def _nodes(report: Report) -> Table:
+def _nodes(report: Report, most: int | None = None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("node", "state", "ranks", "step", "address", "answers"):
         table.add_column(heading, overflow="fold")
-    for line in report.nodes:
+    for line in report.nodes[:most]:
         table.add_row(
             Text(line.name),
             Text(line.role, style=_STYLES.get(line.role, "")),
@@ -99,6 +128,8 @@ def _nodes(report: Report) -> Table:
             Text(line.address),
             "yes" if line.answers else "no",
         )
+    if left_out := len(report.nodes[len(report.nodes) if most is None else most :]):
+        table.add_row(Text(f"and {count(left_out, 'more node')}", style="dim"))
     return table
 
 

@@ -144,6 +144,10 @@ class Link:
         # torch prints two lines whenever a wait runs out.
         self._call(lambda store: store.wait([key], _FOREVER), _FOREVER.total_seconds())
 
+    def keys(self) -> list[str]:
+        """All keys that exist."""
+        return [str(key) for key in self._call(lambda store: store.list_keys())]
+
     def delete(self, key: str) -> None:
         """Removes a key."""
         self._call(lambda store: store.delete_key(key))

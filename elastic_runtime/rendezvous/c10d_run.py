@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store import Transaction
 
 _STORE_ID = "elastic/id"
+_RUNS = "elastic/run/"
+_INDEX = "/index"
 
 # Entries of a tape of announcements that are kept. Who is that far behind looks at everything.
 _KEEP = 4096
@@ -100,6 +102,12 @@ class Tape:
         return f"{self._name}/{number}"
 
 
+def runs_in(keys: Iterable[str]) -> list[str]:
+    """The ids of the runs that have left something in a store with these keys."""
+    names = (key.removeprefix(_RUNS) for key in keys if key.startswith(_RUNS))
+    return sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
+
+
 class Run:
     """The keys of one run, over one connection.
 
@@ -110,9 +118,9 @@ class Run:
 
     def __init__(self, link: Link, run_id: str) -> None:
         self._link = link
-        self._base = f"elastic/run/{run_id}/"
+        self._base = f"{_RUNS}{run_id}/"
         # Every creation, in order, by key; and the names of other keys than nodes, each once.
-        self._index = Tape(link, f"{self._base}index")
+        self._index = Tape(link, f"{_RUNS}{run_id}{_INDEX}")
         self._names = Tape(link, f"{self._base}names")
         self._events = Tape(link, f"{self._base}events")
         self.common_log = Tape(link, f"{self._base}common", _KEEP)

@@ -178,3 +178,18 @@ def test_what_the_screen_shows() -> None:
     assert "the store does not answer" in _text(screen.status(report, unreachable=True))
     listed = _text(screen.runs([report])).splitlines()
     assert listed[1].split() == ["run", "running", "3", "3", "40", "train.py"]
+
+
+def test_a_small_terminal_shows_the_newest_and_says_what_it_leaves_out() -> None:
+    events = tuple(EventRecord(float(n), "round.sealed", n, "a", f"event {n}") for n in range(20))
+    nodes = {f"n{n}": replace(C, node=f"n{n}", name=f"name{n}") for n in range(30)}
+    report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes, events=events), {})
+    for height in (12, 24, 40, 100):
+        console = Console(width=80, height=height, color_system=None, highlight=False)
+        with console.capture() as captured:
+            console.print(screen.fitted(report, console))
+        text = captured.get()
+        assert text.count("\n") < height
+        assert "run run" in text
+        assert ("event 19" in text) == (height > 40), "the job and its nodes come first"
+        assert ("more node" in text) == (height < 40)
