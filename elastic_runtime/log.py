@@ -247,6 +247,7 @@ _LINES: dict[str, Line] = {
     "agent.crashed": Line("{reason}", "error", shown=False),  # likewise
     "local.ended": Line("all nodes have ended: {reason}", "error"),
     "local.started": Line("started {nodes} (pids {pids})"),
+    "hint": Line("hint: {text}", "warning"),
     "job.over": Line("the job is done; this node was in no round of it", whole_job=False),
     "start.slow": Line("still {doing} ({seconds} so far)", whole_job=False),
     "round.sealed": Line(_sealed),

@@ -28,6 +28,7 @@ from elastic_runtime.agent.crash import ended_by, fault_of
 from elastic_runtime.agent.crew import Crew, FromWorker
 from elastic_runtime.agent.environment import provisional
 from elastic_runtime.agent.hang import HangClock
+from elastic_runtime.agent.hints import SHUFFLES, Facts, hints
 from elastic_runtime.agent.life import (
     Alarm,
     AskDrain,
@@ -44,6 +45,7 @@ from elastic_runtime.agent.life import (
     NoNews,
     NoProgress,
     PassOn,
+    Phase,
     Report,
     SayAvailable,
     SayDone,
@@ -172,7 +174,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._watchdogs = Watchdogs(
             config.run_id, self._directory.path, config.health_port, lambda: self._turned
         )
-        self._started_at = time.monotonic()
+        self._begun_at = self._started_at = time.monotonic()
+        self._facts = Facts(config.min_nodes, config.max_nodes, config.max_restarts)
+        self._hinted: set[str] = set()
         self._trouble_at: float | None = None
         self._stepped_at = 0.0  # when the last step before that was; 0.0: there was none
         self._events = 0
@@ -206,6 +210,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 item = self._inbox.get(timeout=timeout)
             except queue.Empty:
                 if time.monotonic() < self._alarm:
+                    self._give_hints()
                     continue
                 self._alarm = float("inf")
                 item = Alarm()
@@ -300,8 +305,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._note_trouble()
         if not isinstance(said, Note):
             return said
+        self._facts = self._facts.heard(said.name, said.fields)
         if said.name == "step.first":
             self._recovered(said)
+        elif said.name == SHUFFLES:
+            pass  # it is for the hints
         elif said.name == CHECKPOINT_COMMITTED:
             if self._watch is not None:
                 self._watch(said.name, **said.fields)
@@ -352,6 +360,22 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             fields["stalled"] = round(now - self._stepped_at, 3)
         self._trouble_at, self._stepped_at = None, 0.0
         self._tell("round.recovered", fields)
+
+    def _give_hints(self) -> None:
+        """Says what is plainly wrong with the job: once, and not on each node."""
+        state = self._life.state
+        if state.phase is not Phase.RUNNING or state.round is None or state.group_rank != 0:
+            return
+        facts = replace(
+            self._facts,
+            machines=len({member.address for member in state.round.members}),
+            seconds=time.monotonic() - self._begun_at,
+            counts=self._reached >= 0,
+        )
+        for about, text in hints(facts).items():
+            if about not in self._hinted:
+                self._hinted.add(about)
+                self._tell("hint", {"about": about, "text": text})
 
     def _look_for_progress(self) -> None:
         """In place: notices that a step takes longer than it should."""

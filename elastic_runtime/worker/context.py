@@ -41,6 +41,7 @@ from elastic_runtime.protocol.messages import (
 )
 from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
 from elastic_runtime.protocol.unix_path import address_of
+from elastic_runtime.worker.loaders import sampler_of_one_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -86,6 +87,7 @@ class WorkerContext:
         self._progress_path = environ.get(ENV_PROGRESS, "")
         self._progress: ProgressFile | None = None
         self._steps = 0
+        self._looked = False  # for a DataLoader that a hint is to be given about
         self.in_place = False
         self.was_in_place = False
         self._in_train = False
@@ -149,6 +151,10 @@ class WorkerContext:
         self._steps += 1
         if self._steps == 1 and self.has_agent:
             self.note("step.first", step=step)  # the agent tells people how long a recovery took
+        elif self._steps == 2 and self.rank == 0 and self.has_agent and not self._looked:
+            self._looked = True
+            if sampler := sampler_of_one_world():
+                self.note("data.shuffles", sampler=sampler)
         if (progress := self._progress_file()) is not None:
             progress.publish(step, self._steps, time.monotonic_ns())
 

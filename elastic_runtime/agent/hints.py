@@ -1,0 +1,88 @@
+"""What a job is going to regret, said once while there is time to mend it: pure."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# What a worker notes of a DataLoader whose order is for one world only; see worker.loaders.
+SHUFFLES = "data.shuffles"
+
+# After so many seconds without any checkpoint it is no short job, in which it would not matter.
+_LONG = 3600.0
+# What each machine has for itself, and what does not outlive it.
+_OWN_PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a job.
+
+    Attributes:
+        min_nodes, max_nodes, max_restarts: as it was started.
+        machines: on how many its nodes are at present.
+        seconds: since when this node is in it.
+        counts: its workers report steps, so that it uses this package to keep them.
+        saves: it has saved a checkpoint, or resumed from one.
+        place: where its checkpoints are; "": nobody has said so.
+        shuffles: the sampler of a DataLoader that knows one world only; "": none was seen.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    machines: int = 1
+    seconds: float = 0.0
+    counts: bool = False
+    saves: bool = False
+    place: str = ""
+    shuffles: str = ""
+
+    def heard(self, name: str, fields: Mapping[str, Any]) -> Facts:
+        """What is known after a worker has noted something."""
+        if name == SHUFFLES:
+            return replace(self, shuffles=str(fields.get("sampler", "")))
+        if not name.startswith("checkpoint."):
+            return self
+        saves = name in ("checkpoint.saved", "checkpoint.resumed", "checkpoint.committed")
+        place = str(fields.get("path", ""))
+        return replace(self, saves=self.saves or saves, place=place or self.place)
+
+
+def hints(facts: Facts) -> dict[str, str]:
+    """What is plainly wrong for what the job wants, one line each, by what it is about."""
+    found = {}
+    resizes = facts.min_nodes < facts.max_nodes
+    if resizes and not facts.max_restarts:
+        found["max-restarts"] = (
+            f"nodes may go and come (--min {facts.min_nodes}, --max {facts.max_nodes}), and with "
+            "--max-restarts 0 the first error of the script ends the job; lost nodes and killed "
+            "workers are not counted, errors are"
+        )
+    if facts.machines > 1 and facts.place and _is_own(facts.place):
+        found["checkpoint-place"] = (
+            f"checkpoints are in {facts.place}, which each of the {facts.machines} machines has "
+            "for itself: give the Checkpointer a directory that all of them see"
+        )
+    if facts.counts and not facts.saves and facts.seconds > _LONG:
+        found["no-checkpoint"] = (
+            f"no checkpoint in {facts.seconds / 3600:.0f} h: if all workers end, all steps are "
+            "lost; give the job a Checkpointer with every=..."
+        )
+    if resizes and facts.shuffles:
+        found["sampler"] = (
+            f"a DataLoader takes its order from {facts.shuffles}, which begins anew with each "
+            "change of the world, so that samples count twice or not at all: ElasticBatchSampler "
+            "keeps the position"
+        )
+    return found
+
+
+def _is_own(place: str) -> bool:
+    # An object store has a scheme, and no directory of this machine.
+    path = os.path.normpath(place)
+    return any(path == own or path.startswith(f"{own}{os.sep}") for own in _OWN_PLACES)
