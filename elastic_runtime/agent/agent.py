@@ -245,9 +245,14 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         return self._finish
 
     @property
-    def took_part(self) -> bool:
-        """Whether this node was in a round of the job."""
-        return self._life.state.round is not None
+    def node(self) -> str:
+        """The uuid of this node's present life."""
+        return self._participant.node
+
+    @property
+    def round(self) -> RoundRecord | None:
+        """The last round that this node was in."""
+        return self._life.state.round
 
     @property
     def failures(self) -> dict[int, ProcessFailure]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.agent import ElasticAgent
     from elastic_runtime.agent.life import Finish
     from elastic_runtime.events import Emit
+    from elastic_runtime.protocol.records import OutcomeRecord, RoundRecord
 
 _ERRORS: dict[int, type[ElasticError]] = {
     EXIT_FAILED: TrainingFailed,
@@ -68,13 +69,31 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
             agent, _ = _run(config, emit or _emit_for(config, shown), server, ends=True)
         finish = agent.finish
         assert finish is not None
-        if finish.exit_code == EXIT_FAILED:
+        speaks = not config.invocation or has_last_word(agent.node, agent.round, finish.outcome)
+        if finish.exit_code == EXIT_FAILED and speaks:
             shown.write(_root_cause(agent, config))
         if finish.exit_code != EXIT_DONE:
             _leave_error(agent, finish)
-        if finish.message and finish.exit_code != EXIT_DONE:
+        if finish.message and finish.exit_code != EXIT_DONE and speaks:
             shown.write(f"elastic-run: {finish.message}\n")
     return finish.exit_code
+
+
+def has_last_word(node: str, last: RoundRecord | None, outcome: OutcomeRecord | None) -> bool:
+    """Whether it is this node that says how the job has failed, of several in one terminal.
+
+    It is the one on which it failed; if that is on another machine, the first of this one.
+
+    Args:
+        node: uuid of this node.
+        last: the last round that it was in.
+        outcome: the end of the job; None: the node ends for a reason of its own.
+    """
+    if outcome is None or last is None or (rank := last.rank_of(node)) < 0:
+        return True
+    here = [one for one in last.members if one.address == last.members[rank].address]
+    named = [one for one in here if one.name == outcome.node]
+    return (named or here)[0].node == node
 
 
 def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, Any]:
@@ -155,8 +174,8 @@ def _run(
             result = agent.run(config.role)
         seconds = round(time.monotonic() - started, 1)
         if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
-            took_part = agent.took_part
-            meter.emit("job.done" if took_part else "job.over", seconds=seconds, **meter.summary())
+            name = "job.done" if agent.round is not None else "job.over"
+            meter.emit(name, seconds=seconds, **meter.summary())
         elif agent.finish is not None and agent.finish.outcome is not None:
             reason = agent.finish.message
             meter.emit("job.failed", reason=reason, seconds=seconds, **meter.summary())

@@ -121,3 +121,4 @@ def test_a_bug_before_the_first_step_ends_the_job_with_its_traceback(start: Star
     run = start(*TWO_NODES, "fails.py")
     assert run.ends() == EXIT_FAILED, run.story()
     assert_says(run.output, "FileNotFoundError: no data at /nowhere/at/all", "fails.py")
+    assert run.output.count("Root Cause") == 1, "two nodes in one terminal say it once"
