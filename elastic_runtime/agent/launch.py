@@ -89,9 +89,10 @@ def has_last_word(node: str, last: RoundRecord | None, outcome: OutcomeRecord | 
         last: the last round that it was in.
         outcome: the end of the job; None: the node ends for a reason of its own.
     """
-    if outcome is None or last is None or (rank := last.rank_of(node)) < 0:
+    mine = next((one for one in last.members if one.node == node), None) if last else None
+    if outcome is None or last is None or mine is None:
         return True
-    here = [one for one in last.members if one.address == last.members[rank].address]
+    here = [one for one in last.members if one.address == mine.address]
     named = [one for one in here if one.name == outcome.node]
     return (named or here)[0].node == node
 
