@@ -11,14 +11,15 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 
-from elastic_runtime import errors
+from elastic_runtime import errors, phrases
+from elastic_runtime.phrases import Fields, Shown, count
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
@@ -29,7 +30,6 @@ CONSOLE = "console"
 JSON = "json"
 AUTO = "auto"
 
-Fields = Mapping[str, Any]
 Text = Callable[[Fields], str]
 
 _SECRET_NAME = re.compile(r"password|passwd|secret|token|credential", re.IGNORECASE)
@@ -63,54 +63,18 @@ class Line:
         """The line; a field that is missing shows up as a question mark."""
         if callable(self.text):
             return self.text(fields)
-        return self.text.format_map(_Shown(fields))
-
-
-class _Shown(dict[str, str]):
-    """Fields as people read them."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__({name: _shown(name, value) for name, value in fields.items()})
-
-    def __missing__(self, name: str) -> str:
-        return "?"
-
-
-def _shown(name: str, value: Any) -> str:
-    if name in ("seconds", "delay") and isinstance(value, int | float):
-        return duration(value)
-    if isinstance(value, list | tuple):
-        return ", ".join(str(item) for item in value)
-    return str(value).strip().partition("\n")[0]
-
-
-def duration(seconds: float) -> str:
-    """A duration for people: ``0.31 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    if seconds < 9.95:
-        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
-    hours, minutes_left = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes_left} min"
-    return f"{minutes} min {rest} s" if minutes else f"{whole} s"
-
-
-def count(number: Any, noun: str) -> str:
-    """A number of things for people: ``1 node``, ``2 nodes``."""
-    many = len(number) if isinstance(number, list | tuple) else number
-    return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+        return self.text.format_map(Shown(fields))
 
 
 def _sealed(fields: Fields) -> str:
-    shown = _Shown(fields)
+    shown = Shown(fields)
     workers, nodes = count(fields.get("workers", "?"), "worker"), fields.get("nodes", "?")
     why = f" ({shown['reason']})" if fields.get("reason") else ""
     return f"round {shown['round']}: {workers} on {count(nodes, 'node')}{why}"
 
 
 def _waiting(fields: Fields) -> str:
-    shown = _Shown(fields)
+    shown = Shown(fields)
     if fields.get("outside"):
         return f"{shown['reason']} ({count(fields['have'], 'node')} in the job)"
     if fields.get("minimum") == 0:
@@ -125,7 +89,7 @@ def _waiting(fields: Fields) -> str:
 def _worker_failed(fields: Fields) -> str:
     if fields.get("echo"):  # it only says that a peer went away, which is told by that peer
         return ""
-    shown = _Shown(fields)
+    shown = Shown(fields)
     named = f"worker {shown['rank']}"
     reason = shown["reason"].removeprefix(f"{named}: ") if fields.get("reason") else ""
     if reason.partition(":")[0] in _OURS:
@@ -140,7 +104,7 @@ def _worker_failed(fields: Fields) -> str:
 def _worker_killed(fields: Fields) -> str:
     if fields.get("by_agent"):  # which has said why
         return ""
-    shown = _Shown(fields)
+    shown = Shown(fields)
     names = {-number.value: number.name for number in signal.Signals}
     code = fields.get("exit_code")
     by = f" by {names[code]}" if isinstance(code, int) and code in names else ""
@@ -148,101 +112,45 @@ def _worker_killed(fields: Fields) -> str:
 
 
 def _found(fields: Fields) -> str:
-    after = f" after {_Shown(fields)['seconds']}" if "seconds" in fields else ""
+    after = f" after {Shown(fields)['seconds']}" if "seconds" in fields else ""
     return f"the store answers again{after}"
 
 
-def _hangs(fields: Fields) -> str:
-    shown = _Shown(fields)
-    if not fields.get("ranks"):  # nobody here is to blame
-        return shown["why"]
-    return f"{_ranks(fields)} {shown['why']}; being replaced"
-
-
-def _stuck(fields: Fields) -> str:
-    return f"{_ranks(fields)} is stuck: {_Shown(fields)['why']}; being replaced"
-
-
-def _ranks(fields: Fields) -> str:
-    named = fields.get("ranks") or []
-    return f"{'rank' if len(named) == 1 else 'each of ranks'} {_Shown(fields)['ranks']}"
-
-
-def _recovery(fields: Fields) -> str:
-    """How long a recovery took, and what the fault has cost if that was far more: nobody knows of a
-    hang before its time-out is over."""
-    shown = _Shown(fields)
-    stalled, seconds = fields.get("stalled"), fields.get("seconds")
-    text = f"recovered in {shown['seconds']}"
-    if isinstance(stalled, int | float) and isinstance(seconds, int | float):
-        if stalled > seconds + _NOTICEABLE:
-            text += f", after {duration(stalled)} without a step"
-    return text
-
-
-def _again(fields: Fields) -> str:
-    """How many steps are to be made once more, if any are."""
-    step, reached = fields.get("step"), fields.get("reached")
-    if not isinstance(step, int) or not isinstance(reached, int) or reached <= step:
-        return ""
-    return f" ({count(reached - step, 'step')} again)"
+def _recovered(fields: Fields) -> str:
+    return f"round {Shown(fields)['round']}: {phrases.recovery(fields)}"
 
 
 def _resumed(fields: Fields) -> str:
     where = "" if fields.get("source", "storage") == "storage" else " from memory"
-    return f"resumed at step {_Shown(fields)['step']}{where}{_again(fields)}"
-
-
-def _loaded(fields: Fields) -> str:
-    shown = _Shown(fields)
-    return f"went back to step {shown['step']}{_again(fields)}: {shown['reason']}"
-
-
-def _done(fields: Fields) -> str:
-    """The end of a job, and what its faults have cost."""
-    text = f"done in {_Shown(fields)['seconds']}"
-    restarts = {kind: times for kind, times in (fields.get("restarts") or {}).items() if times}
-    costs = []
-    if restarts:
-        kinds = ", ".join(f"{times} {kind}" for kind, times in restarts.items())
-        costs.append(f"{count(sum(restarts.values()), 'restart')} ({kinds})")
-    if fields.get("lost_steps"):
-        costs.append(f"{count(fields['lost_steps'], 'step')} made again")
-    if fields.get("stalled", 0.0) >= _NOTICEABLE:
-        costs.append(f"{duration(fields['stalled'])} stalled")
-    if fields.get("goodput") is not None:
-        costs.append(f"goodput {100 * fields['goodput']:.0f} %")
-    return f"{text}: {', '.join(costs)}" if costs else text
+    return f"resumed at step {Shown(fields)['step']}{where}{phrases.again(fields)}"
 
 
 def _damaged(fields: Fields) -> str:
-    shown = _Shown(fields)
+    shown = Shown(fields)
     what = f"the checkpoint of step {shown['step']}" if "step" in fields else "a checkpoint"
     return f"{what} in {shown['path']} is damaged and not used: {shown['problem']}"
 
 
 def _partly(fields: Fields) -> str:
-    shown = _Shown(fields)
+    shown = Shown(fields)
     parts = [f"it lacked {shown['missing']}"] if fields.get("missing") else []
     parts += [f"{shown['surplus']} of it was left out"] if fields.get("surplus") else []
     return f"not all of the checkpoint fits this program: {'; '.join(parts)}"
 
 
 def _retry(fields: Fields) -> str:
-    shown = _Shown(fields)
+    shown = Shown(fields)
     used = f"failure {shown['failures']} of {shown['budget']} allowed"
     return f"trying again ({used}): {shown['reason']}"
 
 
-# What the fault itself has cost is said if it is so many seconds more than its recovery.
-_NOTICEABLE = 1.0
 # Not an event of the program's: the store is lost before it was found, and nothing trains yet.
 _NO_STORE_YET = "console.no_store_yet"
 
 _LINES: dict[str, Line] = {
     "job.join_command": Line("another node joins with:\n  {command}"),
     "job.waiting": Line(_waiting),
-    "job.done": Line(_done),
+    "job.done": Line(phrases.done),
     "job.failed": Line("failed: {reason}", "error", shown=False),  # said last, by the command
     "agent.crashed": Line("{reason}", "error", shown=False),  # likewise
     "local.ended": Line("all nodes have ended: {reason}", "error"),
@@ -251,7 +159,7 @@ _LINES: dict[str, Line] = {
     "job.over": Line("the job is done; this node was in no round of it", whole_job=False),
     "start.slow": Line("still {doing} ({seconds} so far)", whole_job=False),
     "round.sealed": Line(_sealed),
-    "round.recovered": Line(lambda fields: f"round {_Shown(fields)['round']}: {_recovery(fields)}"),
+    "round.recovered": Line(_recovered),
     "round.left": Line("round {round} was left: {reason}", shown=False),
     "worker.failed": Line(_worker_failed, "error", whole_job=False),
     "worker.killed": Line(_worker_killed, "warning", whole_job=False),
@@ -315,18 +223,18 @@ _LINES: dict[str, Line] = {
     "metrics.off": Line(
         "no metrics: cannot listen at {where} (--metrics-port): {why}", "warning", whole_job=False
     ),
-    "worker.stuck": Line(_stuck, "warning", whole_job=False),
+    "worker.stuck": Line(phrases.stuck, "warning", whole_job=False),
     "step.none": Line(
         "no step was committed in the first {seconds} of train; if it makes steps, "
         "state.commit() must follow each of them",
         "warning",
         whole_job=False,
     ),
-    "worker.hangs": Line(_hangs, "warning", whole_job=False),
+    "worker.hangs": Line(phrases.hangs, "warning", whole_job=False),
     "round.waits": Line("no step so far: workers of {nodes} are busy()", whole_job=False),
     "state.given": Line("step {step} was given to {to} ranks from memory", shown=False),
     "state.unfit": Line("memory of step {step} cannot serve: {reason}", "warning"),
-    "state.loaded": Line(_loaded, "warning"),
+    "state.loaded": Line(phrases.loaded, "warning"),
     "state.fresh": Line("training begins anew: {reason}", "warning"),
     "checkpoint.saved": Line("step {step} saved in {seconds}", shown=False),
     "checkpoint.save_failed": Line(
@@ -451,7 +359,7 @@ class Console:
             return []
         if not self._held:
             return [_LINES["round.recovered"].render(fields)]
-        self._held += f" · {_recovery(fields)}"
+        self._held += f" · {phrases.recovery(fields)}"
         return self._let_go()
 
     @property

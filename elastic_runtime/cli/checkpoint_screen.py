@@ -13,7 +13,7 @@ from rich.text import Text
 from elastic_runtime.checkpoint.manifest import half_pruned
 from elastic_runtime.checkpoint.survey import Condition
 from elastic_runtime.cli.checkpoint_report import names_of
-from elastic_runtime.log import count
+from elastic_runtime.phrases import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

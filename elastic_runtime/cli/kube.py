@@ -42,7 +42,7 @@ from elastic_runtime.errors import (
     TrainingFailed,
     UsageError,
 )
-from elastic_runtime.log import count
+from elastic_runtime.phrases import count
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.kube_client import Object

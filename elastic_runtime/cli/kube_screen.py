@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic_runtime.cli import kube_report as states
-from elastic_runtime.log import count
+from elastic_runtime.phrases import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

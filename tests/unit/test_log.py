@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_runtime import log
-from elastic_runtime.log import Console, duration, make_emit
+from elastic_runtime.log import Console, make_emit
+from elastic_runtime.phrases import duration
 
 Happened = tuple[str, dict[str, Any]]
 

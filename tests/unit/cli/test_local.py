@@ -1,14 +1,18 @@
-"""One exit code for several local nodes."""
+"""Several local nodes: one exit code, and a store that cannot be opened."""
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.cli.local import combined
+from elastic_runtime.cli.local import WATCHED, combined, run_nodes
+from elastic_runtime.errors import StoreUnreachable
+from elastic_runtime.events import silent
 
 if TYPE_CHECKING:
     import random
@@ -40,3 +44,17 @@ def test_the_order_of_the_nodes_does_not_matter(codes: list[int], chance: random
     chance.shuffle(shuffled)
     assert combined(codes) == combined(shuffled)
     assert (combined(codes) == 0) == (0 in codes)
+
+
+def test_a_store_that_cannot_be_opened_ends_the_nodes() -> None:
+    def refused() -> None:
+        raise StoreUnreachable("no store here")
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    try:
+        with pytest.raises(StoreUnreachable, match="no store here"):
+            run_nodes({"node0": ["train.py"]}, True, os.environ, silent, refused)
+    finally:
+        while signal.sigtimedwait(WATCHED, 0):  # of the node that was ended
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
