@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def resumed(job: Job, number: int) -> str:
     """Where the job went on from; fails if that is not the newest snapshot or newer."""
     event = job.event("checkpoint.resumed", number)
+    assert event["reached"] >= event["step"], "how many steps are made again follows from these"
     before = [taken for taken in job.events("snapshot.taken") if taken["round"] < event["round"]]
     if event["source"] != "storage":
         assert event["step"] >= before[-1]["step"]
