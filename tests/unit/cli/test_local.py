@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.cli.local import WATCHED, combined, run_nodes
+from elastic_runtime.cli.local import combined, run_nodes, watched
 from elastic_runtime.errors import StoreUnreachable
 from elastic_runtime.events import silent
 
@@ -50,11 +50,12 @@ def test_a_store_that_cannot_be_opened_ends_the_nodes() -> None:
     def refused() -> None:
         raise StoreUnreachable("no store here")
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    signals = watched(["SIGTERM", "SIGINT"])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         with pytest.raises(StoreUnreachable, match="no store here"):
-            run_nodes({"node0": ["train.py"]}, True, os.environ, silent, refused)
+            run_nodes({"node0": ["train.py"]}, True, os.environ, silent, signals, refused)
     finally:
-        while signal.sigtimedwait(WATCHED, 0):  # of the node that was ended
+        while signal.sigtimedwait(signals, 0):  # of the node that was ended
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
