@@ -9,13 +9,15 @@ import torch
 
 from elastic_runtime.checkpoint import index, staging
 from elastic_runtime.checkpoint.boxes import Box
-from elastic_runtime.checkpoint.layout import Item, make_plan
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
+from elastic_runtime.checkpoint.outline import Item, digest, say
+from elastic_runtime.checkpoint.planning import Plans
 from elastic_runtime.checkpoint.writing import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from elastic_runtime.checkpoint.layout import Plan
     from elastic_runtime.checkpoint.storage import Storage
 
 
@@ -48,6 +50,13 @@ def sharded(whole: torch.Tensor, dim: int, world: int) -> list[Shard]:
     return shards
 
 
+def plan_of(held: Sequence[Sequence[Item]]) -> Plan:
+    """The plan of ranks that hold this."""
+    said = [say(items, rank, len(held)) for rank, items in enumerate(held)]
+    digests = [[digest(part) for part in one.parts] for one in said]
+    return Plans().of(digests, (part for one in said for part in one.parts))
+
+
 def write(storage: Storage, ranks: Sequence[Mapping[str, Any]], step: int = 1) -> CheckpointId:
     """Writes a checkpoint.
 
@@ -57,11 +66,11 @@ def write(storage: Storage, ranks: Sequence[Mapping[str, Any]], step: int = 1) -
         step: whose state it is.
     """
     which = CheckpointId(term=1, step=step)
-    plan = make_plan([[_item(key, value) for key, value in state.items()] for state in ranks])
+    plan = plan_of([[_item(key, value) for key, value in state.items()] for state in ranks])
     storage.create(which)
     files = []
-    for rank, items in enumerate(plan.files):
-        sources = [_source(ranks[rank][item.key]) for item in items]
+    for rank, state in enumerate(ranks):
+        sources = [_source(state[item.key]) for item in plan.file(rank)]
         size = sum(source.size for source in sources)
         name = f"rank-{rank}.distcp"
         files.append(

@@ -20,8 +20,9 @@ from elastic_runtime.torch_private import dcp_stored_item
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_runtime.checkpoint.layout import Item, Plan
+    from elastic_runtime.checkpoint.layout import Plan
     from elastic_runtime.checkpoint.manifest import FileRecord, Part
+    from elastic_runtime.checkpoint.outline import Item
 
 METADATA = ".metadata"
 
@@ -54,10 +55,10 @@ class Description:
 
 def _encode(plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
     index = _Index()
-    for items, file in zip(plan.files, files, strict=True):
+    for rank, file in enumerate(files):
         if file is None:
             continue
-        for item, part in zip(items, file.parts, strict=True):
+        for item, part in zip(plan.file(rank), file.parts, strict=True):
             index.add(item, file.name, part)
     return pickle.dumps(Metadata(index.described, storage_data=index.stored))
 
@@ -101,15 +102,18 @@ class _Index:
         return found
 
 
-def is_as_planned(items: Sequence[Item], file: FileRecord | None) -> bool:
-    """Whether a rank has written what it was to write.
+def not_as_planned(plan: Plan, files: Sequence[FileRecord | None]) -> int | None:
+    """The first rank that has not written what it was to write; None if all have.
 
     Args:
-        items: of its file.
-        file: what it says that it has written; None: nothing.
+        plan: what each rank was to write.
+        files: what each rank says that it has written; None: nothing.
     """
-    parts = file.parts if file is not None else ()
-    return len(parts) == len(items) and all(
-        part.data >= 0 and part.length >= part.data + item.bytes if item.dtype else part.data < 0
-        for item, part in zip(items, parts, strict=True)
-    )
+    for rank, (sizes, file) in enumerate(zip(plan.sizes, files, strict=True)):
+        parts = file.parts if file is not None else ()
+        if len(parts) != len(sizes) or not all(
+            part.data >= 0 and part.length >= part.data + size if size >= 0 else part.data < 0
+            for size, part in zip(sizes, parts, strict=True)
+        ):
+            return rank
+    return None

@@ -21,7 +21,14 @@ from elastic_runtime.checkpoint.index import Description
 from elastic_runtime.checkpoint.manifest import Manifest
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.saving import Collected, Collector, Saving, Tenure
-from elastic_runtime.checkpoint.staging import Copies, Image, PlainCopies, copies_for, local
+from elastic_runtime.checkpoint.staging import (
+    Copies,
+    Image,
+    PlainCopies,
+    copies_for,
+    local,
+    size_of,
+)
 from elastic_runtime.checkpoint.survey import clear_rests, prune
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED
@@ -33,8 +40,8 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
-    from elastic_runtime.checkpoint.layout import Item
     from elastic_runtime.checkpoint.manifest import CheckpointId
+    from elastic_runtime.checkpoint.outline import Item
     from elastic_runtime.checkpoint.retention import Retention
     from elastic_runtime.checkpoint.snapshots import Snapshots
     from elastic_runtime.checkpoint.state import Entries
@@ -215,7 +222,8 @@ class Saves:
         began = time.monotonic()
         self._clear()
         collected = self._collector.collect(peers)
-        if snapshots.refuses(peers, collected.plan, has_image=self._image is not None):
+        size = sum(map(size_of, collected.items))
+        if snapshots.refuses(peers, size, has_image=self._image is not None):
             return
         draft = self._draft(peers, step)
 

@@ -21,8 +21,7 @@ import torch
 
 from elastic_runtime.checkpoint import staging
 from elastic_runtime.checkpoint.background import Abandoned, told
-from elastic_runtime.checkpoint.index import METADATA, Description, is_as_planned
-from elastic_runtime.checkpoint.layout import Item, Plan, make_plan
+from elastic_runtime.checkpoint.index import METADATA, Description, not_as_planned
 from elastic_runtime.checkpoint.manifest import (
     CheckpointId,
     FileRecord,
@@ -30,7 +29,9 @@ from elastic_runtime.checkpoint.manifest import (
     left_behind,
     newest_first,
 )
-from elastic_runtime.checkpoint.writing import write_file
+from elastic_runtime.checkpoint.outline import Said, say
+from elastic_runtime.checkpoint.planning import Plans, agree
+from elastic_runtime.checkpoint.writing import write_file, written_by_all
 from elastic_runtime.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -41,6 +42,8 @@ from elastic_runtime.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from elastic_runtime.checkpoint.layout import Plan
+    from elastic_runtime.checkpoint.outline import Item
     from elastic_runtime.checkpoint.state import Entries
     from elastic_runtime.checkpoint.storage import Storage
     from elastic_runtime.worker.context import WorkerContext
@@ -277,13 +280,13 @@ class Collected:
     """What this rank is about to write.
 
     Attributes:
-        plan: of all ranks.
+        plan: of all ranks; only rank 0 has it.
         items: what the tensors are.
         tensors: of this rank's file, in order.
         values: what comes after them.
     """
 
-    plan: Plan
+    plan: Plan | None
     items: Sequence[Item]
     tensors: Sequence[torch.Tensor]
     values: Sequence[staging.Source]
@@ -323,11 +326,14 @@ class Collector:
         """Knows of no plan yet."""
         self._entries = entries
         self._mine: tuple[Item, ...] = ()
-        self._plan: Plan | None = None
+        self._said = Said()
+        self._file: list[Item] | None = None  # what this rank writes; None: it is not agreed upon
+        self._plan: Plan | None = None  # of all, on rank 0
+        self._plans = Plans()
 
     def forget(self) -> None:
         """The ranks are others from now on."""
-        self._plan = None
+        self._file = None
 
     def collect(self, peers: Peers) -> Collected:
         """This rank's part of the state as it is now, by reference.
@@ -344,14 +350,15 @@ class Collector:
         def describe() -> bool:
             try:
                 state.update(self._entries.state(peers.rank))
-                changed = self._plan is None or not self._is_as_before(state)
+                changed = self._file is None or not self._is_as_before(state)
                 if changed:
-                    self._plan = None  # no plan of before fits, even if none can be made now
+                    self._file = None  # no plan of before fits, even if none can be made now
                     differing = self._entries.may_differ()
                     self._mine = tuple(
                         staging.describe(key, value, may_differ=key in differing)
                         for key, value in state.items()
                     )
+                    self._said = say(self._mine, peers.rank, peers.world)
             except CheckpointError:
                 raise
             except (OSError, MemoryError, torch.OutOfMemoryError) as error:
@@ -368,14 +375,15 @@ class Collector:
         try:
             changes = peers.on_each(describe)
         except CheckpointError:
-            self._plan = None
+            self._file = None
             if failed:
                 raise failed[0] from None  # it is this rank's own, and shows where it comes from
             raise
-        if self._plan is None or any(changes):
-            held = peers.gather([item.encode() for item in self._mine])
-            self._plan = make_plan([[Item.decode(one) for one in items] for items in held])
-        items = self._plan.files[peers.rank]
+        items = self._file
+        if items is None or any(changes):
+            self._file = None
+            self._plan, rows = agree(self._plans, peers, self._said)
+            items = self._file = [self._mine[row] for row in rows]
         return Collected(
             self._plan,
             [item for item in items if item.dtype],
@@ -413,7 +421,7 @@ class Saving:
         storage: where to.
         tenure: gives the term; rank 0's counts.
         draft: what the manifest will say; term and files follow.
-        plan: who writes what.
+        plan: who writes what; only rank 0 has it.
         description: makes the metadata.
         life: of the tenure, when this began.
     """
@@ -421,7 +429,7 @@ class Saving:
     storage: Storage
     tenure: Tenure
     draft: Manifest
-    plan: Plan
+    plan: Plan | None
     description: Description
     life: int = 0
 
@@ -464,18 +472,18 @@ class Saving:
                 which = found = self.tenure.create(self.draft.step, self.draft.entries)
             return [found.term, found.step, which is None]
 
-        def write() -> dict[str, Any] | None:
+        def write() -> FileRecord | None:
             if not content.size:
                 return None
             name = f"rank-{peers.rank}.distcp"
             make = (self.storage, CheckpointId(term, step), name, content.size, content.sources())
-            return write_file(*make, alone=alone, advance=advance).encode()
+            return write_file(*make, alone=alone, advance=advance)
 
         def commit() -> None:
             nonlocal committed
             advance(0)
             self.tenure.check_life(life)
-            self._commit(CheckpointId(term, step), written)
+            self._commit(CheckpointId(term, step), written.records)
             committed = True
             self.tenure.check_life(life)
             self.tenure.committed(CheckpointId(term, step))
@@ -486,8 +494,8 @@ class Saving:
             self.tenure.hear(CheckpointId(term, step))
             if before:
                 return Saved(CheckpointId(term, step), 0, before=True)
-            written = [one and FileRecord.decode(one) for one in peers.on_each(told(write))]
-            size = sum(file.bytes for file in written if file)
+            written = written_by_all(peers, write)
+            size = sum(file.bytes for file in written.files if file)
             peers.on_first(told(commit))
             return Saved(CheckpointId(term, step), size)
         except BaseException as error:  # an interrupt of the program, too
@@ -507,13 +515,13 @@ class Saving:
         with suppress(CheckpointFailed):  # the first failure says more
             self.storage.check_term(term)
 
-    def _commit(self, which: CheckpointId, files: list[FileRecord | None]) -> None:
-        for rank, (items, file) in enumerate(zip(self.plan.files, files, strict=True)):
-            if not is_as_planned(items, file):
-                raise CheckpointFailed(
-                    f"cannot save to {self.storage.place(which)}: what rank {rank} has written is "
-                    "not what was planned"
-                )
+    def _commit(self, which: CheckpointId, files: Sequence[FileRecord | None]) -> None:
+        assert self.plan is not None
+        if (rank := not_as_planned(self.plan, files)) is not None:
+            raise CheckpointFailed(
+                f"cannot save to {self.storage.place(which)}: what rank {rank} has written is "
+                "not what was planned"
+            )
         content = self.description.encode(self.plan, files)
         sources = [staging.Source((memoryview(content),))]
         metadata = write_file(self.storage, which, METADATA, len(content), sources, alone=False)

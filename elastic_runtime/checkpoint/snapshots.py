@@ -19,7 +19,6 @@ from elastic_runtime.checkpoint.index import Description
 from elastic_runtime.checkpoint.nodes import Nodes
 from elastic_runtime.checkpoint.peer import Snapshot
 from elastic_runtime.checkpoint.shelf import Shelf
-from elastic_runtime.checkpoint.staging import size_of
 from elastic_runtime.checkpoint.storage import explained
 from elastic_runtime.checkpoint.taking import Taking
 from elastic_runtime.errors import CheckpointError
@@ -131,20 +130,21 @@ class Snapshots:
 
     # Taking one
 
-    def refuses(self, peers: Peers, plan: Plan, *, has_image: bool) -> bool:
+    def refuses(self, peers: Peers, size: int, *, has_image: bool) -> bool:
         """Whether no snapshot can be taken now, the same on all ranks; says why.
 
         Args:
             peers: all ranks, which do the same.
-            plan: what each of them would write.
+            size: of the tensors in the file of this rank, in bytes.
             has_image: this rank has the memory already that the state is copied to first.
         """
         if not self._ready(peers):
             return True
         nodes = self._nodes
         assert nodes is not None
+        sizes = peers.gather(size)
         try:
-            rooms = peers.on_each(lambda: self._room(plan, has_image) if nodes.leads else None)
+            rooms = peers.on_each(lambda: self._room(sizes, has_image) if nodes.leads else None)
         except CheckpointError as error:
             found: Refusal | None = Refusal("unusable", str(error))
         else:
@@ -153,14 +153,14 @@ class Snapshots:
             self._note_once(peers, found)
         return found is not None
 
-    def _room(self, plan: Plan, has_image: bool) -> list[Any]:
+    def _room(self, sizes: Sequence[int], has_image: bool) -> list[Any]:
         nodes, shelf = self._nodes, self._shelf
         assert nodes is not None
         assert shelf is not None
         memory, own = shelf.memory, nodes.all[nodes.mine].ranks
 
         def need(ranks: Sequence[int]) -> int:
-            return sum(_EXTRA + sum(map(size_of, _tensors(plan, rank))) for rank in ranks)
+            return sum(_EXTRA + sizes[rank] for rank in ranks)
 
         with explained(f"take snapshots in {memory.directory}"):
             free = os.statvfs(memory.directory)  # whoever cleans up /dev/shm may have taken it
@@ -182,7 +182,7 @@ class Snapshots:
         self,
         peers: Peers,
         draft: Manifest,
-        plan: Plan,
+        plan: Plan | None,
         content: Content,
         advance: Callable[[int], None],
         **fields: Any,
@@ -192,7 +192,7 @@ class Snapshots:
         Args:
             peers: all ranks, which do the same.
             draft: what its manifest will say.
-            plan: who writes what.
+            plan: who writes what; rank 0 has it.
             content: this rank's file.
             advance: hears how many bytes more are about to be written; raises if the snapshot is
                 not wanted any more.
@@ -296,7 +296,3 @@ class Snapshots:
     def _note(self, peers: Peers, what: str, **fields: Any) -> None:
         if peers.rank == 0:
             self._context.note(f"snapshot.{what}", path=self._place, **fields)
-
-
-def _tensors(plan: Plan, rank: int) -> list[Any]:
-    return [item for item in plan.files[rank] if item.dtype]

@@ -23,8 +23,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from elastic_runtime.checkpoint.archive import Wrapping, wrapping
-from elastic_runtime.checkpoint.layout import Item
 from elastic_runtime.checkpoint.memory import bytes_of, local_box, local_tensor
+from elastic_runtime.checkpoint.outline import Item
 from elastic_runtime.errors import CheckpointUsageError
 
 # From here on starting threads costs little in comparison, in bytes.

@@ -14,16 +14,16 @@ import base64
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import crc32c
 
 from elastic_runtime.checkpoint.background import told
-from elastic_runtime.checkpoint.index import METADATA, Description, is_as_planned
+from elastic_runtime.checkpoint.index import METADATA, Description, not_as_planned
 from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, Part
 from elastic_runtime.checkpoint.peer import Lines, RemoteFile
 from elastic_runtime.checkpoint.staging import Source
-from elastic_runtime.checkpoint.writing import write_file
+from elastic_runtime.checkpoint.writing import write_file, written_by_all
 from elastic_runtime.errors import CheckpointError, CheckpointFailed, DamagedCheckpoint
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Taking:
         nodes: all nodes.
         tenure: gives the term, that of the storage; rank 0's counts.
         draft: what the manifest will say; term and files follow.
-        plan: who writes what.
+        plan: who writes what; rank 0 has it.
         description: encodes it.
         advance: hears how many bytes more this rank is about to write; raises if the snapshot is
             not wanted any more.
@@ -57,7 +57,7 @@ class Taking:
     nodes: Nodes
     tenure: Tenure
     draft: Manifest
-    plan: Plan
+    plan: Plan | None
     description: Description
     advance: Callable[[int], None]
 
@@ -91,12 +91,9 @@ class Taking:
             which = new = CheckpointId(term, self.draft.step)
             self.tenure.hear(new)
             peers.on_each(told(lambda: self.shelf.create(new) if self.nodes.leads else None))
-            written = [
-                one and FileRecord.decode(one)
-                for one in peers.on_each(told(lambda: self._write(new, peers.rank, content)))
-            ]
-            problems = peers.on_each(told(lambda: self._copy(new, written)))
-            described = peers.on_first(told(lambda: self._describe(new, written)))
+            written = written_by_all(peers, lambda: self._write(new, peers.rank, content))
+            problems = peers.on_each(told(lambda: self._copy(new, written.files)))
+            described = peers.on_first(told(lambda: self._describe(new, written.records)))
             peers.on_each(told(commit))
         except Exception as error:
             agreed = isinstance(error, CheckpointError)
@@ -110,11 +107,11 @@ class Taking:
             self.shelf.keep_only(new)
         return new, [problem for problem in problems if problem]
 
-    def _write(self, which: CheckpointId, rank: int, content: Content) -> dict[str, Any] | None:
+    def _write(self, which: CheckpointId, rank: int, content: Content) -> FileRecord | None:
         if not content.size:
             return None
         file = (self.shelf.storage, which, f"rank-{rank}.distcp", content.size, content.sources())
-        return write_file(*file, alone=False, advance=self.advance).encode()
+        return write_file(*file, alone=False, advance=self.advance)
 
     def _copy(self, which: CheckpointId, written: Sequence[FileRecord | None]) -> str:
         """Fetches the files of the buddy; why that was not possible, "" if it was."""
@@ -157,9 +154,9 @@ class Taking:
         self, which: CheckpointId, written: Sequence[FileRecord | None]
     ) -> dict[str, str]:
         """What all nodes write beside the files of the ranks, the same everywhere."""
-        for rank, (items, file) in enumerate(zip(self.plan.files, written, strict=True)):
-            if not is_as_planned(items, file):
-                raise CheckpointFailed(f"what rank {rank} has written is not what was planned")
+        assert self.plan is not None
+        if (rank := not_as_planned(self.plan, written)) is not None:
+            raise CheckpointFailed(f"what rank {rank} has written is not what was planned")
         content = self.description.encode(self.plan, written)
         crc = crc32c.crc32c(content)
         metadata = FileRecord(METADATA, len(content), crc, (Part(0, len(content), crc),))

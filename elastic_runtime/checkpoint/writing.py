@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import crc32c
 
+from elastic_runtime.checkpoint.background import told
 from elastic_runtime.checkpoint.checksum import combined
 from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Part
 from elastic_runtime.machine import own_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from elastic_runtime.checkpoint.staging import Source
     from elastic_runtime.checkpoint.storage import Storage
+    from elastic_runtime.worker.peers import Peers
 
 _BATCH = 4 << 20  # bytes
 _MOST_VIEWS = 512  # in a batch
@@ -123,3 +126,38 @@ def _batches(
                     batch, room = [], _BATCH
     if batch:
         yield batch
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What all ranks have written.
+
+    Attributes:
+        files: by rank, without their parts; None: nothing.
+        records: the same with their parts, on rank 0; nothing on the others, which need none.
+    """
+
+    files: Sequence[FileRecord | None]
+    records: Sequence[FileRecord | None]
+
+
+def written_by_all(peers: Peers, write: Callable[[], FileRecord | None]) -> Written:
+    """Has each rank write its file.
+
+    Args:
+        peers: all ranks, which do the same.
+        write: writes that of this rank, if it has one.
+
+    Raises:
+        CheckpointError: a rank could not write; the same on every rank.
+    """
+    mine: FileRecord | None = None
+
+    def do() -> dict[str, Any] | None:
+        nonlocal mine
+        mine = write()
+        return replace(mine, parts=()).encode() if mine else None
+
+    files = [one and FileRecord.decode(one) for one in peers.on_each(told(do))]
+    records = peers.to_first(mine and mine.encode()) or []
+    return Written(files, [one and FileRecord.decode(one) for one in records])

@@ -27,7 +27,7 @@ from elastic_runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 # The first exchange of an answer, in bytes: its length, and as much of it as fits.
 _LENGTH = 8
@@ -135,7 +135,77 @@ class Peers:
         Raises:
             CheckpointError: rank 0's action raised it.
         """
-        return self.on_each(action if self.rank == 0 else lambda: None)[0]
+        outcome = _outcome(action) if self.rank == 0 else {}
+        data = json.dumps(outcome).encode()
+        # Only rank 0's can be long: room for one from each rank would be ``world`` times as much.
+        first = self.gather(outcome if len(data) <= _SHORT else {"bytes": len(data)})[0]
+        if "bytes" in first:
+            first = json.loads(self._from_first(data, first["bytes"]))
+        return _values([first])[0]
+
+    def _from_first(self, data: bytes, size: int) -> bytes:
+        if self.group is None:
+            return data
+        room = torch.empty(size, dtype=torch.uint8, device="cpu")
+        if self.rank == 0:
+            room.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(room, group=self.group, group_src=0)
+        return ctypes.string_at(room.data_ptr(), size)
+
+    def share_out(self, action: Callable[[], Sequence[Any]]) -> Any:
+        """Does something on rank 0 and gives each rank its own part of the result.
+
+        Args:
+            action: returns plain JSON for each rank, by rank.
+
+        Raises:
+            CheckpointError: rank 0's action raised it, on every rank.
+        """
+        parts: list[bytes] = []
+
+        def work() -> int:
+            parts.extend(json.dumps(part).encode() for part in action())
+            return max(map(len, parts))
+
+        size = self.on_first(work)
+        if self.group is None:
+            return json.loads(parts[0])
+        mine = torch.empty(size, dtype=torch.uint8, device="cpu")
+        everyones = [
+            torch.frombuffer(bytearray(part.ljust(size)), dtype=torch.uint8) for part in parts
+        ]
+        dist.scatter(mine, everyones or None, group=self.group, group_src=0)
+        return json.loads(ctypes.string_at(mine.data_ptr(), size))
+
+    def to_first(self, value: Any) -> list[Any] | None:
+        """Gives what each rank has to rank 0, and to nobody else.
+
+        Args:
+            value: plain JSON, of any length; None: nothing is sent.
+
+        Returns:
+            On rank 0 what each rank has given, by rank; None on the others.
+        """
+        data = b"" if value is None else json.dumps(value).encode()
+        if self.group is None:
+            return [json.loads(data) if data else None]
+        sizes = self.gather(len(data))
+        if self.rank != 0:
+            if data:
+                mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                dist.send(mine, group=self.group, group_dst=0)
+            return None
+        rooms, arriving = {}, []
+        for rank, size in enumerate(sizes):
+            if rank and size:
+                room = rooms[rank] = torch.empty(size, dtype=torch.uint8, device="cpu")
+                arriving.append(dist.irecv(room, group=self.group, group_src=rank))
+        for one in arriving:
+            one.wait()
+        found = {r: json.loads(ctypes.string_at(x.data_ptr(), len(x))) for r, x in rooms.items()}
+        if data:
+            found[0] = json.loads(data)
+        return [found.get(rank) for rank in range(self.world)]
 
     def on_each(self, action: Callable[[], Any]) -> list[Any]:
         """Does something on each rank and gives all results, or one failure, to all.
@@ -147,13 +217,19 @@ class Peers:
             CheckpointError: an action raised it: of those that say most that of the lowest rank,
                 on every rank.
         """
-        try:
-            outcome = {"value": action()}
-        except CheckpointError as error:
-            outcome = {"error": type(error).__name__, "text": str(error)}
-        outcomes = self.gather(outcome)
-        failures = [each for each in outcomes if "error" in each]
-        if failures:
-            worst = min(failures, key=lambda each: list(_RAISED).index(each["error"]))
-            raise _RAISED[worst["error"]](worst["text"])
-        return [each["value"] for each in outcomes]
+        return _values(self.gather(_outcome(action)))
+
+
+def _outcome(action: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        return {"value": action()}
+    except CheckpointError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+def _values(outcomes: list[dict[str, Any]]) -> list[Any]:
+    failures = [each for each in outcomes if "error" in each]
+    if failures:
+        worst = min(failures, key=lambda each: list(_RAISED).index(each["error"]))
+        raise _RAISED[worst["error"]](worst["text"])
+    return [each["value"] for each in outcomes]

@@ -12,7 +12,6 @@ import torch
 from elastic_runtime.agent.snapshots import SnapshotServer
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.index import Description
-from elastic_runtime.checkpoint.layout import Plan
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.nodes import Nodes
@@ -28,6 +27,7 @@ from elastic_runtime.worker import context as contexts
 from elastic_runtime.worker.agreement import Wish
 from elastic_runtime.worker.peers import Peers
 from tests import small_checkpoints
+from tests.checkpoints import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -320,7 +320,7 @@ def test_what_others_may_have_by_now_is_kept(tmp_path: Path, exchange: int, stay
         nodes=Nodes.seen_by(0, [memory]),
         tenure=Tenure(LocalStorage(tmp_path / "runs"), here),
         draft=Manifest(step=5, term=0, world=1),
-        plan=Plan(((),)),
+        plan=plan_of([[]]),
         description=Description(),
         advance=lambda count: None,
     )

@@ -44,3 +44,43 @@ def test_a_failure_of_one_rank_is_raised_on_all(text: str) -> None:
 
 def test_one_rank_asks_nobody() -> None:
     assert Peers().gather([1]) == [[1]]
+
+
+def _from_and_to_the_first() -> list[object]:
+    peers = Peers()
+    mine = chr(97 + peers.rank)
+    found: list[object] = []
+    for length in LENGTHS:
+        found.append(peers.on_first(lambda size=length: mine * size))
+        found.append(peers.share_out(lambda size=length: ["a" * size, "b", "c" * 2 * size]))
+        found.append(peers.to_first(mine * length if peers.rank != 1 else None))
+    return found
+
+
+def test_rank_0_gives_and_takes_answers_of_any_length() -> None:
+    outcomes = [one.value for one in run_ranks(3, _from_and_to_the_first)]
+    for at, size in enumerate(LENGTHS):
+        told, shares, taken = zip(*(one[3 * at : 3 * at + 3] for one in outcomes), strict=True)
+        assert told == ("a" * size,) * 3
+        assert shares == ("a" * size, "b", "c" * 2 * size)
+        assert taken == (["a" * size, None, "c" * size], None, None)
+
+
+def _failing_first(text: str) -> list[str]:
+    peers = Peers()
+
+    def action() -> list[str]:
+        raise DamagedCheckpoint(text)
+
+    found = []
+    for ask in (peers.on_first, peers.share_out):
+        try:
+            ask(action)
+        except DamagedCheckpoint as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("text", ["it is damaged: ß", "long " * 1000])
+def test_a_failure_of_rank_0_is_raised_on_all(text: str) -> None:
+    assert [one.value for one in run_ranks(2, _failing_first, text)] == [[text] * 2] * 2
