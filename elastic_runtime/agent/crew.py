@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import TCPStore
 
+from elastic_runtime import threads
 from elastic_runtime.agent import workers
 from elastic_runtime.agent.channel import Channel
 from elastic_runtime.agent.environment import PortKeeper, worker_environment
@@ -28,6 +30,7 @@ from elastic_runtime.agent.life import (
     WorkerReturned,
 )
 from elastic_runtime.agent.logdir import LogDirs
+from elastic_runtime.agent.round_keys import forget_rounds, key_of
 from elastic_runtime.listening import Where, way_to
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
@@ -368,11 +371,15 @@ class Crew:
                 group_world=last.size,
                 host=host.address,
                 port=last.store_port,
-                key=f"{last.incarnation}/{last.number}",
+                key=key_of(last.incarnation, last.number),
                 spares=spares,
                 committed=last.budget.best_step,
             )
             self._tell([local_rank], message)
+        if self._store is not None:
+            over = (self._store, last.incarnation, last.number)
+            with suppress(RuntimeError):  # no thread for it now: the next round has it done
+                threads.spawn(forget_rounds, *over, name="round-keys")
 
     def nearby(self, last: RoundRecord | None) -> None:
         """Has workers connect to the stores of the round that others are in, and wait for it.

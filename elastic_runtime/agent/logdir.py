@@ -12,7 +12,7 @@ thread copies it when the worker has ended.
 
 A directory that exists already is somebody's log: it is never removed and never written to
 again; ``<node>-2`` and so on are taken instead. Of its own directories an agent keeps those of the
-first round and of the newest ones.
+first round and of the newest ones; those in its private directory are few, whatever is asked for.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
 
+# Of so many rounds at most the errors are kept in the private directory, whatever is kept in the
+# log directory: the report names those of the last one.
+_PRIVATE_ROUNDS = 8
 # Bytes of a name in a path: the 255 of Linux, with room for a number behind it.
 _LONGEST = 240
 
@@ -141,7 +144,8 @@ class LogDirs:
         elif output.redirects or output.tee:
             self.root = _temporary()
         run, node = _one_level(config.run_id), _one_level(config.node_name)
-        self._private = _Rounds(Path(private, "logs", run), node, output.keep)
+        few = min(output.keep or _PRIVATE_ROUNDS, _PRIVATE_ROUNDS)
+        self._private = _Rounds(Path(private, "logs", run), node, few)
         self._logs = _Rounds(self.root / run, node, output.keep) if self.root else None
 
     def place(self, round_number: int, rank: int) -> Place:

@@ -186,3 +186,18 @@ def test_all_logs_are_kept_if_that_is_wanted(tmp_path: Path) -> None:
     for number in range(1, 200):
         end(logs, start(logs, number))
     assert len(rounds(tmp_path)) == 199
+
+
+@pytest.mark.parametrize("keep", [0, 100])
+def test_errors_in_the_private_directory_do_not_pile_up(tmp_path: Path, keep: int) -> None:
+    """Whatever is kept of the logs: what has been read of them is in memory, and in the logs."""
+    private = tmp_path / "private"
+    logs = LogDirs(config(tmp_path / "logs", keep=keep), str(private))
+    for number in range(1, 41):
+        place = logs.place(number, 0)
+        Path(place.error_file).write_text("{}")
+        place.end()
+        logs.ended(place)
+    assert Path(place.error_file).is_file(), "the last one, which may end the job"
+    assert len(list(private.rglob("error.json"))) < 10
+    assert len(list((tmp_path / "logs").rglob("error.json"))) == 40, "but what was asked for"

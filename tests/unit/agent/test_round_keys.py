@@ -1,0 +1,58 @@
+"""What rounds leave in the store of an agent, made by real gloo groups."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from elastic_runtime.agent.round_keys import forget_rounds, key_of
+
+JOB = "node0-5f3a.1"
+
+
+def connect(store: dist.TCPStore, key: str, ranks: int = 3) -> None:
+    """Connects the ranks of a round, as each of its groups is connected."""
+
+    def one(rank: int) -> None:
+        dist.ProcessGroupGloo(dist.PrefixStore(key, store.clone()), rank, ranks, timedelta(0, 30))
+
+    with ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(one, range(ranks)))
+
+
+def keys_of(store: dist.TCPStore, key: str) -> list[str]:
+    return [one for one in store.list_keys() if one.startswith(f"{key}/")]
+
+
+def test_the_keys_of_rounds_do_not_pile_up() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("of the store itself", "stays")
+    counts = []
+    for number in range(1, 21):
+        connect(store, key_of(JOB, number))
+        forget_rounds(store, JOB, number)
+        counts.append(store.num_keys())
+    assert len(set(counts[1:])) == 1, counts
+    assert keys_of(store, key_of(JOB, 20))
+    assert keys_of(store, key_of(JOB, 19)), "a rank may be late in it"
+    assert not keys_of(store, key_of(JOB, 18))
+    assert store.get("of the store itself") == b"stays"
+
+
+def test_a_new_incarnation_of_a_job_counts_from_one_again() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for number in (7, 8):
+        connect(store, key_of(JOB, number))
+    connect(store, key_of("node1-77aa.9", 9))
+    forget_rounds(store, "node1-77aa.9", 9)
+    assert not keys_of(store, key_of(JOB, 8))
+    assert keys_of(store, key_of("node1-77aa.9", 9))
+
+
+def test_a_store_that_is_gone_is_no_error() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = store.clone()
+    del store
+    forget_rounds(client, JOB, 3)
