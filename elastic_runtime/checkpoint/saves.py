@@ -327,9 +327,9 @@ class Saves:
                 self.tenure.leave_behind()  # what a writer that was left behind has finished since
                 prune(self._storage, self._rule, term, self.damaged)
             if self._cleared < term:
-                self._cleared = term
                 if gone := clear_rests(self._storage, term):
-                    self._note(peers, "rests_removed", names=[one.name for one in gone])
+                    self.tenure.tell_removed(gone)
+                self._cleared = term
         except (OSError, CheckpointError) as error:
             # The save has succeeded; what could not be deleted is tried again after the next one.
             self._note(peers, "prune_failed", problem=str(error))

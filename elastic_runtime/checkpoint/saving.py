@@ -31,6 +31,7 @@ from elastic_runtime.checkpoint.manifest import (
 )
 from elastic_runtime.checkpoint.outline import Said, say
 from elastic_runtime.checkpoint.planning import Plans, agree
+from elastic_runtime.checkpoint.survey import make_room
 from elastic_runtime.checkpoint.writing import write_file, written_by_all
 from elastic_runtime.errors import (
     CheckpointError,
@@ -118,6 +119,9 @@ class Tenure:
         self._left = self._base
         self._term, self._used_up = term, False
         self.leave_behind()
+        with suppress(OSError, CheckpointError):  # the save may do without
+            if gone := make_room(self._storage, term):
+                self.tell_removed(gone)
         return term
 
     def look(self) -> None:
@@ -228,6 +232,11 @@ class Tenure:
                 self._storage.set_aside(which, {"why": why, "run": self._context.run})
                 fields = {"path": self._storage.where, "step": which.step, "term": which.term}
                 self._context.note("checkpoint.set_aside", **fields, problem=why)
+
+    def tell_removed(self, gone: Sequence[CheckpointId]) -> None:
+        """An event: the rests of saves that nobody goes on with were removed."""
+        fields = {"path": self._storage.where, "names": [one.name for one in gone]}
+        self._context.note("checkpoint.rests_removed", **fields)
 
     def use_up(self) -> None:
         """Has the next save take another term: what this one has left must not be met again."""

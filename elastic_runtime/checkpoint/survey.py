@@ -9,6 +9,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import crc32c
@@ -18,7 +19,7 @@ from elastic_runtime.checkpoint.retention import decide
 from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest
@@ -241,9 +242,37 @@ def clear_rests(storage: Storage, term: int) -> list[CheckpointId]:
     names = storage.names()
     older = [one for one in newest_first(names) if one.term < term]
     rests = [one for one in older if not storage.has_manifest(one)]
-    if not rests:
-        return []
-    if highest_term(names) > term:
+    return _clear(storage, term, names, rests)
+
+
+def make_room(storage: Storage, term: int) -> list[CheckpointId]:
+    """Removes what lives of a job have left that all ended in their first save; before a save.
+
+    No save of theirs has cleared up after another, and what they have left may be why there is no
+    room for one. The last of them is spared: whoever was stopped in the very moment of its commit
+    may still go on with it.
+
+    Args:
+        storage: where.
+        term: the term of the one who removes.
+
+    Returns:
+        See ``clear_rests``.
+
+    Raises:
+        CheckpointError: the place cannot be read.
+    """
+    names = storage.names()
+    older = [one for one in newest_first(names) if one.term < term - 1]
+    # A save that was finished has cleared up all before it.
+    rests = list(takewhile(lambda one: not storage.has_manifest(one), older))
+    return _clear(storage, term, names, rests)
+
+
+def _clear(
+    storage: Storage, term: int, names: Sequence[str], rests: Sequence[CheckpointId]
+) -> list[CheckpointId]:
+    if not rests or highest_term(names) > term:
         return []
     doomed = abandoned((look(storage, one) for one in rests), names)
     for which in doomed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from elastic_runtime.checkpoint.survey import clear_rests
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.worker.agreement import Wish
 from tests.processes import wait_for
-from tests.ranks import entries_of
+from tests.ranks import entries_of, run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -391,13 +392,53 @@ def test_rests_of_older_terms_go_with_the_first_save_of_a_newer_one(
     ckpt = Checkpointer(tmp_path, {"a": 1})  # keeps all that is whole
     ckpt.save(sync=True)
     assert saves(tmp_path) == ["step-0.term-4", "step-9.term-2"], "what is not ours stays"
-    (told,) = [r.msg % r.args for r in caplog.records if "rests_removed" in r.msg % r.args]
-    assert "step-7.term-1" in told
+    told = [r.msg % r.args for r in caplog.records if "rests_removed" in r.msg % r.args]
+    assert len(told) == 2, "before the save and after it"
+    assert "step-7.term-1" in told[0]
+    assert "step-9.term-3" in told[1]
     other = tmp_path / "step-1.term-1"
     other.mkdir()
     ckpt.steps = 1
     ckpt.save(sync=True)
     assert other.exists(), "it has looked once in its term"
+
+
+def _killed_in_its_first_save(path: str) -> None:
+    def kill(writer: local.LocalWriter) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    local.LocalWriter.sync = kill  # type: ignore[method-assign]
+    Checkpointer(path, {"a": torch.ones(1000)}).save(sync=True)
+
+
+def test_rests_of_lives_that_all_end_in_a_save_do_not_pile_up(tmp_path: Path) -> None:
+    """They may be what has filled the disk, which ends the next life in its save."""
+    counts = []
+    for _ in range(5):
+        (outcome,) = run_ranks(1, _killed_in_its_first_save, str(tmp_path))
+        assert outcome.signal == signal.SIGKILL
+        counts.append(len(saves(tmp_path)))
+    assert counts == [1, 2, 2, 2, 2], "its own, and that of the life before"
+    assert saves(tmp_path) == ["step-0.term-4", "step-0.term-5"]
+
+
+def test_what_could_not_be_cleared_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert local.LocalStorage(tmp_path).take_term({}) == 1
+    (tmp_path / "step-1.term-1").mkdir()
+    ckpt = Checkpointer(tmp_path, {"a": 1})
+    with monkeypatch.context() as patch:
+
+        def refused(*_: object) -> None:
+            raise CheckpointFailed("the storage is away; look at it")
+
+        patch.setattr(saves_module, "clear_rests", refused)
+        ckpt.save(sync=True)
+    assert saves(tmp_path) == ["step-0.term-2", "step-1.term-1"]
+    ckpt.steps = 1
+    ckpt.save(sync=True)
+    assert saves(tmp_path) == ["step-0.term-2", "step-1.term-2"]
 
 
 def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
