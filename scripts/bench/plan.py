@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""What it costs that thousands of ranks agree who writes what of a checkpoint, and load it.
+
+All ranks are played in one process, one after the other, with the code that a job runs; only the
+wire is replaced, by one that counts bytes. Each world is planned three times: for the first time,
+after a change to another one, and after the change back.
+
+    scripts/bench/plan.py --worlds 256,1024,2048 --items 900
+    scripts/bench/plan.py --worlds 256 --content    # also what is written and read at a commit
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from elastic_runtime.checkpoint import contents, index
+from elastic_runtime.checkpoint.manifest import FileRecord, Manifest, Part
+from elastic_runtime.checkpoint.outline import Chunk, Item, box_of, digest, say
+from elastic_runtime.checkpoint.planning import Plans, agree
+from elastic_runtime.worker.peers import Peers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from elastic_runtime.checkpoint.layout import Plan
+    from elastic_runtime.checkpoint.outline import Said
+
+_MODES = ("replicated", "sharded", "mixed")
+_HEAD = 1024  # bytes of each rank in an exchange of all: see ``Peers``
+_AROUND = 600  # bytes of a file around those of a tensor, about
+
+
+def held(rank: int, world: int, count: int, mode: str) -> list[Item]:
+    """What a rank of a job holds: DDP's, FSDP2's, or every third tensor whole and generators."""
+    found = []
+    for number in range(count):
+        shape = (4096 + number % 7, 1024) if number % 3 else (4096,)
+        whole = mode == "replicated" or (mode == "mixed" and number % 3 == 0)
+        offsets, sizes = box_of(() if whole else (Chunk(0, world, rank),), shape)
+        key = f"model.layers.{number // 9}.block.attention.w{number % 9}.weight"
+        found.append(Item(key, "float32", shape, offsets, sizes, 4 * prod(sizes)))
+    if mode == "mixed":
+        found += [Item(f"rng.rank-{rank}"), Item(f"sampler.rank-{rank}")]
+    return found if rank else [*found, Item("optimizer.param_groups"), Item("step")]
+
+
+@dataclass
+class Cost:
+    """What one agreement has cost: bytes by rank, seconds of rank 0, and of each other one."""
+
+    sent: list[int]
+    received: list[int]
+    first: float = 0.0
+    others: list[float] = field(default_factory=list)
+
+
+@dataclass
+class World:
+    """All ranks, and what is on the wire between them."""
+
+    said: Sequence[Said]
+    digests: list[list[str]] = field(default_factory=list)
+    given: list[Any] = field(default_factory=list)
+    known: bool = True
+    shares: list[Any] = field(default_factory=list)
+
+
+class Wire(Peers):
+    """One rank of a world, without a network."""
+
+    def __init__(self, rank: int, world: World, cost: Cost) -> None:
+        self.rank, self.world, self.group = rank, len(world.said), None
+        self._all, self._cost = world, cost
+
+    def _exchange_of_all(self) -> None:
+        self._cost.sent[self.rank] += _HEAD * (self.world - 1)  # in a ring
+        self._cost.received[self.rank] += _HEAD * (self.world - 1)
+
+    def gather(self, value: Any) -> list[Any]:
+        self._exchange_of_all()
+        return self._all.digests
+
+    def on_first(self, action: Callable[[], Any]) -> Any:
+        self._exchange_of_all()
+        if self.rank == 0:
+            self._all.known = action()
+        return self._all.known
+
+    def to_first(self, value: Any) -> list[Any] | None:
+        self._exchange_of_all()
+        size = len(json.dumps(value)) if value is not None and self.rank else 0
+        self._cost.sent[self.rank] += size
+        self._cost.received[0] += size
+        return self._all.given if self.rank == 0 else None
+
+    def share_out(self, action: Callable[[], Sequence[Any]]) -> Any:
+        self._exchange_of_all()
+        if self.rank == 0:
+            self._all.shares = list(action())
+        size = max(len(json.dumps(share)) for share in self._all.shares[:2])
+        if self.rank:
+            self._cost.sent[0] += size
+            self._cost.received[self.rank] += size
+        return self._all.shares[self.rank]
+
+
+def agreement(plans: Plans, said: Sequence[Said]) -> tuple[Plan, Cost]:
+    """Has all ranks agree."""
+    world = World(said, [[digest(part) for part in one.parts] for one in said])
+    named = {
+        d: p
+        for one, ds in zip(said, world.digests, strict=True)
+        for p, d in zip(one.parts, ds, strict=True)
+    }
+    world.given = [list(named.values())]
+    cost = Cost([0] * len(said), [0] * len(said))
+    plan: Plan | None = None
+    for rank, one in enumerate(said):
+        began = time.perf_counter()
+        made, _ = agree(plans, Wire(rank, world, cost), one)
+        seconds = time.perf_counter() - began
+        if rank == 0:
+            plan, cost.first = made, seconds
+        else:
+            cost.others.append(seconds)
+    assert plan is not None
+    return plan, cost
+
+
+def _planning(world: int, items: int, mode: str) -> tuple[Plan, list[dict[str, Any]]]:
+    plans, rows = Plans(), []
+    began = time.perf_counter()
+    said = [say(held(rank, world, items, mode), rank, world) for rank in range(world)]
+    describe = (time.perf_counter() - began) / world
+    less = [say(held(rank, world - 1, items, mode), rank, world - 1) for rank in range(world - 1)]
+    plan: Plan | None = None
+    for when, each in (("first", said), ("another", less), ("back", said)):
+        gc.collect()
+        plan, cost = agreement(plans, each)
+        rows.append(
+            {
+                "world": world,
+                "mode": mode,
+                "when": when,
+                "sent": max(cost.sent[1:]),
+                "received": max(cost.received[1:]),
+                "sent_0": cost.sent[0],
+                "received_0": cost.received[0],
+                "describe": describe,
+                "seconds_0": cost.first,
+                "seconds": statistics.median(cost.others),
+            }
+        )
+    assert plan is not None
+    return plan, rows
+
+
+def _content(world: int, mode: str, plan: Plan) -> Iterator[dict[str, Any]]:
+    """What a commit writes, and what each rank that loads reads of it."""
+    files = [_record(rank, sizes) for rank, sizes in enumerate(plan.sizes)]
+    sent = [json.dumps(file and file.encode()) for file in files]
+
+    def timed(what: str, work: Callable[[], Any], size: Callable[[Any], int]) -> Any:
+        gc.collect()
+        began = time.perf_counter()
+        made = work()
+        seconds = time.perf_counter() - began
+        rows.append({"world": world, "mode": mode, "what": what, "s": seconds, "b": size(made)})
+        return made
+
+    rows: list[dict[str, Any]] = []
+    total = sum(map(len, sent))
+    timed(
+        "records",
+        lambda: [FileRecord.decode(f) for f in map(json.loads, sent) if f],
+        lambda _: total,
+    )
+    metadata = timed("metadata", lambda: index.Description().encode(plan, files), len)
+    manifest = Manifest(1, 1, world, files=tuple(file for file in files if file))
+    written = timed("manifest", manifest.encode, len)
+    read = timed(
+        "read manifest", lambda: Manifest.decode("manifest", written), lambda _: len(written)
+    )
+    timed(
+        "read metadata",
+        lambda: contents.read_contents("metadata", metadata, read.files),
+        lambda _: len(metadata),
+    )
+    yield from rows
+
+
+def _record(rank: int, sizes: Sequence[int]) -> FileRecord | None:
+    parts, end = [], 0
+    for size in sizes:
+        length = max(0, size) + _AROUND
+        parts.append(Part(end, length, (rank * 7919 + end) % (1 << 32), 512 if size >= 0 else -1))
+        end += length
+    return FileRecord(f"rank-{rank}.distcp", end, rank, tuple(parts)) if parts else None
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--worlds", default="256,1024,2048", help="numbers of ranks")
+    parser.add_argument("--items", type=int, default=900, help="tensors of the state")
+    parser.add_argument("--modes", default=",".join(_MODES))
+    parser.add_argument("--content", action="store_true", help="also what a commit writes")
+    parser.add_argument("--json", help="write all figures there")
+    args = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    print("            a rank: sends, gets, says in, agrees in | rank 0: sends, gets, agrees in")
+    for world in map(int, args.worlds.split(",")):
+        for mode in args.modes.split(","):
+            plan, rows = _planning(world, args.items, mode)
+            for row in rows:
+                print(
+                    f"{world:5} {mode:10} {row['when']:8}"
+                    f"{row['sent'] / 1e6:6.2f} MB {row['received'] / 1e6:6.2f} MB "
+                    f"{row['describe'] * 1e3:6.1f} ms {row['seconds'] * 1e3:6.1f} ms |"
+                    f"{row['sent_0'] / 1e6:6.2f} MB {row['received_0'] / 1e6:6.2f} MB "
+                    f"{row['seconds_0']:6.2f} s",
+                    flush=True,
+                )
+            found += rows
+            for row in _content(world, mode, plan) if args.content else ():
+                size = f"{row['b'] / 1e6:8.2f} MB"
+                print(f"{world:5} {mode:10} {row['what']:14} {size} {row['s']:6.2f} s", flush=True)
+                found.append(row)
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
