@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from elastic_runtime.agent.crew import Crew
+from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.round_keys import forget_rounds, key_of
+from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
+from elastic_runtime.protocol.records import Member, RoundRecord
+from tests.processes import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 JOB = "node0-5f3a.1"
 
@@ -15,11 +24,13 @@ JOB = "node0-5f3a.1"
 def connect(store: dist.TCPStore, key: str, ranks: int = 3) -> None:
     """Connects the ranks of a round, as each of its groups is connected."""
 
-    def one(rank: int) -> None:
-        dist.ProcessGroupGloo(dist.PrefixStore(key, store.clone()), rank, ranks, timedelta(0, 30))
+    def one(rank: int) -> dist.ProcessGroup:
+        place = dist.PrefixStore(key, store.clone())
+        return dist.ProcessGroupGloo(place, rank, ranks, timedelta(seconds=30))
 
     with ThreadPoolExecutor(ranks) as pool:
-        list(pool.map(one, range(ranks)))
+        groups = list(pool.map(one, range(ranks)))
+    del groups  # only now: who is gone while another one still connects is missed by that one
 
 
 def keys_of(store: dist.TCPStore, key: str) -> list[str]:
@@ -39,6 +50,25 @@ def test_the_keys_of_rounds_do_not_pile_up() -> None:
     assert keys_of(store, key_of(JOB, 19)), "a rank may be late in it"
     assert not keys_of(store, key_of(JOB, 18))
     assert store.get("of the store itself") == b"stays"
+
+
+def test_an_agent_clears_its_store_as_its_workers_enter_a_round(tmp_path: Path) -> None:
+    job = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "run", node_name="n")
+    private = PrivateDirectory(str(tmp_path))
+    crew = Crew(job, private, dict, lambda item: None)
+    crew.host(0)
+    client = dist.TCPStore("127.0.0.1", crew.reserve(), is_master=False, wait_for_workers=False)
+    try:
+        for number in range(1, 6):
+            connect(client, key_of(JOB, number))
+            members = (Member("a", "a", "127.0.0.1", 1, store_port=crew.reserve()),)
+            crew.enter(RoundRecord(number, JOB, members, crew.reserve(), "why"), 0, [])
+        wait_for(lambda: not keys_of(client, key_of(JOB, 3)), 20, "the third round to be forgotten")
+        assert keys_of(client, key_of(JOB, 4))
+    finally:
+        crew.hang_up()
+        crew.close()
+        private.remove()
 
 
 def test_a_new_incarnation_of_a_job_counts_from_one_again() -> None:
