@@ -17,7 +17,7 @@ import torch
 from elastic_runtime.checkpoint import reading
 from elastic_runtime.checkpoint.contents import read_contents
 from elastic_runtime.checkpoint.index import METADATA
-from elastic_runtime.checkpoint.memory import local_box, local_tensor
+from elastic_runtime.checkpoint.memory import local_box, local_tensor, without_collection
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.reading import Fetch, Target
 from elastic_runtime.checkpoint.stored import Stored, StoredTensor, StoredValue
@@ -115,7 +115,7 @@ class Loading:
             DamagedCheckpoint: the description of the checkpoint is not what was written.
             CheckpointError: it does not fit the entries.
         """
-        with self._explained():
+        with self._explained(), without_collection():
             manifest = self._manifest()
             self._check_sizes(manifest)
             self._stored = read_contents(

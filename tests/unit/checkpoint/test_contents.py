@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import pickletools
 import struct
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.checkpoint.contents import read_contents
+from elastic_runtime.checkpoint.memory import without_collection
 from elastic_runtime.errors import DamagedCheckpoint
 
 PUT_FAR = b"r" + struct.pack("<I", 0xFFFFFFF0)  # room for 4,294,967,280 objects
@@ -42,3 +44,14 @@ def test_a_number_without_measure_is_found_wherever_it_stands(
 def test_bytes_that_look_like_one_are_none(value: Any, protocol: int) -> None:
     odd = ["p4294967280\n", "r\xf0\xff\xff\x0f", value]
     assert "more objects" not in refusal(pickle.dumps(odd, protocol))
+
+
+def test_garbage_is_looked_for_again_whatever_happens() -> None:
+    def fail() -> None:
+        with without_collection():
+            assert not gc.isenabled()
+            raise DamagedCheckpoint("it is damaged")
+
+    with pytest.raises(DamagedCheckpoint):
+        fail()
+    assert gc.isenabled()
