@@ -130,8 +130,8 @@ def _unpickled(data: bytes) -> dcp.Metadata:
 def _numbers_nothing(data: bytes) -> bool:
     """Whether no operation of a pickle is one of ``_NUMBERING``; False if that is not certain.
 
-    What Python has written since 3.8 has none. ``pickletools`` takes four times as long to see that, on
-    each rank that loads what thousands have written.
+    What Python has written since 3.8 has none. ``pickletools`` takes four times as long to see
+    that, on each rank that loads what thousands have written.
     """
     at = 0
     while at < len(data):
