@@ -12,6 +12,7 @@ from elastic_runtime.agent.crew import Crew
 from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.round_keys import forget_rounds, key_of
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
+from elastic_runtime.listening import Where
 from elastic_runtime.protocol.records import Member, RoundRecord
 from tests.processes import wait_for
 
@@ -55,7 +56,7 @@ def test_the_keys_of_rounds_do_not_pile_up() -> None:
 def test_an_agent_clears_its_store_as_its_workers_enter_a_round(tmp_path: Path) -> None:
     job = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "run", node_name="n")
     private = PrivateDirectory(str(tmp_path))
-    crew = Crew(job, private, dict, lambda item: None)
+    crew = Crew(job, private, dict, lambda item: None, Where("127.0.0.1"))
     crew.host(0)
     client = dist.TCPStore("127.0.0.1", crew.reserve(), is_master=False, wait_for_workers=False)
     try:
