@@ -29,7 +29,11 @@ is, without a traceback.
 
 from __future__ import annotations
 
-from typing import Self
+import difflib
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -169,3 +173,14 @@ class RecordError(ElasticError):
         super().__init__(f"the record {key!r} in the store cannot be used: {why}")
         self.key = key
         self.why = why
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is unknown: ``; did you mean '--min'?``, or "".
+
+    Args:
+        typed: what was written.
+        known: what could have been.
+    """
+    close = difflib.get_close_matches(typed, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

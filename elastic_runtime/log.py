@@ -186,6 +186,11 @@ _LINES: dict[str, Line] = {
         "narrows it down",
         shown=False,
     ),
+    "preload.failed": Line(
+        "--preload: {module} cannot be imported, and workers start without it: {why}",
+        "warning",
+        whole_job=False,
+    ),
     "log.dropped": Line(
         "{path} cannot be written ({why}): what workers print is lost until it can",
         "warning",

@@ -74,7 +74,7 @@ class Starts:
             "cpus": None,
         }
         if config.numa_binding:
-            request["cpus"] = torch_private.numa_cpus(spec.local_rank, config.numa_binding)
+            request["cpus"] = self._processors(spec.local_rank)
         streams: list[Stream] = []
         descriptors = [self._input(spec.local_rank)]
         descriptors += [self._open(spec, name, streams) for name in ("stdout", "stderr")]
@@ -101,6 +101,16 @@ class Starts:
             if descriptor is not None:
                 os.close(descriptor)
         self._payload, self._results = None, {}
+
+    def _processors(self, local_rank: int) -> list[int]:
+        mode = self._config.numa_binding
+        try:
+            return torch_private.numa_cpus(local_rank, mode)
+        except Exception as error:  # torch asks the driver and the kernel, and trusts both
+            raise UsageError(
+                f"--numa-binding={mode}: torch does not find the processors near the GPU of local "
+                f"rank {local_rank} ({type(error).__name__}: {error}); leave it out"
+            ) from None
 
     def _look_for_script(self) -> None:
         """Tells what is wrong before a worker looks for its script in a directory that is gone."""

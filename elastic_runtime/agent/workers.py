@@ -441,6 +441,9 @@ class Workers:
             self._ready = True
             self._import_deaths = 0
             modules, skipped = tuple(frame["modules"]), tuple(frame["skipped"])
+            for module, _, why in (text.partition(": ") for text in skipped):
+                if module in self._config.preload:  # what nobody named, the script will say itself
+                    self._notify(Said("preload.failed", {"module": module, "why": why}))
             self._notify(ServerReady(self._why_cold or frame["why_cold"], modules, skipped))
             return
         worker = self._roster.get(frame["id"])

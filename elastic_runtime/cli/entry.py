@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_runtime.config import COMMAND, MODULE, SCRIPT, Entry
-from elastic_runtime.errors import UsageError
+from elastic_runtime.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     import importlib.machinery
@@ -45,6 +44,11 @@ def check_entry(entry: Entry) -> None:
     Raises:
         UsageError: the script, module or program is missing or cannot be read.
     """
+    if entry.python and shutil.which(entry.python) is None:
+        raise UsageError(
+            f"PYTHON_EXEC={entry.python!r} is no program that can be run: name the Python that "
+            "workers are to use, or unset it"
+        )
     if entry.kind == SCRIPT:
         _check_script(entry.target)
     elif entry.kind == COMMAND:
@@ -79,9 +83,7 @@ def _where(path: Path) -> str:
         names = [item.name for item in folder.iterdir() if item.suffix == ".py"]
     except OSError:
         names = []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
-    return f" in {str(folder)!r}{hint}"
+    return f" in {str(folder)!r}{did_you_mean(path.name, names)}"
 
 
 def _check_module(name: str) -> None:

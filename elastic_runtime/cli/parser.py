@@ -23,7 +23,7 @@ from elastic_runtime.cli.options import (
     Option,
 )
 from elastic_runtime.cli.torchrun_parser import torchrun_parser
-from elastic_runtime.errors import UsageError
+from elastic_runtime.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -191,11 +191,18 @@ class _Argparse(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required: training_script"):
             message = "which script? Name one, or a module with -m"
-        unknown = message.removeprefix("unrecognized arguments: ").partition(" ")[0]
-        meant = [name for name in self._option_string_actions if name.startswith(unknown)]
-        if unknown.startswith("--") and len(meant) > 1:
-            message = f"ambiguous option: {unknown} could be {', '.join(meant[:6])}"
+        _, said, rest = message.partition("unrecognized arguments: ")
+        if said:
+            message = self._unknown(rest.partition(" ")[0].partition("=")[0])
         raise UsageError(f"{message} (elastic-run --help shows all options)")
+
+    def _unknown(self, typed: str) -> str:
+        """What is said of an option that is none, or the beginning of several."""
+        known = [name for name in self._option_string_actions if "_" not in name]
+        begun = [name for name in known if name.startswith(typed)]
+        if typed.startswith("--") and len(begun) > 1:
+            return f"ambiguous option: {typed} could be {', '.join(begun[:6])}"
+        return f"there is no option {typed}{did_you_mean(typed, known)}"
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What an abbreviation stands for: nothing, if it could be several options.

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastic_runtime.cli.settings import Level
 from elastic_runtime.config import LOOPBACK, Endpoint
 from elastic_runtime.endpoint import C10D, parse_endpoint, split_address
 from elastic_runtime.errors import UsageError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _TORCHS_OWN = ("static", "etcd-v2")
 _STATIC_ONLY = ("master_addr", "master_port", "node_rank")
 _TORCHRUNS_ID = "none"
+# Bytes; the name is a directory among the logs, and a part of each key and of many messages.
+_LONGEST_ID = 200
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,17 @@ def choose_run_id(settings: Settings, place: Place) -> str:
     """
     given = settings.of("rdzv_id")
     if given.given:
-        if not re.fullmatch(r"[^\s/\x00-\x1f]+", given.value):
-            raise UsageError(f"{given} is no name for a run: it has a slash or a space")
-        return str(given.value)
+        run_id = str(given.value)
+        source = "--run-id" if given.level is Level.FLAG else given.source
+        if len(run_id.encode()) > _LONGEST_ID:
+            raise UsageError(
+                f"{source}={run_id[:20]!r}… is {len(run_id)} characters long: {_LONGEST_ID} bytes "
+                "are the most that a run's name may have"
+            )
+        if not re.fullmatch(r"[^\s/\x00-\x1f]+", run_id):
+            why = "it has a slash or a space" if run_id else "it is empty"
+            raise UsageError(f"{source}={run_id!r} is no name for a run: {why}")
+        return run_id
     if isinstance(place, Embedded):
         return f"run-{secrets.token_hex(4)}"
     if isinstance(place, Endpoint) and place.backend != C10D:

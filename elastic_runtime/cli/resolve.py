@@ -169,6 +169,44 @@ def _check_devices(settings: Settings, workers: int, around: Surroundings) -> No
     )
 
 
+def check_with_torch(settings: Settings, config: JobConfig) -> None:
+    """Checks what only torch can tell, and imports it for that if something is to be checked.
+
+    Raises:
+        UsageError: a setting cannot be used on this machine, or with this torch.
+    """
+    if config.numa_binding:
+        _check_numa(settings, config.workers)
+    if settings.given("event_log_handler"):
+        _check_event_log(settings)
+
+
+def _check_numa(settings: Settings, workers: int) -> None:
+    """Which processors are near a worker is told by its GPU."""
+    import_torch()
+    from torch.cuda import device_count
+
+    if (gpus := device_count()) < workers:
+        remedy = "lower --nproc-per-node" if gpus else "leave it out"
+        raise UsageError(
+            f"{settings.of('numa_binding')} binds each worker to the processors near a GPU of its "
+            f"own, and torch sees {gpus or 'none'} here for {workers}: {remedy}"
+        )
+
+
+def _check_event_log(settings: Settings) -> None:
+    given = settings.of("event_log_handler")
+    import_torch()
+    from torch.distributed.elastic.events.handlers import get_logging_handler
+
+    try:
+        get_logging_handler(given.value)
+    except KeyError:
+        raise UsageError(
+            f"{given}: torch knows no such handler of events; null and console are there"
+        ) from None
+
+
 def _check_logs_specs(settings: Settings) -> None:
     """Turns away classes that decide by torchrun's counts of restarts where log files lie."""
     given = settings.of("logs_specs")
@@ -265,6 +303,8 @@ def notes(settings: Settings) -> list[str]:
         for dest, why in _WITHOUT_MEANING.items()
         if settings.given(dest)
     ]
+    if settings["preload"] and settings["cold"]:
+        lines.append(f"{settings.of('preload')} has no effect with {settings.of('cold')}")
     unknown = [key for key in settings["rdzv_conf"] or {} if key not in (*_CONF, *_KEEP_ALIVE)]
     if unknown:
         lines.append(f"{settings.of('rdzv_conf').source}: no meaning here: {', '.join(unknown)}")

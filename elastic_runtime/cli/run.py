@@ -18,9 +18,10 @@ from elastic_runtime.cli.job import (
 )
 from elastic_runtime.cli.parser import Parser
 from elastic_runtime.cli.place import Torchruns, read_bounds
-from elastic_runtime.cli.resolve import notes
+from elastic_runtime.cli.resolve import check_with_torch, notes
 from elastic_runtime.cli.settings import Settings, read_settings
 from elastic_runtime.cli.torchrun_parser import import_torch
+from elastic_runtime.cli.variables import unknown_variables
 from elastic_runtime.console import mute, open_missing, unblocked
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_LEFT, ElasticError
@@ -100,12 +101,13 @@ def _main(argv: list[str], invocation: str, hosted_here: bool) -> int:
     job = read_job(line, settings, os.environ)
     if isinstance(job, Torchruns):
         return _hand_over(line, settings, job)
+    check_with_torch(settings, job.config)
     if invocation:
         endpoint = replace(job.config.endpoint, hosted_here=hosted_here)
         config = job.config.with_(endpoint=endpoint, invocation=invocation)
         with _fork_server(config) as server:
             return _run_agent(config, server)
-    for note in notes(settings):
+    for note in (*notes(settings), *unknown_variables(parser.options.values(), os.environ)):
         _say(f"note: {note}")
     return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
 

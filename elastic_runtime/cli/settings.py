@@ -6,7 +6,6 @@ that an error can name it.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli import kinds
-from elastic_runtime.errors import UsageError
+from elastic_runtime.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -167,7 +166,9 @@ def _read_file(config: Setting, options: Mapping[str, Option]) -> dict[str, Sett
     for name, value in table.items():
         option = by_name.get(name.replace("-", "_"))
         if option is None:
-            raise UsageError(f"{path}: unknown key {name!r}{_did_you_mean(name, by_name)}")
+            known = [name.replace("_", "-") for name in by_name]
+            hint = did_you_mean(name.replace("_", "-"), known)
+            raise UsageError(f"{path}: unknown key {name!r}{hint}")
         if option.dest in settings:
             raise UsageError(f"{path}: {name} repeats {settings[option.dest].source}: keep one")
         settings[option.dest] = _from_file(option, path, name, value)
@@ -187,8 +188,3 @@ def _from_file(option: Option, path: Path, name: str, value: Any) -> Setting:
 def _texts(value: Any) -> Iterator[str]:
     for part in value if isinstance(value, list) else [value]:
         yield str(part).lower() if isinstance(part, bool) else str(part)
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name.replace("-", "_"), list(known), n=1)
-    return f"; did you mean {close[0].replace('_', '-')!r}?" if close else ""

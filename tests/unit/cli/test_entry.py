@@ -81,4 +81,4 @@ def test_a_script_that_may_not_be_read(folder: Path) -> None:
 
 
 def test_modules_of_another_interpreter_are_its_own_affair() -> None:
-    check_entry(Entry(MODULE, "nothing.here", python="/opt/other/python"))
+    check_entry(Entry(MODULE, "nothing.here", python=sys.executable))

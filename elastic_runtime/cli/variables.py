@@ -1,0 +1,64 @@
+"""Environment variables that look like settings of ours and are none: most often misspelt ones."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from elastic_runtime.cli.settings import VARIABLES, Level
+from elastic_runtime.endpoint import PASSWORD_VARIABLE
+from elastic_runtime.errors import did_you_mean
+from elastic_runtime.keepalive import ENV_PEER_TIMEOUT
+from elastic_runtime.protocol import messages
+from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from elastic_runtime.cli.options import Option
+
+_PREFIX = VARIABLES[Level.ELASTIC]
+_NO_OPTIONS = frozenset(
+    {
+        PASSWORD_VARIABLE,
+        "ELASTIC_CHECKPOINT",  # for scripts, from the controller
+        "ELASTIC_ETCD_IMAGE",  # the controller's own
+        ENV_PEER_TIMEOUT,
+        ENV_SNAPSHOTS,
+        # A worker may start a job of its own.
+        *(value for name, value in vars(messages).items() if name.startswith("ENV_")),
+    }
+)
+# Kubernetes tells each pod of all Services by their names, and one may be called elastic-search.
+_SERVICE_NAME = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_")
+_SERVICE_VALUE = ("tcp://", "udp://", "sctp://")
+_MOST = 5
+
+
+def unknown_variables(options: Iterable[Option], environ: Mapping[str, str]) -> list[str]:
+    """What there is to say about variables that begin with ``ELASTIC_`` and mean nothing.
+
+    Args:
+        options: all options; each may be set by a variable.
+        environ: the environment.
+    """
+    known = {_PREFIX + name.upper() for option in options for name in option.names} | _NO_OPTIONS
+    stems = [name.removeprefix(_PREFIX) for name in sorted(known)]
+    lines, strange = [], []
+    for name, value in sorted(environ.items()):
+        if not name.startswith(_PREFIX) or name in known or _is_of_a_service(name, value):
+            continue
+        # The prefix, which all have in common, would make any two look alike.
+        hint = did_you_mean(name.removeprefix(_PREFIX), stems).replace("'", f"'{_PREFIX}", 1)
+        if hint:
+            lines.append(f"{name} has no effect: no setting is called so{hint}")
+        else:
+            strange.append(name)
+    if strange:
+        more = f" and {len(strange) - _MOST} more" if len(strange) > _MOST else ""
+        lines.append(f"{', '.join(strange[:_MOST])}{more}: no effect, no setting is called so")
+    return lines
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    return bool(_SERVICE_NAME.search(name)) or value.startswith(_SERVICE_VALUE)
