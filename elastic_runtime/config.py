@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.lines import AUTO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,6 +227,7 @@ class JobConfig:
         metrics_port: where metrics and probes are served; 0 means nowhere.
         metrics_host: the address to serve them at.
         log_format: ``console``, ``json`` or ``auto``.
+        log_file: takes every event as a line of JSON; "" means none does.
     """
 
     entry: Entry = Entry(FUNCTION, "")
@@ -255,7 +257,8 @@ class JobConfig:
     health_port: int = 0
     metrics_port: int = 0
     metrics_host: str = LOOPBACK
-    log_format: str = "auto"
+    log_format: str = AUTO
+    log_file: str = ""
 
     def __post_init__(self) -> None:
         if self.min_nodes < 1:

@@ -18,8 +18,10 @@ import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
+from weakref import WeakValueDictionary
 
 from elastic_runtime import threads
+from elastic_runtime.lines import AGENT_LINE, LineEvents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +31,23 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 # What a disk says that has no room at the moment; any other error means that nobody reads any more.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# How an event begins in JSON.
+_EVENT = b'{"timestamp": '
 # So long the end of a process waits for a console that takes nothing, in seconds.
 _LAST_PATIENCE = 2.0
+
+
+class Turn:
+    """A lock that is gone with the last one who holds on to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
 
 
 class Console:
@@ -42,6 +59,9 @@ class Console:
         limit: bytes waiting beyond which it is full.
         patience: seconds without any progress after which it counts as stuck, and output for it
             is dropped until it moves again.
+
+    Attributes:
+        only_events: each of its lines is to be one event in JSON; whoever writes sees to that.
     """
 
     def __init__(
@@ -52,6 +72,8 @@ class Console:
         patience: float = 5.0,
     ) -> None:
         self._descriptor = os.dup(descriptor)
+        self.only_events = False
+        self._turn = _turn_at(self._descriptor)
         self._relieved = relieved
         self._limit = limit
         self._patience = patience
@@ -140,14 +162,15 @@ class Console:
                 if not self._waiting:
                     break
                 text = self._waiting.popleft()
-            self._write_one(text)
+            with self._turn:
+                self._write_one(text)
         os.close(self._descriptor)
 
     def _write_one(self, text: bytes) -> None:
         view = memoryview(text)
         while view:
             try:
-                written = os.write(self._descriptor, view[:_CHUNK])
+                written = os.write(self._descriptor, view[: _piece(text, len(text) - len(view))])
             except BlockingIOError:  # somebody else has made our terminal non-blocking
                 select.select([], [self._descriptor], [])
                 continue
@@ -173,10 +196,11 @@ class Console:
     def _after_progress(self) -> None:
         self._moved = time.monotonic()
         if self._dropped and self._size < self._limit:
-            lost = f"{self._dropped} bytes were not shown"
+            why = f"the console was stuck or full: {self._dropped} bytes were not shown"
+            note = f"[elastic-run] {why}\n".encode()
             self._dropped = 0
             self._unfinished = None
-            self._put(f"\n[elastic-run] the console was stuck or full: {lost}\n".encode())
+            self._put(b"\n" + (LineEvents(AGENT_LINE)(note) if self.only_events else note))
         self._make_room()
 
     def _make_room(self) -> None:
@@ -184,6 +208,24 @@ class Console:
             self._was_full = False
             self._relieved()
         self._changed.notify_all()
+
+
+def _piece(text: bytes, start: int) -> int:
+    """How much of a text to write at once: lines that are whole, if they are short enough.
+
+    A pipe takes so much without anything of another process's in between.
+    """
+    end = text.rfind(b"\n", start, start + select.PIPE_BUF) + 1
+    return end - start if end else _CHUNK
+
+
+# Who writes to one place, by that place: two consoles of a process may lead there.
+_TURNS: WeakValueDictionary[tuple[int, int, int], Turn] = WeakValueDictionary()
+
+
+def _turn_at(descriptor: int) -> Turn:
+    place = os.fstat(descriptor)
+    return _TURNS.setdefault((place.st_dev, place.st_ino, place.st_rdev), Turn())
 
 
 def open_consoles(
@@ -224,12 +266,28 @@ class _Through(io.RawIOBase):
     def __init__(self, console: Console, descriptor: int) -> None:
         self._console = console
         self._descriptor = descriptor
+        self._begun = b""
 
     def write(self, data: Buffer, /) -> int:
         text = bytes(data)
+        if self._console.only_events and not text.startswith(_EVENT):
+            whole, newline, self._begun = (self._begun + text).rpartition(b"\n")
+            self._write(_as_events(whole + newline))
+        else:
+            self._write(text)
+        return len(text)
+
+    def finish(self) -> None:
+        """Writes what was meant for an event and has no end of line."""
+        self._write(_as_events(self._begun))
+        self._begun = b""
+
+    def only_events(self) -> None:
+        self._console.only_events = True
+
+    def _write(self, text: bytes) -> None:
         if text:
             self._console.write(self, b"", text)
-        return len(text)
 
     def writable(self) -> bool:
         return True
@@ -239,6 +297,24 @@ class _Through(io.RawIOBase):
 
     def isatty(self) -> bool:
         return os.isatty(self._descriptor)
+
+
+def _as_events(text: bytes) -> bytes:
+    """Lines, those that are no events already as such."""
+    said = LineEvents(AGENT_LINE)
+    lines = text.splitlines(keepends=True)
+    return b"".join(line if line.startswith(_EVENT) else said(line) for line in lines)
+
+
+def show_only_events(stream: TextIO) -> None:
+    """Has each line of a stream be an event from now on, whoever writes it.
+
+    Args:
+        stream: of ``unblocked``; another one stays as it is.
+    """
+    through = getattr(stream, "buffer", None)
+    if isinstance(through, _Through):
+        through.only_events()
 
 
 @contextmanager
@@ -261,14 +337,16 @@ def unblocked(stream: TextIO) -> Iterator[TextIO]:
         yield stream
         return
     console = Console(descriptor, patience=_LAST_PATIENCE)
+    through = _Through(console, descriptor)
     try:
         yield io.TextIOWrapper(
-            _Through(console, descriptor),  # type: ignore[type-var]
+            through,  # type: ignore[type-var]
             encoding=stream.encoding,
             errors="backslashreplace",
             write_through=True,
         )
     finally:
+        through.finish()
         console.close()
 
 

@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import structlog
 
 from elastic_runtime import errors, phrases
+from elastic_runtime.lines import AUTO, CONSOLE
 from elastic_runtime.phrases import Fields, Shown, count
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
 
     from elastic_runtime.events import Emit
-
-CONSOLE = "console"
-JSON = "json"
-AUTO = "auto"
 
 Text = Callable[[Fields], str]
 
@@ -198,6 +195,16 @@ _LINES: dict[str, Line] = {
     ),
     "log.resumed": Line(
         "logs can be written again; {bytes} bytes are missing", "warning", whole_job=False
+    ),
+    "events.dropped": Line(
+        "{path} cannot be written ({why}): events are missing there until it can",
+        "warning",
+        whole_job=False,
+    ),
+    "events.resumed": Line(
+        "events can be written to {path} again; {bytes} bytes are missing",
+        "warning",
+        whole_job=False,
     ),
     "worker.waits": Line(
         "rank {rank} cannot be started yet: {why}; trying again for {seconds}",

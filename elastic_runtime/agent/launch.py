@@ -65,8 +65,12 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
         The exit code; see ``elastic_runtime.errors``.
     """
     with unblocked(sys.stderr) as shown:
-        with ahead or Ahead(config) as server, _named(config) as config:
-            agent, _ = _run(config, emit or _emit_for(config, shown), server, ends=True)
+        with (
+            ahead or Ahead(config) as server,
+            _named(config) as config,
+            _events(config, shown, emit) as told,
+        ):
+            agent, _ = _run(config, told, server, ends=True)
         finish = agent.finish
         assert finish is not None
         speaks = not config.invocation or has_last_word(agent.node, agent.round, finish.outcome)
@@ -127,8 +131,9 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
         _with_store(config) as config,
         Ahead(config) as server,
         _named(config) as config,
+        _events(config, shown) as told,
     ):
-        agent, values = _run(config, _emit_for(config, shown), server, ends=False)
+        agent, values = _run(config, told, server, ends=False)
     finish = agent.finish
     assert finish is not None
     if finish.exit_code == EXIT_DONE:
@@ -242,10 +247,15 @@ class _signals:
             signal.signal(signum, signal.SIG_IGN if deaf else handler)
 
 
-def _emit_for(config: JobConfig, shown: TextIO) -> Emit:
+@contextmanager
+def _events(config: JobConfig, shown: TextIO, emit: Emit | None = None) -> Iterator[Emit]:
+    """Where events go."""
+    from elastic_runtime.agent.eventfile import also_to_file
     from elastic_runtime.log import make_emit
 
-    return make_emit(config.log_format, shown, config.node_name)
+    emit = emit or make_emit(config.log_format, shown, config.node_name)
+    with also_to_file(emit, config.log_file, config.node_name) as both:
+        yield both
 
 
 def _leave_error(agent: ElasticAgent, finish: Finish) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.logfile import LogFile
     from elastic_runtime.config import Output
     from elastic_runtime.console import Console
+    from elastic_runtime.lines import LineEvents
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
@@ -79,6 +80,7 @@ class Stream:
         console: shows it; None: nobody does.
         file: takes the bytes as they are.
         selected: takes some of the lines.
+        events: what makes events of the lines that are shown, instead of the prefix; None: nothing.
     """
 
     def __init__(
@@ -88,11 +90,13 @@ class Stream:
         console: Console | None,
         file: LogFile | None = None,
         selected: Filter | None = None,
+        events: LineEvents | None = None,
     ) -> None:
         os.set_blocking(source, False)
         self.source = source
         self.open = True
         self.prefix = prefix
+        self.events = events
         self._console = console
         self.file = file
         self._selected = selected
@@ -172,7 +176,10 @@ class Stream:
 
     def _show(self, text: bytes) -> None:
         if self._console is not None:
-            self._console.write(self, self.prefix, text)
+            if self.events is not None:
+                self._console.write(self, b"", self.events(text))
+            else:
+                self._console.write(self, self.prefix, text)
         if self._selected is not None:
             lines = text.splitlines(keepends=True)
             taken = [

@@ -15,6 +15,7 @@ from elastic_runtime.agent.forkclient import is_homeless, worker_environment, wo
 from elastic_runtime.agent.output import Filter, Stream, route
 from elastic_runtime.config import FUNCTION, SCRIPT
 from elastic_runtime.errors import UsageError
+from elastic_runtime.lines import WORKER_LINE, LineEvents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -148,8 +149,20 @@ class Starts:
         reading, writing = os.pipe()
         prefix = self.prefix(spec.local_rank, spec.global_rank)
         console = self._consoles[name] if way.console else None
-        streams.append(Stream(reading, prefix, console, file, chosen))
+        events = self._events(spec, name)
+        streams.append(Stream(reading, prefix, console, file, chosen, events))
         return writing
+
+    def _events(self, spec: WorkerSpec, stream: str) -> LineEvents | None:
+        """What makes events of a worker's lines, where a program reads the agent's.
+
+        That is standard error; standard output as well, if both lead to the same place.
+        """
+        if not self._consoles[stream].only_events:
+            return None
+        ranks = {"rank": spec.global_rank, "local_rank": spec.local_rank}
+        node = self._config.node_name
+        return LineEvents(WORKER_LINE, {"node": node, **ranks, "stream": stream})
 
     def prefix(self, local_rank: int, rank: int) -> bytes:
         """What is put before each line of a worker's.

@@ -33,6 +33,7 @@ from elastic_runtime.agent.shortage import (
 from elastic_runtime.agent.starts import Starts
 from elastic_runtime.config import COMMAND, JobConfig
 from elastic_runtime.console import open_consoles
+from elastic_runtime.lines import JSON
 from elastic_runtime.worker import boot
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class Workers:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._pump = Pump(self._selector)
         self._consoles = open_consoles(stdout, stderr, self._wake)
+        self._consoles["stderr"].only_events = config.log_format == JSON
         self._logs = LogWriter(lambda name, fields: notify(Said(name, fields)), self._wake)
         self._starts = Starts(config, self._consoles, self._logs, stdin)
         self._thread = threads.spawn(self._run, name="elastic-workers")
@@ -239,6 +241,8 @@ class Workers:
         for worker in self._roster.all([local_rank]):
             for stream in worker.streams:
                 stream.prefix = prefix
+                if stream.events is not None:
+                    stream.events = stream.events.with_(rank=rank)
 
     def stop(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 import queue
 import re
 import threading
@@ -21,6 +22,7 @@ from elastic_runtime.cli.kube_report import (
     worker_container,
 )
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
+from elastic_runtime.lines import WORKER_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -73,8 +75,16 @@ class Wanted:
         return [pod for line, pod in pairs if self._means(job, line)]
 
     def takes(self, line: Printed) -> bool:
-        """Whether a line is to be shown: each line of a worker has its rank in front."""
-        return self.rank is None or line.text.startswith(f"[{self.role}{self.rank}]:".encode())
+        """Whether a line is to be shown: each line of a worker has its rank in front, or in it."""
+        if self.rank is None or line.text.startswith(f"[{self.role}{self.rank}]:".encode()):
+            return True
+        if not line.text.startswith(b"{"):
+            return False
+        try:  # with --log-format json
+            event = json.loads(line.text)
+        except ValueError:
+            return False
+        return bool(event.get("event") == WORKER_LINE and event.get("rank") == self.rank)
 
     def _means(self, job: str, line: PodLine) -> bool:
         if not self.pod:

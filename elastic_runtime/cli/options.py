@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli import kinds
 from elastic_runtime.config import LOOPBACK, MemoryLimit
+from elastic_runtime.lines import AUTO, CONSOLE, JSON
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.kinds import Kind
@@ -221,12 +222,20 @@ OURS: tuple[Option, ...] = (
     ),
     _ours(
         "--log-format",
-        kinds.choice("console", "json", "auto"),
+        kinds.choice(CONSOLE, JSON, AUTO),
         SHOWN,
         "FORMAT",
         "console: calm lines for people; json: one object a line; "
         "auto: console on a terminal (auto)",
         "auto",
+    ),
+    _ours(
+        "--log-file",
+        kinds.TEXT,
+        SHOWN,
+        "FILE",
+        "append every event to this file as well, as a line of JSON, whatever the screen shows",
+        "",
     ),
     _ours(
         "--metrics-port",

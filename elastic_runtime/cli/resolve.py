@@ -124,6 +124,7 @@ def job_config(
         metrics_port=_metrics_port(settings),
         metrics_host=settings["metrics_host"] or LOOPBACK,  # "" would be every address
         log_format=settings["log_format"],
+        log_file=settings["log_file"],
     )
 
 

@@ -22,15 +22,15 @@ from elastic_runtime.cli.resolve import check_with_torch, notes
 from elastic_runtime.cli.settings import Settings, read_settings
 from elastic_runtime.cli.torchrun_parser import import_torch
 from elastic_runtime.cli.variables import unknown_variables
-from elastic_runtime.console import mute, open_missing, unblocked
+from elastic_runtime.console import mute, open_missing, show_only_events, unblocked
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_LEFT, ElasticError
+from elastic_runtime.lines import JSON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from elastic_runtime.agent.forkclient import Ahead
-    from elastic_runtime.agent.starting import Starting
     from elastic_runtime.cli.parser import CommandLine
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
@@ -98,10 +98,16 @@ def _main(argv: list[str], invocation: str, hosted_here: bool) -> int:
     parser = Parser()
     line = parser.split(argv)
     settings = read_settings(parser.options, line.given, os.environ)
+    if settings["log_format"] == JSON:
+        show_only_events(sys.stderr)
     job = read_job(line, settings, os.environ)
     if isinstance(job, Torchruns):
         return _hand_over(line, settings, job)
     check_with_torch(settings, job.config)
+    if job.config.log_file:
+        from elastic_runtime.agent.eventfile import check_event_file
+
+        check_event_file(job.config.log_file)
     if invocation:
         endpoint = replace(job.config.endpoint, hosted_here=hosted_here)
         config = job.config.with_(endpoint=endpoint, invocation=invocation)
@@ -125,7 +131,8 @@ def _hand_over(line: CommandLine, settings: Settings, place: Torchruns) -> int:
 
 def _run_one(job: Job) -> int:
     with _store(job) as (config, open_store), _fork_server(config) as server:
-        _tell_how_to_join(job, config, _emit(config))
+        with _events(config) as emit:
+            _tell_how_to_join(job, config, emit)
         with _ended_by_ctrl_c(), _slow_import(config):
             open_store()
         return _run_agent(config, server)
@@ -138,8 +145,7 @@ def _run_local_nodes(job: Job) -> int:
     signals = watched(job.config.signals)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     _leave_a_core_each()
-    with _store(job) as (config, open_store):
-        emit = _emit(config)
+    with _store(job) as (config, open_store), _events(config) as emit:
         _tell_how_to_join(job, config, emit)
         environ = local_environ(job, os.environ)
         commands = local_commands(job, config)
@@ -163,10 +169,14 @@ def _tell_how_to_join(job: Job, config: JobConfig, emit: Emit) -> None:
         emit("job.join_command", command=join_command(job, config))
 
 
-def _emit(config: JobConfig) -> Emit:
+@contextmanager
+def _events(config: JobConfig) -> Iterator[Emit]:
+    from elastic_runtime.agent.eventfile import also_to_file
     from elastic_runtime.log import make_emit
 
-    return make_emit(config.log_format, sys.stderr, config.node_name)
+    shown = make_emit(config.log_format, sys.stderr, config.node_name)
+    with also_to_file(shown, config.log_file, config.node_name) as emit:
+        yield emit
 
 
 def _fork_server(config: JobConfig) -> Ahead:
@@ -188,10 +198,12 @@ def _run_agent(config: JobConfig, server: Ahead) -> int:
     return run_agent(config, ahead=server)
 
 
-def _slow_import(config: JobConfig) -> Starting:
+@contextmanager
+def _slow_import(config: JobConfig) -> Iterator[None]:
     from elastic_runtime.agent.starting import Starting
 
-    return Starting(_emit(config), "importing torch")
+    with _events(config) as emit, Starting(emit, "importing torch"):
+        yield
 
 
 @contextmanager

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _PREFIX = VARIABLES[Level.ELASTIC]
 _NO_OPTIONS = frozenset(
     {
-        PASSWORD_VARIABLE,
         "ELASTIC_CHECKPOINT",  # for scripts, from the controller
         "ELASTIC_ETCD_IMAGE",  # the controller's own
         ENV_PEER_TIMEOUT,
@@ -32,31 +31,29 @@ _NO_OPTIONS = frozenset(
 # Kubernetes tells each pod of all Services by their names, and one may be called elastic-search.
 _SERVICE_NAME = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_")
 _SERVICE_VALUE = ("tcp://", "udp://", "sctp://")
-_MOST = 5
 
 
 def unknown_variables(options: Iterable[Option], environ: Mapping[str, str]) -> list[str]:
-    """What there is to say about variables that begin with ``ELASTIC_`` and mean nothing.
+    """What there is to say about variables that look like settings of ours and are none.
+
+    What resembles none of them is somebody else's: Elasticsearch and its relatives are called so
+    too.
 
     Args:
         options: all options; each may be set by a variable.
-        environ: the environment.
+        environ: the environment; values are not shown, as one may be a misspelt password.
     """
-    known = {_PREFIX + name.upper() for option in options for name in option.names} | _NO_OPTIONS
-    stems = [name.removeprefix(_PREFIX) for name in sorted(known)]
-    lines, strange = [], []
+    settings = sorted({name.upper() for option in options for name in option.names})
+    settings.append(PASSWORD_VARIABLE.removeprefix(_PREFIX))
+    known = {_PREFIX + name for name in settings} | _NO_OPTIONS
+    lines = []
     for name, value in sorted(environ.items()):
         if not name.startswith(_PREFIX) or name in known or _is_of_a_service(name, value):
             continue
         # The prefix, which all have in common, would make any two look alike.
-        hint = did_you_mean(name.removeprefix(_PREFIX), stems).replace("'", f"'{_PREFIX}", 1)
+        hint = did_you_mean(name.removeprefix(_PREFIX), settings).replace("'", f"'{_PREFIX}", 1)
         if hint:
-            lines.append(f"{name} has no effect: no setting is called so{hint}")
-        else:
-            strange.append(name)
-    if strange:
-        more = f" and {len(strange) - _MOST} more" if len(strange) > _MOST else ""
-        lines.append(f"{', '.join(strange[:_MOST])}{more}: no effect, no setting is called so")
+            lines.append(f"{name} has no effect, as no setting is called so{hint}")
     return lines
 
 

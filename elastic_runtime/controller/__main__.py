@@ -15,7 +15,8 @@ from elastic_runtime.controller.leader import Terms
 from elastic_runtime.controller.resources import ETCD_IMAGE
 from elastic_runtime.controller.service import Controller, Settings
 from elastic_runtime.errors import ElasticError
-from elastic_runtime.log import AUTO, CONSOLE, JSON, make_emit
+from elastic_runtime.lines import AUTO, CONSOLE, JSON
+from elastic_runtime.log import make_emit
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Emit

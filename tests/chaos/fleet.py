@@ -80,7 +80,7 @@ class Fleet:
         self._command = [
             *(sys.executable, "-m", "elastic_runtime", "--min", least, "--max", most),
             *self.job,
-            *("--log-format", "json", "--log-dir", str(directory / "logs"), "--redirects", "3"),
+            *("--log-dir", str(directory / "logs"), "--redirects", "3"),
             *(*options, *script),
         ]
 

@@ -97,7 +97,7 @@ def test_no_sample_of_a_committed_step_is_missing_or_repeated(tmp_path: Path, ma
         job = subprocess.run(
             [
                 *(sys.executable, "-m", "elastic_runtime", "--local-nodes", str(_NODES)),
-                *("--min", "1", "--log-format", "json", "--preload", "sklearn.datasets"),
+                *("--min", "1", "--preload", "sklearn.datasets"),
                 *(str(_JOB), str(tmp_path / "task")),
             ],
             env={

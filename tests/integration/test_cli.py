@@ -50,6 +50,31 @@ def test_a_whole_job(tmp_path: Path) -> None:
     assert "--rdzv-endpoint c10d://127.0.0.1:" in events[0]["command"]
 
 
+def test_a_program_can_read_each_line_of_the_stream_with_the_events(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nos.write(2, b'half')\nprint('out')\n1 / 0\n")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "elastic_runtime", "--log-format", "json"),
+            *("--max-restarts", "0", "--log-file", "logs/events.json", "train.py"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+    )
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [e for e in events if e["event"] == "worker.line"]
+    assert ("stdout", "out") in [(e["stream"], e["line"]) for e in lines]
+    assert any(e["line"].endswith("ZeroDivisionError: division by zero") for e in lines)
+    assert all((e["rank"], e["local_rank"]) == (0, 0) for e in lines)
+    said = [e["line"] for e in events if e["event"] == "agent.line"]
+    assert "train.py FAILED" in said, "torch's table of failures"
+    file = (tmp_path / "logs" / "events.json").read_text().splitlines()
+    names = [json.loads(line)["event"] for line in file]
+    assert names == [e["event"] for e in events if not e["event"].endswith(".line")]
+    assert names[-1] == "job.failed"
+
+
 def test_a_timer_file_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     wanted = str(tmp_path / "nowhere" / "timers")

@@ -47,7 +47,7 @@ class Node:
     ) -> None:
         self._said = folder / f"{name}-{secrets.token_hex(4)}.err"
         argv = [
-            *(sys.executable, "-m", "elastic_runtime", "--cold", "--log-format", "json"),
+            *(sys.executable, "-m", "elastic_runtime", "--cold"),
             *("--rdzv-endpoint", f"etcd://{where}/test", "--run-id", run_id, "--node-name", name),
             *("--lease-ttl", "2", "--last-call", "0.2", *options),
             *("--no-python", "sh", "-c", command),

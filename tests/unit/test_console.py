@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_runtime.console import Console, unblocked
+from elastic_runtime.console import Console, show_only_events, unblocked
+from elastic_runtime.log import make_emit
 
 _LINES = [f"line {number} äß\n" for number in range(5000)]
 
@@ -23,6 +25,37 @@ def test_all_lines_are_there_in_order_when_the_block_ends(tmp_path: Path) -> Non
         for line in _LINES:
             stream.write(line)
     assert (tmp_path / "shown").read_text(encoding="utf-8") == "".join(_LINES)
+
+
+def test_whatever_is_written_is_an_event_where_events_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "shown").open("w", encoding="utf-8") as file, unblocked(file) as stream:
+        stream.write("before\n")
+        show_only_events(stream)
+        make_emit("json", stream)("round.sealed", round=1)
+        print("a warning", file=stream)
+        stream.write("last words\nwithout an end")
+    text, *events = (tmp_path / "shown").read_text(encoding="utf-8").splitlines()
+    assert text == "before"
+    assert [(e["event"], e.get("line")) for e in map(json.loads, events)] == [
+        ("round.sealed", None),
+        ("agent.line", "a warning"),
+        ("agent.line", "last words"),
+        ("agent.line", "without an end"),
+    ]
+
+
+def test_consoles_of_one_place_tear_no_lines() -> None:
+    reading, writing = os.pipe()
+    lines = [[(str(one) * 300 + "\n").encode() for _ in range(300)] for one in range(2)]
+    consoles = [Console(writing) for _ in lines]
+    for console, mine in zip(consoles, lines, strict=True):
+        console.write(console, b"", b"".join(mine))
+    with os.fdopen(reading, "rb") as reader:
+        received = [reader.readline() for _ in range(600)]
+    for console in consoles:
+        console.close()
+    os.close(writing)
+    assert sorted(received) == sorted(line for mine in lines for line in mine)
 
 
 def test_a_reader_that_is_slow_gets_everything() -> None:

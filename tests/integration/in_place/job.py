@@ -61,7 +61,7 @@ class Job:
         self._log = folder / "log"
         self._script = str(SCRIPTS / script)
         words = ["--folder", str(folder), "--kind", kind, "--seconds", str(seconds)]
-        command = [*ELASTIC_RUN, "--log-format", "json", *options, str(SCRIPTS / script), *words]
+        command = [*ELASTIC_RUN, *options, str(SCRIPTS / script), *words]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,

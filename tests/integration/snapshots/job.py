@@ -71,7 +71,7 @@ class Job:
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "elastic_runtime", "--log-format", "json", *arguments],
+                [sys.executable, "-m", "elastic_runtime", *arguments],
                 env={**os.environ, "OMP_NUM_THREADS": "1", processes.MARKER: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -104,8 +104,7 @@ class Job:
     def add_node(self) -> None:
         """Starts one more node."""
         words = shlex.split(self.event("job.join_command")["command"])
-        at = words.index("--log-format")
-        self._others.append(self._start(*words[3:at], *words[at + 2 :]))
+        self._others.append(self._start(*words[3:]))
 
     def finish(self) -> None:
         """Has it end well."""

@@ -134,7 +134,7 @@ print("trained")
 def test_a_moment_without_room_after_a_kill_costs_no_restart(tmp_path: Path, crowd: Crowd) -> None:
     script, log = tmp_path / "train.py", tmp_path / "log"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "elastic_runtime", "--log-format", "json"]
+    command = [sys.executable, "-m", "elastic_runtime"]
     command += ["--max-restarts", "0", str(script), str(tmp_path / "first")]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as agent:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import threading
@@ -15,6 +16,7 @@ from elastic_runtime.agent.logfile import LogWriter
 from elastic_runtime.agent.output import Filter, Pump, Route, Stream, route
 from elastic_runtime.config import Output
 from elastic_runtime.console import Console, open_consoles
+from elastic_runtime.lines import WORKER_LINE, LineEvents
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -52,6 +54,27 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(descriptor)
         except OSError:
             pass  # closed by the test
+
+
+def test_each_line_is_an_event_where_events_are_read(screen: Screen, pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    who = LineEvents(WORKER_LINE, {"rank": 0, "stream": "stderr"})
+    stream = Stream(reading, b"[a0]:", screen.console, events=who)
+    os.write(writing, b'one\n\n"two"\xff\nthr')
+    stream.read()
+    stream.show_partial()
+    stream.events = who.with_(rank=5)
+    os.write(writing, b"ee\n")
+    stream.read()
+    events = [json.loads(line) for line in screen.shows().splitlines()]
+    assert {event["event"] for event in events} == {"worker.line"}
+    assert [(e["rank"], e["line"], e.get("partial", False)) for e in events] == [
+        (0, "one", False),
+        (0, "", False),
+        (0, '"two"\\xff', False),
+        (0, "thr", True),
+        (5, "ee", False),
+    ]
 
 
 def test_each_line_gets_the_prefix(screen: Screen, pipe: tuple[int, int]) -> None:

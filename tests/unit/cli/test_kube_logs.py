@@ -59,6 +59,10 @@ def test_a_pod_is_meant_by_any_of_its_names(pod: str, names: list[str]) -> None:
         ("[default11]:x", False),
         ("[default0]:[default1]:x", False),
         ("x", False),
+        ('{"event": "worker.line", "rank": 1, "line": "x"}', True),
+        ('{"event": "worker.line", "rank": 11, "line": "x"}', False),
+        ('{"event": "worker.failed", "rank": 1}', False),
+        ('{"event": "worker.line", "ra', False),
     ],
 )
 def test_a_rank_is_known_by_what_elastic_run_puts_in_front(text: str, taken: bool) -> None:
