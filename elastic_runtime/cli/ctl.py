@@ -29,6 +29,7 @@ from elastic_runtime.cli.checkpoint import checkpoint
 from elastic_runtime.cli.kube_access import Access
 from elastic_runtime.cli.printing import FORMAT, console, show
 from elastic_runtime.cli.report import Records, Report, make_report, read_records
+from elastic_runtime.cli.torchrun_parser import import_torch
 from elastic_runtime.console import mute, open_missing
 from elastic_runtime.endpoint import C10D, parse_endpoint, read_access
 from elastic_runtime.errors import (
@@ -81,6 +82,8 @@ class Target:
         """
         # It is never to be hosted from here, whoever's address the endpoint names.
         endpoint = replace(self.endpoint, hosted_here=True)
+        if endpoint.backend == C10D:
+            import_torch()  # calmly: what it has to say of such a store is said here
         try:
             store = open_store(endpoint, self.run_id, _TTL, _CONNECT)
             store.start(_NOBODY, lambda event: None)

@@ -112,8 +112,10 @@ class Connection:
         answer = self._open(method, path, query, body, content, 30.0)
         try:
             return json.loads(answer.data)
-        except (self._urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        except (self._urllib3.exceptions.HTTPError, OSError) as error:
             raise self._lost(error) from None
+        except ValueError:
+            raise self._stranger("its answer is no JSON") from None
 
     def lines(self, path: str, query: Mapping[str, Any], patience: float) -> Iterator[bytes]:
         """Reads text line by line, as it comes.
@@ -160,6 +162,8 @@ class Connection:
                 preload_content=False,
                 retries=False,  # a server that is not there is told at once, and once
             )
+            if "text/html" in answer.headers.get("Content-Type", ""):
+                raise self._stranger(f"it answers with a web page and HTTP {answer.status}")
             if answer.status >= 300:
                 raise Refused(answer.status, _why(answer.data) or answer.reason or "")
         except (self._urllib3.exceptions.HTTPError, OSError) as error:
@@ -178,7 +182,15 @@ class Connection:
                 headers[way["key"]] = way["value"]
         return headers
 
+    def _stranger(self, why: str) -> ClusterUnreachable:
+        return ClusterUnreachable(
+            f"what answers at {self.server} is no API server of Kubernetes: {why}; is this the "
+            "right kubeconfig and --context?"
+        )
+
     def _lost(self, error: BaseException) -> ClusterUnreachable:
+        if "WRONG_VERSION_NUMBER" in str(error):
+            return self._stranger("it does not speak TLS, as https:// wants")
         return ClusterUnreachable(
             f"the API server {self.server} does not answer ({_cause(error)}): is the cluster up, "
             "and is this the right kubeconfig and --context?"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli.kube_access import need
+from elastic_runtime.cli.kube_fields import check_fields
 from elastic_runtime.controller.spec import (
     CONTAINER,
     GROUP,
@@ -140,7 +141,7 @@ def read_job(text: str, where: str, namespace: str = "") -> Object:
 
     Raises:
         UsageError: it is not an ElasticJob, or not one only.
-        InvalidSpec: a field of it cannot be what it says.
+        InvalidSpec: a field of it is unknown, or cannot be what it says.
     """
     yaml = need("yaml")
     try:
@@ -168,6 +169,7 @@ def read_job(text: str, where: str, namespace: str = "") -> Object:
             f"{where} is for the namespace {metadata['namespace']!r}, -n says {namespace!r}: "
             "leave one of them out"
         )
+    check_fields(job)
     if namespace:
         job = {**job, "metadata": {**metadata, "namespace": namespace}}
     return checked(job)

@@ -49,6 +49,7 @@ from elastic_runtime.worker.blame import WorldChanged
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
 from elastic_runtime.worker.dropping import drop_later
 from elastic_runtime.worker.ending import end_quickly
+from elastic_runtime.worker.form import check_form
 from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.peers import Connection
 from elastic_runtime.worker.ranks import Place, Ranks, Stores, rehearse
@@ -152,6 +153,7 @@ class _Loop:
     ) -> None:
         self._state = state
         self._saver = saver
+        check_form(train)
         self._train = train
         self._here = here
         self._settling = Settling(state, saver, self._note, start_over=start_over)

@@ -8,6 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from elastic_runtime.cli.kube_fields import FIELDS
 from tests.unit.deploy import structural
 from tests.unit.deploy.admission import RULES, compiled, elasticjob
 from tests.unit.deploy.files import DEPLOY, SAMPLES, Object, jobs, objects
@@ -55,6 +56,24 @@ def test_the_definition_is_one() -> None:
     kubernetes_validate.validate(crd, "1.34", strict=True)
     names = crd["spec"]["names"]
     assert crd["metadata"]["name"] == f"{names['plural']}.{crd['spec']['group']}"
+
+
+def test_submit_knows_the_same_fields() -> None:
+    def names(schema: Any) -> Any:
+        """The fields of a schema, as in ``FIELDS``."""
+        if inner := names(schema["items"]) if "items" in schema else None:
+            return [inner]
+        within = schema.get("properties", {})
+        return {name: names(one) for name, one in within.items()} or None
+
+    [crd] = objects(DEPLOY / "crd.yaml")
+    [version] = crd["spec"]["versions"]
+    defined = names(version["schema"]["openAPIV3Schema"])
+    # What Kubernetes itself defines, and what users do not write.
+    template = FIELDS["spec"]["replicaSpecs"]["Worker"]["template"]
+    defined["spec"]["replicaSpecs"]["Worker"]["template"] = template
+    defined |= {"metadata": FIELDS["metadata"], "status": FIELDS["status"]}
+    assert defined == FIELDS
 
 
 def test_its_schema_is_structural() -> None:
