@@ -133,7 +133,9 @@ class Checkpointer:
         limit = parse_limit(max_save_age, interval)
         rule = parse_retention(keep, keep_every)
         self._objects = entries
-        self._storage = open_storage(directory)
+        # The first rank of a job that begins finds out whether the place is one.
+        begins = context().rank == 0 and context().restarts == 0
+        self._storage = open_storage(directory, patient=not begins)
         self._entries = Entries(entries)
         self._committing = {k: e for k, e in entries.items() if isinstance(e, Committing)}
         self._commits = False

@@ -12,13 +12,15 @@ library says is shown without them. fsspec is imported when the first URL is ope
 from __future__ import annotations
 
 import os
+import queue
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import tenacity
 
+from elastic_runtime import threads
 from elastic_runtime.checkpoint import manifest as layout
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage import PROBE, Storage
@@ -40,6 +42,7 @@ _MOST_PARTS = 8000  # S3 takes 10,000
 _RANGE = 8 * _MIB  # of a download
 _READERS = 8
 _TRIES = 4
+_FIRST = 20.0  # seconds that a store has for its first answer, where that is waited for
 _WAIT = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotImplementedError, ImportError)
 _SECRET_NAMES = ("SECRET", "TOKEN", "PASSWORD", "CREDENTIAL", "_KEY", "SAS", "CONNECTION_STRING")
@@ -52,11 +55,13 @@ class RemoteStorage(Storage):
 
     chunk = _READERS * _RANGE
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, patient: bool = True) -> None:
         """Finds the library for the URL; nothing is asked of the store yet.
 
         Args:
             url: of the place that holds all checkpoints of the job.
+            patient: a store that has never answered is asked as often as any other. False: its
+                address may be wrong, and somebody waits to hear of that.
 
         Raises:
             CheckpointError: the library is not installed, or the URL is not understood.
@@ -65,6 +70,7 @@ class RemoteStorage(Storage):
         self._secrets = _secrets_of(url)
         self._fs, self._root = self._opened(url)
         self.shared = not url.startswith("memory:")
+        self._patient = patient
         self._claims: dict[str, bytes] = {}  # what this process has written into files of terms
         self._pool: ThreadPoolExecutor | None = None
 
@@ -257,13 +263,49 @@ class RemoteStorage(Storage):
 
     def _try(self, call: Callable[[], _T]) -> _T:
         """Asks again after a while, unless the answer is one that will not change."""
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(_TRIES),
-            wait=_WAIT,
-            retry=tenacity.retry_if_exception(_may_pass),
-            reraise=True,
+        if not self._patient:
+            self._patient = True  # from now on: who goes on after an error wants to go on
+            return self._try_first(call)
+        return _retrying(tenacity.stop_after_attempt(_TRIES))(call)
+
+    def _try_first(self, call: Callable[[], _T]) -> _T:
+        """Asks until there is an answer, but not for long.
+
+        In a thread: the libraries of the stores try again as well, for minutes.
+        """
+        answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+        last: list[Exception] = []
+
+        def once() -> _T:
+            try:
+                return call()
+            except Exception as error:
+                last.append(error)
+                if _of_credentials(error):
+                    answers.put((None, error))
+                raise
+
+        def ask() -> None:
+            try:
+                answers.put((_retrying(tenacity.stop_after_delay(_FIRST))(once), None))
+            except BaseException as error:
+                answers.put((None, error))
+
+        with _fewer_tries(self._fs):
+            threads.spawn(ask, name="elastic-first-look")
+            try:
+                value, error = answers.get(timeout=_FIRST)
+            except queue.Empty:
+                value, error = None, last[-1] if last else TimeoutError("it is silent")
+        if error is None:
+            return cast("_T", value)
+        if not _may_pass(error) or _of_credentials(error):
+            raise error
+        why = self._without_secrets(error)
+        raise CheckpointUsageError(
+            f"cannot reach {self.where}, which was tried for {_FIRST:g} s: {why}; check the URL, "
+            "the address of the store and the network"
         )
-        return retrying(call)
 
     def _list(self, path: str) -> list[Mapping[str, Any]]:
         # What is listed decides over terms and deletions: never from a cache.
@@ -310,11 +352,9 @@ class RemoteStorage(Storage):
             raise self._failure(doing, error) from None
 
     def _failure(self, doing: str, error: Exception) -> CheckpointFailed:
-        text = (str(error).strip() or type(error).__name__).split("\n")[0]
-        for secret in self._secrets | _secrets_around():
-            text = text.replace(secret, "***")
+        text = self._without_secrets(error)
         refused = True
-        if isinstance(error, PermissionError) or "redential" in type(error).__name__:
+        if isinstance(error, PermissionError) or _of_credentials(error):
             remedy = "give the job credentials with the right to read, write, list and delete there"
         elif isinstance(error, FileNotFoundError):
             remedy = "make the bucket or correct the URL"
@@ -322,6 +362,13 @@ class RemoteStorage(Storage):
             refused = isinstance(error, FileExistsError | NotADirectoryError)
             remedy = "check the URL, the network and the state of the store"
         return CheckpointFailed(f"cannot {doing}: {text}; {remedy}", refused=refused)
+
+    def _without_secrets(self, error: BaseException) -> str:
+        """The first line of what it says."""
+        text = (str(error).strip() or type(error).__name__).split("\n")[0]
+        for secret in self._secrets | _secrets_around():
+            text = text.replace(secret, "***")
+        return text
 
 
 class RemoteWriter:
@@ -406,6 +453,30 @@ def _scatter(data: memoryview, buffers: Sequence[memoryview], position: int) -> 
             position = 0
         else:
             position -= buffer.nbytes
+
+
+def _retrying(stop: tenacity.stop.stop_base) -> tenacity.Retrying:
+    return tenacity.Retrying(
+        stop=stop, wait=_WAIT, retry=tenacity.retry_if_exception(_may_pass), reraise=True
+    )
+
+
+@contextmanager
+def _fewer_tries(fs: Any) -> Iterator[None]:
+    """Has s3fs tell what is wrong before it tries again; another library stays as it is."""
+    tries = getattr(fs, "retries", None)
+    if not isinstance(tries, int):
+        yield
+        return
+    fs.retries = 1
+    try:
+        yield
+    finally:
+        fs.retries = tries
+
+
+def _of_credentials(error: BaseException) -> bool:
+    return "redential" in type(error).__name__
 
 
 def _may_pass(error: BaseException) -> bool:

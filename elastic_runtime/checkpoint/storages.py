@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.storage import Storage
 
 
-def open_storage(directory: str | os.PathLike[str]) -> Storage:
+def open_storage(directory: str | os.PathLike[str], *, patient: bool = True) -> Storage:
     """The storage at a place; nothing is touched yet.
 
     Args:
         directory: a path, or a URL such as ``s3://bucket/run`` of a kind that fsspec knows.
+        patient: see ``RemoteStorage``.
 
     Raises:
         CheckpointError: what the URL needs is not installed.
@@ -25,6 +26,6 @@ def open_storage(directory: str | os.PathLike[str]) -> Storage:
     if isinstance(directory, str) and "://" in directory:
         scheme, _, path = directory.partition("://")
         if scheme not in ("file", "local"):
-            return RemoteStorage(directory)
+            return RemoteStorage(directory, patient=patient)
         directory = path
     return LocalStorage(directory)

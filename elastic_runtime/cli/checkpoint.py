@@ -48,7 +48,7 @@ def list_(directory: str, form: str) -> None:
 
     Files are compared with the manifest by their sizes; verify reads them.
     """
-    seen = _look(open_storage(directory))
+    seen = _look(open_storage(directory, patient=False))
     show(form, seen.as_dict(), checkpoint_screen.listing(seen))
 
 
@@ -59,7 +59,7 @@ def list_(directory: str, form: str) -> None:
 @FORMAT
 def show_(directory: str, step: int | None, term: int | None, form: str) -> None:
     """Shows one checkpoint: what resume() would take, unless --step says another."""
-    seen = _look(open_storage(directory))
+    seen = _look(open_storage(directory, patient=False))
     if step is None and term is None:
         if seen.takes is None:
             raise UsageError(f"{seen.where}: {seen.why}; name one with --step")
@@ -79,7 +79,7 @@ def verify(directory: str, step: int | None, term: int | None, form: str) -> int
 
     Exit code 1 if anything is.
     """
-    storage = open_storage(directory)
+    storage = open_storage(directory, patient=False)
     seen = _look(storage)
     chosen = {one.which for one in _chosen(seen, step, term)}
     total = sum(_to_read(one) for one in seen.found if one.which in chosen)
@@ -118,7 +118,7 @@ def prune(
     What is kept is read first, so that a damaged checkpoint does not count.
     """
     rule = parse_retention(keep, keep_every)
-    storage = open_storage(directory)
+    storage = open_storage(directory, patient=False)
     seen = _look(storage)
     found = seen.found if unread else _read_what_stays(storage, rule, seen.found)
     verdicts = survey.judge(rule, found)
@@ -154,7 +154,7 @@ def restore(directory: str, step: int, term: int | None, form: str) -> None:
 
     It is set aside no more, and all newer ones are. Nothing is deleted.
     """
-    storage = open_storage(directory)
+    storage = open_storage(directory, patient=False)
     chosen = _chosen(_look(storage), step, term)[0]
     if chosen.manifest is None or chosen.condition not in (Condition.WHOLE, Condition.ASIDE):
         raise UsageError(f"{storage.place(chosen.which)} is {chosen.condition}: {chosen.problem}")

@@ -17,7 +17,12 @@ from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.remote import RemoteReader, RemoteStorage
 from elastic_runtime.checkpoint.storages import open_storage
-from elastic_runtime.errors import CheckpointError, CheckpointFailed, DamagedCheckpoint
+from elastic_runtime.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+)
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
 if TYPE_CHECKING:
@@ -96,6 +101,42 @@ def test_what_fails_for_a_while_is_tried_again(
         flaky.finish_removals()
     assert flaky.names() == ["term-1"]
     assert {request for request, _ in failing.failed} == {"ls", "info", "cat", "pipe", "rm"}
+
+
+class Silent:
+    """Answers nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def __call__(self, request: str, path: str) -> None:
+        assert self.over.wait(60)
+
+
+def test_a_store_that_has_never_answered_is_given_up_soon(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_FIRST", 0.1)
+    # What cannot be tried again and again by us: the library of the store does so by itself.
+    silent = Silent()
+    unreachable = Failing(10**9, OSError("nobody is there"))
+    for hook, why in ((silent, "it is silent"), (unreachable, "nobody is there")):
+        monkeypatch.setattr(Flaky, "hook", staticmethod(hook))
+        storage = open_storage("flaky://me:pa55word@bucket/run", patient=False)
+        with pytest.raises(CheckpointUsageError, match=f"cannot reach flaky://.*{why}") as told:
+            storage.names()
+        assert "pa55word" not in str(told.value)
+    silent.over.set()
+
+
+def test_a_store_that_has_answered_is_waited_for(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(f"flaky://{uuid.uuid4().hex}/run", patient=False)
+    assert storage.names() == []
+    monkeypatch.setattr(remote, "_FIRST", 0.0)
+    monkeypatch.setattr(Flaky, "hook", Failing(2, OSError("Please reduce your request rate")))
+    assert storage.names() == []
 
 
 def test_what_goes_on_failing_is_an_error_and_no_damage(
