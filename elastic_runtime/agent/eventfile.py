@@ -68,8 +68,9 @@ def check_event_file(path: str) -> None:
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, _FLAGS, 0o644))
     except OSError as error:
+        why = "a part of its path is a file" if error.errno == errno.EEXIST else error.strerror
         raise UsageError(
-            f"--log-file={path} cannot be written to ({error.strerror}): name a file that can be"
+            f"--log-file={path} cannot be written to ({why}): name a file that can be"
         ) from None
 
 

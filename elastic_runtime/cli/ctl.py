@@ -92,7 +92,7 @@ class Target:
             finally:
                 store.close()
         except StoreUnavailable as error:
-            raise StoreUnreachable(str(error)) from None
+            raise StoreUnreachable(f"{error}; is --rdzv-endpoint right, and is it up?") from None
 
 
 def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
@@ -420,7 +420,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.echo(shown.format_message())
         return EXIT_USAGE
     except click.ClickException as error:
-        return _fail(error.format_message(), EXIT_USAGE)
+        asked = getattr(error, "ctx", None)
+        more = f" ({asked.command_path} --help tells more)" if asked else ""
+        return _fail(error.format_message().removesuffix(".") + more, EXIT_USAGE)
     except ElasticError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):

@@ -148,6 +148,8 @@ def read_job(text: str, where: str, namespace: str = "") -> Object:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
         raise UsageError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+    if not documents:
+        raise UsageError(f"{where} is empty: submit takes the manifest of one ElasticJob")
     if len(documents) != 1:
         raise UsageError(
             f"{where} holds {len(documents)} documents: submit takes one ElasticJob; kubectl apply "

@@ -47,6 +47,10 @@ _ADDRESS = re.compile(
     r"([\w.-]*|\[[0-9a-fA-F:.]+\]|\*):\d+|\d{1,3}(\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]|localhost|\*"
 )
 
+# How argparse says it.
+_SWITCH_WITH_VALUE = re.compile(r"argument (\S+): ignored explicit argument '(.*)'")
+_NO_VALUE = re.compile(r"argument (\S+): expected one argument")
+
 
 @dataclass(frozen=True)
 class CommandLine:
@@ -191,6 +195,10 @@ class _Argparse(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required: training_script"):
             message = "which script? Name one, or a module with -m"
+        if switch := _SWITCH_WITH_VALUE.fullmatch(message):
+            message = f"{switch[1]} is a switch and takes no value: leave ={switch[2]} out"
+        elif option := _NO_VALUE.fullmatch(message):
+            message = f"{option[1]} needs a value"
         _, said, rest = message.partition("unrecognized arguments: ")
         if said:
             message = self._unknown(rest.partition(" ")[0].partition("=")[0])

@@ -141,7 +141,8 @@ def _workers(settings: Settings) -> int:
         workers = _count(given.value)
     except ValueError as error:
         # torch says "Cuda is not available." for a known word, and repeats an unknown one.
-        why = str(error) if "available" in str(error) else f"it is not {given.option.kind.what}"
+        missing = f"{str(error).rstrip('.')} here; give a number, or cpu"
+        why = missing if "available" in str(error) else f"it is not {given.option.kind.what}"
         raise UsageError(f"{given}: {why}") from None
     if workers < 1:
         raise UsageError(f"{given}: a node runs at least one worker, and this makes {workers}")
@@ -285,9 +286,11 @@ def _output(settings: Settings, around: Surroundings) -> Output:
 def _health_port(around: Surroundings) -> int:
     if not around.health_port:
         return 0
-    if not around.health_port.isascii() or not around.health_port.isdigit():
-        raise UsageError(f"TORCHELASTIC_HEALTH_CHECK_PORT={around.health_port!r} is no port")
-    return int(around.health_port)
+    try:
+        return int(kinds.PORT.read(around.health_port))
+    except ValueError:
+        said = f"TORCHELASTIC_HEALTH_CHECK_PORT={around.health_port!r}"
+        raise UsageError(f"{said} is not {kinds.PORT.what}") from None
 
 
 def _metrics_port(settings: Settings) -> int:

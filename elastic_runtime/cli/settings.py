@@ -165,6 +165,8 @@ def _read_file(config: Setting, options: Mapping[str, Option]) -> dict[str, Sett
     settings: dict[str, Setting] = {}
     for name, value in table.items():
         option = by_name.get(name.replace("-", "_"))
+        if option is None and isinstance(value, dict):
+            raise UsageError(f"{path}: [{name}] is a table; settings stand without one, at the top")
         if option is None:
             known = [name.replace("_", "-") for name in by_name]
             hint = did_you_mean(name.replace("_", "-"), known)

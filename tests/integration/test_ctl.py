@@ -223,25 +223,6 @@ def test_a_store_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> Non
     assert err.count("\n") <= 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("status", "--rdzv-endpoint"),
-        ("status --rdzv-endpoint etcd://h", "elasticctl runs lists them"),
-        ("status --rdzv-endpoint h:1", "does not say what it is"),
-        ("status --rdzv-endpoint etcd://u:geheim@h --run-id x", "holds a password"),
-        ("nothing", "No such command"),
-        ("status --format xml --rdzv-endpoint etcd://h", "'xml' is not one of"),
-    ],
-)
-def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: str, words: str) -> None:
-    assert main(arguments.split()) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("elasticctl: error: ")
-    assert words in err
-    assert "geheim" not in err
-
-
 def test_settings_come_from_the_environment_as_well(
     store: Store, endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,7 +166,7 @@ def test_torchs_own_log_files_may_be_asked_for(job_of: JobOf, settings_of: Setti
 def test_bad_variables_of_torchruns(job_of: JobOf) -> None:
     with pytest.raises(UsageError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT='x' is not a number"):
         job_of(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="x")
-    with pytest.raises(UsageError, match="TORCHELASTIC_HEALTH_CHECK_PORT='x' is no port"):
+    with pytest.raises(UsageError, match="TORCHELASTIC_HEALTH_CHECK_PORT='x' is not a port"):
         job_of(TORCHELASTIC_HEALTH_CHECK_PORT="x")
 
 

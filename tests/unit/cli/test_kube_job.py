@@ -205,7 +205,7 @@ def test_a_manifest_is_read_as_it_is() -> None:
     ("text", "words"),
     [
         ("a: [b", "f is not YAML"),
-        ("", "f holds 0 documents"),
+        ("", "f is empty"),
         (f"{MANIFEST}---{MANIFEST}", "f holds 2 documents"),
         ("hello", "f holds no ElasticJob .its kind is 'str'"),
         (MANIFEST.replace("ElasticJob", "PyTorchJob"), "its kind is 'PyTorchJob'"),

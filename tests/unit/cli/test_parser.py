@@ -83,7 +83,7 @@ def test_preload_may_be_given_several_times(parser: Parser) -> None:
         ("--max 4", "which script"),
         ("--bogus train.py", "--bogus"),
         ("--re 3 train.py", "ambiguous"),
-        ("--max", "expected one argument"),
+        ("--max", "--max needs a value"),
     ],
 )
 def test_errors_are_one_line(parser: Parser, arguments: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""``elastic-run`` as a whole, up to the agent: errors, exit codes, the embedded store."""
+"""``elastic-run`` as a whole, up to the agent; what it says of mistakes is in test_mistakes."""
 
 from __future__ import annotations
 
@@ -19,49 +19,12 @@ from elastic_runtime.errors import EXIT_LEFT, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elastic_runtime.cli.parser import Parser
-
 
 @pytest.fixture(autouse=True)
 def calm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("PET_", "ELASTIC_")) and name != "ELASTIC_TEST_MARK":
             monkeypatch.delenv(name)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("", "which script?"),
-        ("trian.py", "did you mean 'train.py'?"),
-        (".", "the script '.' is a directory"),
-        ("-m no.such.module", "there is no module"),
-        ("--min 3 --max 2 train.py", "--min=3 is above --max=2"),
-        ("--min 0 train.py", "--min=0"),
-        ("--min 1 --nnodes 2 train.py", "say the same thing"),
-        ("--config no.toml train.py", "--config=no.toml cannot be read"),
-        ("--rdzv-endpoint etcd://h train.py", "--run-id"),
-        ("--rdzv-endpoint etcd://u:geheim@h train.py", "holds a password"),
-        ("--lease-ttl soon train.py", "--lease-ttl='soon'"),
-        ("--fence-timeout 2 train.py", "--fence-timeout is 2 s"),
-        ("--listen 127.0.0.1:1:1 train.py", "there is no script"),
-        ("--no-such-flag train.py", "--no-such-flag"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    parser: Parser,  # torch is imported by now, and what others say meanwhile is said
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: str,
-    words: str,
-) -> None:
-    assert main(arguments.split()) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("elastic-run: error: ")
-    assert words in shown.err
-    assert shown.err.count("\n") == 1
-    assert "geheim" not in shown.err
 
 
 def test_an_address_of_another_machine_cannot_be_listened_at(

@@ -177,7 +177,7 @@ def test_the_default_of_max_restarts_is_ours(settings_of: SettingsOf) -> None:
         ("cold = 1", "job.toml: cold = 1 is not a switch"),
         ("preload = [1]", "job.toml: preload = [1] is not a list of names"),
         ("role = ['a']", "job.toml: role = ['a'] is not text"),
-        ("[job]\nmax = 4", "unknown key 'job'"),
+        ("[job]\nmax = 4", "[job] is a table"),
         ("run-id = 'a'\nrdzv-id = 'b'", "job.toml: rdzv-id repeats job.toml: run-id"),
         ("max = ", "not TOML"),
     ],

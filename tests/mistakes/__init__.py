@@ -1,0 +1,1 @@
+"""The mistakes of users as tables: what is typed, and what they are told."""

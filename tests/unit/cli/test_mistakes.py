@@ -1,0 +1,75 @@
+"""What a user may get wrong before anything is started: ``tests.mistakes`` has the tables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from elastic_runtime.cli import ctl, run
+from tests.mistakes.elastic_run import ELASTIC_RUN
+from tests.mistakes.elasticctl import ELASTICCTL
+from tests.mistakes.files import FILES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_runtime.cli.parser import Parser
+    from tests.mistakes.row import Mistake
+
+
+@pytest.fixture(scope="module")
+def _files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mistakes")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "adir" / "file").unlink()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _plain_shell(_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(_files)
+    for name in list(os.environ):
+        if name.startswith(("PET_", "ELASTIC_", "KUBE", "TORCHELASTIC_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(_files))  # no kubeconfig of somebody's
+
+
+def _name(mistake: Mistake) -> str:
+    return shlex.join([*(f"{k}={v}" for k, v in mistake.environ.items()), mistake.command])
+
+
+@pytest.mark.parametrize("mistake", ELASTIC_RUN, ids=_name)
+def test_elastic_run(
+    parser: Parser,  # torch is imported by now, and what others say meanwhile is said
+    mistake: Mistake,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if mistake.without_gpu and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for name, value in mistake.environ.items():
+        monkeypatch.setenv(name, value)
+    code = run.main(shlex.split(mistake.command))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("elastic-run: ")
+    mistake.check(code, shown.err)
+
+
+@pytest.mark.parametrize("mistake", ELASTICCTL, ids=_name)
+def test_elasticctl(
+    mistake: Mistake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in mistake.environ.items():
+        monkeypatch.setenv(name, value)
+    code = ctl.main(shlex.split(mistake.command))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("elasticctl: error: ")
+    mistake.check(code, shown.err)
