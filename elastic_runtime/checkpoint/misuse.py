@@ -15,6 +15,12 @@ def check_named(entries: object) -> None:
             f"the entries of a Checkpointer go by name, and this is a {type(entries).__name__}; "
             'give a dict such as {"model": model, "optim": optim}'
         )
+    for name in entries:
+        if not isinstance(name, str):
+            raise CheckpointUsageError(
+                f"the entries of a Checkpointer go by name, and {name!r} is none; "
+                'give a dict such as {"model": model, "optim": optim}'
+            )
 
 
 def refuse_uncounted() -> NoReturn:

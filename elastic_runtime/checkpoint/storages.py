@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.remote import RemoteStorage
+from elastic_runtime.errors import CheckpointUsageError
 
 if TYPE_CHECKING:
-    import os
-
     from elastic_runtime.checkpoint.storage import Storage
 
 
@@ -21,8 +21,13 @@ def open_storage(directory: str | os.PathLike[str], *, patient: bool = True) -> 
         patient: see ``RemoteStorage``.
 
     Raises:
-        CheckpointError: what the URL needs is not installed.
+        CheckpointError: what the URL needs is not installed; or the place has no name, as of a
+            variable that is not set.
     """
+    if not os.fspath(directory):
+        raise CheckpointUsageError(
+            "the checkpoint directory is empty: name one, such as '/shared/run' or 's3://bucket/run'"
+        )
     if isinstance(directory, str) and "://" in directory:
         scheme, _, path = directory.partition("://")
         if scheme not in ("file", "local"):

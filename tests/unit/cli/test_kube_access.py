@@ -29,6 +29,7 @@ class Server:
 
     def __init__(self) -> None:
         self.answer: Answer = lambda asked: (200, b"{}")
+        self.content = "application/json"
         self.asked: list[BaseHTTPRequestHandler] = []
         server = self
 
@@ -37,6 +38,7 @@ class Server:
                 server.asked.append(self)
                 code, body = server.answer(self)
                 self.send_response(code)
+                self.send_header("Content-Type", server.content)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -104,6 +106,19 @@ def test_what_is_no_answer_of_an_api_server_is_told_as_such(
     with pytest.raises(ClusterUnreachable, match=server.url) as error:
         Cluster(Access()).jobs()
     assert not isinstance(error.value, NotAllowed)
+
+
+@pytest.mark.usefixtures("config")
+def test_a_web_server_is_told_from_an_api_server(server: Server) -> None:
+    said = f"what answers at {server.url} is no API server of Kubernetes"
+    server.answer = lambda asked: (200, b"hello")
+    with pytest.raises(ClusterUnreachable, match=f"{said}: its answer is no JSON"):
+        Cluster(Access()).jobs()
+    server.content, server.answer = "text/html;charset=utf-8", lambda asked: (404, b"<html>")
+    with pytest.raises(
+        ClusterUnreachable, match=f"{said}: it answers with a web page and HTTP 404"
+    ):
+        Cluster(Access()).jobs()
 
 
 @pytest.mark.usefixtures("config")

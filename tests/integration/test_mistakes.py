@@ -1,0 +1,81 @@
+"""Mistakes that only a process shows: the other ones are in ``tests/unit/cli/test_mistakes.py``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.mistakes.row import Mistake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SCRIPTS = {
+    "train.py": "print('trained')",
+    "noworld.py": "import torch, elastic_runtime as elastic\n"
+    "elastic.run(elastic.State(model=torch.nn.Linear(1, 1)))(lambda: None)",
+}
+
+_JOBS = (
+    Mistake(
+        "--preload nosuchmod train.py",
+        "note: ELASTIC_LEASE_TLL has no effect … did you mean 'ELASTIC_LEASE_TTL'? … "
+        "--preload: nosuchmod cannot be imported … No module named 'nosuchmod'",
+        code=0,
+        lines=4,
+        environ={"ELASTIC_LEASE_TLL": "3"},
+    ),
+    Mistake("--log-dir train.py train.py", "train.py cannot be used (File exists): name a"),
+    Mistake("noworld.py", "does not take the one argument … write def <lambda>(world)", lines=3),
+    Mistake(
+        "--min 2 --max 2 --join-timeout 1 train.py",
+        "1 of at least 2 nodes came together within 1 s (--join-timeout)",
+        code=3,
+        lines=4,
+    ),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in _SCRIPTS.items():
+        (tmp_path / name).write_text(text + "\n")
+    return tmp_path
+
+
+def _run(module: str, mistake: Mistake, folder: Path) -> subprocess.CompletedProcess[str]:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_"))}
+    mark = {k: v for k, v in os.environ.items() if k == "ELASTIC_TEST_MARK"}
+    return subprocess.run(
+        [sys.executable, "-m", module, *shlex.split(mistake.command)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**plain, **mark, **mistake.environ},
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("mistake", _JOBS, ids=lambda mistake: mistake.command)
+def test_elastic_run(folder: Path, mistake: Mistake) -> None:
+    told = Mistake(f"--log-format console {mistake.command}", "", environ=mistake.environ)
+    done = _run("elastic_runtime", told, folder)
+    mistake.check(done.returncode, done.stderr)
+
+
+def test_elasticctl_at_a_port_where_something_else_listens(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        mistake = Mistake(
+            f"status --rdzv-endpoint c10d://{where}",
+            f"the c10d store at {where} does not answer … is --rdzv-endpoint right",
+            code=4,
+        )
+        done = _run("elastic_runtime.cli.ctl", mistake, folder)
+        mistake.check(done.returncode, done.stderr)

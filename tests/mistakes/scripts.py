@@ -1,0 +1,101 @@
+"""Mistakes in scripts: expressions, and what they are told.
+
+They stand in a script that has ``PRELUDE`` at its top.
+"""
+
+from __future__ import annotations
+
+PRELUDE = """
+import torch
+import elastic_runtime as elastic
+from elastic_runtime import Checkpointer, ElasticBatchSampler, JobConfig, State, loader, sample_rng
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.zeros(8, 2))
+sampler = ElasticBatchSampler(8, 4)
+"""
+
+_INTERVAL = "is not understood; give steps (10, '10 steps'), a time ('30s', '5m', '1h') or both"
+_EACH = "each sample once, or ElasticBatchSampler(replacement=True)"
+_COMMIT = "commit() outside of elastic.run … call it there, after optimizer.step()"
+_FORM = "does not take the one argument that elastic.run calls it with … (world)"
+
+SCRIPTS = (
+    # Checkpointer
+    ('Checkpointer("c", {"model": model}, every="often")', f"every='often' {_INTERVAL}"),
+    ('Checkpointer("c", {"model": model}, every=0)', f"every=0 {_INTERVAL}"),
+    ('Checkpointer("c", {"model": model}, every="-5m")', f"every='-5m' {_INTERVAL}"),
+    (
+        'Checkpointer("c", {"model": model}, max_save_age="soon")',
+        f"max_save_age='soon' {_INTERVAL}",
+    ),
+    ('Checkpointer("c", {"model": model}, snapshot_every="x")', f"snapshot_every='x' {_INTERVAL}"),
+    ('Checkpointer("c", {"model": model}, keep=0)', "keep=0 would keep nothing; give at least 1"),
+    ('Checkpointer("c", {"model": model}, keep="3")', "keep='3' would keep nothing"),
+    ('Checkpointer("c", {"model": model}, keep_every="x")', "say with keep= how many"),
+    (
+        'Checkpointer("c", {"model": model}, on_save_error="ignore")',
+        "on_save_error='ignore' is not understood; give 'continue' or 'raise'",
+    ),
+    ('Checkpointer("c", [model])', "go by name, and this is a list; give a dict"),
+    ('Checkpointer("c", {1: model})', "go by name, and 1 is none; give a dict"),
+    ('Checkpointer("", {"model": model})', "the checkpoint directory is empty: name one"),
+    (
+        'Checkpointer("x3://b/c", {"model": model})',
+        "Protocol not known: x3; check the URL",
+    ),
+    (
+        'Checkpointer("f", {"model": model}, every=1).resume()',
+        "File exists; choose a directory",
+    ),
+    (
+        'Checkpointer("f/c", {"model": model}, every=1).resume()',
+        "/f/c: Not a directory; choose a directory, part of the path is a file",
+    ),
+    (
+        'Checkpointer("/proc/c", {"model": model}, every=1).resume()',
+        "cannot save checkpoints in /proc/c … must be on storage that all nodes share",
+    ),
+    # State
+    ("State(model=3)", "State(model=...) … set it afterwards: state.model = ..."),
+    ("State(model=lambda: 3)", "State(model=...) is a function without state_dict"),
+    ("State(shadow=model)", "switches of a State; give the object another name"),
+    ("State(model=model, step=model)", "'step' is a name of State's own; take another one"),
+    ("State(optimizer=optimizer)", "give the State the module that holds it, too"),
+    ("State(model=model).commit()", _COMMIT),
+    ("State(model=model).nothing", "this State has no 'nothing'; set it first: state.nothing = 0"),
+    # elastic.run
+    ("elastic.run(State(model=model))(lambda: None)", _FORM),
+    ("elastic.run(State(model=model))(lambda world, more: None)", _FORM),
+    ("elastic.run(State(model=model))(None)", "elastic.run needs a function, and was given None"),
+    # Data
+    ("ElasticBatchSampler(8, 0)", "8 and 0"),
+    ("ElasticBatchSampler(0, 4)", "0 and 4"),
+    ("ElasticBatchSampler(8, 9, drop_last=True)", "take a smaller batch, or do not drop"),
+    ("ElasticBatchSampler(8, 4, replacement=True)", "is about an order= of your own; give one"),
+    ("ElasticBatchSampler(8, 4, rank=2, world=2)", "give both, with 0 <= rank < world"),
+    ("ElasticBatchSampler(8, 4, rank=2)", "rank=2 of world=None: give both"),
+    ("list(ElasticBatchSampler(8, 4, order=lambda epoch, g: [0, 0, 1]))", _EACH),
+    ("list(ElasticBatchSampler(8, 4, order=lambda epoch, g: [9]))", "give numbers below 8"),
+    ("list(ElasticBatchSampler(8, 4, order=lambda epoch, g: []))", "give at least one sample"),
+    (
+        'list(ElasticBatchSampler(8, 4, order=lambda epoch, g: ["a"]))',
+        "something else than whole numbers; return the indices",
+    ),
+    ("loader(data, sampler, shuffle=True)", "leaves shuffle to the sampler; remove the option"),
+    ("loader(data, sampler, batch_size=4)", "leaves batch_size to the sampler; remove the option"),
+    ("loader(data, sampler, in_order=False, num_workers=1)", "in_order=False … remove the option"),
+    ("loader(data, sampler, at_least_once=True)", "give loader() an ElasticBatchSampler instead"),
+    ("loader(data, sampler, seed=3)", "batch and seed are the sampler's; give them to"),
+    ("sample_rng(3)", "call it in the __getitem__ of a data set … or give it seed= and epoch="),
+    # launch
+    ('JobConfig(None, None, "x", min_nodes=0)', "--min is 0: a job needs at least one node"),
+    ('JobConfig(None, None, "x", min_nodes=3, max_nodes=2)', "--min 3 is above --max 2: swap them"),
+    ('JobConfig(None, None, "x", workers=0)', "--nproc-per-node is 0"),
+    ('JobConfig(None, None, "x", max_restarts=-1)', "--max-restarts is -1: it cannot be negative"),
+    (
+        'JobConfig(None, None, "x", metrics_port=99999)',
+        "--metrics-port is 99999: a port",
+    ),
+)
