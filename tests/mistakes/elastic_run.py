@@ -221,6 +221,7 @@ ELASTIC_RUN = (
     Mistake(
         "--run-id 'a b' train.py", "--run-id='a b' is no name for a run: it has a slash or a space"
     ),
+    Mistake(f"--run-id {'x' * 3000} train.py", "--run-id='xxx … is 3000 characters long … most"),
     Mistake(
         "--run-id a/b train.py", "--run-id='a/b' is no name for a run: it has a slash or a space"
     ),

@@ -41,7 +41,7 @@ def _plain_shell(_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _name(mistake: Mistake) -> str:
-    return shlex.join([*(f"{k}={v}" for k, v in mistake.environ.items()), mistake.command])
+    return " ".join([*(f"{k}={v}" for k, v in mistake.environ.items()), mistake.command[:60]])
 
 
 @pytest.mark.parametrize("mistake", ELASTIC_RUN, ids=_name)
