@@ -33,25 +33,21 @@ class LineEvents:
 
     def __call__(self, text: bytes) -> bytes:
         """The events of some lines, one a line; the last one may be unfinished, which it says."""
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        said = {"timestamp": now, "level": "info", "event": self.event, **self.fields}
+        # The same for all of them, and a worker may print a lot.
+        head = f'{json.dumps(said, ensure_ascii=False)[:-1]}, "line": '
         *lines, rest = text.split(b"\n")
-        events = [self._event(line) for line in lines]
+        events = [f"{head}{_quoted(line)}}}\n" for line in lines]
         if rest:
-            events.append(self._event(rest, partial=True))
-        return b"".join(events)
+            events.append(f'{head}{_quoted(rest)}, "partial": true}}\n')
+        return "".join(events).encode()
 
     def with_(self, **fields: Any) -> Self:
         """The same, with other fields."""
         return replace(self, fields={**self.fields, **fields})
 
-    def _event(self, line: bytes, **more: Any) -> bytes:
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        said = {
-            "timestamp": now,
-            "level": "info",
-            "event": self.event,
-            **self.fields,
-            # What is no UTF-8 shows up as \xff, and nothing is lost of it.
-            "line": line.decode(errors="backslashreplace"),
-            **more,
-        }
-        return json.dumps(said, ensure_ascii=False).encode() + b"\n"
+
+def _quoted(line: bytes) -> str:
+    # What is no UTF-8 shows up as \xff, and nothing is lost of it.
+    return json.dumps(line.decode(errors="backslashreplace"), ensure_ascii=False)
