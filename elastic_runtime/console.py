@@ -37,19 +37,6 @@ _EVENT = b'{"timestamp": '
 _LAST_PATIENCE = 2.0
 
 
-class Turn:
-    """A lock that is gone with the last one who holds on to it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
-
-
 class Console:
     """A file descriptor to people, written to by a thread of its own, so that only that can hang.
 
@@ -219,13 +206,13 @@ def _piece(text: bytes, start: int) -> int:
     return end - start if end else _CHUNK
 
 
-# Who writes to one place, by that place: two consoles of a process may lead there.
-_TURNS: WeakValueDictionary[tuple[int, int, int], Turn] = WeakValueDictionary()
+# Whose turn it is to write to a place: two consoles of a process may lead there.
+_TURNS: WeakValueDictionary[tuple[int, int, int], threading.Lock] = WeakValueDictionary()
 
 
-def _turn_at(descriptor: int) -> Turn:
+def _turn_at(descriptor: int) -> threading.Lock:
     place = os.fstat(descriptor)
-    return _TURNS.setdefault((place.st_dev, place.st_ino, place.st_rdev), Turn())
+    return _TURNS.setdefault((place.st_dev, place.st_ino, place.st_rdev), threading.Lock())
 
 
 def open_consoles(
