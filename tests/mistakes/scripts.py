@@ -84,10 +84,10 @@ SCRIPTS = (
         "something else than whole numbers; return the indices",
     ),
     ("loader(data, sampler, shuffle=True)", "leaves shuffle to the sampler; remove the option"),
-    ("loader(data, sampler, batch_size=4)", "leaves batch_size to the sampler; remove the option"),
+    ("loader(data, sampler, batch_size=4)", "are the sampler's; give them to ElasticBatchSampler"),
     ("loader(data, sampler, in_order=False, num_workers=1)", "in_order=False … remove the option"),
     ("loader(data, sampler, at_least_once=True)", "give loader() an ElasticBatchSampler instead"),
-    ("loader(data, sampler, seed=3)", "batch and seed are the sampler's; give them to"),
+    ("loader(data, sampler, seed=3)", "seed are the sampler's; give them to ElasticBatchSampler"),
     ("sample_rng(3)", "call it in the __getitem__ of a data set … or give it seed= and epoch="),
     # launch
     ('JobConfig(None, None, "x", min_nodes=0)', "--min is 0: a job needs at least one node"),
