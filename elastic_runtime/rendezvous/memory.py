@@ -55,6 +55,7 @@ class MemoryServer:
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
         self._nodes: dict[str, None] = {}
+        self._groups: dict[str, None] = {}
         self._common: dict[str, None] = {}
         self._leases: dict[str, _Lease] = {}
         self._stores: dict[MemoryStore, None] = {}
@@ -91,7 +92,7 @@ class MemoryServer:
     def forget(self) -> None:
         """Loses its memory, as a server does that starts again on an empty disk."""
         with self._lock:
-            for kept in (self._entries, self._nodes, self._common, self._leases):
+            for kept in (self._entries, self._nodes, self._groups, self._common, self._leases):
                 kept.clear()
             for store in self._stores:
                 store._lease = None
@@ -134,7 +135,9 @@ class MemoryServer:
                 self._entries[put.key] = puts[-1]
                 if put.key.startswith(NODES):
                     self._nodes[put.key] = None
-                elif not put.key.startswith((EVENTS, GROUP)):
+                elif put.key.startswith(GROUP):
+                    self._groups[put.key] = None
+                elif not put.key.startswith(EVENTS):
                     self._common[put.key] = None
                 self._leases.pop(put.key, None)
                 if put.leased and lease is not None:
@@ -146,7 +149,8 @@ class MemoryServer:
     def _read(self, prefix: str) -> tuple[Entry, ...]:
         with self._lock:
             self._answer()
-            found = (entry for key, entry in self._entries.items() if key.startswith(prefix))
+            among = self._groups if prefix.startswith(GROUP) else self._entries
+            found = [self._entries[key] for key in among if key.startswith(prefix)]
             return tuple(sorted(found, key=lambda entry: entry.created))
 
     def _answer(self) -> None:
@@ -157,7 +161,7 @@ class MemoryServer:
     def _remove(self, keys: Iterable[str]) -> list[str]:
         gone = [key for key in keys if self._entries.pop(key, None)]
         for key in gone:
-            for kept in (self._leases, self._nodes, self._common):
+            for kept in (self._leases, self._nodes, self._groups, self._common):
                 kept.pop(key, None)
         return gone
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store import Listener, Store
 
 _TTL = 60.0  # so that a death is found by a probe, and not by the end of a lease
+_FOR_EVER = 1e6  # where one thread plays all nodes, none can say in time that it lives
 _LIMIT = 300.0
 _HERE = "127.0.0.1"
 
@@ -213,7 +214,7 @@ class Stage:
         self._wakes: list[tuple[float, int]] = []
         self._due: dict[int, float] = {}
         for number in range(total):
-            store = Counted(MemoryStore(server, _TTL), self.traffic)
+            store = Counted(MemoryStore(server, _FOR_EVER), self.traffic)
             dies = number in (0, total - 1)
             node = Node(number, store, total, self._sealed, dies, self)  # type: ignore[arg-type]
             self.nodes.append(node)
