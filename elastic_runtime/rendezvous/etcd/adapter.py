@@ -16,7 +16,12 @@ import tenacity
 from elastic_runtime.config import ANSWER
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
-from elastic_runtime.rendezvous.etcd.client import LeaseGone, StoreFull, StoreRefused
+from elastic_runtime.rendezvous.etcd.client import (
+    LeaseGone,
+    RequestTooLarge,
+    StoreFull,
+    StoreRefused,
+)
 from elastic_runtime.rendezvous.etcd.diagnosis import refusal
 from elastic_runtime.rendezvous.etcd.hub import Hub
 from elastic_runtime.rendezvous.etcd.keys import RunKeys, took_effect, with_read_back
@@ -36,7 +41,7 @@ _T = TypeVar("_T")
 _OPERATION = ANSWER
 _FAREWELL = 1.0
 # To try again is of no use.
-_FINAL = (StoreRefused, StoreFull, MainLoopSilent)
+_FINAL = (StoreRefused, StoreFull, RequestTooLarge, MainLoopSilent)
 
 
 class EtcdStore:

@@ -73,6 +73,10 @@ class StoreFull(StoreUnavailable):
     """The store takes no writes until somebody makes room. The call had no effect."""
 
 
+class RequestTooLarge(StoreUnavailable):
+    """The store takes no request of this size. The call had no effect."""
+
+
 class NoLeader(StoreUnavailable):
     """So many of the store's members are away that it can agree on nothing."""
 
@@ -112,11 +116,13 @@ _BY_DETAILS: tuple[tuple[str, type[StoreUnavailable]], ...] = (
     ("user name is empty", StoreRefused),
     ("permission denied", StoreRefused),
     ("database space exceeded", StoreFull),
+    ("request is too large", RequestTooLarge),
     ("no leader", NoLeader),
 )
 # What to do about it, for people.
 _REMEDIES: dict[type[StoreUnavailable], str] = {
     StoreFull: "its disk quota is used up: compact and defragment it, then etcdctl alarm disarm",
+    RequestTooLarge: "let it take larger ones: --max-request-bytes",
     NoLeader: "most of its members are away: start them again",
 }
 # After these another member may do better.

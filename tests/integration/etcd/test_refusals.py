@@ -112,6 +112,17 @@ def _make_room(where: str) -> None:
     etcdctl(where, "alarm", "disarm")
 
 
+def test_a_write_that_is_too_large_is_told_and_not_swallowed(
+    new_etcd: NewEtcd, seated: Callable[..., Seat]
+) -> None:
+    seat = seated(new_etcd("--max-request-bytes", "4000").endpoint)
+    seat.sealed(1)
+    seat.part.leave(1, FaultReport(1, KILLED, "killed", traceback="x" * 6000))
+    said = seat.told(Waiting, lambda notice: "request is too large" in notice.reason)
+    assert "--max-request-bytes" in said.reason
+    assert "giving up in" in said.reason
+
+
 @pytest.mark.timeout(120)
 def test_a_full_etcd_is_named_and_the_job_goes_on_once_there_is_room(
     new_etcd: NewEtcd, seated: Callable[..., Seat], capsys: pytest.CaptureFixture[str]
