@@ -120,9 +120,10 @@ def absorb(state: State, event: Event, now: float) -> State:
             return _without_former_lives(_snapshot(state, event, now))
         case Changed(puts):
             state = _changed(state, event, now)
-            # A new life of another node shows in its key.
-            ours = any(entry.key.startswith(records.NODES) or entry.key == ROUND for entry in puts)
-            return _without_former_lives(state) if ours else state
+            if any(entry.key == ROUND for entry in puts):
+                return _without_former_lives(state)
+            changed = {entry.key.removeprefix(records.NODES) for entry in puts}
+            return _without_former_lives(state, changed & state.peers.keys())
         case Lost(why, acked_at):
             if not state.connected and state.lost_at:
                 return replace(state, lost_why=why)
@@ -205,12 +206,23 @@ def _believed(state: State, node: str) -> bool:
     return state.record is not None and peer.record.address == state.record.address
 
 
-def _without_former_lives(state: State) -> State:
-    """Takes nodes for dead that a later life of the same name has followed."""
+def _without_former_lives(state: State, changed: Iterable[str] | None = None) -> State:
+    """Takes nodes for dead that a later life of the same name has followed.
+
+    Args:
+        state: the present state.
+        changed: the nodes whose keys have changed; None: any may have. Others need no second look.
+    """
     if state.record is None or not state.record.life:
         return state  # who launched us does not number lives, and so it is with the others
+    if changed is not None:
+        names = {state.peers[node].record.name for node in changed}
+        if not names:
+            return state
     last = state.round_record
     there = [state.record, *(peer.record for peer in state.peers.values())]
+    if changed is not None:
+        there = [record for record in there if record.name in names]
     lives: dict[str, int] = {}
     for record in there:
         lives[record.name] = max(record.life, lives.get(record.name, 0))
@@ -218,7 +230,9 @@ def _without_former_lives(state: State) -> State:
     over = {
         one.node: REPLACED
         for one in known
-        if 0 < one.life < lives.get(one.name, 0) and one.node not in (state.me, *state.dead)
+        if 0 < one.life < lives.get(one.name, 0)
+        and one.node != state.me
+        and one.node not in state.dead
     }
     return replace(state, dead={**state.dead, **over}) if over else state
 

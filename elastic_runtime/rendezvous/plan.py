@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
 
 # A probe that has not come to its end by then was lost with the thread that sent it (seconds).
 LONGEST_PROBE = 5.0
+# Each count is told up to this one, and then the next tenth.
+_EACH = 20
 # How often all members of a round are asked for, while they are not known (seconds).
 _AGAIN = 1.0
+
+
+def _rung(have: int) -> int:
+    """Alike for counts of which people need to see one: thousands of nodes come one by one."""
+    return have if have < _EACH else _EACH + round(math.log(have / _EACH, 1.1))
 
 
 @dataclass
@@ -103,7 +111,7 @@ class Plan:
         low = job.min_nodes if job else policy.min_nodes
         high = job.max_nodes if job else policy.max_nodes
         # Once a round: a later one may wait for the same again.
-        name = f"waiting/{state.last_number}/{reason}/{have}"
+        name = f"waiting/{state.last_number}/{reason}/{_rung(have)}"
         shown = (have, low) if counts else (0, 0)
         notice = Waiting(reason, *shown, high, outside)
         return state.tell(notice, once=name)

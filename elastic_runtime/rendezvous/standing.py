@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import (
@@ -45,11 +46,9 @@ def eligible(state: State, peer: Peer) -> bool:
 
 def leader_of(state: State) -> Peer | None:
     """The oldest other node that may lead, if it is older than we are; None if we lead."""
-    peers = [peer for peer in state.peers.values() if eligible(state, peer)]
-    oldest = min(peers, key=lambda peer: peer.created, default=None)
-    if oldest is None or (state.stored is not None and state.created < oldest.created):
-        return None
-    return oldest
+    ours = state.created if state.stored is not None else float("inf")
+    older = [peer for peer in state.peers.values() if peer.created <= ours]
+    return min(filter(partial(eligible, state), older), key=lambda it: it.created, default=None)
 
 
 def alone(state: State) -> bool:
