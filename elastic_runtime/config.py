@@ -30,6 +30,10 @@ ANSWER = 4.0
 FENCE_REST = 0.2
 
 
+# What nodes say to each other has changed so often: versions that differ in it do not form one job.
+_AGREEMENT = "2"
+
+
 @dataclass(frozen=True)
 class Entry:
     """What a worker runs.
@@ -297,6 +301,7 @@ class JobConfig:
         """Fingerprint of what all nodes of one job must agree on: the script and the world."""
         text = "\n".join(
             (
+                _AGREEMENT,
                 self.entry.kind,
                 self.entry.name,
                 str(self.min_nodes),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from elastic_runtime.config import LOOPBACK
 
 # A fault makes many nodes connect at once; a full backlog would look like a death.
-_BACKLOG = 1024
+BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +87,5 @@ def listen(address: str = "", port: int = 0) -> socket.socket:
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     return socket.create_server(
-        (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        (address, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
     )

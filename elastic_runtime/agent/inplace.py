@@ -78,6 +78,7 @@ from elastic_runtime.protocol.records import (
     PLANNED,
     START,
     FaultReport,
+    listed,
 )
 from elastic_runtime.rendezvous.budget import root_cause
 from elastic_runtime.rendezvous.notices import Excluded, Prepare, Sealed, Surveyed, Switch
@@ -511,7 +512,7 @@ def _surveyed(state: State, event: Surveyed, now: float) -> Step:
     if state.interrupted_at is not None or not state.seated(Seat.IN):
         return Step(state)
     name = last.member(state.group_rank).name
-    reason = f"{name} does not reach {', '.join(event.missed)}"
+    reason = f"{name} does not reach {listed(event.missed)}"
     fault = FaultReport(last.number, LOST, reason, signature=CUT_OFF, consequence=True)
     state = replace(state, asking=False, faults=(*state.faults, fault))
     report = Report("node.cut_off", {"reason": reason, "nodes": list(event.missed)})

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from elastic_runtime import threads
+from elastic_runtime.listening import BACKLOG
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +90,9 @@ class MetricsServer:
     async def _listen(self) -> None:
         # Without descriptors for another client, for one: nothing for the output of a job.
         self._loop.set_exception_handler(lambda loop, context: None)
-        server = await asyncio.start_server(self._serve, sock=self._socket, limit=_MOST_BYTES)
+        server = await asyncio.start_server(
+            self._serve, sock=self._socket, limit=_MOST_BYTES, backlog=BACKLOG
+        )
         await self._over.wait()
         server.close()  # the clients' tasks end with the loop
 

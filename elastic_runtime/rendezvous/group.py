@@ -16,6 +16,7 @@ them is.
 from __future__ import annotations
 
 import hashlib
+import random
 import zlib
 from contextlib import suppress
 from dataclasses import replace
@@ -28,7 +29,7 @@ from elastic_runtime.rendezvous.store import Changed, Entry, Put, Snapshot, Tran
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from elastic_runtime.rendezvous.state import Layout
+    from elastic_runtime.rendezvous.state import Event, Layout
 
     Read = Callable[[str], Sequence[Entry]]
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _AT_ONCE = 100
 # A round whose members have not been there for so long is taken for unreadable (seconds).
 PATIENCE = 3.0
+# From one try to read them to the next (seconds).
+_PAUSE_FIRST, _PAUSE_MOST = 0.05, 1.0
 
 
 def apart(last: RoundRecord, layout: Layout) -> tuple[RoundRecord, tuple[Transaction, ...]]:
@@ -111,89 +114,139 @@ def _needs_all(known: RoundRecord, node: str, keepers: int) -> bool:
     return rank < 0 or rank % -(-known.size // keepers) == 0
 
 
-def _of_round(event: Snapshot | Changed) -> Entry | None:
-    """The round's record in an event of the store."""
-    entries = event.entries if isinstance(event, Snapshot) else event.puts
+def _of_round(event: object) -> Entry | None:
+    """The round's record in an event of the store, if there is one."""
+    entries: Iterable[Entry] = ()
+    if isinstance(event, Snapshot):
+        entries = event.entries
+    elif isinstance(event, Changed):
+        entries = event.puts
     return next((entry for entry in entries if entry.key == ROUND), None)
 
 
-def _with_round(event: Snapshot | Changed, entry: Entry | None) -> Snapshot | Changed:
-    """The event with another record of the round; None: without it."""
-
-    def changed(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        swapped = (entry if one.key == ROUND else one for one in entries)
-        return tuple(one for one in swapped if one is not None)
-
-    if isinstance(event, Snapshot):
-        return replace(event, entries=changed(event.entries))
-    return replace(event, puts=changed(event.puts))
+def _in_parts(entry: Entry | None) -> bool:
+    """Whether this is the record of a round whose members lie elsewhere."""
+    try:
+        return entry is not None and not RoundRecord.decode(entry.key, entry.value).whole
+    except RecordError:
+        return False  # who reads it next says what is wrong with it
 
 
 class Completer:
     """Completes the rounds in what a store tells, before a node hears of it.
 
+    What cannot be completed yet is held back, with all that the store has told since: to hear of a
+    round late does no harm, and to hear that there is none would.
+
     Args:
         read: reads all entries under a prefix; may block, and raise ``StoreUnavailable``.
         keepers: as in ``Layout``.
+
+    Attributes:
+        wanted: the node has asked to be shown the round once more, with all its members.
+        due: when to try again, while something is held back or asked for.
     """
 
     def __init__(self, read: Read, keepers: int) -> None:
+        self.wanted = False
+        self.due = float("inf")
         self._read = read
         self._keepers = keepers
+        self._held: list[Event] = []
         self._told: Entry | None = None  # the round as the store told it last
-        self._known: RoundRecord | None = None  # the last large round of which all is known
-        self._missed_at: float | None = None  # when its parts were not there first
-        self.owed = False
+        self._shown: tuple[Entry, str, RoundRecord] | None = None  # ..., to whom, completed
+        self._known: RoundRecord | None = None  # the last large round of which all is known,
+        self._seen_at: int | None = None  # and the version of its record when its parts were there
+        self._missed_at: float | None = None  # when parts were not there first
+        self._pause = _PAUSE_FIRST
+
+    @property
+    def owed(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held)
 
     def take(
-        self, event: Snapshot | Changed, node: str, wide: bool, now: float
-    ) -> Snapshot | Changed:
-        """The event as the node is to hear it: without the round, if that is ``owed`` for now.
+        self, events: Iterable[Event], node: str, wide: bool, now: float, served: bool = True
+    ) -> list[Event]:
+        """What the node is to hear now.
 
         Args:
-            event: as the store told it.
+            events: what has happened, in order.
             node: uuid of this node.
-            wide: this node needs to know all members.
+            wide: it needs to know all members, as who leads does.
             now: seconds on the node's own monotonic clock.
+            served: there is contact to the store: without it there is no use in asking again.
         """
-        entry = _of_round(event)
-        if entry is None:
+        before, events = len(self._held), [*self._held, *events]
+        for event in events[before:]:
+            served = served or isinstance(event, Snapshot | Changed)
             if isinstance(event, Snapshot):
-                self._told, self.owed = None, False
-            return event
-        self._told, self._missed_at = entry, None
-        return _with_round(event, self._completed(node, wide, now))
+                wide = event.wide
+            if isinstance(event, Snapshot) or (
+                isinstance(event, Changed) and ROUND in event.deletes
+            ):
+                self._told = None
+            if (entry := _of_round(event)) is not None:
+                self._told, self._missed_at, self.due = entry, None, now
+        asked = [event for event in events if _in_parts(_of_round(event))]
+        if not asked and not self.wanted:
+            self._held, self.due = [], float("inf")
+            return events
+        completed = None
+        if _in_parts(self._told):
+            if now < self.due or not served:
+                return self._hold(events)
+            completed = self._completed(node, wide, now)
+            if completed is None:
+                self.due = now + self._pause * random.uniform(0.5, 1.0)
+                self._pause = min(2 * self._pause, _PAUSE_MOST)
+                return self._hold(events)
+        self._held, self.due, self._pause = [], float("inf"), _PAUSE_FIRST
+        shown = [_with_round(event, completed) if event in asked else event for event in events]
+        if self.wanted and completed is not None:
+            shown.append(Changed((completed,)))
+        self.wanted = False
+        return shown
 
-    def again(self, node: str, wide: bool, now: float) -> Changed | None:
-        """The round once more; None if it still cannot be completed.
+    def ask(self, now: float) -> None:
+        """The node asks to be shown the round once more, with all its members."""
+        self.wanted, self.due = True, min(self.due, now)
 
-        Args:
-            node: uuid of this node.
-            wide: with all its members.
-            now: seconds on the node's own monotonic clock.
-        """
-        entry = self._completed(node, wide, now) if self._told is not None else None
-        return Changed((entry,)) if entry is not None else None
+    def wrote(self, transactions: Iterable[Transaction]) -> None:
+        """This node has sealed a round: it knows all its members."""
+        puts = [put for one in transactions for put in one.puts]
+        head = next((put for put in puts if put.key == ROUND), None)
+        if head is not None:
+            parts = [Entry(put.key, put.value, 0, 0) for put in puts]
+            full = all_members(RoundRecord.decode(ROUND, head.value), parts)
+            if full.group and full.whole:
+                self._known, self._seen_at = full, None
+
+    def _hold(self, events: list[Event]) -> list[Event]:
+        told = [isinstance(event, Snapshot | Changed) for event in events]
+        self._held = [event for event, by_store in zip(events, told, strict=True) if by_store]
+        return [event for event, by_store in zip(events, told, strict=True) if not by_store]
 
     def _completed(self, node: str, wide: bool, now: float) -> Entry | None:
         """The round's record with the members that this node needs; None: they are not there."""
         assert self._told is not None
+        whole = wide or self.wanted
+        head = RoundRecord.decode(ROUND, self._told.value)
+        if self._shown is not None:
+            told, who, full = self._shown
+            if (told, who) == (self._told, node) and (full.whole or not whole):
+                return replace(told, value=full.encode())
         try:
-            head = RoundRecord.decode(ROUND, self._told.value)
-        except RecordError:
-            self.owed = False
-            return self._told  # who reads it next says what is wrong with it
-        entry: Entry | None = None
-        try:
-            full = self._read_members(head, node, wide)
-            if full is not None:
-                entry = replace(self._told, value=full.encode())
-            elif self._lost(now):
-                entry = replace(self._told, value=replace(head, parts=0).encode())  # unreadable
+            found = self._read_members(head, node, whole)
         except StoreUnavailable:
-            pass
-        self.owed = entry is None
-        return entry
+            return None
+        if found is not None:
+            self._shown = (self._told, node, found)
+            return replace(self._told, value=found.encode())
+        # Who knows the members all the same can give them back, and does not wait.
+        ours = self._known is not None and self._known.group == head.group
+        unreadable = replace(self._told, value=replace(head, parts=0).encode())
+        return unreadable if ours or self._lost(now) else None
 
     def _lost(self, now: float) -> bool:
         """Whether the members have been missing for so long that they do not come any more.
@@ -204,19 +257,35 @@ class Completer:
             self._missed_at = now
         return now - self._missed_at > PATIENCE
 
-    def _read_members(self, head: RoundRecord, node: str, wide: bool) -> RoundRecord | None:
-        if head.whole:
-            return head
-        if self._known is not None and self._known.group == head.group:
-            return replace(head, members=self._known.members, ranks=(), firsts=())
-        if not wide:
+    def _read_members(self, head: RoundRecord, node: str, whole: bool) -> RoundRecord | None:
+        assert self._told is not None
+        known = self._known if self._known and self._known.group == head.group else None
+        if known is not None and self._seen_at in (None, self._told.version):
+            self._seen_at = self._told.version
+            return replace(head, members=known.members, ranks=(), firsts=())
+        if not whole:
             own = keys(head)[_part(node, head.parts)]
             some = joined(head, _decoded(self._read(own)))
             if not _needs_all(some, node, self._keepers):
                 return some
         full = joined(head, _decoded(self._read(f"{GROUP}{head.group}/")))
-        self._known = full if full.whole else self._known
-        return full if full.whole else None
+        if not full.whole:
+            return None
+        self._known, self._seen_at = full, self._told.version
+        return full
+
+
+def _with_round(event: Event, entry: Entry | None) -> Event:
+    """The event of a store with another record of the round; None: without it."""
+
+    def changed(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        swapped = (entry if one.key == ROUND else one for one in entries)
+        return tuple(one for one in swapped if one is not None)
+
+    if isinstance(event, Snapshot):
+        return replace(event, entries=changed(event.entries))
+    assert isinstance(event, Changed)
+    return replace(event, puts=changed(event.puts))
 
 
 def _part(node: str, count: int) -> int:

@@ -27,7 +27,7 @@ from elastic_runtime.protocol.records import (
     listed,
 )
 from elastic_runtime.rendezvous.budget import USAGE
-from elastic_runtime.rendezvous.lives import create_job, succeed_old_life
+from elastic_runtime.rendezvous.lives import ask_for_members, create_job, succeed_old_life
 from elastic_runtime.rendezvous.reach import together
 from elastic_runtime.rendezvous.sealing import (
     end,
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.plan import Plan
     from elastic_runtime.rendezvous.state import State
 
+# How many members a node looks for in a second, at least.
+_PROBES_A_SECOND = 500
 # Moments that only a leader refers to: they mean nothing after it has not led for a while.
 _LEADERS = ("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign", "check")
 
@@ -93,10 +95,16 @@ def lead(state: State, plan: Plan, now: float) -> State:
         put = Put(JOB, replace(job, in_place=True).encode())
         return plan.apply(state, JOB, Transaction((Expect(JOB, state.job.version),), (put,)), now)
     last = state.round_record
+    if last is None and state.policy.secret and not job.secret:
+        # An older version began it, and has left: nodes of this one could not prove themselves.
+        put = Put(JOB, replace(job, secret=state.policy.secret).encode())
+        return plan.apply(state, JOB, Transaction((Expect(JOB, state.job.version),), (put,)), now)
     if last is None:
         if state.stranger:
             return succeed_old_life(state, plan, now)
         return form_first(state, job, plan, now)
+    if not last.whole and state.round.unreadable:
+        return ask_for_members(state, last, plan, now)
     if not last.whole:
         return plan.know_all(state, last, now)
     standings = standings_of(state, last, now)
@@ -317,7 +325,8 @@ def _survey(
         expects = (Expect(SWITCH, state.switch.version), Expect(ROUND, state.round.version))
         return plan.apply(state, SWITCH, Transaction(expects, (put,)), now), False
     state = state.marked("check", now)
-    due = state.marks["check"] + state.policy.check
+    # Each looks for all others, which takes longer the more there are.
+    due = state.marks["check"] + state.policy.check + last.size // _PROBES_A_SECOND
     open_ = [node for node in back if not has_checked(record_of(state, node), last)]
     if open_ and now < due:
         plan.reason = "waiting for members to say whom they reach"

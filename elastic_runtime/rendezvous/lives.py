@@ -44,6 +44,23 @@ def restore(state: State, ours: RoundRecord, plan: Plan, now: float) -> State:
     return plan.apply(state, ROUND, give_back, now, first=parts)
 
 
+def ask_for_members(state: State, last: RoundRecord, plan: Plan, now: float) -> State:
+    """Writes the record of a round again whose parts are gone from the store.
+
+    Who keeps all its members looks for the parts then, and gives them back.
+    """
+    named = [place for place, rank in enumerate(last.ranks) if rank < state.policy.layout.first]
+    head = replace(
+        last,
+        members=tuple(last.members[place] for place in named),
+        ranks=tuple(last.ranks[place] for place in named),
+        firsts=tuple(last.firsts[place] for place in named),
+    )
+    again = Transaction((Expect(ROUND, state.round.version),), (Put(ROUND, head.encode()),))
+    state = plan.wait(state, f"the members of round {last.number} are gone from the store")
+    return plan.apply(state, ROUND, again, now)
+
+
 def create_job(state: State, plan: Plan, now: float) -> State:
     """The first node of a job writes down what it is."""
     known = state.known_round

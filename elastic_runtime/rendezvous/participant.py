@@ -44,7 +44,7 @@ from elastic_runtime.rendezvous.state import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.store import Changed, Put, Snapshot, Transaction
+from elastic_runtime.rendezvous.store import Put, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -309,21 +309,16 @@ class Participant:
         now = self._clock.now()
         actions: list[Action] = []
         news: list[Event] = []
-        for event in events:
+        happened = [event for event in events if not isinstance(event, _Write)]
+        before = self._state
+        for event in self._rounds.take(happened, self._node, before.wide, now, before.connected):
             if isinstance(event, Join):
                 self._state = absorb_all(self._state, news, now)
                 decision = membership.step(self._state, event, now)
                 self._state, news = decision.state, []
                 actions.extend(decision.actions)
-            elif isinstance(event, Snapshot | Changed):
-                news.append(self._rounds.take(event, self._node, self._knows_all(event), now))
-            elif not isinstance(event, _Write):
+            else:
                 news.append(event)
-        late = None
-        if self._rounds.owed and self._state.connected:
-            late = self._rounds.again(self._node, self._knows_all(), now)
-        if late is not None:
-            news.append(late)
         self._state = absorb_all(self._state, news, now)
         decision = membership.decide(self._state, now)
         self._state = decision.state
@@ -334,11 +329,7 @@ class Participant:
         writes = tuple(event.put for event in events if isinstance(event, _Write))
         if writes and self._state.connected:
             self._apply(EVENTS, Transaction(puts=writes))
-        return min(decision.wake, now + _ASK_AGAIN) if self._rounds.owed else decision.wake
-
-    def _knows_all(self, event: Event | None = None) -> bool:
-        """Whether this node needs to know all members of a round, as who leads does."""
-        return event.wide if isinstance(event, Snapshot) else self._state.wide
+        return min(decision.wake, self._rounds.due) if self._state.connected else decision.wake
 
     def _wait(self, wake: float) -> list[Event | _Stop | _Write]:
         timeout = max(0.0, wake - self._clock.now())
@@ -367,8 +358,7 @@ class Participant:
             case Probe(node, address, port):
                 self._prober.probe(node, address, port, self._state.secret)
             case Complete():
-                if (whole := self._rounds.again(self._node, True, self._clock.now())) is not None:
-                    self._inbox.put(whole)
+                self._rounds.ask(self._clock.now())
             case Notify(notice):
                 self._notify(notice)
 
@@ -380,6 +370,8 @@ class Participant:
         if not self._refused:
             try:
                 ok = all(self._store.apply(one) for one in (*first, transaction))
+                if ok and first:
+                    self._rounds.wrote((*first, transaction))
             except StoreUnavailable as error:
                 self._refused = str(error)
         self._inbox.put(Applied(tag, ok, self._refused if ok is None else ""))

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import threads
-from elastic_runtime.listening import listen
+from elastic_runtime.listening import BACKLOG, listen
 from elastic_runtime.protocol.proof import NONCE, PROBES, PROOF, Exchange, hello, key_for, new_nonce
 from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
 
@@ -89,7 +89,9 @@ class ProbeServer:
     async def _listen(self) -> None:
         # Without descriptors for another client, for one: it is tried again.
         self._loop.set_exception_handler(lambda loop, context: None)
-        server = await asyncio.start_server(self._serve, sock=self._socket, limit=_MAX_LINE)
+        server = await asyncio.start_server(
+            self._serve, sock=self._socket, limit=_MAX_LINE, backlog=BACKLOG
+        )
         await self._over.wait()
         server.close()  # the clients' tasks end with the loop
 
@@ -298,7 +300,8 @@ class Prober:
                     answer = _judged(node, await self._ask(_Asking(node, secret), address, port))
             except ConnectionRefusedError:
                 answer = REFUSED
-            except (OSError, RuntimeError):  # the latter: no thread for the look-up of a name
+            # No thread for the look-up of a name; one that can be none, as with an empty part.
+            except (OSError, RuntimeError, ValueError):
                 answer = SILENT
         self._under_way.discard(node)
         self._done(node, answer)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from elastic_runtime.protocol.records import listed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -47,7 +49,7 @@ def told(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
     missed: dict[str, list[str]] = {}
     for one, two in pairs:
         missed.setdefault(one.name, []).append(two.name)
-    shown = [f"{name} and {', '.join(others)}" for name, others in missed.items()]
+    shown = [f"{name} and {listed(others)}" for name, others in missed.items()]
     more = f", and {len(shown) - 3} more" if len(shown) > 3 else ""
     return f"no connection between {'; between '.join(shown[:3])}{more}"
 

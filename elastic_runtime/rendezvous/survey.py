@@ -60,8 +60,9 @@ def _look_around(state: State, last: RoundRecord, plan: Plan, now: float) -> Sta
     """Probes everybody; says what was found once all have answered, or are certainly silent."""
     record = state.record
     assert record is not None
-    if not last.whole and state.connected:
-        return plan.know_all(state, last, now)
+    if not last.whole:
+        # Without the store no other round could follow from what was found, either.
+        return plan.know_all(state, last, now) if state.connected else state
     begun = state.marks[_SURVEY]
     others = {member.node: member for member in last.members} | dict(state.missed)
     others.pop(record.node, None)

@@ -57,7 +57,8 @@ ELASTICCTL = (
     Mistake("runs", "Missing option '--rdzv-endpoint'"),
     Mistake(
         "runs --rdzv-endpoint c10d://127.0.0.1:1",
-        "c10d://127.0.0.1:1 is a c10d store, which serves one job: elasticctl",
+        "the c10d store at 127.0.0.1:1 does not answer: Connection refused",
+        code=4,
     ),
     Mistake("runs --run-id x --rdzv-endpoint etcd://h", "No such option '--run-id'"),
     Mistake("events", "which job? Name one of the cluster (elasticctl jobs lists them), or the"),

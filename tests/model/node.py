@@ -51,7 +51,7 @@ from elastic_runtime.rendezvous.state import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.store import Changed, LeaseLost, Lost, Snapshot, Transaction
+from elastic_runtime.rendezvous.store import LeaseLost, Lost, Transaction
 from tests.model.clockwork import Violation
 from tests.model.store import Client
 from tests.model.trace import brief
@@ -229,26 +229,22 @@ class Node:
         actions: list[Action] = []
         news: list[Event] = []
         self._count("decide")
-        for event in events:
-            if clock.tracing:
+        if clock.tracing:
+            for event in events:
                 clock.log(self.name, f"<- {brief(event)}")
+        before = self.state
+        for event in self.rounds.take(events, self.uuid, before.wide, now, before.connected):
             if isinstance(event, Join):
                 self.state = absorb_all(self.state, news, now)
                 decision = membership.step(self.state, event, now)
                 self.state, news = decision.state, []
                 actions.extend(decision.actions)
-            elif isinstance(event, Snapshot | Changed):
-                wide = event.wide if isinstance(event, Snapshot) else self.state.wide
-                news.append(self.rounds.take(event, self.uuid, wide, now))
             else:
                 news.append(event)
-        if self.rounds.owed and self.state.connected:
-            late = self.rounds.again(self.uuid, self.state.wide, now)
-            news += [late] if late is not None else []
         self.state = absorb_all(self.state, news, now)
         decision = membership.decide(self.state, now)
         self.state = decision.state
-        wake = min(decision.wake, now + 0.05) if self.rounds.owed else decision.wake
+        wake = min(decision.wake, self.rounds.due) if self.state.connected else decision.wake
         self.wake = max(wake - self.zero, clock.now + 1e-6)
         self.alarm = token = object()
         clock.after(self.wake - clock.now, self._woken, token)
@@ -279,10 +275,8 @@ class Node:
                 case Probe(node, _, port):
                     self.world.probe(self, node, port)
                 case Complete():
-                    if (
-                        whole := self.rounds.again(self.uuid, True, clock.now + self.zero)
-                    ) is not None:
-                        self.inbox.append(whole)
+                    self.rounds.ask(clock.now + self.zero)
+                    self.inbox.append(Tick())
                 case Notify(notice) if self.hung_at is not None:
                     self.unheard.append(notice)
                 case Notify(notice):

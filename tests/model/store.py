@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ RECONNECT = 0.4
 UNNOTICED = 1.72 * TTL
 ANSWER = 0.8 * TTL
 COMMON = frozenset({records.JOB, records.ROUND, records.SWITCH, records.OUTCOME})
+
+# How often a read fails though there is contact.
+UNREAD = 0.05
 
 Watcher = Callable[[list[Entry], list[str]], None]
 
@@ -177,6 +181,8 @@ class Client:
         self.deliver = deliver
         self.running = running
         self.beats = beats
+        # Drawn apart, so that a seed means what it always meant.
+        self.chance_of_reads = random.Random(len(store.clients))
         self.cut = False  # a partition between this node and the store
         self.connected = False
         self.told_lost = False
@@ -317,7 +323,7 @@ class Client:
 
     def read(self, prefix: str) -> list[Entry]:
         """All entries under a prefix, at once; the store may be out of reach."""
-        if not (self.connected and self.reachable):
+        if not (self.connected and self.reachable) or self.chance_of_reads.random() < UNREAD:
             raise StoreUnavailable("no answer")
         return [entry for key, entry in self.store.data.items() if key.startswith(prefix)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,14 @@ from elastic_runtime.protocol.records import ROUND, Member, RoundRecord
 from elastic_runtime.rendezvous import group
 from elastic_runtime.rendezvous.group import Completer, apart
 from elastic_runtime.rendezvous.state import Layout
-from elastic_runtime.rendezvous.store import Changed, Entry, Snapshot
+from elastic_runtime.rendezvous.store import (
+    Changed,
+    Entry,
+    Lost,
+    Put,
+    Snapshot,
+    Transaction,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +36,14 @@ def sealed(size: int, number: int = 7) -> RoundRecord:
         for rank in range(size)
     )
     return RoundRecord(number, "life", members, 2000, "first round", sealed_by=members[0].node)
+
+
+def told(events: Sequence[object]) -> RoundRecord:
+    """The round in the last of the events."""
+    event = events[-1]
+    assert isinstance(event, Changed | Snapshot)
+    entries = event.puts if isinstance(event, Changed) else event.entries
+    return RoundRecord.decode(ROUND, next(it for it in entries if it.key == ROUND).value)
 
 
 class Shelf:
@@ -49,10 +65,9 @@ class Shelf:
 
     def shown(self, node: str, wide: bool = False) -> RoundRecord:
         completer = Completer(self.read, Layout().keepers)
-        event = completer.take(Changed((self.round,)), node, wide, 0.0)
-        assert isinstance(event, Changed)
+        shown = told(completer.take([Changed((self.round,))], node, wide, 0.0))
         assert not completer.owed
-        return RoundRecord.decode(ROUND, event.puts[0].value)
+        return shown
 
 
 def test_a_member_knows_its_place_from_one_part_and_others_know_all() -> None:
@@ -107,29 +122,53 @@ def test_the_same_members_lie_in_the_same_place_and_others_elsewhere() -> None:
     assert not set(group.keys(one)) & set(group.keys(other))
 
 
-def test_what_was_read_once_is_not_read_again() -> None:
+@pytest.mark.parametrize("wide", [True, False])
+def test_what_was_read_once_is_not_read_again(wide: bool) -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     completer = Completer(shelf.read, 8)
-    completer.take(Snapshot((shelf.round,), True), "x", True, 0.0)
+    completer.take([Snapshot((shelf.round,), wide)], last.members[1].node, wide, 0.0)
     reads = len(shelf.reads)
-    completer.take(Snapshot((shelf.round,), False), last.members[1].node, False, 1.0)
+    shelf.serves = False
+    again = completer.take([Snapshot((shelf.round,), False)], last.members[1].node, False, 1.0)
+    assert told(again).rank_of(last.members[1].node) == 1
     assert len(shelf.reads) == reads
 
 
-def test_a_store_that_does_not_answer_is_asked_again() -> None:
+def test_until_a_round_can_be_read_nothing_is_told_of_it_and_nothing_after_it() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     shelf.serves = False
+    node = last.members[1].node
     completer = Completer(shelf.read, 8)
-    event = completer.take(Changed((shelf.round,)), last.members[1].node, False, 0.0)
-    assert (event, completer.owed) == (Changed(), True)
-    assert completer.again(last.members[1].node, False, 100.0) is None  # however long it takes
+    job = Entry("job", b"j", 1, 1)
+    snapshot, lost = Snapshot((job, shelf.round), False), Lost("no answer")
+    assert completer.take([snapshot, lost], node, False, 0.0) == [lost]  # and not: there is none
+    later = Changed((Entry("switch", b"s", 2, 2),))
+    assert completer.take([later], node, False, 100.0) == []  # however long it takes
+    assert completer.owed
     shelf.serves = True
-    late = completer.again(last.members[1].node, False, 101.0)
-    assert late is not None
-    assert RoundRecord.decode(ROUND, late.puts[0].value).rank_of(last.members[1].node) == 1
-    assert not completer.owed
+    assert completer.take([], node, False, 200.0, served=False) == []
+    first, second = completer.take([], node, False, 200.0)
+    assert isinstance(first, Snapshot)
+    assert told([first]).rank_of(node) == 1
+    assert (second, completer.owed) == (later, False)
+
+
+def test_a_store_that_does_not_answer_is_asked_less_and_less_often() -> None:
+    last = sealed(200)
+    shelf = Shelf(last, Layout())
+    shelf.entries = []
+    completer = Completer(shelf.read, 8)
+    completer.take([Changed((shelf.round,))], "nobody", False, 0.0)
+    tries = [completer.due]
+    for _ in range(8):
+        completer._missed_at = None
+        completer.take([], "nobody", False, tries[-1])
+        tries.append(completer.due)
+    assert tries[-1] - tries[-2] > 4 * tries[0]
+    assert completer.take([], "nobody", False, tries[-1] - 0.01) == []
+    assert completer.due == tries[-1]
 
 
 def test_a_round_whose_members_are_gone_is_unreadable_after_a_while() -> None:
@@ -137,18 +176,68 @@ def test_a_round_whose_members_are_gone_is_unreadable_after_a_while() -> None:
     shelf = Shelf(last, Layout())
     shelf.entries.pop()
     completer = Completer(shelf.read, 8)
-    assert completer.take(Changed((shelf.round,)), "nobody", False, 0.0) == Changed()
-    assert completer.again("nobody", False, group.PATIENCE) is None
-    late = completer.again("nobody", False, group.PATIENCE + 1)
-    assert late is not None
+    assert completer.take([Changed((shelf.round,))], "nobody", False, 0.0) == []
+    assert completer.take([], "nobody", False, group.PATIENCE) == []
+    (late,) = completer.take([], "nobody", False, group.PATIENCE + 2)
     with pytest.raises(RecordError, match="its members are not in the store"):
-        RoundRecord.decode(ROUND, late.puts[0].value)
+        told([late])
     # The next round is another matter.
     following = Shelf(sealed(210, number=8), Layout())
     shelf.entries = following.entries
-    event = completer.take(Changed((following.round,)), "nobody", False, 10.0)
-    assert isinstance(event, Changed)
-    assert RoundRecord.decode(ROUND, event.puts[0].value).whole
+    assert told(completer.take([Changed((following.round,))], "nobody", False, 10.0)).whole
+
+
+def test_who_knows_all_members_sees_at_once_that_they_are_gone_from_the_store() -> None:
+    last = sealed(200)
+    shelf = Shelf(last, Layout())
+    completer = Completer(shelf.read, 8)
+    assert told(completer.take([Changed((shelf.round,))], "nobody", False, 0.0)).whole
+    shelf.entries = []
+    anew = replace(shelf.round, version=2)  # somebody has written it again, without its parts
+    with pytest.raises(RecordError, match="its members are not in the store"):
+        told(completer.take([Changed((anew,))], "nobody", False, 1.0))
+
+
+def test_who_seals_a_round_knows_its_members() -> None:
+    last = sealed(200)
+    shelf = Shelf(last, Layout())
+    shelf.serves = False
+    completer = Completer(shelf.read, 8)
+    head, parts = apart(last, Layout())
+    completer.wrote((*parts, Transaction(puts=(Put(ROUND, head.encode()),))))
+    node = last.members[0].node
+    assert told(completer.take([Changed((shelf.round,))], node, True, 0.0)).members == last.members
+
+
+def test_a_round_that_is_deleted_meanwhile_does_not_come_back() -> None:
+    last = sealed(200)
+    shelf = Shelf(last, Layout())
+    shelf.serves = False
+    completer = Completer(shelf.read, 8)
+    completer.take([Changed((shelf.round,))], "nobody", False, 0.0)
+    shelf.serves = True
+    gone = Changed((), (ROUND,))
+    assert completer.take([gone], "nobody", False, 10.0) == [Changed(), gone]
+    assert not completer.owed
+
+
+def test_only_the_newest_of_several_rounds_is_read() -> None:
+    older, newer = Shelf(sealed(200), Layout()), Shelf(sealed(190, number=8), Layout())
+    completer = Completer(newer.read, 8)
+    told_now = [Snapshot((older.round,), False), Changed((newer.round,))]
+    shown = completer.take(told_now, newer.round.key, False, 0.0)
+    assert [told([event]).number for event in shown] == [8, 8]
+
+
+def test_all_members_are_shown_to_who_asks_for_them() -> None:
+    last = sealed(200)
+    shelf = Shelf(last, Layout())
+    completer = Completer(shelf.read, 8)
+    node = last.members[1].node
+    assert not told(completer.take([Changed((shelf.round,))], node, False, 0.0)).whole
+    completer.ask(1.0)
+    assert told(completer.take([], node, False, 1.0)).whole
+    assert not completer.wanted
 
 
 def test_a_part_that_cannot_be_read_is_as_good_as_none() -> None:
@@ -156,8 +245,8 @@ def test_a_part_that_cannot_be_read_is_as_good_as_none() -> None:
     shelf = Shelf(last, Layout())
     shelf.entries = [Entry(entry.key, b"rubbish", 1, 1) for entry in shelf.entries]
     completer = Completer(shelf.read, 8)
-    event = completer.take(Changed((shelf.round,)), last.members[50].node, False, 0.0)
-    assert (event, completer.owed) == (Changed(), True)  # and not: it is no member
+    assert completer.take([Changed((shelf.round,))], last.members[50].node, False, 0.0) == []
+    assert completer.owed  # and not: it is no member
 
 
 def test_ranks_that_cannot_be_are_refused() -> None:

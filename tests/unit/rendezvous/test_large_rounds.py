@@ -14,6 +14,7 @@ from elastic_runtime.rendezvous.memory import MemoryServer, MemoryStore
 from elastic_runtime.rendezvous.notices import Excluded, Notice, Sealed, Surveyed, Switch
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.state import Layout, Policy
+from elastic_runtime.rendezvous.store import Transaction
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -139,3 +140,17 @@ def test_a_store_that_forgets_is_given_all_of_the_round_by_who_keeps_it(job: Job
     assert {one.round.incarnation for one in second.values()} == {
         one.round.incarnation for one in seen.values()
     }
+
+
+def test_parts_that_are_gone_are_given_back_when_somebody_needs_them(job: Job) -> None:
+    for _ in range(NODES):
+        job.add()
+    job.wait(1, NODES)
+    lead = _of(job, lambda one: one.group_rank == 0, 1)[0]
+    heir = _of(job, lambda one: one.group_rank == 1, 1)[0]
+    assert not job.sealed[1][heir.node].round.whole  # who leads next does not know all members
+    heir._store.apply(Transaction(deletes=tuple(job.groups())))
+    lead.leave(1, FaultReport(1, PLANNED, "to see the next round"), stays=False)
+    lead.goodbye(10)
+    job.wait(2, NODES - 1)
+    assert not job.excluded

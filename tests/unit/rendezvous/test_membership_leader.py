@@ -50,6 +50,14 @@ from tests.unit.rendezvous.seat import (
 FAULT = FaultReport(3, FAILED, "ValueError: x", signature="ValueError: x", step=5)
 
 
+def test_a_job_that_an_older_version_began_gets_a_secret() -> None:
+    seat = Seat(policy=replace(POLICY, secret="s" * 64)).sees(node("a"), job())
+    found = seat.written(JobRecord, "job")
+    assert found is not None
+    assert found.secret == "s" * 64
+    assert not Seat().sees(node("a"), job()).written(JobRecord, "job")
+
+
 def test_the_first_node_writes_down_what_the_job_is() -> None:
     seat = Seat().sees(node("a"))
     record = seat.written(JobRecord, JOB)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_runtime.listening import BACKLOG
 from elastic_runtime.protocol.proof import (
     NONCE,
     PROBES,
@@ -258,8 +261,17 @@ def test_a_prober_finds_the_living_the_dead_and_the_others(server: ProbeServer) 
         asked.prober.probe("b", LOCAL, server.port, SECRET)
         asked.prober.probe("c", LOCAL, taken.getsockname()[1], SECRET)
         asked.prober.probe("d", "no-such-host.invalid", 9, SECRET)
-        found = dict(asked.next() for _ in range(4))
-    assert found == {"a": ALIVE, "b": OTHER, "c": REFUSED, "d": SILENT}
+        asked.prober.probe("e", "no..host", 9, SECRET)  # no name at all
+        found = dict(asked.next() for _ in range(5))
+    assert found == {"a": ALIVE, "b": OTHER, "c": REFUSED, "d": SILENT, "e": SILENT}
+
+
+def test_hundreds_may_ask_in_the_same_moment(server: ProbeServer) -> None:
+    assert ask("a", LOCAL, server.port, PATIENCE, SECRET) == FIELDS  # it serves
+    # Of a socket that listens, Linux has the longest queue there, which asyncio sets anew.
+    info = server._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    (longest,) = struct.unpack_from("I", info, 28)
+    assert longest == min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
 
 
 def test_a_prober_has_one_probe_of_a_node_under_way_and_no_thread_for_it() -> None:
