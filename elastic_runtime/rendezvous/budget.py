@@ -15,9 +15,11 @@ The rules:
   it is no progress.
 - A round whose members no longer reach each other costs nothing and is no round without progress.
 - The first try after a fault is immediate; without progress the pauses grow.
-- A script that fails on every node in the same way before its first step will not do better next
-  time; the job ends with that error. A node that was called back before it could fail says nothing
-  of that; if there is one, the job ends when the next round fails in the same way.
+- A script that fails on every node in the same way, in one round and soon after its start, will not
+  do better next time; the job ends with that error. A node that was called back before it could
+  fail says nothing of that, and of the workers of one node only the first to fail is known: a node
+  that is alone gets a second try, and with several workers all its restarts, unless the same code
+  is certain to raise that error again.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ LONGEST_PAUSE = 30.0
 # outside says little about the script, so there a short life is enough.
 LIFE_THAT_COUNTS = 30.0
 LIFE_THAT_COUNTS_IF_KILLED = 5.0
-# Failing within this time, without a step reported, is failing "before the first step".
-EARLY = 60.0
+# Failing within this time (seconds), without a step reported, is failing soon after the start.
+EARLY = 10.0
 # Errors that the same code will raise again; others get a second try where only one node can tell.
 # What the user asked for cannot be done (``errors.UsageError`` in a worker); no try will do better.
 USAGE = "usage: "
@@ -111,6 +113,7 @@ def judge(
     *,
     members: int,
     max_restarts: int,
+    workers: int = 0,
     planned: bool = False,
     cut: str = "",
 ) -> Verdict:
@@ -121,6 +124,7 @@ def judge(
         reports: one per member that said why it left, and one per member that was lost.
         members: how many nodes the round had.
         max_restarts: failures of user code that the job may have.
+        workers: how many workers all its nodes had together; 0: one each.
         planned: everybody was told to leave for a change of the membership, so that errors which
             only echo the end of a peer are part of it.
         cut: which members did not reach each other, for people; "": all did, as far as is known.
@@ -143,7 +147,9 @@ def judge(
         killed=budget.killed + (cause.kind == KILLED),
         lost=budget.lost + (cause.kind == LOST),
     )
-    end = _end(budget, after, reports, cause, free, members, max_restarts)
+    impossible = cause.reason if cause.signature.startswith(USAGE) else ""
+    hopeless = "" if free else _hopeless(budget, reports, cause, members, workers or members)
+    end = impossible or hopeless or _end(after, cause, max_restarts)
     return Verdict(after, bool(end), end or cause.reason, _pause(after, free), cause, free)
 
 
@@ -203,19 +209,7 @@ def _pause(after: Budget, free: bool) -> float:
     return float(min(LONGEST_PAUSE, 0.5 * 2.0 ** (unlucky - 1)))
 
 
-def _end(
-    before: Budget,
-    after: Budget,
-    reports: Sequence[FaultReport],
-    cause: FaultReport,
-    free: bool,
-    members: int,
-    max_restarts: int,
-) -> str:
-    if cause.signature.startswith(USAGE):
-        return cause.reason
-    if not free and _hopeless(before, reports, cause, members):
-        return f"the script fails before its first step, the same way everywhere: {cause.reason}"
+def _end(after: Budget, cause: FaultReport, max_restarts: int) -> str:
     if after.failures > max_restarts:
         used = (
             "no restart is allowed"
@@ -229,16 +223,18 @@ def _end(
 
 
 def _hopeless(
-    before: Budget, reports: Sequence[FaultReport], cause: FaultReport, members: int
-) -> bool:
-    # Nodes whose workers were ended because the round was broken might have failed as well; those
-    # that have lost a peer have come further.
-    called_back = sum(report.kind == PLANNED for report in reports)
+    before: Budget, reports: Sequence[FaultReport], cause: FaultReport, members: int, workers: int
+) -> str:
+    """Why no restart will mend this; "" if one may."""
     own = [report for report in reports if not (report.consequence or report.kind == PLANNED)]
     early = all(report.step < 0 and report.lifetime < EARLY for report in own)
     same = {report.signature for report in own} == {cause.signature} and bool(cause.signature)
-    if not (early and same and before.best_step < 0 and len(own) + called_back == members):
-        return False
-    if before.signature == cause.signature:
-        return True
-    return len(own) == members and (members > 1 or cause.signature.startswith(CERTAIN))
+    if not (early and same and before.best_step < 0 and len(own) == members):
+        return ""
+    if members > 1:
+        return f"all {members} nodes fail in the same way soon after their start: {cause.reason}"
+    if cause.signature.startswith(CERTAIN):
+        return f"{cause.reason}; no restart would mend that"
+    if workers == 1 and before.signature == cause.signature:
+        return f"it fails in the same way again soon after its start: {cause.reason}"
+    return ""

@@ -111,6 +111,7 @@ def verdict_on(state: State, last: RoundRecord, standings: Mapping[str, str]) ->
         reports,
         members=last.size,
         max_restarts=state.policy.max_restarts,
+        workers=last.world_size,
         planned=switch is not None and not switch.broken,
         cut=cut or next((one.reason for one in reports if one.signature == CUT_OFF), ""),
     )

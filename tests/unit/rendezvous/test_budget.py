@@ -115,13 +115,11 @@ def test_a_planned_change_is_not_fruitless_either() -> None:
         # Different errors, or one node that was only told to stop.
         ([_fault(FAILED, signature="E"), _fault(FAILED, signature="F")], Budget(), False),
         ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(), False),
-        # It would have failed as well, as the second time shows; one that met the others would not.
-        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(signature="E"), True),
-        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(signature="F"), False),
+        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(signature="E"), False),
         ([_fault(FAILED, signature="E"), ECHO], Budget(signature="E"), False),
         # After a step, or a long life, it is another matter.
         ([_fault(FAILED, signature="E", step=1)] * 2, Budget(), False),
-        ([_fault(FAILED, signature="E", lifetime=120.0)] * 2, Budget(), False),
+        ([_fault(FAILED, signature="E", lifetime=12.0)] * 2, Budget(), False),
         ([_fault(FAILED, signature="E")] * 2, Budget(best_step=3), False),
     ],
 )
@@ -129,6 +127,17 @@ def test_a_script_that_cannot_even_begin_ends_the_job(
     reports: list[FaultReport], before: Budget, ends: bool
 ) -> None:
     assert judge(before, reports, members=len(reports), max_restarts=9).ends is ends
+
+
+def test_one_rank_that_fails_again_and_again_on_one_node_has_all_its_restarts() -> None:
+    budget = Budget()
+    for _ in range(3):
+        report = _fault(FAILED, signature="ValueError: x", lifetime=3.0, rank=1)
+        verdict = judge(budget, [report], members=1, workers=2, max_restarts=3)
+        assert not verdict.ends
+        budget = verdict.budget
+    last = judge(budget, [report], members=1, workers=2, max_restarts=3)
+    assert last.reason == "it was failed; all 3 restarts are used (--max-restarts)"
 
 
 @pytest.mark.parametrize(
