@@ -26,6 +26,7 @@ from elastic_runtime import threads
 from elastic_runtime.agent import lifecycle, workers
 from elastic_runtime.agent.crash import ended_by, fault_of
 from elastic_runtime.agent.crew import Crew, FromWorker
+from elastic_runtime.agent.ends import reached_before
 from elastic_runtime.agent.environment import provisional
 from elastic_runtime.agent.hang import HangClock
 from elastic_runtime.agent.hints import SHUFFLES, Facts, hints
@@ -170,6 +171,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._turned = time.time()
         # For threads that must not look at workers that come and go.
         self._reached = -1
+        self._left_at = -1  # the step that was reached in the last round with steps that was left
         self._busy = False
         self._watchdogs = Watchdogs(
             config.run_id, self._directory.path, config.health_port, lambda: self._turned
@@ -350,7 +352,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         last = self._life.state.round
         if name != "checkpoint.resumed" or last is None:
             return fields
-        return {"reached": last.budget.best_step, **fields}
+        return {"reached": reached_before(self._left_at, last.budget), **fields}
 
     def _recovered(self, note: Note) -> None:
         """The first step of a round is done, by the first of our workers that says so."""
@@ -462,6 +464,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 part.join(crew.reserve(), workers_ready)
             case SayLeft(number, fault, stays, workers_ready):
                 fault = self._with_progress(fault)
+                self._left_at = fault.step if fault.step >= 0 else self._left_at
                 part.leave(number, fault, crew.reserve(), stays, workers_ready)
             case LookForMembers(number):
                 part.look_for_members(number)

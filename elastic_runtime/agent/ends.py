@@ -34,7 +34,7 @@ from elastic_runtime.rendezvous.budget import root_cause
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from elastic_runtime.protocol.records import RoundRecord
+    from elastic_runtime.protocol.records import Budget, RoundRecord
 
 
 def begun(last: RoundRecord, group_rank: int) -> Report:
@@ -130,6 +130,19 @@ def passed_on(signum: int) -> tuple[Action, ...]:
     exception of the other where the script says nothing about it, which would end them at once.
     """
     return () if signum in (signal.SIGTERM, signal.SIGINT) else (PassOn(signum),)
+
+
+def reached_before(left_at: int, budget: Budget) -> int:
+    """How far the job was before a round, for counting the steps that it makes again.
+
+    The best of all rounds is not that: what one of them has lost is not lost once more by each that
+    follows it before the same step.
+
+    Args:
+        left_at: the step at which this node left the round before; -1: it was in none with steps.
+        budget: of the round, for a node that has not been there.
+    """
+    return left_at if left_at >= 0 else budget.best_step
 
 
 def planned(state: State, reason: str) -> FaultReport:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.agent import lifecycle
+from elastic_runtime.agent.ends import reached_before
 from elastic_runtime.agent.faults import WorkerError, classify
 from elastic_runtime.agent.life import (
     Action,
@@ -46,6 +47,7 @@ from elastic_runtime.protocol.records import (
     NO_ROOM,
     PLANNED,
     START,
+    Budget,
     FaultReport,
     Member,
     OutcomeRecord,
@@ -388,3 +390,10 @@ def test_a_node_that_was_asked_to_leave_waits_for_nobody() -> None:
     few = Waiting("waiting for at least 2 nodes", 1, 2, 2)
     assert running(few).one(Report).name == "job.waiting"
     assert running(Asked(15), few).none(Report)
+
+
+@pytest.mark.parametrize(("left_at", "reached"), [(71, 71), (0, 0), (-1, 91)])
+def test_what_a_round_makes_again_is_counted_from_the_round_before(
+    left_at: int, reached: int
+) -> None:
+    assert reached_before(left_at, Budget(best_step=91)) == reached
