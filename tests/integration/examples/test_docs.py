@@ -63,6 +63,12 @@ def test_example_of_in_place(name: str, tmp_path: Path) -> None:
     assert len(re.findall(IN_PLACE[name], text)) == 2, text  # once on each rank
 
 
+def test_the_example_of_in_place_has_the_same_result_when_it_is_run_again(tmp_path: Path) -> None:
+    first, again = (run_example("in-place.md", "train.py", tmp_path) for _ in range(2))
+    (result,) = re.findall(IN_PLACE["train.py"], first)
+    assert re.findall(IN_PLACE["train.py"], again) == [result], again
+
+
 CHECKPOINTS = ("train.py", "load.py")
 
 
