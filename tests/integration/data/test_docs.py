@@ -48,6 +48,13 @@ def test_example_in_any_world(name: str, tmp_path: Path) -> None:
     assert len(found) == 1, found
 
 
+def test_the_first_example_is_through_when_it_is_run_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        text = run_example("data.md", "train.py", tmp_path)
+        assert re.search(ANY_WORLD["train.py"], text), text
+    assert list((tmp_path / "runs").rglob("*33*")), "its last step is saved"
+
+
 def test_symptoms_are_messages_of_the_code() -> None:
     table = (DOCS / "data.md").read_text().partition("## Troubleshooting")[2]
     symptoms = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
