@@ -175,12 +175,13 @@ class RecordError(ElasticError):
         self.why = why
 
 
-def did_you_mean(typed: str, known: Iterable[str]) -> str:
+def did_you_mean(typed: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The end of a message about a name that is unknown: ``; did you mean '--min'?``, or "".
 
     Args:
         typed: what was written.
         known: what could have been.
+        cutoff: how alike both have to be, from 0 to 1; see ``difflib.SequenceMatcher.ratio``.
     """
-    close = difflib.get_close_matches(typed, list(known), n=1)
+    close = difflib.get_close_matches(typed, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""

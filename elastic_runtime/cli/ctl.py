@@ -106,9 +106,7 @@ def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
             endpoint = parse_endpoint(text, backend, access)
             run_id = values.pop("run_id", None) or (_C10D_RUN if endpoint.backend == C10D else "")
             if run and not run_id:
-                raise UsageError(
-                    f"which run of {endpoint}? Name it with --run-id; elasticctl runs lists them"
-                )
+                raise _which_run(endpoint)
             return command(Target(endpoint, run_id), **values)
 
         options = [
@@ -328,7 +326,13 @@ def _live_job(target: Target, store: Store) -> tuple[Entry, JobRecord]:
     return entries[JOB], job
 
 
+def _which_run(endpoint: Endpoint) -> UsageError:
+    return UsageError(f"which run of {endpoint}? Name it with --run-id; elasticctl runs lists them")
+
+
 def _no_run(target: Target) -> UsageError:
+    if target.run_id == _C10D_RUN:  # which nobody has typed
+        return _which_run(target.endpoint)
     return UsageError(
         f"there is no run {target.run_id!r} in {target.endpoint}; "
         "elasticctl runs lists those that there are"

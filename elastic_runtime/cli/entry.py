@@ -83,7 +83,8 @@ def _where(path: Path) -> str:
         names = [item.name for item in folder.iterdir() if item.suffix == ".py"]
     except OSError:
         names = []
-    return f" in {str(folder)!r}{did_you_mean(path.name, names)}"
+    # They end alike, and many are in one folder.
+    return f" in {str(folder)!r}{did_you_mean(path.name, names, cutoff=0.75)}"
 
 
 def _check_module(name: str) -> None:

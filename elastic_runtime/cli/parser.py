@@ -39,7 +39,7 @@ examples:
   elastic-run --min 2 --max 8 --rdzv-endpoint etcd://h1,h2,h3/team --run-id r7 train.py
 
 exit codes: 0 done, 1 training failed, 2 usage, 3 not enough nodes in time,
-            4 store unreachable, 5 left on request"""
+            4 store unreachable, 5 left on request, 6 a defect"""
 
 # What follows --listen and is its address: a port says so, and so do digits. A name alone could be
 # the script; --listen=NAME makes it clear.

@@ -125,6 +125,8 @@ def test_runs_lists_every_run_of_a_c10d_store(capsys: pytest.CaptureFixture[str]
         assert main(["runs", "--format", "json", "--rdzv-endpoint", str(endpoint)]) == 0
         found = json.loads(capsys.readouterr().out)
         assert [(run["run_id"], run["step"]) for run in found] == [("a/b", -1), ("run", 47)]
+        assert main(["status", "--rdzv-endpoint", str(endpoint)]) == 2
+        assert "Name it with --run-id; elasticctl runs lists them" in capsys.readouterr().err
     finally:
         for store in stores:
             store.close()

@@ -73,6 +73,12 @@ def test_what_cannot_be_run(modules: Path, kind: str, target: str, words: str) -
     assert words.format(here=modules) in str(caught.value)
 
 
+def test_a_far_fetched_guess_is_not_made(modules: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_entry(Entry(SCRIPT, "trial2.py"))
+    assert "did you mean" not in str(caught.value)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_script_that_may_not_be_read(folder: Path) -> None:
     (folder / "train.py").chmod(0)
