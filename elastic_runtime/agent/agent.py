@@ -26,7 +26,7 @@ from elastic_runtime import threads
 from elastic_runtime.agent import lifecycle, workers
 from elastic_runtime.agent.crash import ended_by, fault_of
 from elastic_runtime.agent.crew import Crew, FromWorker
-from elastic_runtime.agent.ends import reached_before
+from elastic_runtime.agent.ends import last_words, reached_before
 from elastic_runtime.agent.environment import provisional
 from elastic_runtime.agent.hang import HangClock
 from elastic_runtime.agent.hints import SHUFFLES, Facts, hints
@@ -480,9 +480,10 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 ranks = [crew.rank_of(rank) for rank in fields.get("local_ranks", ())]
                 self._tell(name, {**fields, "ranks": ranks} if ranks else fields)
             case Finish(code, message):
-                saved = code == EXIT_LEFT and self._life.state.drained and crew.step() >= 0
-                told = f"{message}; step {crew.step()} is saved" if saved else message
-                self._finish = replace(action, message=told)
+                if code == EXIT_LEFT:
+                    saved = crew.step() if self._life.state.drained else -1
+                    message = last_words(message, self._config.node_name, saved, part.accompanied)
+                self._finish = replace(action, message=message)
             case _:
                 return False
         return True

@@ -132,6 +132,19 @@ def passed_on(signum: int) -> tuple[Action, ...]:
     return () if signum in (signal.SIGTERM, signal.SIGINT) else (PassOn(signum),)
 
 
+def last_words(text: str, name: str, saved: int, accompanied: bool) -> str:
+    """What a node says that has left because it was asked to.
+
+    Args:
+        text: that it has.
+        name: of the node.
+        saved: the step that its workers have saved; -1: none.
+        accompanied: others are known that go on.
+    """
+    told = f"{name} {text}; step {saved} is saved" if saved >= 0 else f"{name} {text}"
+    return f"{told}; other nodes may go on" if accompanied else told
+
+
 def reached_before(left_at: int, budget: Budget) -> int:
     """How far the job was before a round, for counting the steps that it makes again.
 

@@ -335,7 +335,7 @@ def _asked(state: State, event: Asked, now: float) -> Step | None:
     last = state.round
     assert last is not None
     alone = last.size == 1
-    text = "stopped on request" if alone else "left on request; other nodes may go on"
+    text = "stopped on request" if alone else "left on request"
     why = FaultReport(last.number, ASKED, "the node was asked to leave")
     state = replace(
         state,

@@ -282,7 +282,7 @@ def _asked(state: State, signum: int, now: float) -> Step:
     state = replace(state, asked=Request(signum, now))
     report = Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"})
     alone = state.round is None or state.round.size == 1
-    text = "stopped on request" if alone else "left on request; other nodes may go on"
+    text = "stopped on request" if alone else "left on request"
     finish = Finish(EXIT_LEFT, text)
     state = replace(state, then=Then.LEAVE, finish=finish)
     match state.phase:

@@ -21,7 +21,7 @@ from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb_all
 from elastic_runtime.rendezvous.group import Completer
 from elastic_runtime.rendezvous.probe import Prober
-from elastic_runtime.rendezvous.standing import alone
+from elastic_runtime.rendezvous.standing import accompanied, alone
 from elastic_runtime.rendezvous.state import (
     Action,
     Applied,
@@ -147,6 +147,11 @@ class Participant:
     def alone(self) -> bool:
         """Whether it is certain that no other node takes part in the job."""
         return alone(self._state)
+
+    @property
+    def accompanied(self) -> bool:
+        """Whether another node is known to take part in the job that was not asked to leave."""
+        return accompanied(self._state)
 
     @property
     def granted_ttl(self) -> float:

@@ -9,6 +9,7 @@ from elastic_runtime.protocol.records import (
     CUT_OFF,
     DONE,
     GONE,
+    IN,
     LOST,
     FaultReport,
     Member,
@@ -55,6 +56,12 @@ def alone(state: State) -> bool:
     """Whether it is certain that no other node takes part in the job."""
     sees_all = state.connected and state.snapshot and state.wide and state.stored is not None
     return sees_all and not any(eligible(state, peer) for peer in state.peers.values())
+
+
+def accompanied(state: State) -> bool:
+    """Whether another node is known to take part in the job that was not asked to leave."""
+    there = (peer for peer in state.peers.values() if eligible(state, peer))
+    return state.connected and any(peer.record.status == IN for peer in there)
 
 
 def record_of(state: State, node: str) -> NodeRecord | None:

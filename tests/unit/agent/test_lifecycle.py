@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.agent import lifecycle
-from elastic_runtime.agent.ends import reached_before
+from elastic_runtime.agent.ends import last_words, reached_before
 from elastic_runtime.agent.faults import WorkerError, classify
 from elastic_runtime.agent.life import (
     Action,
@@ -397,3 +397,17 @@ def test_what_a_round_makes_again_is_counted_from_the_round_before(
     left_at: int, reached: int
 ) -> None:
     assert reached_before(left_at, Budget(best_step=91)) == reached
+
+
+@pytest.mark.parametrize(
+    ("saved", "accompanied", "words"),
+    [
+        (-1, False, "node1 left on request"),
+        (0, False, "node1 left on request; step 0 is saved"),
+        (7, True, "node1 left on request; step 7 is saved; other nodes may go on"),
+    ],
+)
+def test_a_node_that_leaves_says_of_others_what_it_knows(
+    saved: int, accompanied: bool, words: str
+) -> None:
+    assert last_words("left on request", "node1", saved, accompanied) == words

@@ -8,7 +8,9 @@ import pytest
 
 from elastic_runtime.protocol.records import (
     DONE,
+    DRAINING,
     GONE,
+    IN,
     JOB,
     ROUND,
     FaultReport,
@@ -27,6 +29,7 @@ from elastic_runtime.rendezvous.notices import (
     Switch,
     Waiting,
 )
+from elastic_runtime.rendezvous.standing import accompanied
 from elastic_runtime.rendezvous.state import (
     ALIVE,
     BUSY,
@@ -485,3 +488,10 @@ def test_a_spare_that_came_back_too_late_does_not_begin_the_job_again() -> None:
     seat.name = "d"
     seat.state = replace(seat.state, registered=False, stored=None, snapshot=False)
     assert seat.sees(job(1, 1), sealed(3, "a"), OUTCOME, back("a", 0), wide=False).told(Ended)
+
+
+@pytest.mark.parametrize(("status", "goes_on"), [(IN, True), (DRAINING, False), (GONE, False)])
+def test_who_leaves_knows_of_others_that_go_on(status: str, goes_on: bool) -> None:
+    seat = Seat().sees(job(), node("a"), node("b", status=status), sealed(1, "a", "b"))
+    assert accompanied(seat.state) is goes_on
+    assert not accompanied(seat.feed(Lost("gone")).state), "of others nothing is known by now"
