@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
+
+from elastic_runtime import threads
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Emit
@@ -28,20 +31,19 @@ class Starting:
         self._emit = emit
         self._doing = doing
         self._first = first
-        self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
+        self._over = threading.Event()
 
     def begin(self) -> None:
         """The part begins."""
-        with self._lock:
-            self._arm(time.monotonic(), self._first)
+        self._over = threading.Event()
+        with suppress(RuntimeError):  # no room for a thread: then nothing is said
+            threads.spawn(self._speak, self._over, time.monotonic(), name="slow-start")
 
     def end(self) -> None:
         """The part is over; nothing is said from here on."""
         with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
+            self._over.set()
 
     def __enter__(self) -> Self:
         self.begin()
@@ -50,15 +52,11 @@ class Starting:
     def __exit__(self, *exc: object) -> None:
         self.end()
 
-    def _arm(self, begun: float, patience: float) -> None:
-        pause = max(0.0, begun + patience - time.monotonic())
-        self._timer = threading.Timer(pause, self._say, (begun, patience))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _say(self, begun: float, patience: float) -> None:
-        with self._lock:
-            if self._timer is threading.current_thread():
-                seconds = round(time.monotonic() - begun)
-                self._emit("start.slow", doing=self._doing, seconds=seconds)
-                self._arm(begun, _FACTOR * patience)
+    def _speak(self, over: threading.Event, begun: float) -> None:
+        patience = self._first
+        while not over.wait(max(0.0, begun + patience - time.monotonic())):
+            with self._lock:
+                if not over.is_set():
+                    seconds = round(time.monotonic() - begun)
+                    self._emit("start.slow", doing=self._doing, seconds=seconds)
+            patience *= _FACTOR

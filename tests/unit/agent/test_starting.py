@@ -19,9 +19,7 @@ def test_who_waits_hears_what_for_again_and_again_until_it_is_over() -> None:
         for _ in range(2):
             name, fields = said.get(timeout=30)
             assert (name, fields["doing"]) == ("start.slow", "importing torch")
-    assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer)] or (
-        said.empty()
-    )
+    assert not [one for one in threading.enumerate() if one.name == "slow-start"] or said.empty()
 
 
 def test_what_is_quick_is_nothing_to_speak_of() -> None:
@@ -29,5 +27,5 @@ def test_what_is_quick_is_nothing_to_speak_of() -> None:
     starting = Starting(lambda name, /, **fields: said.append(name), "importing torch", first=30.0)
     starting.begin()
     starting.end()
-    starting._say(0.0, 30.0)  # its timer was about to speak in that moment
+    starting._speak(starting._over, 0.0)  # its thread was about to speak in that moment
     assert said == []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_runtime.data import seeds
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker import loop
 from tests.mistakes.scripts import PRELUDE, SCRIPTS
@@ -31,6 +32,7 @@ def test_a_script_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loop, "_ran", False)
+    monkeypatch.setattr(seeds, "_present", None)
     (tmp_path / "f").touch()
     with pytest.raises((UsageError, AttributeError)) as told:
         eval(expression, names)
