@@ -68,6 +68,7 @@ from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.settings import policy_of, settings_of
 from elastic_runtime.agent.snapshots import SnapshotStore
 from elastic_runtime.agent.starting import Starting
+from elastic_runtime.agent.trouble import Trouble, Troubles
 from elastic_runtime.agent.watchdogs import Watchdogs
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, ElasticError
 from elastic_runtime.listening import where_reached
@@ -179,8 +180,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._begun_at = self._started_at = time.monotonic()
         self._facts = Facts(config.min_nodes, config.max_nodes, config.max_restarts)
         self._hinted: set[str] = set()
-        self._trouble_at: float | None = None
-        self._stepped_at = 0.0  # when the last step before that was; 0.0: there was none
+        self._troubles = Troubles()
         self._events = 0
         self._closed = False
         self._clock = HangClock(config.timeouts.hang)
@@ -357,16 +357,20 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
     def _recovered(self, note: Note) -> None:
         """The first step of a round is done, by the first of our workers that says so."""
         last = self._life.state.round
-        if self._trouble_at is None or last is None or note.round != last.number:
+        if last is None or note.round != last.number:
             return
         now = time.monotonic()
+        trouble, self._troubles = self._troubles.over(last.number, now)
+        if trouble is None:
+            return
         step = note.fields.get("step")
         known = step if isinstance(step, int) else -1
-        fields = {"round": last.number, "seconds": round(now - self._trouble_at, 3), "step": known}
-        if self._stepped_at:
-            fields["stalled"] = round(now - self._stepped_at, 3)
-        self._trouble_at, self._stepped_at = None, 0.0
+        fields = {"round": last.number, "seconds": round(now - trouble.at, 3), "step": known}
+        if trouble.stepped:
+            fields["stalled"] = round(now - trouble.stepped, 3)
         self._tell("round.recovered", fields)
+        if self._troubles.first is not None:
+            self._observe(TROUBLE)
 
     def _give_hints(self) -> None:
         """Says what is plainly wrong with the job: once, and not on each node."""
@@ -429,13 +433,13 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             case PassOn(signum):
                 crew.pass_on(signum)
             case AskDrain(number, reason):
-                self._note_trouble()
+                self._note_trouble(ordered=True)
                 crew.drain(number, reason)
             case InterruptWorkers(number, local_ranks, reason):
-                self._note_trouble()
+                self._note_trouble(ordered=True)
                 crew.interrupt(number, local_ranks, reason)
             case ChangeWorkers(number, reason, goes):
-                self._note_trouble()
+                self._note_trouble(ordered=True)
                 crew.change(number, reason, goes)
             case AskWorkers(local_ranks):
                 crew.ask(local_ranks)
@@ -488,10 +492,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 return False
         return True
 
-    def _note_trouble(self) -> None:
-        if self._trouble_at is None:
-            self._trouble_at = time.monotonic()
-            self._stepped_at = self._crew.progress()[2]
+    def _note_trouble(self, *, ordered: bool = False) -> None:
+        last, before = self._life.state.round, self._troubles
+        seen = Trouble(last.number if last else 0, time.monotonic(), self._crew.progress()[2])
+        self._troubles = before.seen(seen, ordered=ordered)
+        if before.first is None:
             self._observe(TROUBLE)
 
     def _observe(self, name: str) -> None:
