@@ -128,6 +128,18 @@ def stop(job: Job) -> None:
         process.wait(timeout=PATIENCE)
 
 
+def leave_in_turn(job: Job, launcher: subprocess.Popen[str]) -> None:
+    """Asks node after node to leave, each when those before it have left and the rest trains on."""
+    late, first, last = job.processes[-1], agent_of(launcher, "node0"), launcher
+    late.terminate()
+    late.wait(timeout=PATIENCE)
+    job.wait_for(r"from step \d+ on: 2 workers")
+    first.terminate()
+    job.wait_for(r"from step \d+ on: 1 workers")
+    last.terminate()
+    last.wait(timeout=PATIENCE)
+
+
 def kill_worker(job: Job, launcher: subprocess.Popen[str]) -> None:
     """Kills one worker, and waits until the whole world trains again."""
     worker = workers_of(agent_of(launcher, "node1"))[0]
@@ -176,8 +188,8 @@ def in_place(job: Job, directory: str) -> tuple[float, int]:
     job.wait_for(r"round \d+: 3 workers on 3 nodes")
     epoch = int(job.wait_for(r"epoch (\d+):").group(1))
 
-    say("SIGTERM to all; and one node goes on from there to the end")
-    stop(job)
+    say("SIGTERM to one node after the other, and the last one saves; one goes on from there")
+    leave_in_turn(job, launcher)
     last = job.start(finish(max(ENOUGH, epoch + 2), directory))
     accuracy = float(job.wait_for(r"test accuracy (\d\.\d+)").group(1))
     return accuracy, last.wait(timeout=PATIENCE)
