@@ -220,8 +220,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 self._crashed(item)
                 return
             event = self._translate(item)
-            if isinstance(event, Asked):
-                event = replace(event, alone=self._participant.alone)
+            if isinstance(event, Asked | Alarm):
+                part = self._participant
+                event = replace(event, alone=part.alone, leads=part.leads)
             if event is not None:
                 self._take(event)
 

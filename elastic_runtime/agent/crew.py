@@ -337,8 +337,8 @@ class Crew:
                 return WorkerDrains(self._posts[local_rank].started_for, local_rank, can)
             case Ready():
                 return WorkerReady(local_rank)
-            case Left(number, step, planned, reason):
-                return WorkerLeft(local_rank, number, step, planned, reason)
+            case Left(number, step, planned, reason, released):
+                return WorkerLeft(local_rank, number, step, planned, reason, released)
             case Returned(number):
                 return WorkerReturned(local_rank, number)
             case Heard(collective, where, busy):

@@ -24,17 +24,15 @@ from elastic_runtime.agent.ends import (
     failure,
     leave_with,
     moved,
-    passed_on,
     stop_all,
 )
-from elastic_runtime.agent.faults import WITH_SERVER, signal_name
+from elastic_runtime.agent.faults import WITH_SERVER
 from elastic_runtime.agent.life import (
     Action,
     Alarm,
     Asked,
     AskWorkers,
     ChangeWorkers,
-    DismissWorkers,
     EnterWorkers,
     Event,
     Finish,
@@ -47,7 +45,6 @@ from elastic_runtime.agent.life import (
     Report,
     SayAvailable,
     SayDone,
-    SayDrain,
     SayInPlace,
     SayJoin,
     SayLeft,
@@ -56,7 +53,6 @@ from elastic_runtime.agent.life import (
     SetAlarm,
     State,
     Step,
-    StopWorkers,
     Then,
     WorkerExited,
     WorkerHeard,
@@ -64,9 +60,9 @@ from elastic_runtime.agent.life import (
     WorkerReady,
     WorkerReturned,
 )
+from elastic_runtime.agent.parting import asked, dismiss, drained, hold
 from elastic_runtime.agent.stuck import SILENCE, hung_at, no_news, overdue, who_is_stuck
-from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
-from elastic_runtime.leaving import Request
+from elastic_runtime.errors import EXIT_FAILED
 from elastic_runtime.protocol.messages import HANG
 from elastic_runtime.protocol.records import (
     ASKED,
@@ -81,7 +77,7 @@ from elastic_runtime.protocol.records import (
     listed,
 )
 from elastic_runtime.rendezvous.budget import root_cause
-from elastic_runtime.rendezvous.notices import Excluded, Prepare, Sealed, Surveyed, Switch
+from elastic_runtime.rendezvous.notices import Excluded, Prepare, Sealed, Surveyed, Switch, Waiting
 
 _NEVER = float("inf")
 # Workers that end before they come to elastic.run are started again so often.
@@ -131,7 +127,11 @@ def step(state: State, event: Event, now: float) -> Step | None:
         case Surveyed():
             return _surveyed(state, event, now)
         case Asked():
-            return _asked(state, event, now)
+            return asked(state, event, now)
+        case Alarm() if state.phase is Phase.WAITING and state.asked:
+            return hold(state, [], event, now)
+        case Waiting(outside=True) if state.phase is Phase.WAITING and state.asked:
+            return dismiss(state, [], None, "the others go on without this node", now)
         case Alarm():
             return _alarm(state, now)
     return None
@@ -180,11 +180,12 @@ def _sealed(state: State, event: Sealed) -> Step:
     chosen = state.seated(Seat.READY)[:wanted]
     state = replace(
         state,
-        then=Then.REJOIN,
+        then=Then.LEAVE if state.asked else Then.REJOIN,
         round=last,
         group_rank=event.group_rank,
         faults=(),
         why=None,
+        counted_on=False,
         drained=False,
         told_to_stop=False,
         draining=False,
@@ -201,7 +202,12 @@ def _sealed(state: State, event: Sealed) -> Step:
         used = {"reason": last.reason, "failures": last.budget.failures}
         actions.append(Report("fault.retry", {**used, "budget": state.settings.max_restarts}))
     actions.append(begun(last, event.group_rank))
-    return _enter(state, chosen, actions)
+    entered = _enter(state, chosen, actions)
+    if state.asked is None:
+        return entered
+    due = state.asked.at + state.settings.grace
+    state, drains = drained(entered.state, due)
+    return Step(state, (*entered.actions, *drains), last.reason)
 
 
 def _enter(state: State, chosen: tuple[int, ...], actions: list[Action]) -> Step:
@@ -220,6 +226,7 @@ def _left(state: State, event: WorkerLeft, now: float) -> Step:
     if last is None or event.round != last.number or event.local_rank not in state.seated(Seat.IN):
         return Step(state)
     state = moved(state, {event.local_rank: Seat.READY})
+    state = replace(state, counted_on=state.counted_on or (event.planned and not event.released))
     if event.planned or state.interrupted_at is not None:
         return _unless_in(state, [], now)
     fault = FaultReport(
@@ -273,23 +280,14 @@ def _unless_in(state: State, actions: list[Action], now: float) -> Step:
     state = replace(state, phase=Phase.WAITING, faults=(), why=None, interrupted_at=None)
     if state.then is Then.NEW_LIFE:
         return _new_life(replace(state, then=Then.REJOIN), actions)
-    stays = state.then is not Then.LEAVE
+    holds = state.asked is not None and state.counted_on
+    stays = state.then is not Then.LEAVE or holds
     actions.append(SayLeft(last.number, fault, stays=stays, workers=state.available))
+    if holds:
+        return hold(state, actions, Alarm(), now)
     if stays:
         return boot(state, actions)
-    return _dismiss(state, actions, None, fault.reason, now)
-
-
-def _dismiss(
-    state: State, actions: list[Action], saves: int | None, reason: str, now: float
-) -> Step:
-    """From here on it is a matter of processes that end, or are ended."""
-    # Those on their way to elastic.run would hear of it only there.
-    if coming := state.seated(Seat.BOOT):
-        actions.append(StopWorkers(0.0, coming))
-    actions += [DismissWorkers(saves), SetAlarm(now + state.settings.grace)]
-    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, draining=True)
-    return Step(state, tuple(actions), reason)
+    return dismiss(state, actions, None, fault.reason, now)
 
 
 def _new_life(state: State, actions: list[Action]) -> Step:
@@ -322,53 +320,11 @@ def _excluded(state: State, reason: str, now: float) -> Step:
     if state.phase is Phase.RUNNING and not state.seated(Seat.OUT):
         then = state.then if state.then is not Then.REJOIN else Then.NEW_LIFE
         return _interrupt(replace(state, then=then), reason, [report], now)
+    if state.phase is Phase.WAITING and state.asked:
+        return dismiss(state, [report], None, reason, now)
     if state.phase is Phase.WAITING:
         return _new_life(state, [report])
     return Step(state, (report,), reason)
-
-
-def _asked(state: State, event: Asked, now: float) -> Step | None:
-    if state.phase is Phase.WAITING and not state.asked and event.alone:
-        return _asked_alone(state, event, now)
-    if state.asked or state.phase is not Phase.RUNNING or not state.seated(Seat.IN):
-        return None
-    last = state.round
-    assert last is not None
-    alone = last.size == 1
-    text = "stopped on request" if alone else "left on request"
-    why = FaultReport(last.number, ASKED, "the node was asked to leave")
-    state = replace(
-        state,
-        asked=Request(event.signum, now),
-        then=Then.LEAVE,
-        why=state.why or why,
-        finish=Finish(EXIT_LEFT, text),
-    )
-    actions: tuple[Action, ...] = (
-        Report("node.leaving", {"reason": f"asked to by {signal_name(event.signum)}"}),
-        SayDrain(),
-        *passed_on(event.signum),
-    )
-    if state.interrupted_at is None:
-        change = ChangeWorkers(last.number, "this node was asked to leave", goes=True)
-        actions = (*actions, change, SetAlarm(now + state.settings.grace))
-    return Step(state, actions, "asked to leave")
-
-
-def _asked_alone(state: State, event: Asked, now: float) -> Step | None:
-    """Between two rounds nobody else holds what these workers remember."""
-    last, ready = state.round, state.seated(Seat.READY)
-    remembering = [rank for rank in ready if last and state.seats[rank].since <= last.number]
-    if not remembering:
-        return None
-    state = replace(
-        state, asked=Request(event.signum, now), finish=Finish(EXIT_LEFT, "stopped on request")
-    )
-    actions: list[Action] = [
-        Report("node.leaving", {"reason": f"asked to by {signal_name(event.signum)}"}),
-        SayDrain(),
-    ]
-    return _dismiss(state, actions, remembering[0], "asked to leave", now)
 
 
 # ---------------------------------------------------------------- ends

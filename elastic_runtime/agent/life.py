@@ -71,15 +71,20 @@ class Asked:
     Attributes:
         signum: which one.
         alone: it is certain that no other node takes part in the job.
+        leads: there is no older node, as far as is seen.
     """
 
     signum: int
     alone: bool = False
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """The time set with ``SetAlarm`` has come."""
+    """The time set with ``SetAlarm`` has come; the rest as in ``Asked``."""
+
+    alone: bool = False
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ class WorkerLeft:
         step: the last step that it holds.
         planned: all ranks left at this step because they agreed to.
         reason: what went wrong, for people.
+        released: nobody counts on what it holds, should its node go away.
     """
 
     local_rank: int
@@ -106,6 +112,7 @@ class WorkerLeft:
     step: int
     planned: bool
     reason: str
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,6 +481,7 @@ class State:
         in_place: the script has come to ``elastic.run``, or the job is known to.
         seats: in place, where each worker that has a process is, by local rank.
         joined: in place, this node has asked in.
+        counted_on: in place, this node said that it stays when all ranks agreed to leave the round.
         interrupted_at: in place, when the workers were told to leave the round at once.
         overdue: in place, for how many seconds workers that do not leave a broken round have made
             no step, if that is a hang; else 0.0.
@@ -505,6 +513,7 @@ class State:
     in_place: bool = False
     seats: Mapping[int, Seated] = field(default_factory=dict)
     joined: bool = False
+    counted_on: bool = False
     interrupted_at: float | None = None
     overdue: float = 0.0
     heard: Mapping[int, WorkerHeard] = field(default_factory=dict)

@@ -136,6 +136,8 @@ class Left(Message):
         step: the last step that it holds; -1: none.
         planned: all ranks agreed to leave at this step.
         reason: one line for people.
+        released: nobody counts on what it holds: all ranks knew that its node goes, or nothing is
+            ever saved.
     """
 
     kind: ClassVar[str] = "left"
@@ -144,6 +146,7 @@ class Left(Message):
     step: int
     planned: bool
     reason: str
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,9 +173,15 @@ def _why_broken(state: State, last: RoundRecord, standings: Mapping[str, str]) -
         fault = fault_of(state, member, last)
         if fault is not None and (fault.kind not in (ASKED, PLANNED) or not planned):
             return f"{fault.reason} on {member.name}"
-        if fault is None and not planned:
+        # Who goes without a word about this round was not in it: no rank gets past connecting.
+        if fault is None and (not planned or not _has_left(state, member.node, last)):
             return f"{called(member.name)} left"
     return ""
+
+
+def _has_left(state: State, node: str, last: RoundRecord) -> bool:
+    record = record_of(state, node)
+    return record is not None and record.left >= last.number
 
 
 def _why_change(

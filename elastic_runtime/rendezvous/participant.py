@@ -21,7 +21,7 @@ from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb_all
 from elastic_runtime.rendezvous.group import Completer
 from elastic_runtime.rendezvous.probe import Prober
-from elastic_runtime.rendezvous.standing import accompanied, alone
+from elastic_runtime.rendezvous.standing import accompanied, alone, leader_of
 from elastic_runtime.rendezvous.state import (
     Action,
     Applied,
@@ -152,6 +152,12 @@ class Participant:
     def accompanied(self) -> bool:
         """Whether another node is known to take part in the job that was not asked to leave."""
         return accompanied(self._state)
+
+    @property
+    def leads(self) -> bool:
+        """Whether no older node is there, as far as is seen."""
+        state = self._state
+        return state.stored is not None and leader_of(state) is None
 
     @property
     def granted_ttl(self) -> float:

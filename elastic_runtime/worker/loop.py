@@ -165,6 +165,7 @@ class _Loop:
         self._why = ""  # it was called broken
         self._thrown = 0  # the newest round that the main thread was thrown out of
         self._change: Change | None = None
+        self._released = saver is None  # nobody counts on what is held here
         self._main = threading.get_ident()
 
     # ------------------------------------------------------------ without an agent
@@ -256,12 +257,14 @@ class _Loop:
                     step=self._state.step,
                     planned=outcome.planned,
                     reason=outcome.reason,
+                    released=self._released,
                 )
             )
 
     def _take_part(self, order: Enter) -> _Done | _Out:
         place = Place(order.round, order.rank, order.world, order.host, order.port, order.key)
         ranks = Ranks(place, self._stores)
+        self._released = self._saver is None
         with self._lock:
             self._ranks = ranks
             broken = self._broken >= order.round
@@ -453,7 +456,10 @@ class _Commit:
     def _leave(self) -> NoReturn:
         if self._loop._saver is not None:
             # Those who were asked to leave since they last said that they stay count as well.
-            agreed = self._agreement.at_once(self._wishes(Wish.TRAINS))
+            wishes = self._wishes(Wish.TRAINS)
+            agreed = self._agreement.at_once(wishes)
+            # From here on it is too late: who is asked to leave now has said that it stays.
+            self._loop._released = Wish.STAYS not in wishes
             if Wish.STAYS not in agreed:
                 self._save_now(self._loop._state.step)
         change = self._loop._change

@@ -6,6 +6,8 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from elastic_runtime.agent import lifecycle
 from elastic_runtime.agent.faults import WITH_SERVER
 from elastic_runtime.agent.life import (
@@ -23,6 +25,7 @@ from elastic_runtime.agent.life import (
     Report,
     SayAvailable,
     SayDone,
+    SayDrain,
     SayInPlace,
     SayJoin,
     SayLeft,
@@ -57,6 +60,7 @@ from elastic_runtime.rendezvous.notices import (
     StoreState,
     Surveyed,
     Switch,
+    Waiting,
 )
 
 SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2)
@@ -104,8 +108,11 @@ def with_server(number: int, local_rank: int) -> WorkerExited:
     return replace(gone, fault=replace(gone.fault, signature=WITH_SERVER))
 
 
-def left(number: int, local_rank: int, *, planned: bool = False) -> WorkerLeft:
-    return WorkerLeft(local_rank, number, 7, planned, "the connection to a peer is lost")
+def left(
+    number: int, local_rank: int, *, planned: bool = False, released: bool = True
+) -> WorkerLeft:
+    reason = "the connection to a peer is lost"
+    return WorkerLeft(local_rank, number, 7, planned, reason, released)
 
 
 def test_the_first_round_is_entered_once_all_workers_have_come_to_run() -> None:
@@ -233,11 +240,84 @@ def test_the_last_node_saves_what_only_it_remembers_before_it_leaves() -> None:
     assert (finish.exit_code, finish.message) == (EXIT_LEFT, "stopped on request")
 
 
-def test_a_node_between_two_rounds_leaves_the_saving_to_the_others() -> None:
+def _goes_by_way_of_round_2(life: Life) -> None:
+    """All ranks of the next round hear that the node goes; then it does."""
+    assert not life.asked(DismissWorkers)
+    life.take(sealed(2))
+    assert life.asked(EnterWorkers)
+    assert life.asked(SayDrain)
+    assert life.asked(ChangeWorkers) == [
+        ChangeWorkers(2, "this node was asked to leave", goes=True)
+    ]
+    for local_rank in (0, 1):
+        life.take(left(2, local_rank, planned=True))
+    assert not life.asked(SayLeft)[0].stays
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=None)]
+
+
+def test_a_node_that_is_asked_between_two_rounds_goes_by_way_of_the_next_one() -> None:
     life = _between_rounds()
     life.take(Asked(15, alone=False))
+    assert not life.asked(SayDrain)  # only who stays in is in the next round
+    _goes_by_way_of_round_2(life)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_node_that_is_asked_when_its_ranks_have_said_that_it_stays_keeps_their_word(
+    late: int,
+) -> None:
+    life = Life().in_round()
+    life.take(Switch(1, broken=False, reason="node b was asked to leave"))
+    life.take(Asked(15))
+    for local_rank in (0, 1):
+        life.take(left(1, local_rank, planned=True, released=local_rank != late))
+    (said,) = life.asked(SayLeft)
+    assert (said.stays, said.workers) == (True, 2)
+    _goes_by_way_of_round_2(life)
+
+
+def test_a_node_that_waits_to_go_saves_as_soon_as_it_is_the_last_one() -> None:
+    life = _between_rounds()
+    life.take(Asked(15, alone=False))
+    life.now = life.asked(SetAlarm)[0].at
+    life.take(Alarm(alone=False))
+    assert life.asked(SetAlarm)[0].at > life.now
+    life.take(Alarm(alone=True))
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=0)]
+
+
+def test_the_leader_waits_longer_than_the_others_so_that_one_is_the_last() -> None:
+    life = _between_rounds()
+    life.take(Asked(15, leads=True))
+    life.now += 7.0
+    life.take(Alarm(leads=True))
     assert not life.asked(DismissWorkers)
-    assert life.asked(Finish)
+    life.take(Alarm(alone=True, leads=True))
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=0)]
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        Waiting("the world is full", 2, 1, 2, outside=True),
+        Excluded("round 2 was formed without this node"),
+        Alarm(),
+    ],
+)
+def test_a_node_waits_to_go_only_while_the_others_may_need_it(news: Any) -> None:
+    life = _between_rounds()
+    life.take(Asked(15, alone=False))
+    life.now += 60.0
+    life.take(news)
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=None)]
+
+
+def test_a_second_signal_ends_a_node_that_waits_to_go() -> None:
+    life = _between_rounds()
+    life.take(Asked(15, alone=False))
+    life.now += 3.0
+    life.take(Asked(15, alone=False))
+    assert life.asked(StopWorkers) == [StopWorkers(0.0)]
 
 
 def test_a_node_that_was_in_no_round_has_nothing_to_save() -> None:

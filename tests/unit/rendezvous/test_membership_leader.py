@@ -305,6 +305,16 @@ def test_leaving_as_planned_breaks_nothing(fault: FaultReport | None, escalates:
     assert (order is not None and order.broken) is escalates
 
 
+def test_a_member_that_went_before_it_was_in_the_round_breaks_a_planned_change_of_it() -> None:
+    gone = replace(back("b", 2), status=GONE)
+    seat = Seat().sees(
+        job(1, 2), sealed(3, "a", "b"), switch(3, broken=False), node("a", status=DRAINING), gone
+    )
+    order = seat.written(SwitchRecord, SWITCH)
+    assert order is not None
+    assert (order.broken, order.reason) == (True, "node b left")
+
+
 def test_a_node_that_drains_is_a_planned_change() -> None:
     seat = Seat().sees(job(1, 2), sealed(3, "a", "b"), node("a"), node("b", status=DRAINING))
     order = seat.written(SwitchRecord, SWITCH)
