@@ -28,6 +28,8 @@ _NO_OPTIONS = frozenset(
         *(value for name, value in vars(messages).items() if name.startswith("ENV_")),
     }
 )
+# Somebody else's variable gets no word: more than a slip or two, and it is not ours misspelt.
+_ALIKE = 0.75
 # Kubernetes tells each pod of all Services by their names, and one may be called elastic-search.
 _SERVICE_NAME = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_")
 _SERVICE_VALUE = ("tcp://", "udp://", "sctp://")
@@ -51,7 +53,8 @@ def unknown_variables(options: Iterable[Option], environ: Mapping[str, str]) -> 
         if not name.startswith(_PREFIX) or name in known or _is_of_a_service(name, value):
             continue
         # The prefix, which all have in common, would make any two look alike.
-        hint = did_you_mean(name.removeprefix(_PREFIX), settings).replace("'", f"'{_PREFIX}", 1)
+        hint = did_you_mean(name.removeprefix(_PREFIX), settings, _ALIKE)
+        hint = hint.replace("'", f"'{_PREFIX}", 1)
         if hint:
             lines.append(f"{name} has no effect, as no setting is called so{hint}")
     return lines

@@ -36,6 +36,8 @@ def test_whatever_has_a_meaning_or_is_somebody_elses_is_not(parser: Parser) -> N
         # What this package sets for workers, pods and its own controller; a worker may run a job
         *("CHANNEL", "PROGRESS", "ROUND", "INCARNATION", "NODE_NAME", "WORKER", "SNAPSHOTS"),
         *("PEER_TIMEOUT", "CHECKPOINT", "ETCD_IMAGE", "NODE_LIFE", "RESUMING"),
+        # The tests' own
+        *("TEST_CLUSTER", "TEST_IMAGE", "TEST_MARK"),
         # Elasticsearch's relatives
         *("APM_SERVER_URL", "APM_SECRET_TOKEN", "CLOUD_ID", "VERSION"),
     ]
