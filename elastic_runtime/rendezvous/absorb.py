@@ -66,6 +66,8 @@ _R = TypeVar("_R", bound=Record)
 _PROOFS: tuple[str, ...] = (REFUSED, OTHER)
 # How long a decision that was written, refused or not answered waits to be seen, in seconds.
 _PAUSES = {True: 1.0, False: 0.05, None: 0.2}
+# ... and at most so long, if it was tried again and again.
+_LONGEST_PAUSE = 4.0
 # A store that has taken no write for so long is asked less often (seconds).
 _LONG, _LONG_PAUSE = 5.0, 2.0
 
@@ -172,7 +174,10 @@ def _applied(state: State, event: Applied, now: float) -> State:
         state = replace(state, unwritten=None)
     if event.tag not in state.holds:
         return state  # what it did, or what was in its way, was seen already
-    pause = _PAUSES[event.ok]
+    # What is seen late is written again, which makes a store that has much to tell later still.
+    tries = state.tries.get(event.tag, 0)
+    pause = min(_LONGEST_PAUSE, _PAUSES[event.ok] * 2 ** min(tries, 10))
+    state = replace(state, tries={**state.tries, event.tag: tries + 1})
     if state.unwritten is not None and now - state.unwritten.since > _LONG:
         pause = _LONG_PAUSE
     return replace(state, holds={**state.holds, event.tag: now + pause})
@@ -328,7 +333,9 @@ def _snapshot(state: State, event: Snapshot, now: float) -> State:
         state = _regained(state, now).tell(StoreState(True))
     kept = {node: peer for node, peer in state.peers.items() if node_key(node) in entries}
     strange = {key: since for key, since in state.strange.items() if key in entries}
-    state = replace(state, peers=kept, strange=strange, wide=event.wide, snapshot=True, holds={})
+    state = replace(
+        state, peers=kept, strange=strange, wide=event.wide, snapshot=True, holds={}, tries={}
+    )
     if state.record and node_key(state.me) not in entries:
         state = replace(state, stored=None, version=ABSENT)
     state = _take(state, event.entries, now)
@@ -351,10 +358,12 @@ def _former_outcome(state: State) -> int:
 def _changed(state: State, event: Changed, now: float) -> State:
     put = {entry.key for entry in event.puts}
     own = node_key(state.me) if state.record else ""
-    holds = dict(state.holds)
+    holds, tries = dict(state.holds), dict(state.tries)
     for key in (*put, *event.deletes):
-        holds.pop(OWN if key == own else key, None)
-    state = replace(state, holds=holds)
+        tag = OWN if key == own else key
+        holds.pop(tag, None)
+        tries.pop(tag, None)
+    state = replace(state, holds=holds, tries=tries)
     removed: set[str] = set()
     for key in event.deletes:
         if key in put:

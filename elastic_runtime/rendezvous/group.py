@@ -265,7 +265,7 @@ class Completer:
             return replace(head, members=known.members, ranks=(), firsts=())
         if not whole:
             own = keys(head)[_part(node, head.parts)]
-            some = joined(head, _decoded(self._read(own)))
+            some = joined(head, (_only(part, node) for part in _decoded(self._read(own))))
             if not _needs_all(some, node, self._keepers):
                 return some
         full = joined(head, _decoded(self._read(f"{GROUP}{head.group}/")))
@@ -286,6 +286,16 @@ def _with_round(event: Event, entry: Entry | None) -> Event:
         return replace(event, entries=changed(event.entries))
     assert isinstance(event, Changed)
     return replace(event, puts=changed(event.puts))
+
+
+def _only(part: GroupRecord, node: str) -> GroupRecord:
+    """What a part says of one node."""
+    at = [place for place, member in enumerate(part.members) if member.node == node]
+    return GroupRecord(
+        tuple(part.members[place] for place in at),
+        tuple(part.ranks[place] for place in at),
+        tuple(part.firsts[place] for place in at),
+    )
 
 
 def _part(node: str, count: int) -> int:

@@ -367,6 +367,7 @@ class State:
         done_seen: nodes seen to have ended well, with the round.
         draft: a large round that this node has tried to seal, and whose parts it has written.
         holds: transactions in flight or to be waited for, by tag, with the end of the hold.
+        tries: how often in a row one was performed, by tag, of which nothing was seen yet.
         probed: last probes, by node, with when they were sent; ``answers`` the last answers, and
             ``heard`` when the probes were sent that they answer.
         missed: the nodes that this one has found out of reach, by uuid.
@@ -415,6 +416,7 @@ class State:
     done_seen: Mapping[str, int] = field(default_factory=dict)
     draft: RoundRecord | None = None
     holds: Mapping[str, float] = field(default_factory=dict)
+    tries: Mapping[str, int] = field(default_factory=dict)
     probed: Mapping[str, float] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
     heard: Mapping[str, float] = field(default_factory=dict)

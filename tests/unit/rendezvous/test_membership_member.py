@@ -33,6 +33,7 @@ from elastic_runtime.rendezvous.standing import accompanied
 from elastic_runtime.rendezvous.state import (
     ALIVE,
     BUSY,
+    OWN,
     REFUSED,
     SILENT,
     Applied,
@@ -495,3 +496,17 @@ def test_who_leaves_knows_of_others_that_go_on(status: str, goes_on: bool) -> No
     seat = Seat().sees(job(), node("a"), node("b", status=status), sealed(1, "a", "b"))
     assert accompanied(seat.state) is goes_on
     assert not accompanied(seat.feed(Lost("gone")).state), "of others nothing is known by now"
+
+
+def test_a_write_that_is_seen_late_is_tried_less_and_less_often() -> None:
+    seat = Seat().sees()
+    pauses = []
+    for _ in range(6):
+        assert seat.transaction(OWN) is not None
+        seat.feed(Applied(OWN, False))
+        pauses.append(seat.state.holds[OWN] - seat.now)
+        seat.feed(Tick(), pauses[-1])
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 10 * pauses[0]
+    seat.changes(node("a"))
+    assert not seat.state.tries
