@@ -174,10 +174,13 @@ def _applied(state: State, event: Applied, now: float) -> State:
         state = replace(state, unwritten=None)
     if event.tag not in state.holds:
         return state  # what it did, or what was in its way, was seen already
-    # What is seen late is written again, which makes a store that has much to tell later still.
-    tries = state.tries.get(event.tag, 0)
-    pause = min(_LONGEST_PAUSE, _PAUSES[event.ok] * 2 ** min(tries, 10))
-    state = replace(state, tries={**state.tries, event.tag: tries + 1})
+    pause = _PAUSES[event.ok]
+    if event.ok is not None:
+        # What is seen late is written again, which makes a store that has much to tell later still.
+        # What was not answered is no such load: it is tried as soon as it may work again.
+        tries = state.tries.get(event.tag, 0)
+        pause = min(_LONGEST_PAUSE, pause * 2 ** min(tries, 10))
+        state = replace(state, tries={**state.tries, event.tag: tries + 1})
     if state.unwritten is not None and now - state.unwritten.since > _LONG:
         pause = _LONG_PAUSE
     return replace(state, holds={**state.holds, event.tag: now + pause})

@@ -367,7 +367,7 @@ class State:
         done_seen: nodes seen to have ended well, with the round.
         draft: a large round that this node has tried to seal, and whose parts it has written.
         holds: transactions in flight or to be waited for, by tag, with the end of the hold.
-        tries: how often in a row one was performed, by tag, of which nothing was seen yet.
+        tries: how often in a row one was answered, by tag, of which nothing was seen yet.
         probed: last probes, by node, with when they were sent; ``answers`` the last answers, and
             ``heard`` when the probes were sent that they answer.
         missed: the nodes that this one has found out of reach, by uuid.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -57,6 +57,25 @@ class Node:
 
 NewStore = Callable[[float], Store]
 OpenNode = Callable[..., Node]
+
+
+@contextmanager
+def beating(participant: Participant) -> Iterator[None]:
+    """Beats all the time, as the main loop of an agent that is well."""
+    over = threading.Event()
+
+    def beat() -> None:
+        participant.beat()
+        while not over.wait(0.1):
+            participant.beat()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.fixture
@@ -333,8 +352,8 @@ class StoreContract:
             other.ear.has(silent.key)
             other.ear.lacks(silent.key)
             assert key not in other.ear.known
-            participant.beat()
-            other.ear.has(key)
+            with beating(participant):
+                other.ear.has(key)
         finally:
             participant.close()
 

@@ -510,3 +510,14 @@ def test_a_write_that_is_seen_late_is_tried_less_and_less_often() -> None:
     assert pauses[-1] > 10 * pauses[0]
     seat.changes(node("a"))
     assert not seat.state.tries
+
+
+def test_a_write_that_failed_is_tried_again_as_soon_as_after_the_first_time() -> None:
+    seat = Seat().sees()
+    pauses = set()
+    for _ in range(6):
+        assert seat.transaction(OWN) is not None
+        seat.feed(Applied(OWN, None, "the main loop was silent"))
+        pauses.add(round(seat.state.holds[OWN] - seat.now, 6))
+        seat.feed(Tick(), max(pauses))
+    assert len(pauses) == 1
