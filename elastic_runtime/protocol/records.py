@@ -18,17 +18,18 @@ Keys, all under ``<prefix>/<run id>/``::
 
 from __future__ import annotations
 
+import functools
 import json
 import types
 import typing
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from elastic_runtime.errors import RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # Records are read up to this version. Each is written with the lowest one that can say it.
 FORMAT = 2
@@ -140,65 +141,86 @@ class Record:
             raise RecordError(key, str(error)) from None
 
 
+# What JSON says as it is.
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def _plain(record: Any) -> dict[str, Any]:
-    return {f.name: _plain_value(getattr(record, f.name)) for f in fields(record) if f.init}
+    return {name: _plain_value(getattr(record, name)) for name, _, _ in _readers(type(record))}  # type: ignore[arg-type]
 
 
 def _plain_value(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(value)
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, tuple):
         return [_plain_value(item) for item in value]
-    return value
-
-
-@cache
-def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
-    hints = typing.get_type_hints(cls)
-    return tuple((f.name, hints[f.name]) for f in fields(cls) if f.init)
+    return _plain(value) if is_dataclass(value) else value
 
 
 _D = TypeVar("_D")
 
 
+@cache
+def _readers(cls: type) -> tuple[tuple[str, Any, Callable[[str, Any], Any]], ...]:
+    """Each field of a dataclass: its name, its type, and what reads a value that is not plain."""
+    hints = typing.get_type_hints(cls)
+    return tuple((f.name, hints[f.name], _reader(hints[f.name])) for f in fields(cls) if f.init)
+
+
 def _build(cls: type[_D], body: dict[str, Any]) -> _D:
     known = {}
-    for name, hint in _hints(cls):  # type: ignore[arg-type]
+    for name, hint, read in _readers(cls):  # type: ignore[arg-type]
         if name in body:
             value = body[name]
-            # The plain case first: a round of 400 nodes is read by 400 nodes.
-            known[name] = value if type(value) is hint else _cast(name, hint, value)
-    missing = [one.name for one in _required(cls) if one.name not in known]  # type: ignore[arg-type]
-    if missing:
+            known[name] = value if type(value) is hint else read(name, value)
+    if not _required(cls) <= known.keys():  # type: ignore[arg-type]
+        missing = [f.name for f in fields(cls) if f.name in _required(cls) - known.keys()]  # type: ignore[arg-type]
         raise ValueError(f"it lacks {', '.join(missing)}")
     return cls(**known)
 
 
 @cache
-def _required(cls: type) -> tuple[Field[Any], ...]:
-    return tuple(
-        one
+def _required(cls: type) -> frozenset[str]:
+    return frozenset(
+        one.name
         for one in fields(cls)
         if one.init and one.default is MISSING and one.default_factory is MISSING
     )
 
 
-def _cast(name: str, hint: Any, value: Any) -> Any:
+@cache
+def _reader(hint: Any) -> Callable[[str, Any], Any]:
+    """What makes a value of this type of what JSON has for it; raises ``TypeError`` if it is none.
+
+    It is found out once for each type: a round is read by each of its nodes, at the same time.
+    """
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        (hint,) = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return _cast(name, hint, value)
+        (given,) = (_reader(arg) for arg in typing.get_args(hint) if arg is not type(None))
+        return lambda name, value: None if value is None else given(name, value)
     if origin is tuple:
-        if not isinstance(value, list):
-            raise TypeError(f"{name} is not a list")
-        (item,) = [arg for arg in typing.get_args(hint) if arg is not Ellipsis]
-        return tuple(_cast(name, item, entry) for entry in value)
+        (kind,) = (arg for arg in typing.get_args(hint) if arg is not Ellipsis)
+        return functools.partial(_read_tuple, kind, _reader(kind))
     if is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise TypeError(f"{name} is not an object")
-        return _build(hint, value)  # type: ignore[arg-type]
+        return functools.partial(_read_object, typing.cast("type", hint))
+    return functools.partial(_read_plain, hint)
+
+
+def _read_tuple(
+    kind: Any, read: Callable[[str, Any], Any], name: str, value: Any
+) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is not a list")
+    return tuple(one if type(one) is kind else read(name, one) for one in value)
+
+
+def _read_object(cls: type[_D], name: str, value: Any) -> _D:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is not an object")
+    return _build(cls, value)
+
+
+def _read_plain(hint: Any, name: str, value: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:

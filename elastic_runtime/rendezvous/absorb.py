@@ -64,10 +64,11 @@ _R = TypeVar("_R", bound=Record)
 
 # Answers that prove a death, a refusal where it is believed; silence proves nothing.
 _PROOFS: tuple[str, ...] = (REFUSED, OTHER)
-# How long a decision that was written, refused or not answered waits to be seen, in seconds.
-_PAUSES = {True: 1.0, False: 0.05, None: 0.2}
+# How long a decision that was written, refused or not answered waits to be seen, in seconds. What
+# was written is in the store, and will be seen; a store that is late with it has enough to do.
+_PAUSES = {True: 5.0, False: 0.05, None: 0.2}
 # ... and at most so long, if it was tried again and again.
-_LONGEST_PAUSE = 4.0
+_LONGEST_PAUSE = 10.0
 # A store that has taken no write for so long is asked less often (seconds).
 _LONG, _LONG_PAUSE = 5.0, 2.0
 

@@ -124,14 +124,6 @@ def _of_round(event: object) -> Entry | None:
     return next((entry for entry in entries if entry.key == ROUND), None)
 
 
-def _in_parts(entry: Entry | None) -> bool:
-    """Whether this is the record of a round whose members lie elsewhere."""
-    try:
-        return entry is not None and not RoundRecord.decode(entry.key, entry.value).whole
-    except RecordError:
-        return False  # who reads it next says what is wrong with it
-
-
 class Completer:
     """Completes the rounds in what a store tells, before a node hears of it.
 
@@ -154,6 +146,7 @@ class Completer:
         self._keepers = keepers
         self._held: list[Event] = []
         self._told: Entry | None = None  # the round as the store told it last
+        self._read_last: tuple[bytes, RoundRecord | None] = (b"", None)  # see _head
         self._shown: tuple[Entry, str, RoundRecord] | None = None  # ..., to whom, completed
         self._known: RoundRecord | None = None  # the last large round of which all is known,
         self._seen_at: int | None = None  # and the version of its record when its parts were there
@@ -188,12 +181,12 @@ class Completer:
                 self._told = None
             if (entry := _of_round(event)) is not None:
                 self._told, self._missed_at, self.due = entry, None, now
-        asked = [event for event in events if _in_parts(_of_round(event))]
+        asked = [event for event in events if self._head(_of_round(event)) is not None]
         if not asked and not self.wanted:
             self._held, self.due = [], float("inf")
             return events
         completed = None
-        if _in_parts(self._told):
+        if self._head(self._told) is not None:
             if now < self.due or not served:
                 return self._hold(events)
             completed = self._completed(node, wide, now)
@@ -222,6 +215,22 @@ class Completer:
             if full.group and full.whole:
                 self._known, self._seen_at = full, None
 
+    def _head(self, entry: Entry | None) -> RoundRecord | None:
+        """The record of a round whose members lie elsewhere; None: it is none.
+
+        It is asked for several times for each round, and kept: to read it costs a member the most.
+        """
+        if entry is None:
+            return None
+        value, head = self._read_last
+        if value != entry.value:
+            head = None
+            with suppress(RecordError):  # who reads it next says what is wrong with it
+                last = RoundRecord.decode(entry.key, entry.value)
+                head = None if last.whole else last
+            self._read_last = (entry.value, head)
+        return head
+
     def _hold(self, events: list[Event]) -> list[Event]:
         told = [isinstance(event, Snapshot | Changed) for event in events]
         self._held = [event for event, by_store in zip(events, told, strict=True) if by_store]
@@ -229,9 +238,9 @@ class Completer:
 
     def _completed(self, node: str, wide: bool, now: float) -> Entry | None:
         """The round's record with the members that this node needs; None: they are not there."""
-        assert self._told is not None
+        head = self._head(self._told)
+        assert self._told is not None and head is not None
         whole = wide or self.wanted
-        head = RoundRecord.decode(ROUND, self._told.value)
         if self._shown is not None:
             told, who, full = self._shown
             if (told, who) == (self._told, node) and (full.whole or not whole):

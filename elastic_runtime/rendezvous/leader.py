@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 # How many members a node looks for in a second, at least.
 _PROBES_A_SECOND = 500
+# So many members of a broken round are probed as often as a single one, while they are not back.
+_FEW = 64
 # Moments that only a leader refers to: they mean nothing after it has not led for a while.
 _LEADERS = ("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign", "check")
 
@@ -284,12 +286,15 @@ def _gather(
         assert state.switch_record is not None
         if not state.switch_record.broken:
             return state
-        if now < begun + state.policy.probe_after:
-            plan.wake_at(begun + state.policy.probe_after)
+        # The more are missing, the more of them are merely not back yet: a thousand probes would
+        # keep this node from hearing of them. Who is dead is missing still when few are.
+        crowd = max(1.0, len(missing) / _FEW)
+        if now < begun + crowd * state.policy.probe_after:
+            plan.wake_at(begun + crowd * state.policy.probe_after)
             return state
         for member in missing:
             if member.node != state.me:
-                state = plan.probe(state, member, state.policy.probe_every, now)
+                state = plan.probe(state, member, crowd * state.policy.probe_every, now)
         return state
     state, known = _survey(state, last, standings, plan, now)
     if not known:

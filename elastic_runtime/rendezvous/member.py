@@ -40,6 +40,9 @@ from elastic_runtime.rendezvous.survey import survey
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.plan import Plan
 
+# So many members look after a leader who is silent soon after each other.
+_SOON = 32
+
 
 def conduct(state: State, plan: Plan, now: float) -> State:
     """Decides about this node. Appends to ``plan`` and returns the new state."""
@@ -240,9 +243,19 @@ def _watch_leader(state: State, plan: Plan, now: float) -> State:
     if last is None or not _has_left(state, last):
         return state
     policy = state.policy
-    turn = policy.ahead * max(0, last.rank_of(record.node))
+    turn = _turn(max(0, last.rank_of(record.node)), policy.ahead)
     due = state.marks.get("wait", now) + policy.probe_after + turn
     if now < due:
         plan.wake_at(due)
         return state
     return plan.probe(state, lead.record, policy.probe_every + turn, now)
+
+
+def _turn(rank: int, ahead: float) -> float:
+    """How many seconds later a member of this rank probes the leader than the first one.
+
+    Those who lead next have to know of its death early, and the first of them tells all others. So
+    the many that come after them wait longer and longer, or a round of a thousand nodes would have
+    its leader probed by all of them while it has the most to do.
+    """
+    return ahead * rank * max(1.0, rank / _SOON)

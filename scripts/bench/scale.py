@@ -175,7 +175,11 @@ class Node(Participant):
 
 @dataclass
 class Round:
-    """What one round has cost; ``seconds`` from the fault, or the start, to its last member."""
+    """What one round has cost; ``seconds`` from the fault, or the start, to its last member.
+
+    ``leader_cpu`` and ``member_cpu`` are those of their own threads; ``nodes_cpu`` is all that the
+    processes of nodes have used, with what they share to speak to etcd.
+    """
 
     what: str
     nodes: int
@@ -184,6 +188,8 @@ class Round:
     received: int
     leader_cpu: float
     member_cpu: float
+    nodes_cpu: float = 0.0
+    etcd_cpu: float = 0.0
 
 
 # ---------------------------------------------------------------- all nodes in one thread
@@ -339,7 +345,8 @@ def share(endpoint: str, run_id: str, first: int, count: int, total: int) -> Non
                         node.notices()
             case ["cost"]:
                 costs = [[one.cpu, one.state.wide, one.dead] for one in nodes.values()]
-                say(written=traffic.written, received=traffic.received, cpu=costs)
+                used = _cpu(os.getpid())
+                say(written=traffic.written, received=traffic.received, cpu=costs, used=used)
             case _:
                 break
     os._exit(0)
@@ -351,6 +358,12 @@ class _Frozen:
     @property
     def __class__(self) -> Any:  # type: ignore[override]
         threading.Event().wait()
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of processor time that a process has used; see proc(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _beat(nodes: dict[int, Node]) -> None:
@@ -417,10 +430,10 @@ def over_etcd(total: int, processes: int) -> list[Round]:
             return [one.hear("cpu") for one in shares]
 
         def measured(what: str, left: int, begin: Callable[[], None]) -> None:
-            before, begun = costs(), time.monotonic()
+            before, etcd_before, begun = costs(), _cpu(etcd.pid), time.monotonic()
             begin()
             ends = [one.hear("round") for one in shares]
-            after = costs()
+            after, etcd_after = costs(), _cpu(etcd.pid)
             assert {end["size"] for end in ends} == {left}, ends
             cpus = [
                 (new[0] - old[0], new[1])
@@ -436,6 +449,8 @@ def over_etcd(total: int, processes: int) -> list[Round]:
                     sum(a["received"] - b["received"] for a, b in zip(after, before, strict=True)),
                     max((one for one, wide in cpus if wide), default=0.0),
                     sum(one for one, wide in cpus if not wide) / len(cpus),
+                    sum(a["used"] - b["used"] for a, b in zip(after, before, strict=True)),
+                    etcd_after - etcd_before,
                 )
             )
 
@@ -464,14 +479,15 @@ def shown(store: str, total: int, rounds: Sequence[Round]) -> str:
     """The rounds of one job as lines."""
     return "\n".join(
         f"{store:8}{total:7}  {one.what:16}{one.seconds:9.2f}{one.written / 1e6:11.2f}"
-        f"{one.received / 1e6:11.2f}{one.leader_cpu:12.3f}{1000 * one.member_cpu:13.2f}"
+        f"{one.received / 1e6:11.2f}{one.leader_cpu:13.3f}{1000 * one.member_cpu:14.2f}"
+        f"{one.nodes_cpu:12.2f}{one.etcd_cpu:11.2f}"
         for one in rounds
     )
 
 
 _HEAD = (
     f"{'store':8}{'nodes':>7}  {'round':16}{'seconds':>9}{'MB written':>11}{'MB read':>11}"
-    f"{'leader CPU s':>13}{'member CPU ms':>14}"
+    f"{'leader CPU s':>13}{'member CPU ms':>14}{'nodes CPU s':>12}{'etcd CPU s':>11}"
 )
 
 

@@ -5,6 +5,7 @@ A test module derives a class from ``StoreContract`` and gives it a fixture ``op
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -235,6 +236,25 @@ class StoreContract:
         other.ear.has(oldest.key)
         oldest.delete(oldest.key)
         other.ear.lacks(oldest.key)
+
+    def test_one_oldest_after_the_other_is_followed(self, open_node: OpenNode) -> None:
+        """Also when somebody in between has gone unseen, or has come a second time."""
+        names = "abcdefghij"
+        nodes = {name: open_node(name) for name in names}
+        for node in nodes.values():
+            node.register()
+        last = nodes["j"]
+        last.store.look(False, frozenset())
+        last.ear.has(nodes["a"].key)
+        nodes["b"].delete(nodes["b"].key)
+        nodes["d"].delete(nodes["d"].key)
+        nodes["d"].register()  # the youngest of all now
+        for oldest, following in itertools.pairwise("acefghi"):
+            nodes[oldest].delete(nodes[oldest].key)
+            both = {last.key, nodes[following].key}
+            last.ear.until(lambda both=both: set(last.ear.known) == both, f"{following} leads")
+        nodes["i"].delete(nodes["i"].key)
+        last.ear.until(lambda: set(last.ear.known) == {last.key}, "nobody is older")
 
     def test_what_the_leader_says_of_itself_is_heard(self, open_node: OpenNode) -> None:
         leader = open_node("a", wide=True)

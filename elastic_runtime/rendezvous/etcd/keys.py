@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # What etcd takes in one transaction by default (``--max-txn-ops``).
 MAX_OPERATIONS = 128
+# So many nodes that come after the oldest one are noted.
+_HEIRS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,20 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
+class Heir:
+    """One of the oldest nodes, as it was seen once: its key, and the revision that created it.
+
+    Nodes that come later are younger. So the first of the oldest ones that is there still, and
+    has not come a second time, is the oldest of all; nobody has to have them put in order again.
+    When a leader dies, each node asks who is the oldest now, and for that etcd goes through all
+    nodes: a thousand of them at the same moment kept it busy for seconds.
+    """
+
+    key: str
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sight:
     """What a look has shown.
 
@@ -65,12 +81,14 @@ class Sight:
         entries: in order of creation.
         followed: what is to be watched from then on.
         leader: key of the other node that is followed; "" if there is none, or all are.
+        heirs: the oldest nodes in their order, of which the first that is left is the oldest.
     """
 
     revision: int
     entries: tuple[Entry, ...]
     followed: tuple[Range, ...]
     leader: str = ""
+    heirs: tuple[Heir, ...] = ()
 
 
 class RunKeys:
@@ -123,7 +141,7 @@ class RunKeys:
             return (self.span(JOB, SWITCH),)
         return (self.one(JOB), self.span(OUTCOME, SWITCH), self.one(goal.own))
 
-    def look(self, goal: Goal) -> tuple[rpc.RangeRequest, ...]:
+    def look(self, goal: Goal, heirs: Sequence[Heir] = ()) -> tuple[rpc.RangeRequest, ...]:
         """What to read, as of one moment, of all that is to be followed; see ``seen``."""
         reads = [what.read() for what in self.always(goal)]
         if not goal.wide:
@@ -131,18 +149,27 @@ class RunKeys:
             oldest = rpc.RangeRequest(
                 key=nodes.begin,
                 range_end=nodes.end,
-                limit=len(goal.without) + 1,
+                limit=len(goal.without) + 1 + _HEIRS,
                 sort_order=rpc.RangeRequest.ASCEND,
                 sort_target=rpc.RangeRequest.CREATE,
             )
-            reads.append(oldest)
+            heir = heir_of(goal, heirs)
+            reads.append(self.one(heir.key).read() if heir else oldest)
         return tuple(reads)
 
-    def seen(self, answers: Sequence[rpc.RangeResponse], goal: Goal) -> Sight:
-        """What the answers to ``look`` show."""
+    def seen(
+        self, answers: Sequence[rpc.RangeResponse], goal: Goal, heirs: Sequence[Heir] = ()
+    ) -> Sight | None:
+        """What the answers to ``look`` show; None: nothing, as the heir in it is no more."""
         shown = [[self.entry(kv) for kv in answer.kvs] for answer in answers]
         followed, leader = self.always(goal), ""
         if not goal.wide:
+            oldest = [Heir(entry.key, entry.created) for entry in shown[-1]]
+            heir = heir_of(goal, heirs)
+            if heir is None:
+                heirs = oldest
+            elif oldest != [heir]:
+                return None
             nodes = [entry for entry in shown.pop() if entry.key not in goal.without]
             if nodes and nodes[0].key != goal.own:
                 leader = nodes[0].key
@@ -151,7 +178,7 @@ class RunKeys:
         entries = sorted(
             (entry for group in shown for entry in group), key=lambda e: (e.created, e.key)
         )
-        return Sight(answers[0].header.revision, tuple(entries), followed, leader)
+        return Sight(answers[0].header.revision, tuple(entries), followed, leader, tuple(heirs))
 
     def changes(self, events: Iterable[rpc.Event]) -> Iterator[Changed]:
         """The events as changes in which no key is deleted after it was put."""
@@ -216,6 +243,11 @@ class RunKeys:
             rpc.TxnRequest(compare=compare, success=first),
             *(rpc.TxnRequest(success=batch) for batch in rest),
         ]
+
+
+def heir_of(goal: Goal, heirs: Sequence[Heir]) -> Heir | None:
+    """The oldest node, if it is there still; None: nobody is known that may be it."""
+    return next((heir for heir in heirs if heir.key not in goal.without), None)
 
 
 def with_read_back(request: rpc.TxnRequest) -> rpc.TxnRequest:

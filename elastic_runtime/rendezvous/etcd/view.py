@@ -38,7 +38,7 @@ from elastic_runtime.rendezvous.etcd.client import (
     canceled,
 )
 from elastic_runtime.rendezvous.etcd.diagnosis import refusal
-from elastic_runtime.rendezvous.etcd.keys import Goal, recall
+from elastic_runtime.rendezvous.etcd.keys import Goal, heir_of, recall
 from elastic_runtime.rendezvous.etcd.reading import read_later
 from elastic_runtime.rendezvous.store import Changed, Found, Lost, Refused, Snapshot
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from elastic_runtime.config import Endpoint
     from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
     from elastic_runtime.rendezvous.etcd.hub import Hub
-    from elastic_runtime.rendezvous.etcd.keys import Range, RunKeys
+    from elastic_runtime.rendezvous.etcd.keys import Heir, Range, RunKeys
     from elastic_runtime.rendezvous.store import Listener, StoreEvent
 
     _Answers = Sequence[rpc.RangeResponse]
@@ -102,6 +102,7 @@ class View:
         self._next: dict[Range, int] = {}
         self._known: dict[str, int] = {}
         self._leader = ""
+        self._heirs: tuple[Heir, ...] = ()
         self._watches: dict[int, Range] = {}
         self._unconfirmed: set[int] = set()
         self._looking: _Look | None = None
@@ -172,6 +173,8 @@ class View:
     def _look(self, forgot: bool = False) -> None:
         self._attempt += 1
         self._owed, self._doubtful = True, False
+        if forgot:
+            self._heirs = ()
         look = self._looking = _Look(self._goal, forgot)
         try:
             self._hub.client.sign_in()
@@ -188,13 +191,22 @@ class View:
 
     def _read_if_confirmed(self, look: _Look) -> None:
         if not self._unconfirmed:
-            before = self.revision
-            reads = self._keys.look(look.goal)
-            self._ask(reads, lambda answers: self._looked(answers, look, before))
+            before, heirs = self.revision, self._heirs
+            reads = self._keys.look(look.goal, heirs)
+            self._ask(reads, lambda answers: self._looked(answers, look, before, heirs))
 
-    def _looked(self, answers: _Answers, look: _Look, before: int) -> None:
-        sight = self._keys.seen(answers, look.goal)
-        forgot = look.forgot or sight.revision < before
+    def _looked(self, answers: _Answers, look: _Look, before: int, heirs: tuple[Heir, ...]) -> None:
+        forgot = look.forgot or answers[0].header.revision < before
+        sight = self._keys.seen(answers, look.goal, heirs)
+        if sight is None or (forgot and heirs):
+            # Heirs of another past say nothing, and one that is gone makes room for the next.
+            gone = heir_of(look.goal, heirs)
+            self._heirs = () if forgot else tuple(heir for heir in heirs if heir != gone)
+            look.forgot = forgot
+            self._read_if_confirmed(look)
+            return
+        if not look.goal.wide:
+            self._heirs = sight.heirs
         self.revision = sight.revision if forgot else max(self.revision, sight.revision)
         self._known = {entry.key: entry.version for entry in sight.entries}
         self._next = dict.fromkeys(sight.followed, sight.revision + 1)
@@ -361,6 +373,7 @@ class View:
                 self._known.pop(key, None)
             self._known.update((entry.key, entry.version) for entry in changed.puts)
         if overtaken:
+            self._heirs = tuple(heir for heir in self._heirs if heir.key != self._leader)
             self._look()
             return
         for changed in changes:

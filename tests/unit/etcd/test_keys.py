@@ -11,6 +11,7 @@ from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.etcd.keys import (
     MAX_OPERATIONS,
     Goal,
+    Heir,
     RunKeys,
     took_effect,
     with_read_back,
@@ -80,11 +81,42 @@ def test_the_oldest_that_is_not_left_out_is_followed(
     kvs = [_kv(NODES + name, created=i + 2) for i, name in enumerate(nodes)]
     own = [kv for kv in kvs if KEYS.relative(kv.key) == "nodes/own"]
     sight = KEYS.seen(_answers([_kv(JOB, created=5)], [], own, kvs[: len(without) + 1]), goal)
+    assert sight is not None
     assert sight.leader == leader
     expected = {JOB} | ({leader} - {""}) | ({"nodes/own"} if own else set())
     assert {entry.key for entry in sight.entries} == expected
     assert [entry.created for entry in sight.entries] == sorted(e.created for e in sight.entries)
     assert len(sight.followed) == 3 + bool(leader)
+
+
+@pytest.mark.parametrize(
+    ("heirs", "without", "asked", "shown", "leader"),
+    [
+        ("abc", "", "a", ("a", 1), "nodes/a"),
+        ("abc", "a", "b", ("b", 2), "nodes/b"),
+        ("abc", "", "a", None, None),  # gone
+        ("abc", "", "a", ("a", 9), None),  # it has come a second time, and is the youngest now
+        ("oab", "", "o", ("o", 1), ""),  # "o" is this node: nobody is older
+        ("abc", "abc", "", ("d", 7), "nodes/d"),  # all of them are out of the question
+        ("", "", "", ("a", 1), "nodes/a"),
+    ],
+)
+def test_of_the_oldest_that_are_known_only_the_first_is_asked_for(
+    heirs: str, without: str, asked: str, shown: tuple[str, int] | None, leader: str | None
+) -> None:
+    known = [Heir(NODES + name, created) for created, name in enumerate(heirs, start=1)]
+    goal = Goal("nodes/o", without=frozenset(NODES + name for name in without))
+    request = KEYS.look(goal, known)[-1]
+    if asked:
+        assert (request.key, request.range_end) == (KEYS.absolute(NODES + asked), b"")
+    else:
+        assert request.range_end
+        assert request.limit > len(without)
+    kvs = [_kv(NODES + shown[0], created=shown[1])] if shown else []
+    sight = KEYS.seen(_answers([], [], [], kvs), goal, known)
+    assert (sight and sight.leader) == leader
+    if sight and not asked:
+        assert [heir.key for heir in sight.heirs] == [NODES + name for name in (shown or "")[:1]]
 
 
 EVENTS_OF_ETCD = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=20)
