@@ -362,12 +362,11 @@ def _former_outcome(state: State) -> int:
 def _changed(state: State, event: Changed, now: float) -> State:
     put = {entry.key for entry in event.puts}
     own = node_key(state.me) if state.record else ""
-    holds, tries = dict(state.holds), dict(state.tries)
-    for key in (*put, *event.deletes):
-        tag = OWN if key == own else key
-        holds.pop(tag, None)
-        tries.pop(tag, None)
-    state = replace(state, holds=holds, tries=tries)
+    seen = {OWN if key == own else key for key in (*put, *event.deletes)}
+    if not seen.isdisjoint(state.holds.keys() | state.tries.keys()):
+        holds = {tag: until for tag, until in state.holds.items() if tag not in seen}
+        tries = {tag: count for tag, count in state.tries.items() if tag not in seen}
+        state = replace(state, holds=holds, tries=tries)
     removed: set[str] = set()
     for key in event.deletes:
         if key in put:
@@ -429,7 +428,8 @@ def _take(state: State, entries: Iterable[Entry], now: float) -> State:
             peers[node.node] = Peer(node, entry.created, entry.version, seen)
             if node.status == DONE:
                 done[node.node] = node.done_round
-    state = replace(state, peers=peers)
+    if peers != state.peers:
+        state = replace(state, peers=peers)
     return replace(state, done_seen={**state.done_seen, **done}) if done else state
 
 

@@ -2,7 +2,7 @@
 
 n nodes that each read a list of n members would read n² of them, and a list of 10,000 is larger
 than what etcd takes in one request. So the record of a large round names its first members only,
-and all of them are under ``group/<id>/``, in parts of some 32. Which part a node is in follows
+and all of them are under ``group/<id>/``, in parts of some 16. Which part a node is in follows
 from its uuid: a member reads that one, and knows its own rank. All parts are read by those who
 need all members: the leader, who is not a member and wants to be, who looks for the others, and
 the *keepers*, eight members spread over the ranks, who can give the round back to a store that

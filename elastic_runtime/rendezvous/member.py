@@ -187,7 +187,8 @@ def _news(state: State, plan: Plan, now: float) -> State:
             return state
         return state.tell(Ended(outcome), once=f"ended/{outcome.incarnation}")
     if job is not None and state.stored is not None and not state.stranger:
-        state = replace(state, took_part=job.incarnation)
+        if state.took_part != job.incarnation:
+            state = replace(state, took_part=job.incarnation)
     switch, last = state.switch_record, state.round_record
     if state.current is not None:
         if switch is None or switch.round != state.current.number:

@@ -71,7 +71,8 @@ def decide(state: State, now: float, event: Event | None = None) -> Decision:
     state = conduct(state, plan, now)
     state = lead(state, plan, now)
     notices = tuple(Notify(notice) for notice in state.notices)
-    state = replace(state, notices=())
+    if notices:
+        state = replace(state, notices=())
     if plan.probed:
         state = replace(state, probed={**state.probed, **plan.probed})
     wake = min(plan.wake, now + LOOK_AROUND)

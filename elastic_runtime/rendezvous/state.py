@@ -230,7 +230,7 @@ class Layout:
     """
 
     most: int = 128
-    part: int = 32
+    part: int = 16
     first: int = 8
     keepers: int = 8
 
