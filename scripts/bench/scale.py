@@ -3,7 +3,8 @@
 
 The participants and all that they decide are the real ones. A job of n nodes comes together; then
 the last one dies, two neighbours notice, all leave the round, and the survivors form the next one;
-then the oldest node, which leads, dies, and all notice it. Two stores:
+then the oldest node, which leads, dies, and all notice it. Each round makes a step, so no pause
+follows for want of progress. Two stores:
 
 - ``memory``: the store in this process, and one thread that plays all nodes in turn. So the seconds
   are the processor time of all nodes together, and show what grows faster than n. A probe of the
@@ -169,7 +170,7 @@ class Node(Participant):
 
     def notices(self) -> None:
         """A worker of this node has lost a peer."""
-        why = FaultReport(self.round, KILLED, "a peer is gone", consequence=True)
+        why = FaultReport(self.round, KILLED, "a peer is gone", step=self.round, consequence=True)
         self.leave(self.round, why, 1)
 
 

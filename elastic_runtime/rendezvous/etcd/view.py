@@ -14,8 +14,9 @@ another past. Its revision alone would not tell: after a restart on an empty dis
 written more than there was before until we are back.
 
 **The narrow view** follows the oldest node. When that one vanishes, or when our own key appears
-and there was nobody to follow, the view looks again by itself, and delivers a ``Snapshot``
-instead of the change. Else every node would have to look wide to find out who is the oldest now.
+and there was nobody to follow, the view finds the next one by itself, and tells of both at once
+(by a ``Changed``, or by a ``Snapshot`` if it has to look again). Else every node would have to
+look wide to find out who is the oldest now.
 
 Everything here runs on the hub's thread.
 """
@@ -38,7 +39,7 @@ from elastic_runtime.rendezvous.etcd.client import (
     canceled,
 )
 from elastic_runtime.rendezvous.etcd.diagnosis import refusal
-from elastic_runtime.rendezvous.etcd.keys import Goal, heir_of, recall
+from elastic_runtime.rendezvous.etcd.keys import Goal, Heir, heir_of, recall
 from elastic_runtime.rendezvous.etcd.reading import read_later
 from elastic_runtime.rendezvous.store import Changed, Found, Lost, Refused, Snapshot
 
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from elastic_runtime.config import Endpoint
     from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
     from elastic_runtime.rendezvous.etcd.hub import Hub
-    from elastic_runtime.rendezvous.etcd.keys import Heir, Range, RunKeys
-    from elastic_runtime.rendezvous.store import Listener, StoreEvent
+    from elastic_runtime.rendezvous.etcd.keys import Range, RunKeys
+    from elastic_runtime.rendezvous.store import Entry, Listener, StoreEvent
 
     _Answers = Sequence[rpc.RangeResponse]
 
@@ -372,12 +373,59 @@ class View:
             for key in changed.deletes:
                 self._known.pop(key, None)
             self._known.update((entry.key, entry.version) for entry in changed.puts)
+        if overtaken and self._leader:
+            gone, self._leader = self._leader, ""
+            self._heirs = tuple(heir for heir in self._heirs if heir.key != gone)
+            self._unfollow(gone)
+            self._succeed(gone)
+            return
         if overtaken:
-            self._heirs = tuple(heir for heir in self._heirs if heir.key != self._leader)
             self._look()
             return
         for changed in changes:
             self.tell(changed)
+
+    def _succeed(self, gone: str) -> None:
+        """The oldest node has gone: follows the next one, and tells of both at once.
+
+        It asks for one key only, and what else the watches tell is delivered meanwhile: when a
+        leader dies, all nodes do this at the moment when they wait for a round.
+        """
+        heir, before = heir_of(self._goal, self._heirs), self.revision
+        if heir is None:
+            self._look()
+            return
+        self._owed = True
+
+        def came(answers: _Answers) -> None:
+            found = [self._keys.entry(kv) for kv in answers[0].kvs]
+            revision = answers[0].header.revision
+            if revision < before:
+                self._look(forgot=True)
+            elif [Heir(entry.key, entry.created) for entry in found] != [heir]:
+                self._heirs = tuple(other for other in self._heirs if other != heir)
+                self._succeed(gone)
+            else:
+                self.revision, self._owed = max(self.revision, revision), False
+                self._found()
+                self._follow(found[0], revision)
+                puts = tuple(found) if heir.key != self._goal.own else ()
+                self.tell(Changed(puts, (gone,)))
+
+        self._ask((self._keys.one(heir.key).read(),), came)
+
+    def _follow(self, leader: Entry, revision: int) -> None:
+        if leader.key != self._goal.own:
+            self._leader = leader.key
+            self._known[leader.key] = leader.version
+            self._next[self._keys.one(leader.key)] = revision + 1
+            self._watch()
+
+    def _unfollow(self, key: str) -> None:
+        what = self._keys.one(key)
+        del self._next[what]
+        for watch in [one for one, watched in self._watches.items() if watched == what]:
+            self._unwatch(watch)
 
     def _overtaken(self, changed: Changed) -> bool:
         """Whether the narrow view has to find another node to follow."""

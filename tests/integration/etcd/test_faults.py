@@ -50,6 +50,30 @@ def _insist(node: Listening, value: bytes) -> None:
                 return
 
 
+def test_a_connection_that_breaks_while_leaders_vanish_does_not_hide_the_next_one(
+    etcd: EtcdServer,
+) -> None:
+    with (
+        Proxy(etcd.endpoint) as network,
+        Listening(etcd.endpoint) as other,
+        Listening(network.endpoint, run_id=other.run_id, node="own") as node,
+    ):
+        keys = [f"nodes/{number:02d}" for number in range(12)]
+        for key in keys:
+            other.put(key, b"")
+        node.start()
+        node.register()
+        node.until(lambda values: {keys[0], "nodes/own"} <= values.keys())
+        for number, key in enumerate(keys[:-1]):
+            other.store.apply(Transaction(deletes=(key,)))
+            if number % 2:
+                node.until(lambda values, key=key: key not in values, f"the end of {key}")
+            network.cut()
+            network.heal()
+            following = {keys[number + 1], "nodes/own"}
+            node.until(lambda values, wanted=following: values.keys() == wanted, str(following))
+
+
 @contextlib.contextmanager
 def _beside(work: Callable[[], None]) -> Iterator[None]:
     thread = threading.Thread(target=work)
