@@ -9,7 +9,8 @@ follows for want of progress. Two stores:
 - ``memory``: the store in this process, and one thread that plays all nodes in turn. So the seconds
   are the processor time of all nodes together, and show what grows faster than n. A probe of the
   dead node is answered by the bench.
-- ``etcd``: a real etcd and real threads, spread over a few processes.
+- ``etcd``: a real etcd and real threads, spread over a few processes; who leads, and who leads
+  next, are in one of their own.
 
     scripts/bench/scale.py --nodes 1000 4000 10000 --stores memory etcd --most-etcd 1000
 
@@ -59,6 +60,7 @@ _TTL = 60.0  # so that a death is found by a probe, and not by the end of a leas
 _FOR_EVER = 1e6  # where one thread plays all nodes, none can say in time that it lives
 _LIMIT = 300.0
 _HERE = "127.0.0.1"
+_ELDERS = 2  # who lead have a process to themselves, as every agent has
 
 
 @dataclass
@@ -410,8 +412,9 @@ def over_etcd(total: int, processes: int) -> list[Round]:
         etcd = EtcdProcess()
         stack.callback(etcd.close)
         run_id, first = uuid.uuid4().hex, 0
-        for index in range(processes):
-            count = total // processes + (index < total % processes)
+        others = max(0, total - _ELDERS)
+        shared = [others // processes + (one < others % processes) for one in range(processes)]
+        for count in (total - others, *shared):
             arguments = [etcd.endpoint, run_id, str(first), str(count), str(total)]
             process = subprocess.Popen(
                 [sys.executable, __file__, "--share", *arguments],
