@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
-from elastic_runtime.checkpoint import index, staging
+from elastic_runtime.checkpoint import saves, snapshots, staging
 from elastic_runtime.checkpoint.boxes import Box
+from elastic_runtime.checkpoint.describing import MANY, Description
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.outline import Item, digest, say
 from elastic_runtime.checkpoint.planning import Plans
-from elastic_runtime.checkpoint.writing import write_file
+from elastic_runtime.checkpoint.writing import write_beside, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from elastic_runtime.checkpoint.layout import Plan
     from elastic_runtime.checkpoint.storage import Storage
+
+
+@contextmanager
+def with_outline() -> Iterator[None]:
+    """What this process saves meanwhile has an outline, however small it is."""
+    always = partial(Description, 0)
+    with patch.object(saves, "Description", always), patch.object(snapshots, "Description", always):
+        yield
 
 
 @dataclass(frozen=True)
@@ -57,13 +69,16 @@ def plan_of(held: Sequence[Sequence[Item]]) -> Plan:
     return Plans().of(digests, (part for one in said for part in one.parts))
 
 
-def write(storage: Storage, ranks: Sequence[Mapping[str, Any]], step: int = 1) -> CheckpointId:
+def write(
+    storage: Storage, ranks: Sequence[Mapping[str, Any]], step: int = 1, *, many: int = MANY
+) -> CheckpointId:
     """Writes a checkpoint.
 
     Args:
         storage: where to.
         ranks: what each of them holds, by key: tensors, shards, or other values.
         step: whose state it is.
+        many: with more parts than that it has an outline.
     """
     which = CheckpointId(term=1, step=step)
     plan = plan_of([[_item(key, value) for key, value in state.items()] for state in ranks])
@@ -76,11 +91,10 @@ def write(storage: Storage, ranks: Sequence[Mapping[str, Any]], step: int = 1) -
         files.append(
             write_file(storage, which, name, size, sources, alone=False) if sources else None
         )
-    content = index.Description().encode(plan, files)
-    source = staging.Source((memoryview(content),))
-    described = write_file(storage, which, index.METADATA, len(content), [source], alone=False)
-    present = [file for file in (*files, described) if file is not None]
-    storage.commit(Manifest(step=step, term=1, world=len(ranks), files=tuple(present)))
+    described = Description(many).describe(plan, files)
+    beside = [write_beside(storage, which, one) for one in described.beside]
+    present = (*described.files, *beside)
+    storage.commit(Manifest(step=step, term=1, world=len(ranks), files=present))
     return which
 
 

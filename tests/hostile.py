@@ -82,7 +82,7 @@ def put_value(checkpoint: Path, value: object) -> None:
 def make_newer(checkpoint: Path) -> None:
     """Makes the manifest one of a format that is yet to come."""
     path = checkpoint / MANIFEST
-    body = json.loads(path.read_bytes()) | {"format": 2, "news": True}
+    body = json.loads(path.read_bytes()) | {"format": 3, "news": True}
     del body["crc32c"]
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     path.write_text(json.dumps({**body, "crc32c": crc32c.crc32c(canonical)}))

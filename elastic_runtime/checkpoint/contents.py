@@ -109,7 +109,7 @@ def read_contents(where: str, data: bytes, files: Iterable[FileRecord]) -> dict[
         parts = {(file.name, part.offset): part for file in files for part in file.parts}
         places = _places(metadata.storage_data, parts)
         return {
-            _checked(key, str): _stored(key, description, places)
+            checked(key, str): _stored(key, description, places)
             for key, description in metadata.state_dict_metadata.items()
         }
     except DamagedCheckpoint as error:
@@ -124,7 +124,7 @@ def _unpickled(data: bytes) -> dcp.Metadata:
         for code, number, _ in pickletools.genops(data):
             if code.name in _NUMBERING and not 0 <= int(number or 0) <= len(data):
                 raise DamagedCheckpoint("it speaks of more objects than it can have")
-    return _checked(_Unpickler(io.BytesIO(data)).load(), dcp.Metadata)
+    return checked(_Unpickler(io.BytesIO(data)).load(), dcp.Metadata)
 
 
 def _numbers_nothing(data: bytes) -> bool:
@@ -168,9 +168,9 @@ def _stored(key: str, description: object, places: _Places) -> Stored:
     if isinstance(description, dcp.BytesStorageMetadata):
         name, part = places[key, ()]
         return StoredValue(name, part)
-    tensor = _checked(description, dcp.TensorStorageMetadata)
-    dtype = _checked(tensor.properties.dtype, torch.dtype)
-    whole = Box.of(_sizes(tensor.size))
+    tensor = checked(description, dcp.TensorStorageMetadata)
+    dtype = checked(tensor.properties.dtype, torch.dtype)
+    whole = Box.of(sizes_of(tensor.size))
     pieces = tuple(_piece(key, whole, dtype, chunk, places) for chunk in tensor.chunks)
     if sum(piece.box.count for piece in pieces) != whole.count:
         raise DamagedCheckpoint(f"{key} is not stored as a whole")
@@ -178,25 +178,44 @@ def _stored(key: str, description: object, places: _Places) -> Stored:
 
 
 def _piece(key: str, whole: Box, dtype: torch.dtype, chunk: object, places: _Places) -> Piece:
-    described = _checked(chunk, dcp.ChunkStorageMetadata)
-    box = Box(_sizes(described.offsets), _sizes(described.sizes))
+    described = checked(chunk, dcp.ChunkStorageMetadata)
+    box = Box(sizes_of(described.offsets), sizes_of(described.sizes))
     name, part = places[key, box.offsets]
     if not whole.holds(box):
         raise DamagedCheckpoint(f"{key} has a piece that lies outside of it")
+    return piece_of(key, dtype, name, part, box)
+
+
+def piece_of(key: str, dtype: torch.dtype, file: str, part: Part, box: Box) -> Piece:
+    """A piece of a tensor.
+
+    Raises:
+        DamagedCheckpoint: the part has no room for it.
+    """
     if part.data < 0 or part.data + box.count * dtype.itemsize > part.length:
         raise DamagedCheckpoint(f"{key} is larger than what is stored of it")
-    return Piece(name, part, box)
+    return Piece(file, part, box)
 
 
-def _sizes(numbers: Sequence[object]) -> tuple[int, ...]:
-    sizes = tuple(_checked(number, int) for number in numbers)
+def sizes_of(numbers: Sequence[object]) -> tuple[int, ...]:
+    """The sizes of a tensor, or where a piece of it begins, as somebody claims them.
+
+    Raises:
+        DamagedCheckpoint: no tensor can have them.
+    """
+    sizes = tuple(checked(number, int) for number in numbers)
     # Such a tensor can exist, even if it is empty.
     if any(size < 0 for size in sizes) or math.prod(max(1, size) for size in sizes) >= 1 << 60:
         raise DamagedCheckpoint(f"no tensor has the sizes {sizes}")
     return sizes
 
 
-def _checked(value: Any, kind: type[_T]) -> _T:
+def checked(value: Any, kind: type[_T]) -> _T:
+    """The value, if it is of the very type that it should be.
+
+    Raises:
+        DamagedCheckpoint: it is not.
+    """
     if type(value) is not kind:
         raise DamagedCheckpoint(f"there is {value!r:.80} where {kind.__name__} should be")
     return value

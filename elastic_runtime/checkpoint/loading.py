@@ -17,10 +17,19 @@ import torch
 from elastic_runtime.checkpoint import reading
 from elastic_runtime.checkpoint.contents import read_contents
 from elastic_runtime.checkpoint.index import METADATA
+from elastic_runtime.checkpoint.manifest import OUTLINE
 from elastic_runtime.checkpoint.memory import local_box, local_tensor, without_collection
+from elastic_runtime.checkpoint.outlined import Outlined
+from elastic_runtime.checkpoint.parts import read_outline, read_parts
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.reading import Fetch, Target
-from elastic_runtime.checkpoint.stored import Stored, StoredTensor, StoredValue
+from elastic_runtime.checkpoint.stored import (
+    Contents,
+    Known,
+    Stored,
+    StoredTensor,
+    StoredValue,
+)
 from elastic_runtime.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -30,7 +39,7 @@ from elastic_runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
     from elastic_runtime.checkpoint.per_rank import Place
@@ -52,6 +61,30 @@ class Loaded:
     missing: tuple[str, ...] = ()
     surplus: tuple[str, ...] = ()
     anew: tuple[str, ...] = ()
+
+
+def contents_of(source: Source, manifest: Manifest) -> Contents:
+    """What a checkpoint holds: from its outline, or from ``.metadata`` if it has none.
+
+    Args:
+        source: where it is.
+        manifest: its own.
+
+    Raises:
+        DamagedCheckpoint: the description is not what was written.
+    """
+    files = {file.name: file for file in manifest.files}
+    if outline := files.get(OUTLINE):
+        [data] = read_outline(source, manifest, outline.parts[:1])
+        place = source.place(manifest.id, OUTLINE)
+        return Outlined(place, data, manifest, lambda names: read_parts(source, manifest, names))
+    place = source.place(manifest.id, METADATA)
+    if METADATA not in files:
+        raise DamagedCheckpoint(f"{place} is missing in the manifest")
+    data = source.read_bytes(manifest.id, METADATA)
+    if crc32c.crc32c(data) != files[METADATA].crc32c:
+        raise DamagedCheckpoint(f"{place} is damaged: its checksum does not match")
+    return Known(read_contents(place, data, manifest.files))
 
 
 class Loading:
@@ -86,7 +119,7 @@ class Loading:
         self._strict = strict
         self._careful = careful
         self._note = note
-        self._stored: dict[str, Stored] = {}
+        self._stored: Mapping[str, Stored] = {}
         self._wanted: Wanted | None = None
 
     def run(self, peers: Peers, overwriting: Callable[[], None] = lambda: None) -> Loaded:
@@ -118,12 +151,13 @@ class Loading:
         with self._explained(), without_collection():
             manifest = self._manifest()
             self._check_sizes(manifest)
-            self._stored = read_contents(
-                self._storage.place(self._which, METADATA),
-                self._metadata(manifest),
-                manifest.files,
-            )
-            self._wanted = self._entries.wanted(self._where, self._stored, self._place)
+            contents = contents_of(self._storage, manifest)
+            self._wanted = self._entries.wanted(self._where, contents.stored, self._place)
+            boxes = {
+                key: local_box(target) if isinstance(target, torch.Tensor) else None
+                for key, target in self._wanted.targets.items()
+            }
+            self._stored = contents.find(boxes)
         if self._strict:
             self._wanted.require_all(self._where)
         elif self._wanted.missing and not self._wanted.targets:
@@ -201,16 +235,6 @@ class Loading:
                 raise DamagedCheckpoint(
                     f"{place} is damaged: {present[file.name]} bytes instead of {file.bytes}"
                 )
-
-    def _metadata(self, manifest: Manifest) -> bytes:
-        place = self._storage.place(self._which, METADATA)
-        crcs = [file.crc32c for file in manifest.files if file.name == METADATA]
-        if not crcs:
-            raise DamagedCheckpoint(f"{place} is missing in the manifest")
-        data = self._storage.read_bytes(self._which, METADATA)
-        if crc32c.crc32c(data) != crcs[0]:
-            raise DamagedCheckpoint(f"{place} is damaged: its checksum does not match")
-        return data
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -23,10 +23,13 @@ import crc32c
 from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-FORMAT = 1
 MANIFEST = "MANIFEST.json"
+OUTLINE = ".outline"
+
+# In the second one the manifest does not list the parts of the ranks' files: ``.outline`` does.
+_FORMATS = (1, 2)
 
 _LAST_SECOND = 253402214400  # the 9999th year ends, and with it what calendars can show
 _CHECKPOINT = re.compile(r"step-(\d+)\.term-(\d+)")
@@ -153,17 +156,31 @@ class FileRecord:
         bytes: its length.
         crc32c: of all its bytes, computed while they were written.
         parts: what it consists of, in the order of the file and without gaps.
+        unlisted: how many parts it has that are listed in ``.outline`` instead.
     """
 
     name: str
     bytes: int
     crc32c: int
-    parts: tuple[Part, ...] = ()
+    parts: Sequence[Part] = ()
+    unlisted: int = 0
+
+    @property
+    def items(self) -> int:
+        """How many parts it has."""
+        return self.unlisted or len(self.parts)
+
+    def without_parts(self) -> FileRecord:
+        """The same, with its parts listed elsewhere."""
+        return FileRecord(self.name, self.bytes, self.crc32c, unlisted=self.items)
 
     def encode(self) -> dict[str, Any]:
         """Plain JSON. Where a part begins follows from the lengths of those before it."""
+        body = {"name": self.name, "bytes": self.bytes, "crc32c": self.crc32c}
+        if self.unlisted:
+            return {**body, "unlisted": self.unlisted}
         parts = [[part.length, part.crc32c, part.data] for part in self.parts]
-        return {"name": self.name, "bytes": self.bytes, "crc32c": self.crc32c, "parts": parts}
+        return {**body, "parts": parts}
 
     @classmethod
     def decode(cls, body: Mapping[str, Any]) -> Self:
@@ -174,13 +191,17 @@ class FileRecord:
         """
         parts = []
         end = 0
-        for length, crc, data in body["parts"]:
+        unlisted = int(body.get("unlisted", 0))
+        for length, crc, data in () if unlisted else body["parts"]:
             part = Part(end, int(length), int(crc), int(data))
             if part.length < 0 or not -1 <= part.data <= part.length:
                 raise ValueError("a part that cannot be")
             parts.append(part)
             end += part.length
-        file = cls(str(body["name"]), int(body["bytes"]), int(body["crc32c"]), tuple(parts))
+        if unlisted < 0:
+            raise ValueError("fewer parts than none")
+        size, crc = int(body["bytes"]), int(body["crc32c"])
+        file = cls(str(body["name"]), size, crc, tuple(parts), unlisted)
         if "/" in file.name or file.name in ("", ".", ".."):
             raise ValueError("a file outside the checkpoint")
         if parts and end != file.bytes:
@@ -214,9 +235,24 @@ class Manifest:
         """Which checkpoint it is."""
         return CheckpointId(term=self.term, step=self.step)
 
+    def sections(self) -> dict[str, Part]:
+        """Which part of ``.outline`` lists the parts of a file, by the name of that file.
+
+        Raises:
+            ValueError: they do not belong together; no manifest that was decoded is like that.
+        """
+        outlines = [file.parts for file in self.files if file.name == OUTLINE]
+        listed = [part for parts in outlines for part in parts]
+        names = [file.name for file in self.files if file.unlisted]
+        if len(listed) != len(names) + len(outlines[:1]):
+            raise ValueError("not a section for each file")
+        return dict(zip(names, listed[1:], strict=True))
+
     def encode(self) -> bytes:
         """JSON for people to read, sealed with a checksum of its own content."""
-        body: dict[str, Any] = {"format": FORMAT}
+        # The older format wherever it will do: older versions of this package read it as well.
+        newer = any(file.unlisted for file in self.files)
+        body: dict[str, Any] = {"format": _FORMATS[newer]}
         body |= {field.name: getattr(self, field.name) for field in fields(self)}
         body["files"] = [file.encode() for file in self.files]
         body["crc32c"] = _seal(body)
@@ -242,11 +278,11 @@ class Manifest:
             body = json.loads(data)
             if body.pop("crc32c") != _seal(body):
                 raise DamagedCheckpoint(f"{where} is damaged: its checksum does not match")
-            if body["format"] != FORMAT:
+            if body["format"] not in _FORMATS:
                 raise UnknownFormat(
                     f"{where} has format {body['format']!r}, and this version of elastic-runtime "
-                    f"reads {FORMAT}: upgrade it, or move that checkpoint away to go on from an "
-                    "older one"
+                    f"reads {_FORMATS[-1]} and older: upgrade it, or move that checkpoint away to "
+                    "go on from an older one"
                 )
             return cls._build(body)
         except (
@@ -264,7 +300,7 @@ class Manifest:
         files = tuple(FileRecord.decode(file) for file in body["files"])
         if not 0 <= body["saved_at"] < _LAST_SECOND:
             raise ValueError("a time that no clock shows")
-        return cls(
+        made = cls(
             step=int(body["step"]),
             term=int(body["term"]),
             world=int(body["world"]),
@@ -273,6 +309,8 @@ class Manifest:
             files=files,
             saved_at=float(body["saved_at"]),
         )
+        made.sections()  # compares the files with each other
+        return made
 
 
 def _seal(body: Mapping[str, Any]) -> int:

@@ -201,10 +201,10 @@ def say(items: Sequence[Item], rank: int, world: int) -> Said:
     for item in items:
         own = item.key.endswith(_OWN + number)
         key = item.key[: -len(number)] if own else item.key
-        rows.append([key, own, item.dtype, item.shape, item.may_differ])
+        rows.append(Row(key, own, item.dtype, item.shape, item.may_differ))
         pattern.append(numbers.setdefault(_cut(item, known), len(numbers)))
-    cuts = [[c.offsets, c.sizes] if isinstance(c, Box) else [c] for c in numbers]
-    parts = json.dumps(rows), json.dumps(pattern), json.dumps(cuts)
+    schema, cuts = plain_schema(rows), plain_cuts(numbers)
+    parts = json.dumps(schema), json.dumps(pattern), json.dumps(cuts)
     return Said(parts, tuple(bool(item.dtype) for item in items))
 
 
@@ -238,25 +238,33 @@ def _chunk(
     return chunk
 
 
-def read_schema(text: str) -> Schema:
-    """Reads what ``say`` has made."""
+# As plain JSON
+
+
+def plain_schema(schema: Iterable[Row]) -> list[Any]:
+    """A schema as plain JSON."""
+    return [[row.key, row.own, row.dtype, row.shape, row.may_differ] for row in schema]
+
+
+def schema_of(plain: Iterable[Any]) -> Schema:
+    """Reads what ``plain_schema`` gave."""
     return tuple(
         Row(key, own, dtype, tuple(shape), may_differ)
-        for key, own, dtype, shape, may_differ in json.loads(text)
+        for key, own, dtype, shape, may_differ in plain
     )
 
 
-def read_pattern(text: str) -> tuple[int, ...]:
-    """Reads what ``say`` has made."""
-    return tuple(json.loads(text))
+def plain_cuts(cuts: Iterable[Cut]) -> list[Any]:
+    """Cuts as plain JSON."""
+    return [[cut.offsets, cut.sizes] if isinstance(cut, Box) else [cut] for cut in cuts]
 
 
-def read_cuts(text: str) -> tuple[Cut, ...]:
-    """Reads what ``say`` has made."""
-    return tuple(_read_cut(*said) for said in json.loads(text))
+def cuts_of(plain: Iterable[Any]) -> tuple[Cut, ...]:
+    """Reads what ``plain_cuts`` gave."""
+    return tuple(_cut_of(*each) for each in plain)
 
 
-def _read_cut(first: Any, sizes: Any = None) -> Cut:
+def _cut_of(first: Any, sizes: Any = None) -> Cut:
     if sizes is not None:
         return Box(tuple(first), tuple(sizes))
     return tuple(Chunk(*each) for each in first)

@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.background import told
 from elastic_runtime.checkpoint.layout import in_order, make_plan, rows_of
-from elastic_runtime.checkpoint.outline import (
-    Outline,
-    digest,
-    read_cuts,
-    read_pattern,
-    read_schema,
-)
+from elastic_runtime.checkpoint.outline import Outline, cuts_of, digest, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,10 +62,10 @@ class Plans:
         """
         name = digest(json.dumps(said))
         if name not in self._kept:
-            texts = {digest(text): text for text in parts}
-            schemas = {each: read_schema(texts[each]) for each in {one[0] for one in said}}
-            patterns = {each: read_pattern(texts[each]) for each in {one[1] for one in said}}
-            cuts = {each: read_cuts(texts[each]) for each in {one[2] for one in said}}
+            named = {digest(text): json.loads(text) for text in parts}
+            schemas = {each: schema_of(named[each]) for each in {one[0] for one in said}}
+            patterns = {each: tuple(named[each]) for each in {one[1] for one in said}}
+            cuts = {each: cuts_of(named[each]) for each in {one[2] for one in said}}
             self._kept[name] = make_plan(
                 [Outline(schemas[one], patterns[two], cuts[three]) for one, two, three in said]
             )

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elastic_runtime.checkpoint.background import Abandoned, Line, Task
-from elastic_runtime.checkpoint.index import Description
+from elastic_runtime.checkpoint.describing import Description
 from elastic_runtime.checkpoint.manifest import Manifest
 from elastic_runtime.checkpoint.progress import Progress
 from elastic_runtime.checkpoint.saving import Collected, Collector, Saving, Tenure

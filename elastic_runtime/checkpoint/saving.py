@@ -21,7 +21,7 @@ import torch
 
 from elastic_runtime.checkpoint import staging
 from elastic_runtime.checkpoint.background import Abandoned, told
-from elastic_runtime.checkpoint.index import METADATA, Description, not_as_planned
+from elastic_runtime.checkpoint.index import not_as_planned
 from elastic_runtime.checkpoint.manifest import (
     CheckpointId,
     FileRecord,
@@ -30,9 +30,10 @@ from elastic_runtime.checkpoint.manifest import (
     newest_first,
 )
 from elastic_runtime.checkpoint.outline import Said, say
+from elastic_runtime.checkpoint.outlined import file_name
 from elastic_runtime.checkpoint.planning import Plans, agree
 from elastic_runtime.checkpoint.survey import make_room
-from elastic_runtime.checkpoint.writing import write_file, written_by_all
+from elastic_runtime.checkpoint.writing import write_beside, write_file, written_by_all
 from elastic_runtime.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -43,6 +44,7 @@ from elastic_runtime.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from elastic_runtime.checkpoint.describing import Description
     from elastic_runtime.checkpoint.layout import Plan
     from elastic_runtime.checkpoint.outline import Item
     from elastic_runtime.checkpoint.state import Entries
@@ -431,7 +433,7 @@ class Saving:
         tenure: gives the term; rank 0's counts.
         draft: what the manifest will say; term and files follow.
         plan: who writes what; only rank 0 has it.
-        description: makes the metadata.
+        description: says what is written beside the files of the ranks.
         life: of the tenure, when this began.
     """
 
@@ -484,9 +486,9 @@ class Saving:
         def write() -> FileRecord | None:
             if not content.size:
                 return None
-            name = f"rank-{peers.rank}.distcp"
-            make = (self.storage, CheckpointId(term, step), name, content.size, content.sources())
-            return write_file(*make, alone=alone, advance=advance)
+            made, name = CheckpointId(term, step), file_name(peers.rank)
+            file = (self.storage, made, name, content.size, content.sources())
+            return write_file(*file, alone=alone, advance=advance)
 
         def commit() -> None:
             nonlocal committed
@@ -531,8 +533,7 @@ class Saving:
                 f"cannot save to {self.storage.place(which)}: what rank {rank} has written is "
                 "not what was planned"
             )
-        content = self.description.encode(self.plan, files)
-        sources = [staging.Source((memoryview(content),))]
-        metadata = write_file(self.storage, which, METADATA, len(content), sources, alone=False)
-        whole = (*(file for file in files if file is not None), metadata)
+        described = self.description.describe(self.plan, files)
+        beside = [write_beside(self.storage, which, one) for one in described.beside]
+        whole = (*described.files, *beside)
         self.storage.commit(replace(self.draft, term=which.term, files=whole, saved_at=time.time()))

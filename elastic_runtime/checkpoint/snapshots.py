@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.checkpoint.background import Abandoned
 from elastic_runtime.checkpoint.choosing import Offer, Way, other_holders, ways
+from elastic_runtime.checkpoint.describing import Description
 from elastic_runtime.checkpoint.fitting import Refusal, Room, refusal
-from elastic_runtime.checkpoint.index import Description
 from elastic_runtime.checkpoint.nodes import Nodes
 from elastic_runtime.checkpoint.peer import Snapshot
 from elastic_runtime.checkpoint.shelf import Shelf

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 import crc32c
 
-from elastic_runtime.checkpoint.manifest import MANIFEST, highest_term, newest_first, set_aside
+from elastic_runtime.checkpoint.manifest import (
+    MANIFEST,
+    OUTLINE,
+    highest_term,
+    newest_first,
+    set_aside,
+)
+from elastic_runtime.checkpoint.parts import read_parts
 from elastic_runtime.checkpoint.retention import decide
 from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 
@@ -22,12 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest
+    from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, Part
     from elastic_runtime.checkpoint.retention import Retention, Verdict
     from elastic_runtime.checkpoint.storage import Reader, Storage
 
 _FILES_AT_A_TIME = 4
-_OURS = re.compile(rf"rank-\d+\.distcp|\.metadata|{re.escape(MANIFEST)}(\.partial)?")
+_OURS = re.compile(
+    rf"rank-\d+\.distcp|\.metadata|{re.escape(OUTLINE)}|{re.escape(MANIFEST)}(\.partial)?"
+)
 
 
 class Condition(StrEnum):
@@ -132,10 +141,16 @@ def verify(
         CheckpointError: the place cannot be read at present.
     """
 
+    try:
+        unlisted = read_parts(storage, manifest, manifest.sections())
+    except DamagedCheckpoint:
+        unlisted = {}  # files are compared as wholes, and where this is listed itself, it is named
+
     def check(file: FileRecord) -> list[str]:
         try:
             with storage.reader(manifest.id, file.name) as reader:
-                bad = _damage(reader, file, storage.chunk, advance)
+                parts = unlisted.get(file.name, file.parts)
+                bad = _damage(reader, file, parts, storage.chunk, advance)
         except DamagedCheckpoint as error:
             return [str(error)]
         where = storage.place(manifest.id, file.name)
@@ -146,11 +161,15 @@ def verify(
 
 
 def _damage(
-    reader: Reader, file: FileRecord, chunk: int, advance: Callable[[int], None]
+    reader: Reader,
+    file: FileRecord,
+    parts: Sequence[Part],
+    chunk: int,
+    advance: Callable[[int], None],
 ) -> list[str]:
     buffer = memoryview(bytearray(max(1, min(chunk, file.bytes))))
     bad, whole = [], 0
-    spans = [(part.offset, part.length, part.crc32c) for part in file.parts]
+    spans = [(part.offset, part.length, part.crc32c) for part in parts]
     for offset, length, expected in spans or [(0, file.bytes, file.crc32c)]:
         crc = 0
         for start in range(offset, offset + length, len(buffer)):

@@ -14,21 +14,23 @@ import base64
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import crc32c
 
 from elastic_runtime.checkpoint.background import told
-from elastic_runtime.checkpoint.index import METADATA, Description, not_as_planned
-from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, Part
+from elastic_runtime.checkpoint.describing import Beside
+from elastic_runtime.checkpoint.index import not_as_planned
+from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest
+from elastic_runtime.checkpoint.outlined import file_name
 from elastic_runtime.checkpoint.peer import Lines, RemoteFile
-from elastic_runtime.checkpoint.staging import Source
-from elastic_runtime.checkpoint.writing import write_file, written_by_all
+from elastic_runtime.checkpoint.writing import write_beside, write_file, written_by_all
 from elastic_runtime.errors import CheckpointError, CheckpointFailed, DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from elastic_runtime.checkpoint.describing import Description
     from elastic_runtime.checkpoint.layout import Plan
     from elastic_runtime.checkpoint.nodes import Nodes
     from elastic_runtime.checkpoint.saving import Content, Tenure
@@ -48,7 +50,7 @@ class Taking:
         tenure: gives the term, that of the storage; rank 0's counts.
         draft: what the manifest will say; term and files follow.
         plan: who writes what; rank 0 has it.
-        description: encodes it.
+        description: says what is written beside the files of the ranks.
         advance: hears how many bytes more this rank is about to write; raises if the snapshot is
             not wanted any more.
     """
@@ -110,7 +112,7 @@ class Taking:
     def _write(self, which: CheckpointId, rank: int, content: Content) -> FileRecord | None:
         if not content.size:
             return None
-        file = (self.shelf.storage, which, f"rank-{rank}.distcp", content.size, content.sources())
+        file = (self.shelf.storage, which, file_name(rank), content.size, content.sources())
         return write_file(*file, alone=False, advance=self.advance)
 
     def _copy(self, which: CheckpointId, written: Sequence[FileRecord | None]) -> str:
@@ -152,23 +154,22 @@ class Taking:
 
     def _describe(
         self, which: CheckpointId, written: Sequence[FileRecord | None]
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         """What all nodes write beside the files of the ranks, the same everywhere."""
         assert self.plan is not None
         if (rank := not_as_planned(self.plan, written)) is not None:
             raise CheckpointFailed(f"what rank {rank} has written is not what was planned")
-        content = self.description.encode(self.plan, written)
-        crc = crc32c.crc32c(content)
-        metadata = FileRecord(METADATA, len(content), crc, (Part(0, len(content), crc),))
-        files = (*(file for file in written if file is not None), metadata)
+        described = self.description.describe(self.plan, written, for_dcp=False)
+        files = (*described.files, *(one.record() for one in described.beside))
         whole = replace(self.draft, term=which.term, files=files, saved_at=time.time())
-        encoded = base64.b64encode(content).decode()
-        return {"metadata": encoded, "manifest": whole.encode().decode()}
+        beside = {
+            one.name: base64.b64encode(b"".join(one.pieces)).decode() for one in described.beside
+        }
+        return {"beside": beside, "manifest": whole.encode().decode()}
 
-    def _commit(self, which: CheckpointId, described: dict[str, str]) -> None:
+    def _commit(self, which: CheckpointId, described: dict[str, Any]) -> None:
         storage = self.shelf.storage
-        content = base64.b64decode(described["metadata"])
-        sources = [Source((memoryview(content),))]
-        write_file(storage, which, METADATA, len(content), sources, alone=False)
+        for name, content in described["beside"].items():
+            write_beside(storage, which, Beside(name, (base64.b64decode(content),)))
         where = storage.place(which)
         storage.commit(Manifest.decode(where, described["manifest"].encode()))

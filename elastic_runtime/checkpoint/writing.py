@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,12 +14,14 @@ import crc32c
 from elastic_runtime.checkpoint.background import told
 from elastic_runtime.checkpoint.checksum import combined
 from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Part
+from elastic_runtime.checkpoint.parts import Parts
+from elastic_runtime.checkpoint.staging import Source
 from elastic_runtime.machine import own_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elastic_runtime.checkpoint.staging import Source
+    from elastic_runtime.checkpoint.describing import Beside
     from elastic_runtime.checkpoint.storage import Storage
     from elastic_runtime.worker.peers import Peers
 
@@ -95,6 +98,17 @@ def write_file(
     return FileRecord(name, offset, combined(parts), tuple(parts))
 
 
+def write_beside(storage: Storage, which: CheckpointId, file: Beside) -> FileRecord:
+    """Writes a file that describes others.
+
+    Raises:
+        CheckpointError: it could not be written.
+    """
+    sources = [Source((memoryview(piece),)) for piece in file.pieces]
+    size = sum(map(len, file.pieces))
+    return write_file(storage, which, file.name, size, sources, alone=False)
+
+
 @contextmanager
 def _helper(beside_writing: bool) -> Iterator[Callable[[Callable[[], None]], Callable[[], object]]]:
     """Gives a function that begins something and returns how to wait for it."""
@@ -159,5 +173,18 @@ def written_by_all(peers: Peers, write: Callable[[], FileRecord | None]) -> Writ
         return replace(mine, parts=()).encode() if mine else None
 
     files = [one and FileRecord.decode(one) for one in peers.on_each(told(do))]
-    records = peers.to_first(mine and mine.encode()) or []
-    return Written(files, [one and FileRecord.decode(one) for one in records])
+    sections = peers.to_first(mine and section(mine)) or []
+    return Written(files, [one and with_parts(one) for one in sections])
+
+
+def section(file: FileRecord) -> dict[str, Any]:
+    """A file with its parts, in few bytes: rank 0 gets thousands of them."""
+    packed = base64.b64encode(Parts.of(file.parts).pack()).decode()
+    return {**file.without_parts().encode(), "section": packed}
+
+
+def with_parts(sent: dict[str, Any]) -> FileRecord:
+    """Reads what ``section`` gave."""
+    file = FileRecord.decode(sent)
+    parts = Parts.unpack("what a rank has sent", base64.b64decode(sent["section"]), file)
+    return FileRecord(file.name, file.bytes, file.crc32c, parts)

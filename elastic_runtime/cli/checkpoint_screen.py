@@ -101,7 +101,7 @@ def one(found: Found) -> RenderableType:
     for title in ("size", "items", "crc32c"):
         table.add_column(title, justify="right", no_wrap=True)
     for file in manifest.files:
-        table.add_row(file.name, decimal(file.bytes), str(len(file.parts)), f"{file.crc32c:08x}")
+        table.add_row(file.name, decimal(file.bytes), str(file.items), f"{file.crc32c:08x}")
     return Group(*parts, Text(), table)
 
 

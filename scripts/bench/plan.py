@@ -6,7 +6,7 @@ wire is replaced, by one that counts bytes. Times are of the processor. Each wor
 times: for the first time, after a change to another one, and after the change back.
 
     scripts/bench/plan.py --worlds 256,1024,2048 --items 900
-    scripts/bench/plan.py --worlds 256 --content    # also what is written and read at a commit
+    scripts/bench/plan.py --worlds 256 --content    # also what a commit writes, and a load reads
 """
 
 from __future__ import annotations
@@ -14,25 +14,36 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import pickle
+import random
 import statistics
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_runtime.checkpoint import contents, index
-from elastic_runtime.checkpoint.manifest import FileRecord, Manifest, Part
+import torch
+from torch.distributed.checkpoint import metadata as dcp
+
+from elastic_runtime.checkpoint import contents, index, outlined, writing
+from elastic_runtime.checkpoint.boxes import Box
+from elastic_runtime.checkpoint.describing import Description
+from elastic_runtime.checkpoint.manifest import OUTLINE, FileRecord, Manifest, Part
 from elastic_runtime.checkpoint.memory import without_collection
 from elastic_runtime.checkpoint.outline import Chunk, Item, box_of, digest, say
+from elastic_runtime.checkpoint.parts import Parts
 from elastic_runtime.checkpoint.planning import Plans, agree
+from elastic_runtime.checkpoint.stored import StoredTensor
+from elastic_runtime.torch_private import dcp_stored_item
 from elastic_runtime.worker.peers import Peers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from elastic_runtime.checkpoint.layout import Plan
     from elastic_runtime.checkpoint.outline import Said
@@ -168,45 +179,121 @@ def _planning(world: int, items: int, mode: str) -> tuple[Plan, list[dict[str, A
 
 
 def _content(world: int, mode: str, plan: Plan) -> Iterator[dict[str, Any]]:
-    """What a commit writes, and what each rank that loads reads of it."""
+    """What a commit writes, and what a rank that loads reads of it: before and after."""
     files = [_record(rank, sizes) for rank, sizes in enumerate(plan.sizes)]
-    sent = [json.dumps(file and file.encode()) for file in files]
+    wanted = {
+        item.key: Box(item.offsets, item.sizes) if item.dtype else None
+        for item in plan.held[world // 2].items(
+            world // 2, range(len(plan.held[world // 2].schema))
+        )
+    }
+    for when, measure in (("before", _listed), ("after", _outlined)):
+        for what, seconds, size in measure(world, plan, files, wanted):
+            row = {"world": world, "mode": mode, "when": when, "what": what}
+            yield {**row, "s": seconds, "b": size}
 
-    def timed(what: str, work: Callable[[], Any], size: Callable[[Any], int]) -> Any:
-        gc.collect()
+
+# What was done, seconds, bytes.
+_Figure = tuple[str, float, int]
+_Wanted = dict[str, Box | None]
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    gc.collect()
+    with without_collection():  # as a load does
         began = time.process_time()
         made = work()
-        seconds = time.process_time() - began
-        rows.append({"world": world, "mode": mode, "what": what, "s": seconds, "b": size(made)})
-        return made
+        return made, time.process_time() - began
 
-    rows: list[dict[str, Any]] = []
-    total = sum(map(len, sent))
-    timed(
-        "records",
-        lambda: [FileRecord.decode(f) for f in map(json.loads, sent) if f],
-        lambda _: total,
-    )
-    metadata = timed("metadata", lambda: index.Description().encode(plan, files), len)
+
+def _listed(
+    world: int, plan: Plan, files: Sequence[FileRecord | None], wanted: _Wanted
+) -> Iterator[_Figure]:
+    """As it is below ``describing.MANY`` parts, and once was above: all parts in the manifest."""
+    sent = [json.dumps(file.encode()) for file in files if file]
+    _, seconds = _timed(lambda: [FileRecord.decode(json.loads(each)) for each in sent])
+    yield "rank 0 gets records", seconds, sum(map(len, sent))
+    metadata, seconds = _timed(lambda: _by_objects(plan, files))
+    yield ".metadata", seconds, len(metadata)
     manifest = Manifest(1, 1, world, files=tuple(file for file in files if file))
-    written = timed("manifest", manifest.encode, len)
-    with without_collection():  # as a load does
-        read = timed(
-            "read manifest", lambda: Manifest.decode("it", written), lambda _: len(written)
-        )
-        timed(
-            "read metadata",
-            lambda: contents.read_contents("metadata", metadata, read.files),
-            lambda _: len(metadata),
-        )
-    yield from rows
+    written, seconds = _timed(manifest.encode)
+    yield "manifest", seconds, len(written)
+
+    def load() -> None:
+        read = Manifest.decode("it", written)
+        stored = contents.read_contents("it", metadata, read.files)
+        for key, box in wanted.items():
+            found = stored[key]
+            if box is not None and isinstance(found, StoredTensor):
+                assert [piece for piece in found.pieces if piece.box.overlap(box)]
+
+    _, seconds = _timed(load)
+    yield "a rank loads", seconds, len(written) + len(metadata)
+
+
+def _outlined(
+    world: int, plan: Plan, files: Sequence[FileRecord | None], wanted: _Wanted
+) -> Iterator[_Figure]:
+    """As it is above ``describing.MANY`` parts."""
+    sent = [json.dumps(writing.section(file)) for file in files if file]
+    _, seconds = _timed(lambda: [writing.with_parts(json.loads(each)) for each in sent])
+    yield "rank 0 gets records", seconds, sum(map(len, sent))
+    metadata, seconds = _timed(lambda: index.encode(plan, files))
+    yield ".metadata", seconds, len(metadata)
+    described, seconds = _timed(lambda: Description(0).describe(plan, files, for_dcp=False))
+    beside = {file.name: file for file in described.beside}
+    yield ".outline", seconds, sum(map(len, beside[OUTLINE].pieces))
+    records = (*described.files, *(file.record() for file in described.beside))
+    manifest = Manifest(1, 1, world, files=records)
+    written, seconds = _timed(manifest.encode)
+    yield "manifest", seconds, len(written)
+    first, *sections = beside[OUTLINE].pieces
+    size = len(written) + len(first)
+
+    def load() -> None:
+        read = Manifest.decode("it", written)
+        by_name = dict(zip(read.sections(), sections, strict=True))
+        listed = {file.name: file for file in read.files}
+
+        def parts(names: Iterable[str]) -> dict[str, Parts]:
+            nonlocal size
+            size += sum(len(by_name[name]) for name in names)
+            return {name: Parts.unpack("it", by_name[name], listed[name]) for name in names}
+
+        found = outlined.Outlined("it", first, read, parts).find(wanted)
+        assert all(one.pieces for one in found.values() if isinstance(one, StoredTensor))
+
+    _, seconds = _timed(load)
+    yield "a rank loads", seconds, size
+
+
+def _by_objects(plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
+    """``.metadata`` as it is made of DCP's own objects: what ``index`` spares."""
+    described: dict[str, Any] = {}
+    places: dict[dcp.MetadataIndex, Any] = {}
+    one_size = cache(torch.Size)
+    for rank, file in enumerate(files):
+        for item, part in zip(plan.file(rank), file.parts if file else (), strict=True):
+            place = dcp_stored_item()(file and file.name, part.offset, part.length)
+            if not item.dtype:
+                described[item.key] = dcp.BytesStorageMetadata()
+                places[dcp.MetadataIndex(item.key)] = place
+                continue
+            if item.key not in described:
+                properties = dcp.TensorProperties(dtype=getattr(torch, item.dtype))
+                size = one_size(item.shape)
+                described[item.key] = dcp.TensorStorageMetadata(properties, size, [])
+            chunks, offsets = described[item.key].chunks, one_size(item.offsets)
+            places[dcp.MetadataIndex(item.key, offsets, len(chunks))] = place
+            chunks.append(dcp.ChunkStorageMetadata(offsets, one_size(item.sizes)))
+    return pickle.dumps(dcp.Metadata(described, storage_data=places))
 
 
 def _record(rank: int, sizes: Sequence[int]) -> FileRecord | None:
     parts, end = [], 0
     for size in sizes:
         length = max(0, size) + _AROUND
-        parts.append(Part(end, length, (rank * 7919 + end) % (1 << 32), 512 if size >= 0 else -1))
+        parts.append(Part(end, length, random.getrandbits(32), 512 if size >= 0 else -1))
         end += length
     return FileRecord(f"rank-{rank}.distcp", end, rank, tuple(parts)) if parts else None
 
@@ -239,7 +326,8 @@ def main() -> None:
             found += rows
             for row in _content(world, mode, plan) if args.content else ():
                 size = f"{row['b'] / 1e6:8.2f} MB"
-                print(f"{world:5} {mode:10} {row['what']:14} {size} {row['s']:6.2f} s", flush=True)
+                what = f"{row['when']:7} {row['what']:20}"
+                print(f"{world:5} {mode:10} {what} {size} {row['s']:6.2f} s", flush=True)
                 found.append(row)
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=1))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.checkpoint import manifest
 from elastic_runtime.checkpoint.local import LocalStorage
-from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId
+from elastic_runtime.checkpoint.manifest import MANIFEST, OUTLINE, CheckpointId
 from elastic_runtime.checkpoint.storage import PROBE
 from elastic_runtime.cli.ctl import main
+from tests.checkpoints import write
+from tests.hostile import make_newer
 from tests.ranks import entries_of
 from tests.small_checkpoints import FILE, HOLDER, put
 
@@ -129,18 +130,15 @@ def test_a_lost_file_and_a_broken_manifest_are_seen_without_reading(
     assert found["resume"] is None and "would stop with an error" in found["why"]
 
 
-def test_one_of_a_newer_version_is_not_passed_over(
-    storage: LocalStorage, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as future:
-        future.setattr(manifest, "FORMAT", 2)
-        put(storage, 25, term=2)
+def test_one_of_a_newer_version_is_not_passed_over(storage: LocalStorage, capsys: Capture) -> None:
+    put(storage, 25, term=2)
+    make_newer(storage.path / "step-25.term-2")
     path = storage.path / "step-25.term-2" / MANIFEST
     found = report(capsys, "list", storage.path)
     assert found["checkpoints"][0]["condition"] == "of a newer version"
     assert found["resume"] is None and "step-25.term-2 is of a newer version" in found["why"]
     assert ctl("verify", storage.path) == 1
-    assert f"{path} has format 2" in capsys.readouterr().out
+    assert f"{path} has format 3" in capsys.readouterr().out
     assert ctl("prune", storage.path, "--keep", 1) == 0
     assert {"step-25.term-2", "step-15.term-2"} <= set(entries_of(storage.path))
 
@@ -163,6 +161,21 @@ def test_show_tells_what_a_checkpoint_consists_of(storage: LocalStorage, capsys:
     assert "step-20.term-1 · whole" in capsys.readouterr().out
     assert ctl("show", storage.path, "--step", 20, "--term", 2) == 2
     assert "no checkpoint of step 20 term 2" in capsys.readouterr().err
+
+
+def test_what_has_too_many_items_to_list_them_is_shown_and_verified(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / write(LocalStorage(tmp_path), [{"a": 1, "b": 2, "c": 3}], many=0).name
+    file = next(one for one in report(capsys, "show", tmp_path)["files"] if one["unlisted"])
+    assert (file["name"], file["parts"], file["unlisted"]) == (FILE, [], 3)
+    assert ctl("show", tmp_path) == 0
+    assert re.search(rf"{re.escape(FILE)} .* 3 ", capsys.readouterr().out)
+    assert ctl("verify", tmp_path) == 0
+    content = (path / OUTLINE).read_bytes()
+    (path / OUTLINE).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert ctl("verify", tmp_path) == 1
+    assert ".outline is damaged" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_dry_run_deletes_nothing(storage: LocalStorage, capsys: Capture) -> None:

@@ -20,10 +20,12 @@ from elastic_runtime.checkpoint.loading import Loading
 from elastic_runtime.checkpoint.per_rank import PerRank
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.peers import Connection
+from tests.checkpoints import with_outline
 from tests.hostile import make_newer
 from tests.ranks import entries_of, kill_self, run_ranks, values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 DDP, FSDP = False, True
@@ -99,17 +101,25 @@ def life(path: Path, sharded: bool, steps: int) -> dict[str, Any]:
     return found
 
 
+def outlined_life(path: Path, sharded: bool, steps: int) -> dict[str, Any]:
+    """The same, saved as if it had many parts."""
+    with with_outline():
+        return life(path, sharded, steps)
+
+
 WAYS = [
-    [(DDP, 3), (DDP, 2), (FSDP, 3), (FSDP, 2), (DDP, 1)],
-    [(FSDP, 8), (FSDP, 3), (DDP, 1), (DDP, 8), (FSDP, 1)],
+    ([(DDP, 3), (DDP, 2), (FSDP, 3), (FSDP, 2), (DDP, 1)], life),
+    ([(FSDP, 8), (FSDP, 3), (DDP, 1), (DDP, 8), (FSDP, 1)], outlined_life),
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_from_world_to_world(tmp_path: Path, way: list[tuple[bool, int]]) -> None:
+@pytest.mark.parametrize(("way", "live"), WAYS)
+def test_from_world_to_world(
+    tmp_path: Path, way: list[tuple[bool, int]], live: Callable[..., Any]
+) -> None:
     reference = tmp_path / "alone"
     for lifetime, (sharded, world) in enumerate(way):
-        found = values(run_ranks(world, life, tmp_path / "many", sharded, 2))
+        found = values(run_ranks(world, live, tmp_path / "many", sharded, 2))
         (expected,) = values(run_ranks(1, life, reference, DDP, 2))
         for each in found:
             assert (each["step"], each["best"]) == (2 * lifetime, lifetime)
@@ -124,7 +134,7 @@ def test_from_world_to_world(tmp_path: Path, way: list[tuple[bool, int]]) -> Non
 
 def test_in_the_same_world_each_rank_has_its_own_again(tmp_path: Path) -> None:
     first = values(run_ranks(3, life, tmp_path, DDP, 1))
-    again = values(run_ranks(3, life, tmp_path, FSDP, 1))
+    again = values(run_ranks(3, outlined_life, tmp_path, FSDP, 1))
     assert [each["seen"] for each in again] == [[0], [1], [2]]
     assert not {each["drawn"] for each in first} & {each["drawn"] for each in again}
     assert [each["drawn"] for each in again] == [
@@ -216,13 +226,38 @@ def test_a_flipped_bit_in_any_file_makes_all_ranks_take_the_older_one(tmp_path: 
     assert path.exists()
 
 
+def save_outlined(path: Path, *steps: int) -> None:
+    with with_outline():
+        save_steps(path, *steps)
+
+
+def test_damage_to_what_describes_many_parts_makes_all_ranks_take_the_older_one(
+    tmp_path: Path,
+) -> None:
+    values(run_ranks(2, save_outlined, tmp_path, 1, 2))
+    checkpoint = tmp_path / "step-2.term-1"
+    names = [".metadata", ".outline", "MANIFEST.json", "rank-0.distcp", "rank-1.distcp"]
+    assert entries_of(checkpoint) == names
+    assert values(run_ranks(3, resumed, tmp_path)) == [(2, 2.0)] * 3
+    for name in (".outline", "rank-1.distcp"):
+        content = (checkpoint / name).read_bytes()
+        damaged = bytearray(content)
+        damaged[len(content) // 2] ^= 1
+        (checkpoint / name).write_bytes(damaged)
+        assert values(run_ranks(2, resumed, tmp_path)) == [(1, 1.0)] * 2
+        (checkpoint / name).write_bytes(content)
+    # Nobody needs what DCP is told, but where it is missing or short, more may be.
+    (checkpoint / ".metadata").unlink()
+    assert resumed(tmp_path) == (1, 1.0)
+
+
 def test_a_checkpoint_of_a_newer_version_stops_the_job(tmp_path: Path) -> None:
     """To go on from an older one would be to lose, without a word, what it holds."""
     values(run_ranks(1, save_steps, tmp_path, 1, 2))
     make_newer(tmp_path / "step-2.term-1")
     for outcome in run_ranks(2, resumed, tmp_path):
         assert outcome.error == "CheckpointUsageError"
-        assert "step-2.term-1/MANIFEST.json has format 2" in outcome.text
+        assert "step-2.term-1/MANIFEST.json has format 3" in outcome.text
         assert "upgrade it" in outcome.text
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -13,9 +14,11 @@ from elastic_runtime.agent.snapshots import SnapshotServer
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory, write_key
 from elastic_runtime.worker import context as contexts
+from tests.checkpoints import with_outline
 from tests.ranks import run_ranks, values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _KEY = "5ec4e7"
@@ -59,12 +62,21 @@ class _Heard(logging.Handler):
         self.text += self.format(record)
 
 
-def test_each_node_has_the_files_of_two(tmp_path: Path) -> None:
-    told = values(run_ranks(3, _train, tmp_path, []))
+def _train_many(folder: Path, silent: list[int]) -> dict[str, Any]:
+    """The same, described as if it had many parts."""
+    with with_outline():
+        return _train(folder, silent)
+
+
+@pytest.mark.parametrize(("train", "beside"), [(_train, ".metadata"), (_train_many, ".outline")])
+def test_each_node_has_the_files_of_two(
+    tmp_path: Path, train: Callable[..., Any], beside: str
+) -> None:
+    told = values(run_ranks(3, train, tmp_path, []))
     assert "'copied': True" in told[0]["heard"]
     for rank, node in enumerate(told):
         own = {f"rank-{one}.distcp" for one in (rank, (rank - 1) % 3)}
-        assert set(node["files"]) == {".metadata", "MANIFEST.json", *own}
+        assert set(node["files"]) == {beside, "MANIFEST.json", *own}
     assert "'source': 'peer'" in told[0]["heard"]
 
 

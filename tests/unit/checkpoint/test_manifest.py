@@ -65,7 +65,7 @@ def test_a_format_of_the_future_is_told_from_damage(tmp_path: Path) -> None:
     path = tmp_path / "MANIFEST.json"
     path.write_bytes(MANIFEST.encode())
     make_newer(tmp_path)
-    with pytest.raises(UnknownFormat, match=r"here has format 2.*upgrade"):
+    with pytest.raises(UnknownFormat, match=r"here has format 3.*upgrade"):
         Manifest.decode("here", path.read_bytes())
     data = MANIFEST.encode().replace(b'"format": 1', b'"format": 9')
     with pytest.raises(DamagedCheckpoint, match="here is damaged"):

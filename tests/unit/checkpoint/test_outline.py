@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import prod
 
 from hypothesis import given
@@ -12,10 +13,9 @@ from elastic_runtime.checkpoint.outline import (
     Item,
     Outline,
     Said,
-    read_cuts,
-    read_pattern,
-    read_schema,
+    cuts_of,
     say,
+    schema_of,
 )
 
 
@@ -27,8 +27,8 @@ def item(key: str, shape: tuple[int, ...], *cuts: Chunk) -> Item:
 
 
 def understood(said: Said, rank: int) -> list[Item]:
-    schema, pattern, cuts = said.parts
-    outline = Outline(read_schema(schema), read_pattern(pattern), read_cuts(cuts))
+    schema, pattern, cuts = map(json.loads, said.parts)
+    outline = Outline(schema_of(schema), tuple(pattern), cuts_of(cuts))
     return outline.items(rank, range(len(outline.schema)))
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from elastic_runtime.checkpoint import reading
 from elastic_runtime.checkpoint.boxes import Box
-from elastic_runtime.checkpoint.contents import read_contents
+from elastic_runtime.checkpoint.describing import MANY
+from elastic_runtime.checkpoint.loading import contents_of
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.memory import bytes_of
 from elastic_runtime.checkpoint.reading import Target
@@ -22,10 +23,11 @@ from elastic_runtime.errors import DamagedCheckpoint
 from tests.checkpoints import sharded, write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from elastic_runtime.checkpoint.manifest import CheckpointId
+    from elastic_runtime.checkpoint.stored import Stored
 
 DTYPES = [
     torch.float32,
@@ -70,22 +72,25 @@ def targets(whole: torch.Tensor, dim: int | None, world: int, step: int = 1) -> 
     return found
 
 
-def load(storage: LocalStorage, which: CheckpointId, wanted: Target) -> torch.Tensor:
+def found_in(storage: LocalStorage, which: CheckpointId, **wanted: Box) -> Mapping[str, Stored]:
     manifest = storage.read_manifest(which)
     assert manifest is not None
-    data = storage.read_bytes(which, ".metadata")
-    stored = read_contents("", data, manifest.files)["w"]
+    return contents_of(storage, manifest).find(wanted)
+
+
+def load(storage: LocalStorage, which: CheckpointId, wanted: Target) -> torch.Tensor:
+    stored = found_in(storage, which, w=wanted.box)["w"]
     assert isinstance(stored, StoredTensor)
     fetches = [reading.fetch_tensor(piece, stored.dtype, [wanted]) for piece in stored.pieces]
     reading.read(storage, which, [fetch for fetch in fetches if fetch is not None])
     return wanted.tensor
 
 
-def check(whole: torch.Tensor, before: Any, after: Any, step: int = 1) -> None:
+def check(whole: torch.Tensor, before: Any, after: Any, step: int, many: int) -> None:
     """Saves in one world and loads in another; each is a dimension or None, and a size."""
     with tempfile.TemporaryDirectory() as directory:
         storage = LocalStorage(directory)
-        which = write(storage, held_by(whole, *before))
+        which = write(storage, held_by(whole, *before), many=many)
         for target in targets(whole, *after, step):
             found = load(storage, which, target)
             expected = whole[Box.of(tuple(whole.shape)).index(target.box)] if whole.dim() else whole
@@ -105,15 +110,17 @@ def test_any_world_to_any_world(shape: list[int], dtype: torch.dtype, data: st.D
     dims = st.sampled_from([None, *range(len(shape))])
     whole = numbers(shape, dtype)
     before, after = (data.draw(st.tuples(dims, WORLDS)) for _ in range(2))
-    check(whole, before, after, step=data.draw(st.sampled_from([1, 3])))
+    step, many = data.draw(st.sampled_from([1, 3])), data.draw(st.sampled_from([MANY, 0]))
+    check(whole, before, after, step, many)
 
 
-def test_every_pair_of_worlds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("many", [MANY, 0])
+def test_every_pair_of_worlds(tmp_path: Path, many: int) -> None:
     whole = torch.arange(11 * 3).reshape(11, 3)
     storage = LocalStorage(tmp_path)
     worlds = list(itertools.product((None, 0), range(1, 9)))
     for step, (dim, world) in enumerate(worlds):
-        which = write(storage, held_by(whole, dim, world), step)
+        which = write(storage, held_by(whole, dim, world), step, many=many)
         for after in worlds:
             for target in targets(whole, *after):
                 found = load(storage, which, target)
@@ -125,9 +132,7 @@ def test_what_lies_in_one_run_of_memory_is_read_without_a_copy(tmp_path: Path) -
     whole = torch.arange(60.0).reshape(12, 5)
     storage = LocalStorage(tmp_path)
     which = write(storage, held_by(whole, 0, 3))
-    manifest = storage.read_manifest(which)
-    assert manifest is not None
-    stored = read_contents("", storage.read_bytes(which, ".metadata"), manifest.files)["w"]
+    stored = found_in(storage, which)["w"]
     assert isinstance(stored, StoredTensor)
     for target in targets(whole, 0, 4):
         for piece in stored.pieces:
@@ -179,9 +184,8 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
     which = write(storage, [{"w": torch.ones(3_000_000), "v": torch.ones(7)}])
     manifest = storage.read_manifest(which)
     assert manifest is not None
-    contents = read_contents("", storage.read_bytes(which, ".metadata"), manifest.files)
     fetches = []
-    for stored in contents.values():
+    for stored in found_in(storage, which).values():
         assert isinstance(stored, StoredTensor)
         target = Target(Box.of(stored.shape), torch.empty(stored.shape))
         fetches += [reading.fetch_tensor(piece, stored.dtype, [target]) for piece in stored.pieces]

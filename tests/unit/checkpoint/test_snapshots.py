@@ -11,7 +11,7 @@ import torch
 
 from elastic_runtime.agent.snapshots import SnapshotServer
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.index import Description
+from elastic_runtime.checkpoint.describing import Description
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.nodes import Nodes
