@@ -30,8 +30,9 @@ ANSWER = 4.0
 FENCE_REST = 0.2
 
 
-# What nodes say to each other has changed so often: versions that differ in it do not form one job.
-_AGREEMENT = "2"
+# Of what nodes say to each other. It grows when that changes in a way that older versions do not
+# understand: versions of this package that differ in it do not form one job.
+PROTOCOL = "2"
 
 
 @dataclass(frozen=True)
@@ -301,7 +302,7 @@ class JobConfig:
         """Fingerprint of what all nodes of one job must agree on: the script and the world."""
         text = "\n".join(
             (
-                _AGREEMENT,
+                PROTOCOL,
                 self.entry.kind,
                 self.entry.name,
                 str(self.min_nodes),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime import __version__
 from elastic_runtime.agent.life import Settings
+from elastic_runtime.config import PROTOCOL
 from elastic_runtime.rendezvous.state import IN_ONE_PIECE, Layout, Policy
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ def policy_of(config: JobConfig) -> Policy:
         layout=IN_ONE_PIECE if config.endpoint.backend == "c10d" else Layout(),
         resuming=config.resuming,
         invocation=config.invocation,
+        protocol=PROTOCOL,
+        release=__version__,
     )
 
 

@@ -274,6 +274,9 @@ class JobRecord(Record):
             in all lives of the job; "" in the record of a version that knew none.
         invocation: the command that has started the node which began this life; "": that alone. Its
             nodes do not begin another life when this one has an outcome.
+        protocol: of what its nodes say to each other (``config.PROTOCOL``), a part of ``settings``;
+            "" in the record of a version that did not write it down.
+        release: the version of this package that began this life, for people; or "" as well.
     """
 
     kind: ClassVar[str] = "job"
@@ -290,6 +293,8 @@ class JobRecord(Record):
     settings: str = ""
     secret: str = field(default="", repr=False)
     invocation: str = ""
+    protocol: str = ""
+    release: str = ""
 
     def check(self) -> None:
         """Bounds are bounds."""

@@ -19,8 +19,9 @@ from elastic_runtime.rendezvous.state import (
 )
 
 if TYPE_CHECKING:
-    from elastic_runtime.protocol.records import Member, NodeRecord
+    from elastic_runtime.protocol.records import JobRecord, Member, NodeRecord
     from elastic_runtime.rendezvous.plan import Plan
+    from elastic_runtime.rendezvous.state import Policy
 
 # How often a joiner that cannot reach the group tries again, in seconds.
 UNREACHABLE_PAUSE = 1.0
@@ -68,7 +69,8 @@ def _await_other(state: State, lead: Peer, plan: Plan, now: float) -> State:
     every = UNREACHABLE_PAUSE if answer == SILENT else state.policy.probe_every
     state = plan.probe(state, lead.record, every, now)
     if answer == SILENT:
-        state = plan.wait(state, f"another job may live under this run id on {lead.record.name}")
+        what = "a job of another version" if _other_version(state) else "another job"
+        state = plan.wait(state, f"{what} may live under this run id on {lead.record.name}")
     return state
 
 
@@ -100,10 +102,32 @@ def _reaches_group(state: State, lead: Peer, plan: Plan, now: float) -> tuple[bo
 
 def _conflict_text(state: State, lead: Peer) -> str:
     job = state.job_record
+    where = f"led by {lead.record.name} at {lead.record.address}"
+    if job and _other_version(state):
+        return (
+            f"another version of elastic-runtime: this node runs {_version(state.policy)}, the job "
+            f"under this run id ({where}) {_version(job)}: install the same one on all nodes, or "
+            "use another --run-id"
+        )
     theirs = f"{job.entry} with {job.launch_min}:{job.launch_max} nodes" if job else "another job"
     policy = state.policy
     return (
-        f"a live job under this run id runs {theirs} (led by {lead.record.name} at "
-        f"{lead.record.address}), this one is {policy.entry} with "
+        f"a live job under this run id runs {theirs} ({where}), this one is {policy.entry} with "
         f"{policy.min_nodes}:{policy.max_nodes} nodes: use the same settings or another --run-id"
     )
+
+
+def _other_version(state: State) -> bool:
+    """Whether the other job differs from this one in what nodes say to each other, at least.
+
+    An older version did not write down which one it is: it is another one if nothing else differs.
+    """
+    job, policy = state.job_record, state.policy
+    if job is None or job.protocol:
+        return job is not None and job.protocol != policy.protocol
+    theirs = (job.entry, job.launch_min, job.launch_max, job.node_unit)
+    return theirs == (policy.entry, policy.min_nodes, policy.max_nodes, policy.node_unit)
+
+
+def _version(of: JobRecord | Policy) -> str:
+    return f"{of.release} (protocol {of.protocol})" if of.protocol else "an older one"

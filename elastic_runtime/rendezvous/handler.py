@@ -10,7 +10,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.config import Endpoint, Timeouts, Tls
+from elastic_runtime import __version__
+from elastic_runtime.config import PROTOCOL, Endpoint, Timeouts, Tls
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
         settle=max(3.0, times.lease_ttl),
         connect=times.connect,
         layout=IN_ONE_PIECE if name == C10D else Layout(),
+        protocol=PROTOCOL,
+        release=__version__,
     )
     seed = Seed(
         name=f"{socket.gethostname()}-{os.getpid()}",
         address=own_address(params.local_addr or "", endpoint),
         workers=1,
-        settings=f"torchrun {params.min_nodes}:{params.max_nodes}",
+        settings=f"torchrun {PROTOCOL} {params.min_nodes}:{params.max_nodes}",
     )
     store = open_store(endpoint, params.run_id, times.lease_ttl, times.connect)
     return ElasticRendezvousHandler(name, params.run_id, store, policy, seed)

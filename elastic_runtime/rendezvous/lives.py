@@ -163,6 +163,8 @@ def _new_job(state: State, first_round: int) -> JobRecord:
         # Nodes of the last life may still have to be asked whether it is over.
         secret=state.secret or policy.secret,
         invocation=policy.invocation,
+        protocol=policy.protocol,
+        release=policy.release,
     )
 
 

@@ -261,6 +261,7 @@ class Policy:
         resuming: the job has run before, as who started this node says: where the store shows
             nothing of it, it may have lost its memory.
         invocation: the command that has started this node together with others; "": it is alone.
+        protocol, release: of this package here; as in the job's record.
     """
 
     min_nodes: int = 1
@@ -287,6 +288,8 @@ class Policy:
     layout: Layout = Layout()
     resuming: bool = False
     invocation: str = ""
+    protocol: str = ""
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)

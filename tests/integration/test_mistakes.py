@@ -7,17 +7,24 @@ import shlex
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime import __version__
+from elastic_runtime.config import PROTOCOL
 from tests.mistakes.row import Mistake
+from tests.processes import wait_for
+from tests.strangers import unused
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _SCRIPTS = {
     "train.py": "print('trained')",
+    "holds.py": "import pathlib, time; pathlib.Path('holds').touch(); time.sleep(600)",
     "noworld.py": "import torch, elastic_runtime as elastic\n"
     "elastic.run(elastic.State(model=torch.nn.Linear(1, 1)))(lambda: None)",
 }
@@ -79,3 +86,40 @@ def test_elasticctl_at_a_port_where_something_else_listens(folder: Path) -> None
         )
         done = _run("elastic_runtime.cli.ctl", mistake, folder)
         mistake.check(done.returncode, done.stderr)
+
+
+# What a node of another version does differently, before it is one.
+_OLDER = """
+import sys
+import elastic_runtime
+elastic_runtime.__version__ = "0.0.9"
+from elastic_runtime import config
+config.PROTOCOL = "1"
+from elastic_runtime.cli.run import main
+sys.exit(main())
+"""
+
+
+@contextmanager
+def _job_of_an_older_version(folder: Path, *options: str) -> Iterator[None]:
+    command = [sys.executable, "-c", _OLDER, "--node-name", "old", *options, "holds.py"]
+    said = folder / "older.err"
+    with said.open("wb") as file, subprocess.Popen(command, cwd=folder, stderr=file) as older:
+        try:
+            holds = folder / "holds"
+            wait_for(holds.exists, 120, "the job of an older version", said.read_text)
+            yield
+        finally:
+            older.kill()
+
+
+def test_a_node_of_another_version_is_told_both(folder: Path) -> None:
+    where = f"--min 1 --max 2 --cold --rdzv-endpoint c10d://127.0.0.1:{unused()}"
+    mistake = Mistake(
+        f"--log-format console {where} holds.py",
+        f"another version of elastic-runtime: this node runs {__version__} (protocol {PROTOCOL}), "
+        "the job under this run id (led by old at 127.0.0.1) 0.0.9 (protocol 1): install the same",
+    )
+    with _job_of_an_older_version(folder, *where.split()):
+        done = _run("elastic_runtime", mistake, folder)
+    mistake.check(done.returncode, done.stderr)

@@ -332,6 +332,39 @@ def test_another_job_under_the_run_id_is_a_conflict_if_it_lives(known: bool) -> 
     assert not seat.told(Conflict)
 
 
+_OURS = replace(POLICY, protocol="2", release="0.2.0")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        ({"protocol": "3", "release": "0.3.0"}, "0.3.0 (protocol 3): install the same one"),
+        # The record of a version that did not say which it is.
+        ({}, "an older one: install the same one"),
+        # Some other setting is another one, too.
+        ({"launch_max": 5}, "use the same settings"),
+        ({"launch_max": 5, "protocol": "2", "release": "0.2.1"}, "use the same settings"),
+        ({"launch_max": 5, "protocol": "3", "release": "0.3.0"}, "0.3.0 (protocol 3): install"),
+    ],
+)
+def test_a_job_of_another_version_is_a_conflict_that_says_so(
+    theirs: dict[str, object], told: str
+) -> None:
+    other = job(settings="theirs", **theirs)
+    seat = Seat("c", _OURS).sees(other, node("a", settings="theirs"), wide=False)
+    (waiting,) = seat.feed(Probed("a", SILENT), 0.001).told(Waiting)
+    (conflict,) = seat.feed(Probed("a", ALIVE), 0.001).told(Conflict)
+    assert told in conflict.message
+    assert "install" not in told or "this node runs 0.2.0 (protocol 2)" in conflict.message
+    assert ("of another version" in waiting.reason) is ("install" in told)
+
+
+def test_a_job_says_which_version_began_it() -> None:
+    written = Seat("a", _OURS).sees(node("a")).written(JobRecord, JOB)
+    assert written is not None
+    assert (written.protocol, written.release) == ("2", "0.2.0")
+
+
 def test_bounds_that_were_changed_while_it_runs_are_no_conflict() -> None:
     seat = Seat("c").sees(job(2, 3), node("a"), wide=False)
     assert _own(seat) is not None
