@@ -20,9 +20,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_runtime import keepalive, torch_private
-from elastic_runtime.worker import boot
-from elastic_runtime.worker.context import spares_groups
+from elastic_runtime import torch_private
+from elastic_runtime.worker import boot, tending
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -85,9 +84,7 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
             modules.append(name)
     gc.enable()
     if "torch.distributed" in modules:
-        torch_private.host_where_reached()
-        torch_private.tend_groups(keepalive.tended)
-        torch_private.spare_groups(spares_groups)
+        tending.tend()
     # What is loaded by now stays: the collector of a worker need not touch, and so copy, it.
     gc.collect()
     gc.freeze()

@@ -342,9 +342,18 @@ def _put_in_place(draft: str, path: str) -> None:
             os.rename(draft, path)
 
 
+def _tend_torch() -> None:
+    try:
+        from elastic_runtime.worker.tending import tend_when_imported
+    except ImportError:  # another interpreter than the agent's, which does without
+        return
+    tend_when_imported()
+
+
 def _main() -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # the directory of this file
+    _tend_torch()
     kind, *rest = sys.argv[1:]
     if kind == "function":
         run_function(int(rest[0]), int(rest[1]))

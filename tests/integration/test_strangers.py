@@ -92,6 +92,16 @@ def test_strangers_are_told_nothing_and_stop_nothing(tmp_path: Path, kind: str) 
         assert not [dump for dump in _DUMPS if dump in said], said
 
 
+def test_cold_workers_listen_no_further(tmp_path: Path) -> None:
+    with Job(tmp_path, "ddp", 2, "--cold") as job:
+        job.go()
+        job.hold(2)
+        ports = listening(job.pids())
+        assert len(ports) >= 5  # those of agents, the store of the round, gloo's
+        assert {port.address for port in ports} == {_LOCAL}, job.story()
+        job.finish()
+
+
 def _replay(node: NodeRecord, secret: str, probes: set[Port], snapshots: set[Port]) -> None:
     """Overhears a probe, and says all of it again, to everybody; and a wrong secret."""
     own = Port(_LOCAL, node.probe_port)

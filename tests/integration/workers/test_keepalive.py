@@ -36,8 +36,12 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("asked", "patience"), [(None, 5000), ("0", 0)])
-def test_a_plain_script_need_not_know(tmp_path: Path, asked: str | None, patience: int) -> None:
+@pytest.mark.parametrize(
+    ("asked", "patience", "options"), [(None, 5000, ()), ("0", 0, ()), (None, 5000, ("--cold",))]
+)
+def test_a_plain_script_need_not_know(
+    tmp_path: Path, asked: str | None, patience: int, options: tuple[str, ...]
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
     environ = {**os.environ, **ENVIRONMENT}
@@ -45,7 +49,7 @@ def test_a_plain_script_need_not_know(tmp_path: Path, asked: str | None, patienc
     if asked is not None:
         environ[ENV_PEER_TIMEOUT] = asked
     done = subprocess.run(
-        [*ELASTIC_RUN, "--nproc-per-node", "1", str(script)],
+        [*ELASTIC_RUN, "--nproc-per-node", "1", *options, str(script)],
         env=environ,
         cwd=tmp_path,
         capture_output=True,
