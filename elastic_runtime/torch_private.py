@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import socket
+import struct
 import time
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
@@ -163,6 +164,36 @@ def await_listener(host: str, port: int, timeout: float) -> bool:
             pause = min(_LOOK_LATER, pause * 1.2)
         else:
             return True
+
+
+def greet_store(host: str, port: int, timeout: float) -> bool:
+    """Waits until whoever listens somewhere answers as a TCPStore does, or hangs up.
+
+    torch's own client waits for its first answer where nothing can end it, and the end of the
+    process waits for that. A port that accepts and then says nothing is found here instead.
+
+    What its client says first is undocumented: a number that both know, and a ping with another
+    one, which comes back. A torch that says something else one day hangs up; its client is to say
+    what is wrong then.
+
+    Args:
+        host, port: where.
+        timeout: seconds to wait at most, for the connection and for the answer.
+
+    Returns:
+        Whether it was the answer of a TCPStore.
+
+    Raises:
+        OSError: nobody listens there, or nobody answers in time.
+    """
+    validate, known, ping = 0, 0x3C85F7CE, 13
+    number = os.urandom(4)
+    with socket.create_connection((host, port), timeout=timeout) as line:
+        line.sendall(struct.pack("=BIB", validate, known, ping) + number)
+        try:
+            return line.recv(len(number)) == number
+        except ConnectionResetError:
+            return False
 
 
 def end_loader(loader: Any) -> None:

@@ -216,7 +216,9 @@ class C10dStore:
         self._commands.put(_Stop())
         with self._ready:
             self._ready.notify_all()
-        if self._keeper is not None and self._keeper is not threading.current_thread():
+            served = self._session is not None
+        # Who only tries to connect has nothing to say, and may wait for an answer for long.
+        if served and self._keeper is not None and self._keeper is not threading.current_thread():
             self._keeper.join(_JOIN)
         self._connector.hosted = None
 
@@ -267,6 +269,7 @@ class C10dStore:
                 self._deliver(Lost(why, self._acked_at))
                 self._lost = True
             session.cut()
+        self._connector.hosted = None  # it may have begun to host after it was closed
 
     def _connect(self) -> Session | None:
         since = self._clock.now()

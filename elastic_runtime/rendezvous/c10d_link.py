@@ -25,6 +25,7 @@ from torch.distributed import DistStoreError, TCPStore
 from elastic_runtime import threads
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.listening import listen
+from elastic_runtime.torch_private import greet_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -89,13 +90,16 @@ class Link:
             self._open(host, limit)
             if kept:
                 self._claim()
+        except TimeoutError:
+            raise StoreUnavailable(self._no(f"no answer within {limit:g} s")) from None
         except OSError as error:
             raise StoreUnavailable(self._no(error.strerror or str(error))) from None
         self._connecting = False
 
     def _open(self, host: str, limit: float) -> None:
-        # torch tries a refused port again and again, and prints each time: ask first.
-        socket.create_connection((host, self._port), timeout=limit).close()
+        # torch tries a refused port again and again, and prints each time; at one that says nothing
+        # it cannot be interrupted: ask first.
+        greet_store(host, self._port, limit)
         self._before = _open_sockets().keys()
         _guard(self)
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.errors import EXIT_LEFT
 from tests import processes
 
 if TYPE_CHECKING:
@@ -29,6 +31,41 @@ if os.environ["RANK"] == "0":
 pathlib.Path(f"ready-{os.environ['RANK']}").touch()
 time.sleep(1000)
 """
+
+
+# Nothing here waits for less than ten minutes for an answer.
+_PATIENT = """
+import sys
+from elastic_runtime.rendezvous import c10d_link, c10d_session
+c10d_link.ANSWER = c10d_session.ANSWER = 600.0
+from elastic_runtime.cli.run import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nobody_waits_for_a_c10d_store_that_says_nothing_in_order_to_leave(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "train.py").touch()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE)
+        where = f"c10d://127.0.0.1:{silent.getsockname()[1]}"
+        options = ("--cold", "--rdzv-endpoint", where, "--rdzv-conf", "timeout=600")
+        running = subprocess.Popen(
+            [sys.executable, "-c", _PATIENT, *options, "train.py"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            with silent.accept()[0]:
+                running.send_signal(number)
+                _, said = running.communicate(timeout=PATIENCE)
+        finally:
+            running.kill()
+            running.wait()
+    assert (running.returncode, "stopped on request" in said) == (EXIT_LEFT, True), said
 
 
 @pytest.mark.parametrize(

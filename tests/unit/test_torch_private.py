@@ -73,6 +73,26 @@ def test_a_client_connects_only_once_its_store_listens(
     assert made == ["a store"]
 
 
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_tcp_store_is_greeted_as_its_own_clients_greet_it(use_libuv: bool) -> None:
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=use_libuv
+    )
+    assert torch_private.greet_store("127.0.0.1", store.port, 20.0)
+
+
+def test_who_says_nothing_is_no_store_and_who_hangs_up_may_be_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(TimeoutError):
+            torch_private.greet_store("127.0.0.1", port, 0.05)
+        server.accept()[0].close()
+        end = threading.Thread(target=lambda: server.accept()[0].close())
+        end.start()
+        assert not torch_private.greet_store("127.0.0.1", port, 20.0)
+        end.join()
+
+
 def test_a_store_that_never_listens_is_left_to_the_client_to_report() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
