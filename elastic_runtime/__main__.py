@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from elastic_runtime.cli.run import main
+from elastic_runtime.cli.run import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

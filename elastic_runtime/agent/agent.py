@@ -222,7 +222,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             event = self._translate(item)
             if isinstance(event, Asked | Alarm):
                 part = self._participant
-                event = replace(event, alone=part.alone, leads=part.leads)
+                served = part.state.connected
+                event = replace(event, alone=part.alone, leads=part.leads, served=served)
             if event is not None:
                 self._take(event)
 

@@ -72,11 +72,13 @@ class Asked:
         signum: which one.
         alone: it is certain that no other node takes part in the job.
         leads: there is no older node, as far as is seen.
+        served: the store answers, without which there is no other round.
     """
 
     signum: int
     alone: bool = False
     leads: bool = False
+    served: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Alarm:
 
     alone: bool = False
     leads: bool = False
+    served: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ from elastic_runtime.protocol.records import ASKED, FaultReport
 # and as a part of the grace; and the leader, as somebody has to be the last one.
 _HOLDS = (5.0, 1 / 3)
 _LEADER_HOLDS = (10.0, 2 / 3)
+# The same for one that is not served by the store: no round is formed while that is away.
+_UNSERVED_HOLDS = (1.0, 1 / 3)
 # How often it looks whether it is the last one, in seconds.
 _LOOKS = 0.5
 
@@ -96,11 +98,13 @@ def hold(state: State, actions: list[Action], seen: Asked | Alarm, now: float) -
     Args:
         state: between two rounds, of a node that was asked to leave.
         actions: come first.
-        seen: says whether this is the last node, and whether it leads.
+        seen: says whether this is the last node, whether it leads, and whether the store is there.
         now: seconds on the monotonic clock.
     """
     assert state.asked is not None
     seconds, part = _LEADER_HOLDS if seen.leads else _HOLDS
+    if not seen.served:
+        seconds, part = _UNSERVED_HOLDS
     due = state.asked.at + min(seconds, part * state.settings.grace)
     remembering = _remembering(state)
     if seen.alone and remembering:

@@ -27,9 +27,9 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be tidied up for a while
     # The parent takes its signals with sigwait and has them blocked; masks are inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    from elastic_runtime.cli.run import main as run
+    from elastic_runtime.cli.run import program
 
-    return run(argv, invocation=invocation, hosted_here=hosted == "1")
+    return program(argv, invocation=invocation, hosted_here=hosted == "1")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from elastic_runtime.console import mute, open_missing, show_only_events, unbloc
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_LEFT, ElasticError
 from elastic_runtime.lines import JSON
+from elastic_runtime.worker.ending import end_quickly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +70,18 @@ def main(
             return _INTERRUPTED
         finally:
             _flush_output()
+
+
+def program(
+    argv: Sequence[str] | None = None, *, invocation: str = "", hosted_here: bool = False
+) -> int:
+    """As ``main``, for a process that ends with it: which is not taken apart then.
+
+    That would take a second, as torch is imported, and more where gRPC still waits for a store.
+    """
+    code = main(argv, invocation=invocation, hosted_here=hosted_here)
+    end_quickly(code)
+    return code
 
 
 def _leave_error(error: ElasticError) -> None:
@@ -230,4 +243,4 @@ def _leave_a_core_each() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store import Entry, Store
 
 _ASK_AGAIN = 0.05
+# Seconds at the end for what would be done already if anybody answered.
+_MOMENT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class Participant:
         """Says that nothing runs here any more; waits until the store knows.
 
         Args:
-            timeout: seconds to wait at most.
+            timeout: seconds to wait at most; a store that is known to be away is not waited for.
 
         Returns:
             Whether the store knows.
@@ -259,7 +261,7 @@ class Participant:
         self._inbox.put(Goodbye())
         if self._thread is None or not self._thread.is_alive():
             return False
-        return self._said_goodbye.wait(timeout)
+        return self._said_goodbye.wait(timeout if self._state.connected else _MOMENT)
 
     def outlast(self, timeout: float) -> None:
         """Waits until every other node has said goodbye or is gone.
@@ -294,7 +296,8 @@ class Participant:
         self._closed = True
         self._inbox.put(_Stop())
         if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
+            # It may be waiting for the answer to a write, which the end of the store ends as well.
+            self._thread.join(_MOMENT)
         self._prober.close()
         self._store.close()
 

@@ -296,6 +296,17 @@ def test_the_leader_waits_longer_than_the_others_so_that_one_is_the_last() -> No
     assert life.asked(DismissWorkers) == [DismissWorkers(saves=0)]
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_nobody_waits_long_for_a_round_that_no_store_can_form(leads: bool) -> None:
+    life = _between_rounds()
+    life.take(Asked(15, leads=leads))
+    life.now += 1.0
+    life.take(Alarm(leads=leads))
+    assert not life.asked(DismissWorkers)
+    life.take(Alarm(leads=leads, served=False))
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=None)]
+
+
 @pytest.mark.parametrize(
     "news",
     [
