@@ -253,6 +253,9 @@ _LINES: dict[str, Line] = {
         "step {step} could not be saved, and is soon tried again: {problem}", "warning"
     ),
     "checkpoint.save_late": Line("{problem}, and training goes on ({seconds} so far)", "warning"),
+    "checkpoint.unreachable": Line(
+        "{path} cannot be reached, and is tried again ({seconds} so far): {why}", "warning"
+    ),
     "checkpoint.rests_removed": Line("removed the rests of unfinished saves: {names}", shown=False),
     "checkpoint.resumed": Line(_resumed),
     "checkpoint.damaged": Line(_damaged, "warning"),

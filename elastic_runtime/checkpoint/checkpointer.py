@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_chec
 
 from elastic_runtime.checkpoint import misuse
 from elastic_runtime.checkpoint.attempts import Attempts
+from elastic_runtime.checkpoint.first_contact import of_a_job
 from elastic_runtime.checkpoint.manifest import CheckpointId
 from elastic_runtime.checkpoint.resuming import Resuming
 from elastic_runtime.checkpoint.retention import parse_retention
@@ -133,9 +134,9 @@ class Checkpointer:
         limit = parse_limit(max_save_age, interval)
         rule = parse_retention(keep, keep_every)
         self._objects = entries
-        # The first rank of a job that begins finds out whether the place is one.
-        begins = context().rank == 0 and context().restarts == 0
-        self._storage = open_storage(directory, patient=not begins)
+        # The first rank finds out whether the place is one; the others wait for it.
+        first = of_a_job(context().note) if context().rank == 0 else None
+        self._storage = open_storage(directory, first)
         self._entries = Entries(entries)
         self._committing = {k: e for k, e in entries.items() if isinstance(e, Committing)}
         self._commits = False

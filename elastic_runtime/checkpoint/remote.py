@@ -12,16 +12,15 @@ library says is shown without them. fsspec is imported when the first URL is ope
 from __future__ import annotations
 
 import os
-import queue
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import tenacity
 
-from elastic_runtime import threads
 from elastic_runtime.checkpoint import manifest as layout
+from elastic_runtime.checkpoint.first_contact import NoAnswer, Patience, ask
 from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage import PROBE, Storage
 from elastic_runtime.errors import (
@@ -42,7 +41,6 @@ _MOST_PARTS = 8000  # S3 takes 10,000
 _RANGE = 8 * _MIB  # of a download
 _READERS = 8
 _TRIES = 4
-_FIRST = 20.0  # seconds that a store has for its first answer, where that is waited for
 _WAIT = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotImplementedError, ImportError)
 _SECRET_NAMES = ("SECRET", "TOKEN", "PASSWORD", "CREDENTIAL", "_KEY", "SAS", "CONNECTION_STRING")
@@ -55,13 +53,12 @@ class RemoteStorage(Storage):
 
     chunk = _READERS * _RANGE
 
-    def __init__(self, url: str, *, patient: bool = True) -> None:
+    def __init__(self, url: str, first: Patience | None = None) -> None:
         """Finds the library for the URL; nothing is asked of the store yet.
 
         Args:
             url: of the place that holds all checkpoints of the job.
-            patient: a store that has never answered is asked as often as any other. False: its
-                address may be wrong, and somebody waits to hear of that.
+            first: how long the store has for its first answer; None: as for any other.
 
         Raises:
             CheckpointError: the library is not installed, or the URL is not understood.
@@ -70,7 +67,7 @@ class RemoteStorage(Storage):
         self._secrets = _secrets_of(url)
         self._fs, self._root = self._opened(url)
         self.shared = not url.startswith("memory:")
-        self._patient = patient
+        self._first = first
         self._claims: dict[str, bytes] = {}  # what this process has written into files of terms
         self._pool: ThreadPoolExecutor | None = None
 
@@ -263,49 +260,38 @@ class RemoteStorage(Storage):
 
     def _try(self, call: Callable[[], _T]) -> _T:
         """Asks again after a while, unless the answer is one that will not change."""
-        if not self._patient:
-            self._patient = True  # from now on: who goes on after an error wants to go on
-            return self._try_first(call)
-        return _retrying(tenacity.stop_after_attempt(_TRIES))(call)
+        if self._first is not None:
+            first, self._first = self._first, None
+            return self._ask_first(call, first)
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(_TRIES),
+            wait=_WAIT,
+            retry=tenacity.retry_if_exception(_may_pass),
+            reraise=True,
+        )
+        return retrying(call)
 
-    def _try_first(self, call: Callable[[], _T]) -> _T:
-        """Asks until there is an answer, but not for long.
+    def _ask_first(self, call: Callable[[], _T], first: Patience) -> _T:
+        """Asks a store that has never answered."""
+        note = first.note
 
-        In a thread: the libraries of the stores try again as well, for minutes.
-        """
-        answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
-        last: list[Exception] = []
-
-        def once() -> _T:
-            try:
-                return call()
-            except Exception as error:
-                last.append(error)
-                if _of_credentials(error):
-                    answers.put((None, error))
-                raise
-
-        def ask() -> None:
-            try:
-                answers.put((_retrying(tenacity.stop_after_delay(_FIRST))(once), None))
-            except BaseException as error:
-                answers.put((None, error))
+        def tell(error: BaseException | None, seconds: float) -> None:
+            assert note is not None
+            note("checkpoint.unreachable", path=self.where, why=self._why(error), seconds=seconds)
 
         with _fewer_tries(self._fs):
-            threads.spawn(ask, name="elastic-first-look")
             try:
-                value, error = answers.get(timeout=_FIRST)
-            except queue.Empty:
-                value, error = None, last[-1] if last else TimeoutError("it is silent")
-        if error is None:
-            return cast("_T", value)
-        if not _may_pass(error) or _of_credentials(error):
-            raise error
-        why = self._without_secrets(error)
-        raise CheckpointUsageError(
-            f"cannot reach {self.where}, which was tried for {_FIRST:g} s: {why}; check the URL, "
-            "the address of the store and the network"
-        )
+                return ask(call, first.seconds, tell if note else None, _worth_asking, _WAIT)
+            except NoAnswer as error:
+                text = (
+                    f"cannot reach {self.where}, which was tried for {first.seconds:g} s: "
+                    f"{self._why(error.__cause__)}; check the URL, the address of the store and "
+                    "the network"
+                )
+        raise CheckpointFailed(text) if note else CheckpointUsageError(text)
+
+    def _why(self, error: BaseException | None) -> str:
+        return "it is silent" if error is None else self._without_secrets(error)
 
     def _list(self, path: str) -> list[Mapping[str, Any]]:
         # What is listed decides over terms and deletions: never from a cache.
@@ -455,12 +441,6 @@ def _scatter(data: memoryview, buffers: Sequence[memoryview], position: int) -> 
             position -= buffer.nbytes
 
 
-def _retrying(stop: tenacity.stop.stop_base) -> tenacity.Retrying:
-    return tenacity.Retrying(
-        stop=stop, wait=_WAIT, retry=tenacity.retry_if_exception(_may_pass), reraise=True
-    )
-
-
 @contextmanager
 def _fewer_tries(fs: Any) -> Iterator[None]:
     """Has s3fs tell what is wrong before it tries again; another library stays as it is."""
@@ -481,6 +461,11 @@ def _of_credentials(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, _FINAL)
+
+
+def _worth_asking(error: BaseException) -> bool:
+    """The same of a store that has never answered: what it needs has not been there yet."""
+    return _may_pass(error) and not _of_credentials(error)
 
 
 def _abandon(file: Any) -> None:

@@ -10,15 +10,16 @@ from elastic_runtime.checkpoint.remote import RemoteStorage
 from elastic_runtime.errors import CheckpointUsageError
 
 if TYPE_CHECKING:
+    from elastic_runtime.checkpoint.first_contact import Patience
     from elastic_runtime.checkpoint.storage import Storage
 
 
-def open_storage(directory: str | os.PathLike[str], *, patient: bool = True) -> Storage:
+def open_storage(directory: str | os.PathLike[str], first: Patience | None = None) -> Storage:
     """The storage at a place; nothing is touched yet.
 
     Args:
         directory: a path, or a URL such as ``s3://bucket/run`` of a kind that fsspec knows.
-        patient: see ``RemoteStorage``.
+        first: how long a store has for its first answer; None: as for any other.
 
     Raises:
         CheckpointError: what the URL needs is not installed; or the place has no name, as of a
@@ -31,6 +32,6 @@ def open_storage(directory: str | os.PathLike[str], *, patient: bool = True) -> 
     if isinstance(directory, str) and "://" in directory:
         scheme, _, path = directory.partition("://")
         if scheme not in ("file", "local"):
-            return RemoteStorage(directory, patient=patient)
+            return RemoteStorage(directory, first)
         directory = path
     return LocalStorage(directory)

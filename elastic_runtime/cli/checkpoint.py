@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from elastic_runtime.checkpoint import survey
+from elastic_runtime.checkpoint.first_contact import Patience
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, newest_first
 from elastic_runtime.checkpoint.retention import Retention, Verdict, parse_retention
 from elastic_runtime.checkpoint.storages import open_storage
@@ -48,7 +49,7 @@ def list_(directory: str, form: str) -> None:
 
     Files are compared with the manifest by their sizes; verify reads them.
     """
-    seen = _look(open_storage(directory, patient=False))
+    seen = _look(open_storage(directory, Patience()))
     show(form, seen.as_dict(), checkpoint_screen.listing(seen))
 
 
@@ -59,7 +60,7 @@ def list_(directory: str, form: str) -> None:
 @FORMAT
 def show_(directory: str, step: int | None, term: int | None, form: str) -> None:
     """Shows one checkpoint: what resume() would take, unless --step says another."""
-    seen = _look(open_storage(directory, patient=False))
+    seen = _look(open_storage(directory, Patience()))
     if step is None and term is None:
         if seen.takes is None:
             raise UsageError(f"{seen.where}: {seen.why}; name one with --step")
@@ -79,7 +80,7 @@ def verify(directory: str, step: int | None, term: int | None, form: str) -> int
 
     Exit code 1 if anything is.
     """
-    storage = open_storage(directory, patient=False)
+    storage = open_storage(directory, Patience())
     seen = _look(storage)
     chosen = {one.which for one in _chosen(seen, step, term)}
     total = sum(_to_read(one) for one in seen.found if one.which in chosen)
@@ -118,7 +119,7 @@ def prune(
     What is kept is read first, so that a damaged checkpoint does not count.
     """
     rule = parse_retention(keep, keep_every)
-    storage = open_storage(directory, patient=False)
+    storage = open_storage(directory, Patience())
     seen = _look(storage)
     found = seen.found if unread else _read_what_stays(storage, rule, seen.found)
     verdicts = survey.judge(rule, found)
@@ -154,7 +155,7 @@ def restore(directory: str, step: int, term: int | None, form: str) -> None:
 
     It is set aside no more, and all newer ones are. Nothing is deleted.
     """
-    storage = open_storage(directory, patient=False)
+    storage = open_storage(directory, Patience())
     chosen = _chosen(_look(storage), step, term)[0]
     if chosen.manifest is None or chosen.condition not in (Condition.WHOLE, Condition.ASIDE):
         raise UsageError(f"{storage.place(chosen.which)} is {chosen.condition}: {chosen.problem}")

@@ -21,11 +21,13 @@ from elastic_runtime.checkpoint.remote import RemoteStorage
 from elastic_runtime.checkpoint.storages import open_storage
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
 from tests.ranks import run_ranks, values
-from tests.s3_server import s3_server
+from tests.s3_server import client_environ, s3_server
 from tests.small_checkpoints import FILE, HOLDER, put
+from tests.strangers import unused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -137,6 +139,43 @@ def test_damage_in_s3_is_found_and_the_older_one_is_taken(url: str, s3: s3fs.S3F
     content[len(content) // 2] ^= 1
     s3.pipe_file(path, bytes(content))
     assert values(run_ranks(1, train, url, 0, None)) == [(1, [33.0] * 5)]
+
+
+_SAVES = """
+import sys, torch
+from elastic_runtime import Checkpointer
+ckpt = Checkpointer(sys.argv[1], {"model": torch.nn.Linear(1, 1)})
+ckpt.resume()
+ckpt.step()
+ckpt.save()
+ckpt.close()
+print("saved step", Checkpointer(sys.argv[1], {"model": torch.nn.Linear(1, 1)}).resume())
+"""
+
+
+def test_a_job_waits_for_a_store_that_comes_late_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SAVES)
+    port, url = unused(), "s3://late/run"
+    job = subprocess.Popen(
+        [sys.executable, "-m", "elastic_runtime", "--log-format", "json", "train.py", url],
+        cwd=tmp_path,
+        env={**os.environ, **client_environ(f"http://127.0.0.1:{port}")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert job.stdout is not None
+        assert job.stderr is not None
+        line = next(line for line in job.stderr if "checkpoint.unreachable" in line)
+        assert json.loads(line)["path"] == url
+        with s3_server(port, ["late"]):
+            said, events = job.communicate(timeout=120)
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode == 0, events
+    assert "saved step 1" in said
 
 
 def ctl(*arguments: str) -> subprocess.CompletedProcess[str]:

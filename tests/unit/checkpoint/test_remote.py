@@ -12,7 +12,8 @@ import pytest
 import tenacity
 from fsspec.implementations.memory import MemoryFileSystem
 
-from elastic_runtime.checkpoint import remote
+from elastic_runtime.checkpoint import first_contact, remote
+from elastic_runtime.checkpoint.first_contact import Patience, of_a_job
 from elastic_runtime.checkpoint.local import LocalStorage
 from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.remote import RemoteReader, RemoteStorage
@@ -116,25 +117,64 @@ class Silent:
 def test_a_store_that_has_never_answered_is_given_up_soon(
     flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_FIRST", 0.1)
     # What cannot be tried again and again by us: the library of the store does so by itself.
     silent = Silent()
     unreachable = Failing(10**9, OSError("nobody is there"))
     for hook, why in ((silent, "it is silent"), (unreachable, "nobody is there")):
         monkeypatch.setattr(Flaky, "hook", staticmethod(hook))
-        storage = open_storage("flaky://me:pa55word@bucket/run", patient=False)
+        storage = open_storage("flaky://me:pa55word@bucket/run", Patience(0.1))
         with pytest.raises(CheckpointUsageError, match=f"cannot reach flaky://.*{why}") as told:
             storage.names()
         assert "pa55word" not in str(told.value)
     silent.over.set()
 
 
+def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_contact, "_FIRST_WORD", 0.0)
+    monkeypatch.setattr(first_contact, "_NEXT_WORD", 0.0)
+    silent, said = Silent(), list[dict[str, Any]]()
+
+    def note(name: str, **fields: Any) -> None:
+        said.append({"event": name, **fields})
+        silent.over.set()  # it is back
+
+    monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
+    assert open_storage("flaky://bucket/run", of_a_job(note)).names() == []
+    first = said[0]
+    assert (first["event"], first["why"]) == ("checkpoint.unreachable", "it is silent")
+    assert first["path"] == "flaky://bucket/run"
+
+
+def test_a_job_whose_store_stays_away_has_failed_for_now(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is no wrong setting: another try may do better."""
+    monkeypatch.setattr(Flaky, "hook", Failing(10**9, OSError("nobody is there")))
+    patience = Patience(0.1, lambda name, **fields: None)
+    with pytest.raises(CheckpointFailed, match=r"cannot reach .*nobody is there"):
+        open_storage("flaky://bucket/run", patience).names()
+
+
+def test_what_will_not_change_is_told_a_job_at_once(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCredentials(Exception):
+        pass
+
+    for error in (NoCredentials("none"), PermissionError("not you")):
+        monkeypatch.setattr(Flaky, "hook", Failing(10**9, error))
+        with pytest.raises(CheckpointFailed, match="give the job credentials") as told:
+            open_storage("flaky://bucket/run", of_a_job(lambda name, **fields: None)).prepare()
+        assert told.value.refused
+
+
 def test_a_store_that_has_answered_is_waited_for(
     flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = open_storage(f"flaky://{uuid.uuid4().hex}/run", patient=False)
+    storage = open_storage(f"flaky://{uuid.uuid4().hex}/run", Patience(1.0))
     assert storage.names() == []
-    monkeypatch.setattr(remote, "_FIRST", 0.0)
     monkeypatch.setattr(Flaky, "hook", Failing(2, OSError("Please reduce your request rate")))
     assert storage.names() == []
 
