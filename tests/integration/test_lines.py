@@ -1,0 +1,204 @@
+"""What a person reads of a fault, and of a node that leaves: of real jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_runtime.endpoint import parse_endpoint
+from elastic_runtime.protocol.records import SWITCH, SwitchRecord
+from elastic_runtime.rendezvous.stores import open_store
+from tests import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PATIENCE = 90.0
+# Trains up to the step that the file says, and saves each 30th.
+SAVES = """
+import os, time
+import torch, torch.distributed as dist
+from elastic_runtime import Checkpointer
+
+def said(name):
+    try:
+        return open(name).read()
+    except FileNotFoundError:
+        return ""
+
+if int(os.environ["WORLD_SIZE"]) > 1:
+    dist.init_process_group("gloo")
+ckpt = Checkpointer("saved", {"model": torch.nn.Linear(1, 1)}, every=30)
+ckpt.resume()
+while not said("enough"):
+    time.sleep(0.05)
+    if ckpt.steps < int(said("limit")):
+        ckpt.step()
+        with open(f"at-{os.environ['RANK']}", "w") as file:
+            file.write(f"{os.environ['ELASTIC_ROUND']} {ckpt.steps} {os.getpid()}")
+"""
+# The only rank of a round does not end a step while the gate is closed.
+IN_PLACE = """
+import os, time
+import torch, torch.distributed as dist
+import elastic_runtime as elastic
+
+state = elastic.State(model=torch.nn.Linear(1, 1))
+
+def train(world):
+    while True:
+        dist.all_reduce(torch.ones(1))
+        if os.path.exists("enough"):
+            return
+        while world.size == 1 and os.path.exists("gate"):
+            time.sleep(0.01)
+        time.sleep(0.02)
+        state.commit()
+        with open(f"at-{world.rank}", "w") as file:
+            file.write(f"{world.round} {state.step} {os.getpid()}")
+
+elastic.run(state)(train)
+"""
+
+
+class Job:
+    """Two nodes in one terminal, which shows what people see."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        self.folder = folder
+        self.mark = f"lines-{uuid.uuid4().hex}"
+        (folder / "train.py").write_text(script)
+        command = [sys.executable, "-m", "elastic_runtime", "--log-format", "console"]
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--local-nodes", "2", "--min", "1", "--log-file", "events", "train.py"],
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1", processes.MARKER: self.mark},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def wait(self, happened: Callable[[], Any], what: str) -> Any:
+        return processes.wait_for(happened, PATIENCE, what, lambda: self.log)
+
+    def at(self, rank: int) -> tuple[int, int, int]:
+        """Round, step and process of a rank."""
+        try:
+            words = (self.folder / f"at-{rank}").read_text().split()
+        except FileNotFoundError:
+            return 0, 0, 0
+        return (int(words[0]), int(words[1]), int(words[2])) if len(words) == 3 else (0, 0, 0)
+
+    def reaches(self, number: int, step: int, ranks: int) -> None:
+        """Waits until so many ranks are at a step in a round."""
+        self.wait(
+            lambda: all(
+                self.at(rank)[0] >= number and self.at(rank)[1] >= step for rank in range(ranks)
+            ),
+            f"step {step} in round {number}",
+        )
+
+    def line(self, pattern: str) -> str:
+        """Waits for a line."""
+        found = self.wait(lambda: re.search(f"^.*{pattern}.*$", self.log, re.MULTILINE), pattern)
+        return str(found[0])
+
+    def says(self, name: str, text: str = "") -> None:
+        """Writes a file that the script looks for."""
+        draft = self.folder / f"{name}.new"
+        draft.write_text(text)
+        draft.rename(self.folder / name)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name."""
+        lines = (self.folder / "events").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    def recovered(self, number: int) -> bool:
+        """Whether the first node has told of a recovery by this round."""
+        told = [(event["node"], event["round"]) for event in self.events("round.recovered")]
+        return ("node0", number) in told
+
+    def switch(self) -> int:
+        """The round that all are to leave, as the store has it."""
+        words = shlex.split(self.events("job.join_command")[0]["command"])
+        endpoint, run = (words[words.index(flag) + 1] for flag in ("--rdzv-endpoint", "--run-id"))
+        with closing(open_store(parse_endpoint(endpoint), run, 10, 10)) as store:
+            store.start("nodes/nobody", lambda event: None)
+            found = [entry.value for entry in store.read(SWITCH) if entry.key == SWITCH]
+        return SwitchRecord.decode(SWITCH, found[0]).round if found else 0
+
+    def node(self, name: str) -> int:
+        """The process of a node."""
+        pids = processes.marked(self.mark)
+        ours = [pid for pid in pids if f"--node-name {name}" in processes.command(pid)]
+        return ours[0]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
+    jobs: list[Job] = []
+
+    def begin(script: str) -> Job:
+        jobs.append(Job(tmp_path, script))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        processes.end(job.mark)
+        job.process.wait()
+
+
+def test_steps_that_are_made_again_are_told_once_and_who_leaves_says_what_it_saved(
+    start: Callable[[str], Job], tmp_path: Path
+) -> None:
+    (tmp_path / "limit").write_text("50")
+    job = start(SAVES)
+    job.reaches(1, 50, ranks=2)
+    job.wait((tmp_path / "saved" / "step-30.term-1" / "MANIFEST.json").exists, "step 30 is saved")
+    job.says("limit", "31")
+    os.kill(job.at(1)[2], signal.SIGKILL)
+    assert job.line("round 2: .* resumed at").endswith("resumed at step 30 (20 steps again)")
+    # The next round begins before the step that was reached once, and nothing more is lost by it.
+    job.reaches(2, 31, ranks=2)
+    os.kill(job.node("node1"), signal.SIGTERM)
+    job.line("node1: leaving")
+    job.says("limit", "100000")
+    left = re.search(
+        r"node1 left on request; step (\d+) is saved; other", job.line("node1 left on")
+    )
+    assert left is not None, job.log
+    assert job.line("round 3: .* resumed at").endswith(f"resumed at step {left[1]}")
+    job.says("enough", "yes")
+    assert job.process.wait(PATIENCE) == 0, job.log
+
+
+def test_a_replacement_that_is_ready_early_has_a_recovery_of_its_own(
+    start: Callable[[str], Job], tmp_path: Path
+) -> None:
+    (tmp_path / "gate").touch()
+    job = start(IN_PLACE)
+    job.reaches(1, 3, ranks=2)
+    os.kill(job.at(1)[2], signal.SIGKILL)
+    job.wait(lambda: job.switch() == 2, "the order to leave round 2")
+    (tmp_path / "gate").unlink()
+    for number in (2, 3):
+        job.wait(lambda: job.recovered(number), f"the recovery of round {number}")  # noqa: B023
+    job.says("enough")
+    assert job.process.wait(PATIENCE) == 0, job.log
