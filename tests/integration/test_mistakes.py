@@ -73,7 +73,9 @@ def _run(module: str, mistake: Mistake, folder: Path) -> subprocess.CompletedPro
 def test_elastic_run(folder: Path, mistake: Mistake) -> None:
     told = Mistake(f"--log-format console {mistake.command}", "", environ=mistake.environ)
     done = _run("elastic_runtime", told, folder)
-    mistake.check(done.returncode, done.stderr)
+    # A slow machine has a line more for each of those.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("still importing")]
+    mistake.check(done.returncode, "\n".join(said))
 
 
 def test_elasticctl_at_a_port_where_something_else_listens(folder: Path) -> None:
