@@ -94,19 +94,24 @@ def absorb_all(state: State, events: Iterable[Event], now: float) -> State:
 
 
 def _merged(changes: Iterable[Changed]) -> Iterator[Changed]:
-    """The same changes in fewer pieces. Each change of one key is kept: what was there for a
-    moment may say that a node has ended well."""
+    """The same changes in as few pieces as can be.
+
+    Each value of a key is kept, in order: what was there for a moment may say that a node has ended
+    well. A new piece begins only where a key comes back that was deleted, or goes that was written.
+    """
     puts: list[Entry] = []
     deletes: list[str] = []
-    touched: set[str] = set()
+    written: set[str] = set()
+    gone: set[str] = set()
     for change in changes:
-        keys = {entry.key for entry in change.puts} | set(change.deletes)
-        if keys & touched:
+        keys = {entry.key for entry in change.puts}
+        if not (gone.isdisjoint(keys) and written.isdisjoint(change.deletes)):
             yield Changed(tuple(puts), tuple(deletes))
-            puts, deletes, touched = [], [], set()
+            puts, deletes, written, gone = [], [], set(), set()
         puts += change.puts
         deletes += change.deletes
-        touched |= keys
+        written |= keys
+        gone.update(change.deletes)
     yield Changed(tuple(puts), tuple(deletes))
 
 
