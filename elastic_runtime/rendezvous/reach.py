@@ -8,6 +8,7 @@ part until a round has broken for want of another reason.
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -32,16 +33,14 @@ def severed(one: NodeRecord, two: NodeRecord) -> bool:
 
 def severed_pairs(nodes: Sequence[NodeRecord]) -> list[tuple[NodeRecord, NodeRecord]]:
     """The pairs among these nodes that are known not to reach each other."""
-    there = {node.node: node for node in nodes}
-    places = {name: place for place, name in enumerate(there)}
+    places = {node.node: place for place, node in enumerate(nodes)}
     pairs = {
-        tuple(sorted((node.node, other), key=places.__getitem__))
-        for node in nodes
-        for other in node.unreachable
-        if other in there and other != node.node
+        (min(place, other), max(place, other))
+        for place, node in enumerate(nodes)
+        for name in node.unreachable
+        if (other := places.get(name, place)) != place
     }
-    ordered = sorted(pairs, key=lambda pair: [places[name] for name in pair])
-    return [(there[one], there[two]) for one, two in ordered]
+    return [(nodes[one], nodes[two]) for one, two in sorted(pairs)]
 
 
 def told(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
@@ -49,9 +48,9 @@ def told(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
     missed: dict[str, list[str]] = {}
     for one, two in pairs:
         missed.setdefault(one.name, []).append(two.name)
-    shown = [f"{name} and {listed(others)}" for name, others in missed.items()]
-    more = f", and {len(shown) - 3} more" if len(shown) > 3 else ""
-    return f"no connection between {'; between '.join(shown[:3])}{more}"
+    shown = [f"{name} and {listed(others)}" for name, others in list(missed.items())[:3]]
+    more = f", and {len(missed) - 3} more" if len(missed) > 3 else ""
+    return f"no connection between {'; between '.join(shown)}{more}"
 
 
 def together(
@@ -142,10 +141,20 @@ def _filled(
 
 def _thinned(names: list[str], missing: dict[str, set[str]]) -> tuple[str, ...]:
     """Without those that miss most of the others, the last of them first."""
-    kept = list(names)
-    while True:
-        counts = [len(missing[name].intersection(kept)) for name in kept]
-        most = max(counts, default=0)
+    kept = {name: place for place, name in enumerate(names)}
+    counts = {name: sum(other in kept for other in missing[name]) for name in names}
+    heap = [(-counts[name], -place) for name, place in kept.items()]
+    heapify(heap)
+    while heap:
+        most, place = heappop(heap)
+        name = names[-place]
+        if name not in kept or -most != counts[name]:
+            continue  # an entry of before others went
         if not most:
-            return tuple(kept)
-        kept.pop(max(place for place, count in enumerate(counts) if count == most))
+            break
+        del kept[name]
+        for other in missing[name]:
+            if other in kept:
+                counts[other] -= 1
+                heappush(heap, (-counts[other], -kept[other]))
+    return tuple(kept)
