@@ -39,6 +39,7 @@ from elastic_runtime.rendezvous.state import (
     InPlace,
     Join,
     Left,
+    PartsGone,
     Peer,
     Probed,
     Slot,
@@ -148,6 +149,8 @@ def absorb(state: State, event: Event, now: float) -> State:
             return _applied(state, event, now)
         case Probed():
             return _probed(state, (event,), now)
+        case PartsGone():
+            return _parts_gone(state, event)
         case Join(record):
             return _joined(state, record, now)
         case Left() | Available() | Done() | Drain() | Goodbye():
@@ -464,6 +467,17 @@ def _with_slot(state: State, key: str, slot: Slot) -> State:
             return replace(state, switch=slot)
         case _:
             return replace(state, outcome=slot)
+
+
+def _parts_gone(state: State, event: PartsGone) -> State:
+    """What is known of the round's members stays, and cannot be read any more."""
+    if state.round.version != event.version:
+        return state
+    for key, why in event.wrong.items():
+        state = state.tell(BadRecord(key, why), once=f"bad/{key}")
+    text = "its members are not in the store"
+    state = state.tell(BadRecord(ROUND, text), once=f"bad/{ROUND}/{event.version}")
+    return replace(state, round=replace(state.round, unreadable=True))
 
 
 def _with_round(state: State, slot: Slot) -> State:

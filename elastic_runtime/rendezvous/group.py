@@ -10,7 +10,8 @@ has lost its memory.
 
 The id is a hash of what the parts say. So who writes them a second time changes nothing, two
 leaders that write at the same time do not mix, and parts are there before the round that names
-them is.
+them is. Each part ends with a hash of itself and of its key, so that who reads that one alone sees
+whether it is what was written there; one that is not counts as missing.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import random
 import zlib
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.records import GROUP, ROUND, GroupRecord, RoundRecord
+from elastic_runtime.rendezvous.state import PartsGone
 from elastic_runtime.rendezvous.store import Changed, Entry, Put, Snapshot, Transaction
 
 if TYPE_CHECKING:
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
     Read = Callable[[str], Sequence[Entry]]
 
 # So many parts are written at once: half a megabyte, of the 1.5 that etcd takes by default.
-_AT_ONCE = 100
+AT_ONCE = 100
+# How a part ends: as JSON, and alike for all, so that no part is encoded again to be checked.
+_FIELD, _DIGITS, _END = b',"digest":"', 16, b'"}'
 # A round whose members have not been there for so long is taken for unreadable (seconds).
 PATIENCE = 3.0
 # From one try to read them to the next (seconds).
@@ -70,19 +75,31 @@ def apart(last: RoundRecord, layout: Layout) -> tuple[RoundRecord, tuple[Transac
         for some in places
     ]
     group = hashlib.sha256(b"\n".join(values)).hexdigest()[:16]
-    puts = [Put(key, value) for key, value in zip(_keys(group, count), values, strict=True)]
-    head = replace(
+    signed = [_signed(key, value) for key, value in zip(_keys(group, count), values, strict=True)]
+    puts = [Put(key, value) for key, value in zip(_keys(group, count), signed, strict=True)]
+    full = replace(last, group=group, parts=count, nodes=last.size, workers=first)
+    batches = (puts[at : at + AT_ONCE] for at in range(0, len(puts), AT_ONCE))
+    return head_of(full, layout.first), tuple(Transaction(puts=tuple(some)) for some in batches)
+
+
+def head_of(last: RoundRecord, first: int) -> RoundRecord:
+    """The record of a round whose members lie in parts, as far as its first ones are known.
+
+    Args:
+        last: the round, with some of its members or all.
+        first: as in ``Layout``.
+    """
+    if not last.group:
+        return last
+    ranks = last.ranks or range(last.size)
+    named = [place for place, rank in enumerate(ranks) if rank < first]
+    firsts = last.firsts or tuple(accumulate((m.workers for m in last.members), initial=0))
+    return replace(
         last,
-        members=last.members[: layout.first],
-        group=group,
-        parts=count,
-        nodes=last.size,
-        workers=first,
-        ranks=tuple(range(layout.first)),
-        firsts=tuple(firsts[: layout.first]),
+        members=tuple(last.members[place] for place in named),
+        ranks=tuple(ranks[place] for place in named),
+        firsts=tuple(firsts[place] for place in named),
     )
-    batches = (puts[at : at + _AT_ONCE] for at in range(0, len(puts), _AT_ONCE))
-    return head, tuple(Transaction(puts=tuple(batch)) for batch in batches)
 
 
 def keys(last: RoundRecord | None) -> tuple[str, ...]:
@@ -152,6 +169,7 @@ class Completer:
         self._seen_at: int | None = None  # and the version of its record when its parts were there
         self._missed_at: float | None = None  # when parts were not there first
         self._pause = _PAUSE_FIRST
+        self._wrong: dict[str, str] = {}  # parts that are not what was written, and why
 
     @property
     def owed(self) -> bool:
@@ -185,19 +203,23 @@ class Completer:
         if not asked and not self.wanted:
             self._held, self.due = [], float("inf")
             return events
-        completed = None
+        completed, gone = None, False
         if self._head(self._told) is not None:
             if now < self.due or not served:
                 return self._hold(events)
             completed = self._completed(node, wide, now)
-            if completed is None:
+            if completed is None and not self._lost(now):
                 self.due = now + self._pause * random.uniform(0.5, 1.0)
                 self._pause = min(2 * self._pause, _PAUSE_MOST)
                 return self._hold(events)
+            if completed is None:
+                completed, gone = self._as_known(node), True
         self._held, self.due, self._pause = [], float("inf"), _PAUSE_FIRST
         shown = [_with_round(event, completed) if event in asked else event for event in events]
         if self.wanted and completed is not None:
             shown.append(Changed((completed,)))
+        if gone and completed is not None:
+            shown.append(PartsGone(completed.version, dict(self._wrong)))
         self.wanted = False
         return shown
 
@@ -245,26 +267,39 @@ class Completer:
             told, who, full = self._shown
             if (told, who) == (self._told, node) and (full.whole or not whole):
                 return replace(told, value=full.encode())
+        self._wrong.clear()
         try:
             found = self._read_members(head, node, whole)
         except StoreUnavailable:
             return None
-        if found is not None:
-            self._shown = (self._told, node, found)
-            return replace(self._told, value=found.encode())
-        # Who knows the members all the same can give them back, and does not wait.
-        ours = self._known is not None and self._known.group == head.group
-        unreadable = replace(self._told, value=replace(head, parts=0).encode())
-        return unreadable if ours or self._lost(now) else None
+        if found is None:
+            self._missed_at = now if self._missed_at is None else self._missed_at
+            return None
+        self._shown = (self._told, node, found)
+        return replace(self._told, value=found.encode())
 
     def _lost(self, now: float) -> bool:
         """Whether the members have been missing for so long that they do not come any more.
 
         For a moment they may: the round after this one has been sealed, and is about to be told.
+        Who knows the members all the same can give them back, and does not wait.
         """
-        if self._missed_at is None:
-            self._missed_at = now
-        return now - self._missed_at > PATIENCE
+        head = self._head(self._told)
+        if self._missed_at is None or head is None:
+            return False
+        ours = self._known is not None and self._known.group == head.group
+        return ours or now - self._missed_at > PATIENCE
+
+    def _as_known(self, node: str) -> Entry:
+        """The round's record with the members that this node knew before they were gone."""
+        head = self._head(self._told)
+        assert self._told is not None and head is not None
+        before = [self._known] if self._known else []
+        if self._shown is not None and self._shown[1] == node:
+            before.append(self._shown[2])
+        known = next((one for one in before if one.group == head.group), head)
+        head = replace(head, members=known.members, ranks=known.ranks, firsts=known.firsts)
+        return replace(self._told, value=head.encode())
 
     def _read_members(self, head: RoundRecord, node: str, whole: bool) -> RoundRecord | None:
         assert self._told is not None
@@ -274,10 +309,11 @@ class Completer:
             return replace(head, members=known.members, ranks=(), firsts=())
         if not whole:
             own = keys(head)[_part(node, head.parts)]
-            some = joined(head, (_only(part, node) for part in _decoded(self._read(own))))
+            parts = _decoded(self._read(own), self._wrong)
+            some = joined(head, (_only(part, node) for part in parts))
             if not _needs_all(some, node, self._keepers):
                 return some
-        full = joined(head, _decoded(self._read(f"{GROUP}{head.group}/")))
+        full = joined(head, _decoded(self._read(f"{GROUP}{head.group}/"), self._wrong))
         if not full.whole:
             return None
         self._known, self._seen_at = full, self._told.version
@@ -315,12 +351,30 @@ def _keys(group: str, count: int) -> tuple[str, ...]:
     return tuple(f"{GROUP}{group}/{part:05d}" for part in range(count))
 
 
-def _decoded(entries: Iterable[Entry]) -> list[GroupRecord]:
-    """The parts that can be read. One that cannot is as good as none."""
+def _signed(key: str, value: bytes) -> bytes:
+    """A part as it is written: with a hash of its key and of what it says, as its last field."""
+    digest = hashlib.sha256(key.encode() + b"\n" + value).hexdigest()[:_DIGITS]
+    return b"%s%s%s%s" % (value[:-1], _FIELD, digest.encode(), _END)
+
+
+def intact(entry: Entry) -> bool:
+    """Whether this part is what was written there."""
+    end = len(_FIELD) + _DIGITS + len(_END)
+    return _signed(entry.key, entry.value[:-end] + b"}") == entry.value
+
+
+def _decoded(entries: Iterable[Entry], wrong: dict[str, str] | None = None) -> list[GroupRecord]:
+    """The parts that can be read. One that cannot is as good as none, and noted in ``wrong``."""
     parts = []
     for entry in entries:
-        with suppress(RecordError):
+        try:
             parts.append(GroupRecord.decode(entry.key, entry.value))
+            if not intact(entry):
+                parts.pop()
+                raise RecordError(entry.key, "its hash is that of something else")
+        except RecordError as error:
+            if wrong is not None:
+                wrong[error.key] = error.why
     return parts
 
 

@@ -17,7 +17,7 @@ from elastic_runtime.protocol.records import (
     listed,
     node_key,
 )
-from elastic_runtime.rendezvous.group import apart, keys
+from elastic_runtime.rendezvous.group import apart, head_of, keys
 from elastic_runtime.rendezvous.state import OTHER, REFUSED, State
 from elastic_runtime.rendezvous.store import Expect, Put, Transaction
 
@@ -49,13 +49,7 @@ def ask_for_members(state: State, last: RoundRecord, plan: Plan, now: float) -> 
 
     Who keeps all its members looks for the parts then, and gives them back.
     """
-    named = [place for place, rank in enumerate(last.ranks) if rank < state.policy.layout.first]
-    head = replace(
-        last,
-        members=tuple(last.members[place] for place in named),
-        ranks=tuple(last.ranks[place] for place in named),
-        firsts=tuple(last.firsts[place] for place in named),
-    )
+    head = head_of(last, state.policy.layout.first)
     again = Transaction((Expect(ROUND, state.round.version),), (Put(ROUND, head.encode()),))
     state = plan.wait(state, f"the members of round {last.number} are gone from the store")
     return plan.apply(state, ROUND, again, now)

@@ -124,6 +124,19 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
+class PartsGone:
+    """The members of the round that the store shows are not there, and have not been for a while.
+
+    Attributes:
+        version: of the round's record.
+        wrong: parts that are there, but not as they were written, by key, and why.
+    """
+
+    version: int
+    wrong: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """A transaction came to its end.
 
@@ -154,6 +167,7 @@ Event = (
     | Drain
     | Goodbye
     | Probed
+    | PartsGone
     | Applied
     | Tick
 )

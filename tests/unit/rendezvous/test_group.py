@@ -13,7 +13,7 @@ from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import ROUND, Member, RoundRecord
 from elastic_runtime.rendezvous import group
 from elastic_runtime.rendezvous.group import Completer, apart
-from elastic_runtime.rendezvous.state import Layout
+from elastic_runtime.rendezvous.state import Layout, PartsGone
 from elastic_runtime.rendezvous.store import (
     Changed,
     Entry,
@@ -53,6 +53,7 @@ class Shelf:
         head, writes = apart(last, layout)
         puts = [put for write in writes for put in write.puts]
         self.entries = [Entry(put.key, put.value, 1, 1) for put in puts]
+        self.round_record = head
         self.round = Entry(ROUND, head.encode(), 1, 1)
         self.reads: list[str] = []
         self.serves = True
@@ -178,9 +179,9 @@ def test_a_round_whose_members_are_gone_is_unreadable_after_a_while() -> None:
     completer = Completer(shelf.read, 8)
     assert completer.take([Changed((shelf.round,))], "nobody", False, 0.0) == []
     assert completer.take([], "nobody", False, group.PATIENCE) == []
-    (late,) = completer.take([], "nobody", False, group.PATIENCE + 2)
-    with pytest.raises(RecordError, match="its members are not in the store"):
-        told([late])
+    late, gone = completer.take([], "nobody", False, group.PATIENCE + 2)
+    assert gone == PartsGone(1)
+    assert told([late]).members == last.members[: Layout().first]  # as far as the record says
     # The next round is another matter.
     following = Shelf(sealed(210, number=8), Layout())
     shelf.entries = following.entries
@@ -194,8 +195,8 @@ def test_who_knows_all_members_sees_at_once_that_they_are_gone_from_the_store() 
     assert told(completer.take([Changed((shelf.round,))], "nobody", False, 0.0)).whole
     shelf.entries = []
     anew = replace(shelf.round, version=2)  # somebody has written it again, without its parts
-    with pytest.raises(RecordError, match="its members are not in the store"):
-        told(completer.take([Changed((anew,))], "nobody", False, 1.0))
+    shown, gone = completer.take([Changed((anew,))], "nobody", False, 1.0)
+    assert (gone, told([shown]).members) == (PartsGone(2), last.members)
 
 
 def test_who_seals_a_round_knows_its_members() -> None:
@@ -247,6 +248,36 @@ def test_a_part_that_cannot_be_read_is_as_good_as_none() -> None:
     completer = Completer(shelf.read, 8)
     assert completer.take([Changed((shelf.round,))], last.members[50].node, False, 0.0) == []
     assert completer.owed  # and not: it is no member
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_part_that_is_not_what_was_written_counts_as_missing_and_is_said(wide: bool) -> None:
+    last = sealed(200)
+    shelf = Shelf(last, Layout())
+    node = last.members[50].node
+    own = group.keys(shelf.round_record)[group._part(node, shelf.round_record.parts)]
+    (place,) = [at for at, entry in enumerate(shelf.entries) if entry.key == own]
+    right, other = shelf.entries[place].value, shelf.entries[place - 1].value
+    for wrong in (other, right.replace(b"node-50", b"node-51"), right[: right.rindex(b",")] + b"}"):
+        shelf.entries[place] = replace(shelf.entries[place], value=wrong)
+        completer = Completer(shelf.read, 8)
+        assert completer.take([Changed((shelf.round,))], node, wide, 0.0) == []
+        *_, gone = completer.take([], node, wide, group.PATIENCE + 2)
+        assert isinstance(gone, PartsGone)
+        assert gone.wrong == {own: "its hash is that of something else"}
+
+
+def test_what_a_member_knew_of_itself_it_still_knows_when_the_parts_are_gone() -> None:
+    last = sealed(200)
+    shelf = Shelf(last, Layout())
+    node = last.members[51].node
+    completer = Completer(shelf.read, 8)
+    completer.take([Changed((shelf.round,))], node, False, 0.0)
+    shelf.entries = []
+    anew = Changed((replace(shelf.round, version=2),))
+    assert completer.take([anew], node, False, 1.0) == []
+    shown, _ = completer.take([], node, False, 1.0 + group.PATIENCE + 1)
+    assert told([shown]).rank_of(node) == 51
 
 
 def test_ranks_that_cannot_be_are_refused() -> None:
