@@ -317,6 +317,7 @@ class NodeRecord(Record):
         status: ``in``, ``draining``, ``done`` or ``gone``.
         incarnation: the job's life that ``left`` and ``done_round`` belong to.
         left: the last round whose workers have all ended here.
+        rank: the node's group rank in that round; -1: none, or it did not say so.
         done_round: the round in which this node's workers ended well; 0: none.
         step: the highest step committed, written at changes only; -1: none reported.
         fault: why round ``left`` was left.
@@ -343,6 +344,7 @@ class NodeRecord(Record):
     life: int = 0
     checked: int = 0
     unreachable: tuple[str, ...] = ()
+    rank: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,6 +549,7 @@ class SwitchRecord(Record):
         broken: it cannot go on (True), or a change is planned and waits for a step boundary.
         reason: for people.
         survey: nobody knows why it broke: who has left it is to say whom it does not reach.
+        roll: nobody knows all its members: who was not in it is to say so, too.
     """
 
     kind: ClassVar[str] = "switch"
@@ -556,6 +559,7 @@ class SwitchRecord(Record):
     broken: bool
     reason: str
     survey: bool = False
+    roll: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from elastic_runtime.rendezvous.state import (
     Join,
     Left,
     PartsGone,
+    PartsSeen,
     Peer,
     Probed,
     Slot,
@@ -151,6 +152,8 @@ def absorb(state: State, event: Event, now: float) -> State:
             return _probed(state, (event,), now)
         case PartsGone():
             return _parts_gone(state, event)
+        case PartsSeen():
+            return replace(state, parts=event)
         case Join(record):
             return _joined(state, record, now)
         case Left() | Available() | Done() | Drain() | Goodbye():
@@ -296,7 +299,7 @@ def _command(state: State, event: Left | Available | Done | Drain | Goodbye, now
     incarnation = state.current.incarnation if state.current else record.incarnation
     if incarnation != record.incarnation and isinstance(event, Left | Done):
         # What it says of rounds is of another life of the job, whose numbers mean nothing here.
-        record = replace(record, incarnation=incarnation, left=0, done_round=0, fault=None)
+        record = replace(record, incarnation=incarnation, left=0, rank=-1, done_round=0, fault=None)
     match event:
         case Left(number, fault, store_port, stays, workers):
             record = replace(
@@ -309,6 +312,8 @@ def _command(state: State, event: Left | Available | Done | Drain | Goodbye, now
                 status=records.IN if stays else record.status,
                 workers=record.workers if workers is None else workers,
             )
+            if state.current is not None and state.current.number >= record.left:
+                record = replace(record, rank=state.current.rank_of(record.node))
             state = replace(state, current=None, marks={**state.marks, "wait": now})
         case Available(workers, store_port):
             record = replace(record, workers=workers, store_port=store_port or record.store_port)

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.records import GROUP, ROUND, GroupRecord, RoundRecord
-from elastic_runtime.rendezvous.state import PartsGone
-from elastic_runtime.rendezvous.store import Changed, Entry, Put, Snapshot, Transaction
+from elastic_runtime.rendezvous.state import PartsGone, PartsSeen
+from elastic_runtime.rendezvous.store import Changed, Entry, Found, Lost, Put, Snapshot, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -153,12 +153,12 @@ class Completer:
 
     Attributes:
         wanted: the node has asked to be shown the round once more, with all its members.
-        due: when to try again, while something is held back or asked for.
     """
 
     def __init__(self, read: Read, keepers: int) -> None:
         self.wanted = False
-        self.due = float("inf")
+        self._due = float("inf")
+        self._served = False  # by the store, which there is no use in asking without contact
         self._read = read
         self._keepers = keepers
         self._held: list[Event] = []
@@ -176,9 +176,12 @@ class Completer:
         """Whether something is held back."""
         return bool(self._held)
 
-    def take(
-        self, events: Iterable[Event], node: str, wide: bool, now: float, served: bool = True
-    ) -> list[Event]:
+    @property
+    def due(self) -> float:
+        """When to try again, while something is held back or asked for, and there is contact."""
+        return self._due if self._served else float("inf")
+
+    def take(self, events: Iterable[Event], node: str, wide: bool, now: float) -> list[Event]:
         """What the node is to hear now.
 
         Args:
@@ -186,11 +189,11 @@ class Completer:
             node: uuid of this node.
             wide: it needs to know all members, as who leads does.
             now: seconds on the node's own monotonic clock.
-            served: there is contact to the store: without it there is no use in asking again.
         """
         before, events = len(self._held), [*self._held, *events]
         for event in events[before:]:
-            served = served or isinstance(event, Snapshot | Changed)
+            if isinstance(event, Snapshot | Changed | Found | Lost):
+                self._served = not isinstance(event, Lost)
             if isinstance(event, Snapshot):
                 wide = event.wide
             if isinstance(event, Snapshot) or (
@@ -198,23 +201,23 @@ class Completer:
             ):
                 self._told = None
             if (entry := _of_round(event)) is not None:
-                self._told, self._missed_at, self.due = entry, None, now
+                self._told, self._missed_at, self._due = entry, None, now
         asked = [event for event in events if self._head(_of_round(event)) is not None]
         if not asked and not self.wanted:
-            self._held, self.due = [], float("inf")
+            self._held, self._due = [], float("inf")
             return events
         completed, gone = None, False
         if self._head(self._told) is not None:
-            if now < self.due or not served:
+            if now < self.due:
                 return self._hold(events)
             completed = self._completed(node, wide, now)
             if completed is None and not self._lost(now):
-                self.due = now + self._pause * random.uniform(0.5, 1.0)
+                self._due = now + self._pause * random.uniform(0.5, 1.0)
                 self._pause = min(2 * self._pause, _PAUSE_MOST)
                 return self._hold(events)
             if completed is None:
                 completed, gone = self._as_known(node), True
-        self._held, self.due, self._pause = [], float("inf"), _PAUSE_FIRST
+        self._held, self._due, self._pause = [], float("inf"), _PAUSE_FIRST
         shown = [_with_round(event, completed) if event in asked else event for event in events]
         if self.wanted and completed is not None:
             shown.append(Changed((completed,)))
@@ -225,7 +228,7 @@ class Completer:
 
     def ask(self, now: float) -> None:
         """The node asks to be shown the round once more, with all its members."""
-        self.wanted, self.due = True, min(self.due, now)
+        self.wanted, self._due = True, min(self._due, now)
 
     def wrote(self, transactions: Iterable[Transaction]) -> None:
         """This node has sealed a round: it knows all its members."""
@@ -361,6 +364,22 @@ def intact(entry: Entry) -> bool:
     """Whether this part is what was written there."""
     end = len(_FIELD) + _DIGITS + len(_END)
     return _signed(entry.key, entry.value[:-end] + b"}") == entry.value
+
+
+def parts_seen(read: Read, version: int) -> PartsSeen | None:
+    """Which parts of rounds lie in the store; None: it does not say.
+
+    Args:
+        read: reads all entries under a prefix; may block, and raise ``StoreUnavailable``.
+        version: as in ``LookAtParts``.
+    """
+    try:
+        entries = read(GROUP)
+    except StoreUnavailable:
+        return None
+    there = frozenset(entry.key for entry in entries)
+    fine = frozenset(entry.key for entry in entries if intact(entry))
+    return PartsSeen(version, fine, there - fine)
 
 
 def _decoded(entries: Iterable[Entry], wrong: dict[str, str] | None = None) -> list[GroupRecord]:

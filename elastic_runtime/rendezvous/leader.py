@@ -27,8 +27,9 @@ from elastic_runtime.protocol.records import (
     listed,
 )
 from elastic_runtime.rendezvous.budget import USAGE
-from elastic_runtime.rendezvous.lives import ask_for_members, create_job, succeed_old_life
+from elastic_runtime.rendezvous.lives import create_job, succeed_old_life
 from elastic_runtime.rendezvous.reach import together
+from elastic_runtime.rendezvous.rollcall import call_roll
 from elastic_runtime.rendezvous.sealing import (
     end,
     fitting,
@@ -54,6 +55,7 @@ from elastic_runtime.rendezvous.standing import (
     verdict_on,
 )
 from elastic_runtime.rendezvous.store import Expect, Put, Transaction
+from elastic_runtime.rendezvous.tidying import tidy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +69,10 @@ _PROBES_A_SECOND = 500
 # So many members of a broken round are probed as often as a single one, while they are not back.
 _FEW = 64
 # Moments that only a leader refers to: they mean nothing after it has not led for a while.
-_LEADERS = ("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign", "check")
+_LEADERS = (
+    *("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign", "check"),
+    *("roll", "tidy"),
+)
 
 
 def lead(state: State, plan: Plan, now: float) -> State:
@@ -106,7 +111,10 @@ def lead(state: State, plan: Plan, now: float) -> State:
             return succeed_old_life(state, plan, now)
         return form_first(state, job, plan, now)
     if not last.whole and state.round.unreadable:
-        return ask_for_members(state, last, plan, now)
+        state, found = call_roll(state, job, last, plan, now)
+        if found is None:
+            return state
+        return _go_on(state, job, found, standings_of(state, found, now), plan, now)
     if not last.whole:
         return plan.know_all(state, last, now)
     standings = standings_of(state, last, now)
@@ -114,7 +122,7 @@ def lead(state: State, plan: Plan, now: float) -> State:
         standings[member.node] in OVER or member.node not in state.peers for member in last.members
     ):
         return succeed_old_life(state, plan, now)
-    return _run(state.unmarked("ghosts"), job, last, standings, plan, now)
+    return _run(state.unmarked("ghosts", "roll"), job, last, standings, plan, now)
 
 
 def _run(
@@ -132,7 +140,7 @@ def _run(
     if state.switch_record is None or not state.switch_record.broken:
         state = _announce(state, job, last, standings, plan, now)
     if state.switch_record is None:
-        return state.unmarked("gather")
+        return tidy(state.unmarked("gather"), job, last, plan, now)
     return _gather(state, job, last, standings, plan, now)
 
 
@@ -297,8 +305,18 @@ def _gather(
                 state = plan.probe(state, member, crowd * state.policy.probe_every, now)
         return state
     state, known = _survey(state, last, standings, plan, now)
-    if not known:
-        return state
+    return _go_on(state, job, last, standings, plan, now) if known else state
+
+
+def _go_on(
+    state: State,
+    job: JobRecord,
+    last: RoundRecord,
+    standings: Mapping[str, str],
+    plan: Plan,
+    now: float,
+) -> State:
+    """What follows from a round of which nobody is waited for any more."""
     verdict = verdict_on(state, last, standings)
     if verdict.ends:
         cause = verdict.cause
@@ -307,7 +325,7 @@ def _gather(
         code = EXIT_USAGE if usage else EXIT_FAILED
         outcome = OutcomeRecord(job.incarnation, False, code, verdict.reason, cause, where)
         return end(state, outcome, plan, now)
-    due = begun + verdict.delay
+    due = state.marks["gather"] + verdict.delay
     if now < due:
         plan.wake_at(due)
         text = f"{verdict.reason}; next try in {verdict.delay:g} s, as there was no progress"

@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 def restore(state: State, ours: RoundRecord, plan: Plan, now: float) -> State:
     """Gives a store that lost its memory a round back, and the job that it belongs to.
 
+    Of a round of which not all members are known it gets the record alone: what becomes of that is
+    told in ``rollcall``.
+
     The round comes first: where the two are not written at once, a job without a round would look
     like one that has not begun.
     """
-    head, parts = apart(ours, state.policy.layout)
+    layout = state.policy.layout
+    head, parts = apart(ours, layout) if ours.whole else (head_of(ours, layout.first), ())
     puts: tuple[Put, ...] = (Put(ROUND, head.encode()),)
     job = state.job_record
     if job is None or job.incarnation != ours.incarnation or state.job.unreadable:
@@ -77,7 +81,7 @@ def create_job(state: State, plan: Plan, now: float) -> State:
             text = "the store is empty, but the job has run before: its members may still train"
             return plan.wait(state, f"{text}; waiting for them, at most for --fence-timeout")
     ours = state.known_job
-    if known and ours and known.whole and known.incarnation == ours.incarnation:
+    if known and ours and known.incarnation == ours.incarnation:
         return restore(state, known, plan, now)
     job = _new_job(state, state.last_number)
     expects = (Expect(JOB, state.job.version), Expect(ROUND, state.round.version))

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 _SOON = 32
 
 
+# Since when the store has not known of our round, of which we know only some of the members.
+_NO_ROUND = "no round"
+
+
 def conduct(state: State, plan: Plan, now: float) -> State:
     """Decides about this node. Appends to ``plan`` and returns the new state."""
     if state.record is None or state.excluded:
@@ -119,8 +123,16 @@ def _restore(state: State, plan: Plan, now: float) -> State:
     shown = isinstance(last, RoundRecord) and last.identity == ours.identity
     knows_round = shown and not state.round.unreadable and state.round.version != ABSENT
     newer = isinstance(last, RoundRecord) and last.number > ours.number
-    if (knows_job and knows_round) or newer or not ours.whole:
-        return state  # who knows only some of the members leaves it to those who know all
+    if (knows_job and knows_round) or newer or (shown and not ours.whole):
+        return state.unmarked(_NO_ROUND)  # who knows some of the members leaves it to the leader
+    if not ours.whole:
+        # Those who know all come first; if there are none, others at least say that it is there.
+        state = state.marked(_NO_ROUND, now)
+        turn = state.policy.ahead * ours.rank_of(state.me)
+        due = state.marks[_NO_ROUND] + state.policy.settle / 2 + min(turn, state.policy.settle / 4)
+        if now < due:
+            plan.wake_at(due)
+            return state
     return restore(state, ours, plan, now)
 
 
@@ -136,15 +148,19 @@ def _to_restore(state: State) -> RoundRecord | None:
 
 
 def _skip(state: State, plan: Plan, now: float) -> State:
-    """A round that was called off before this node heard of it is left without having begun."""
+    """A round that was called off before this node heard of it is left without having begun.
+
+    So is one that the node was not in, where nobody knows any more who was.
+    """
     record, last, switch = state.record, state.round_record, state.switch_record
     assert record is not None
     if state.current is not None or last is None or switch is None or record.status != IN:
         return state
-    if last.rank_of(record.node) < 0 or _has_left(state, last):
+    rank = last.rank_of(record.node)
+    if (rank < 0 and not switch.roll) or _has_left(state, last):
         return state
     fault = FaultReport(last.number, PLANNED, switch.reason)
-    record = replace(record, left=last.number, incarnation=last.incarnation, fault=fault)
+    record = replace(record, left=last.number, rank=rank, incarnation=last.incarnation, fault=fault)
     return replace(state, record=record)
 
 

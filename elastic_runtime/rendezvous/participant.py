@@ -19,7 +19,7 @@ from elastic_runtime.protocol.proof import new_secret
 from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
 from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb_all
-from elastic_runtime.rendezvous.group import Completer
+from elastic_runtime.rendezvous.group import Completer, parts_seen
 from elastic_runtime.rendezvous.probe import Prober
 from elastic_runtime.rendezvous.standing import accompanied, alone, leader_of
 from elastic_runtime.rendezvous.state import (
@@ -38,6 +38,7 @@ from elastic_runtime.rendezvous.state import (
     Join,
     Left,
     Look,
+    LookAtParts,
     Notify,
     Policy,
     Probe,
@@ -325,7 +326,7 @@ class Participant:
         news: list[Event] = []
         happened = [event for event in events if not isinstance(event, _Write)]
         before = self._state
-        for event in self._rounds.take(happened, self._node, before.wide, now, before.connected):
+        for event in self._rounds.take(happened, self._node, before.wide, now):
             if isinstance(event, Join):
                 self._state = absorb_all(self._state, news, now)
                 decision = membership.step(self._state, event, now)
@@ -343,7 +344,7 @@ class Participant:
         writes = tuple(event.put for event in events if isinstance(event, _Write))
         if writes and self._state.connected:
             self._apply(EVENTS, Transaction(puts=writes))
-        return min(decision.wake, self._rounds.due) if self._state.connected else decision.wake
+        return min(decision.wake, self._rounds.due)
 
     def _wait(self, wake: float) -> list[Event | _Stop | _Write]:
         timeout = max(0.0, wake - self._clock.now())
@@ -373,6 +374,9 @@ class Participant:
                 self._prober.probe(node, address, port, self._state.secret)
             case Complete():
                 self._rounds.ask(self._clock.now())
+            case LookAtParts(version):
+                if (seen := parts_seen(self._store.read, version)) is not None:
+                    self._inbox.put(seen)
             case Notify(notice):
                 self._notify(notice)
 

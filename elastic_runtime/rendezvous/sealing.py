@@ -249,18 +249,7 @@ def _seal(
     sealed = RoundRecord(
         number=max(job.first_round, last.number if last else 0) + 1,
         incarnation=job.incarnation,
-        members=tuple(
-            Member(
-                node.node,
-                node.name,
-                node.address,
-                node.workers,
-                node.probe_port,
-                node.store_port,
-                node.life,
-            )
-            for node in chosen
-        ),
+        members=tuple(member_of(node) for node in chosen),
         store_port=chosen[0].store_port,
         reason=reason,
         budget=budget,
@@ -283,6 +272,19 @@ def _seal(
     plan.reason = reason
     state = replace(state, draft=head if parts else None)
     return plan.apply(state, ROUND, transaction, now, first=parts)
+
+
+def member_of(node: NodeRecord) -> Member:
+    """A node as a member of the next round."""
+    return Member(
+        node.node,
+        node.name,
+        node.address,
+        node.workers,
+        node.probe_port,
+        node.store_port,
+        node.life,
+    )
 
 
 def _late_keys(state: State, last: RoundRecord | None, kept: frozenset[str]) -> list[str]:

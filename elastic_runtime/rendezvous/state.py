@@ -137,6 +137,21 @@ class PartsGone:
 
 
 @dataclass(frozen=True, slots=True)
+class PartsSeen:
+    """All parts of rounds that lie in the store.
+
+    Attributes:
+        version: of the round's record when they were asked for.
+        intact: keys of those that are what was written there.
+        wrong: keys of the others.
+    """
+
+    version: int
+    intact: frozenset[str] = frozenset()
+    wrong: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """A transaction came to its end.
 
@@ -168,6 +183,7 @@ Event = (
     | Goodbye
     | Probed
     | PartsGone
+    | PartsSeen
     | Applied
     | Tick
 )
@@ -220,13 +236,24 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtParts:
+    """Find out which parts of rounds there are; ``PartsSeen`` follows, if the store answers.
+
+    Attributes:
+        version: of the round's record.
+    """
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Tell the agent."""
 
     notice: Notice
 
 
-Action = Apply | Look | Follow | Probe | Complete | Notify
+Action = Apply | Look | Follow | Probe | Complete | LookAtParts | Notify
 
 
 # ---------------------------------------------------------------- knowledge
@@ -383,6 +410,7 @@ class State:
         dead: nodes proven dead, by a probe or a later life, with the proof.
         done_seen: nodes seen to have ended well, with the round.
         draft: a large round that this node has tried to seal, and whose parts it has written.
+        parts: what was seen of the parts of rounds, and not acted upon yet.
         holds: transactions in flight or to be waited for, by tag, with the end of the hold.
         tries: how often in a row one was answered, by tag, of which nothing was seen yet.
         probed: last probes, by node, with when they were sent; ``answers`` the last answers, and
@@ -432,6 +460,7 @@ class State:
     dead: Mapping[str, str] = field(default_factory=dict)
     done_seen: Mapping[str, int] = field(default_factory=dict)
     draft: RoundRecord | None = None
+    parts: PartsSeen | None = None
     holds: Mapping[str, float] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)
     probed: Mapping[str, float] = field(default_factory=dict)

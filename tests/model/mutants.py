@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic_runtime.protocol.records import RoundRecord
-from elastic_runtime.rendezvous import absorb, leader, lives, member, outage, sealing, survey
+from elastic_runtime.rendezvous import absorb, group, leader, lives, member, outage, sealing, survey
 from elastic_runtime.rendezvous.plan import Plan
 from elastic_runtime.rendezvous.state import SILENT, State
 from elastic_runtime.rendezvous.store import Transaction
@@ -23,6 +23,7 @@ from tests.model.themes import (
     MIXED,
     OUTAGE,
     PARTED,
+    PARTS,
     STALLED,
     Theme,
 )
@@ -166,6 +167,25 @@ def more_is_another(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RoundRecord, "identity", property(lambda self: (self.ranks, self.members)))
 
 
+def never_tidies(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at what lies in the store of rounds."""
+    patch.setattr(leader, "tidy", lambda state, job, last, plan, now: state)
+
+
+def asks_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A leader waits for who knows all members of a round, though nobody may."""
+
+    def ask(state: State, job: Any, last: RoundRecord, plan: Plan, now: float) -> Any:
+        return lives.ask_for_members(state, last, plan, now), None
+
+    patch.setattr(leader, "call_roll", ask)
+
+
+def parts_are_believed(patch: pytest.MonkeyPatch) -> None:
+    """What a part says is taken for true, whatever its hash says."""
+    patch.setattr(group, "intact", lambda entry: True)
+
+
 # Each with the kind of schedule in which it shows soonest.
 MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (no_islands_rule, ISLANDS),
@@ -187,4 +207,7 @@ MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (never_looks_again, PARTED),
     (round_before_its_members, CHURN),
     (more_is_another, CHURN),
+    (never_tidies, PARTS),
+    (asks_for_ever, PARTS),
+    (parts_are_believed, PARTS),
 )

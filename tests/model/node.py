@@ -12,7 +12,7 @@ from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport, NodeRecord, RoundRecord
 from elastic_runtime.rendezvous import membership
 from elastic_runtime.rendezvous.absorb import absorb_all
-from elastic_runtime.rendezvous.group import Completer
+from elastic_runtime.rendezvous.group import Completer, parts_seen
 from elastic_runtime.rendezvous.notices import (
     Conflict,
     Ended,
@@ -45,6 +45,7 @@ from elastic_runtime.rendezvous.state import (
     Join,
     Left,
     Look,
+    LookAtParts,
     Notify,
     Policy,
     Probe,
@@ -233,7 +234,7 @@ class Node:
             for event in events:
                 clock.log(self.name, f"<- {brief(event)}")
         before = self.state
-        for event in self.rounds.take(events, self.uuid, before.wide, now, before.connected):
+        for event in self.rounds.take(events, self.uuid, before.wide, now):
             if isinstance(event, Join):
                 self.state = absorb_all(self.state, news, now)
                 decision = membership.step(self.state, event, now)
@@ -244,7 +245,7 @@ class Node:
         self.state = absorb_all(self.state, news, now)
         decision = membership.decide(self.state, now)
         self.state = decision.state
-        wake = min(decision.wake, self.rounds.due) if self.state.connected else decision.wake
+        wake = min(decision.wake, self.rounds.due)
         self.wake = max(wake - self.zero, clock.now + 1e-6)
         self.alarm = token = object()
         clock.after(self.wake - clock.now, self._woken, token)
@@ -277,6 +278,9 @@ class Node:
                 case Complete():
                     self.rounds.ask(clock.now + self.zero)
                     self.inbox.append(Tick())
+                case LookAtParts(version):
+                    if (seen := parts_seen(self.client.read, version)) is not None:
+                        self.inbox.append(seen)
                 case Notify(notice) if self.hung_at is not None:
                     self.unheard.append(notice)
                 case Notify(notice):

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import RoundRecord
+from elastic_runtime.rendezvous.group import all_members, keys
 from elastic_runtime.rendezvous.state import Layout, Policy
 from elastic_runtime.rendezvous.store import Put
 from tests.model.clockwork import Clockwork, Violation
 from tests.model.store import ANSWER, RECONNECT
-from tests.model.themes import OUTAGE, PARTED, THEMES, Theme
+from tests.model.themes import OUTAGE, PARTED, PARTS, THEMES, Theme
 from tests.model.world import GARBAGE, Key, World, key_of
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ TOGETHER = 240.0
 _IN_PLACE = 0.4
 # Share of schedules whose rounds lie in parts, as those of hundreds of nodes do.
 _IN_PARTS = 0.4
+# ... and the share of those in which the parts themselves are what fails.
+_PARTS_GO = 0.2
 OVER = 120.0
 
 
@@ -61,7 +65,7 @@ class Schedule:
             entry="train.py",
         )
         # Drawn apart, so that a seed means what it always meant.
-        if random.Random(f"parts {seed}").random() < _IN_PARTS:
+        if theme is PARTS or random.Random(f"parts {seed}").random() < _IN_PARTS:
             layout = Layout(most=1, part=1 + seed % 2, first=1, keepers=2)
             self.policy = replace(self.policy, layout=layout)
         self.world = World(
@@ -73,7 +77,10 @@ class Schedule:
         )
         # Drawn apart, so that a seed means what it always meant.
         self.world.in_place = random.Random(f"in place {seed}").random() < _IN_PLACE
-        self.theme = theme or chance.choice(THEMES)
+        drawn = chance.choice(THEMES)
+        if self.policy.layout.most == 1 and random.Random(f"gone {seed}").random() < _PARTS_GO:
+            drawn = PARTS
+        self.theme = theme or drawn
         self.world.stubborn = self.theme.stubborn
         self.held = chance.random() < self.theme.held
         if self.held:
@@ -105,6 +112,7 @@ class Schedule:
         elif self.held:
             clock.run(calm + TOGETHER, lambda: not world.living())
             self._check_together()
+            self._check_parts()
             self._check_undisturbed()
             world.release(clock.now)
         clock.run(clock.now + OVER + TOGETHER, lambda: not world.living())
@@ -152,6 +160,19 @@ class Schedule:
         for outcome in self.world.outcomes.values():
             if not outcome.succeeded and outcome.exit_code != EXIT_NOT_ENOUGH_NODES:
                 raise Violation(f"a cut network has ended the job: {outcome.reason}")
+
+    def _check_parts(self) -> None:
+        """Whoever comes now can read the round, and nothing is left of any other."""
+        world = self.world
+        there = {key for key in world.store.data if key.startswith(records.GROUP)}
+        entry = world.store.data.get(records.ROUND)
+        if entry is None or records.OUTCOME in world.store.data or not world.living():
+            return
+        last = RoundRecord.decode(entry.key, entry.value)
+        if not all_members(last, world.store.data.values()).whole:
+            raise Violation(f"long after all faults were over, round {last.number} is in pieces")
+        if there != set(keys(last)):
+            raise Violation(f"long after all faults were over there are {sorted(there)}")
 
     def _check_together(self) -> None:
         world = self.world
@@ -476,12 +497,39 @@ class Schedule:
     def garble(self) -> bool:
         """Somebody writes something else under a key of ours."""
         store = self.world.store
-        keys = sorted(store.data)
-        if not store.up or not keys:
+        there = sorted(store.data)
+        if not store.up or not there:
             return False
-        key = self.clock.random.choice((*keys, "nodes/stranger"))
+        key = self.clock.random.choice((*there, "nodes/stranger"))
         self.clock.log("", f"== {key} is overwritten")
         store.commit((Put(key, GARBAGE),), [], None)
+        return True
+
+    def _parts(self) -> list[str]:
+        """The parts of the present round."""
+        there = set(keys(self.world.stored_round))
+        return sorted(key for key in self.world.store.data if key in there)
+
+    def lose_parts(self) -> bool:
+        """Some parts of rounds, or all, are deleted behind everybody's back."""
+        store = self.world.store
+        parts = self._parts()
+        if not store.up or not parts:
+            return False
+        gone = parts if self.clock.chance(0.6) else [self.clock.random.choice(parts)]
+        self.clock.log("", f"== {' '.join(gone)} vanish ==")
+        store.commit((), gone, None)
+        return True
+
+    def swap_parts(self) -> bool:
+        """What a part says is found under another one's key."""
+        store = self.world.store
+        parts = self._parts()
+        if not store.up or len(parts) < 2:
+            return False
+        one, two = self.clock.random.sample(parts, 2)
+        self.clock.log("", f"== {one} says what {two} did ==")
+        store.commit((Put(one, store.data[two].value),), [], None)
         return True
 
     def finish_soon(self) -> bool:
@@ -516,4 +564,6 @@ _FAULTS: dict[str, Callable[[Schedule], bool]] = {
     "intrude": Schedule.intrude,
     "finish soon": Schedule.finish_soon,
     "garble": Schedule.garble,
+    "lose parts": Schedule.lose_parts,
+    "swap parts": Schedule.swap_parts,
 }

@@ -143,6 +143,25 @@ STALLED = Theme(
     counts=(4, 5, 6, 8),
     held=0.6,
 )
+# The parts of rounds vanish or are not what they were, and nodes die in the middle of it.
+PARTS = Theme(
+    {
+        "lose parts": 8,
+        "swap parts": 3,
+        "crash": 5,
+        "lose host": 1,
+        "worker fails": 3,
+        "amnesia": 2,
+        "pause": 2,
+        "join": 4,
+        "drain": 2,
+        "cut": 2,
+        "finish soon": 1,
+    },
+    gaps=((0.0, 0.005), (0.0, 0.05), (0.0, 0.5), (0.5, 4.0), (1.0, 15.0)),
+    counts=(2, 3, 4, 5, 6),
+    held=0.6,
+)
 THEMES = (MIXED, MIXED, PARTED, TORN, MIXED, ISLANDS, FORGETTING, CHURN, CHURN, ENDING, OUTAGE)
 THEMES += (GONE, HANGING, EMPTIED)
 BY_NAME = {
@@ -157,5 +176,6 @@ BY_NAME = {
     "gone": GONE,
     "hanging": HANGING,
     "emptied": EMPTIED,
+    "parts": PARTS,
     "stalled": STALLED,
 }

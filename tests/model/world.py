@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol import records
@@ -268,12 +269,18 @@ class World:
             raise Violation(f"{node.name} registers, though its main loop hangs")
 
     def _round_written(self, sealed: RoundRecord) -> None:
-        if not sealed.whole:
+        # Its parts may have been there before, and vanished since.
+        known = next((r for r in self.rounds.values() if r.group == sealed.group), sealed)
+        if not sealed.whole and not known.whole:
             raise Violation(f"round {brief_round(sealed)} is written before its members are")
+        if not sealed.whole:
+            sealed = replace(sealed, members=known.members, ranks=(), firsts=())
         key = key_of(sealed)
         before, self.stored_round = self.stored_round, sealed
         if key in self.rounds:
-            if self.store.epoch == 0 and not self.garbled:
+            # That which is there may be written again: for its parts, or to tidy up.
+            again = before is not None and key_of(before) == key
+            if self.store.epoch == 0 and not self.garbled and not again:
                 raise Violation(f"round {brief_round(sealed)} was written twice")
             return
         told = [node.agent.round.number for node in self.living() if node.agent.round]
@@ -298,7 +305,9 @@ class World:
                 raise Violation(f"round {brief_round(sealed)} has a size that is not allowed")
         if before is None or before.incarnation != sealed.incarnation:
             return
-        survivors = [node for node in members if before.rank_of(node) >= 0]
+        survivors = [
+            node for node in members if before.rank_of(node) >= 0 and self._knew(node, before)
+        ]
         if survivors != sorted(survivors, key=before.rank_of):
             raise Violation(f"survivors changed their order in round {brief_round(sealed)}")
         seen = self.by_uuid[sealed.sealed_by].state.peers
@@ -316,6 +325,11 @@ class World:
             raise Violation(
                 f"round {brief_round(before)} cost {spent} failures, of {failed} that it had"
             )
+
+    def _knew(self, uuid: str, before: RoundRecord) -> bool:
+        """Whether a member ever learned its place: its part may have vanished before."""
+        record = self.by_uuid[uuid].state.record
+        return record is None or record.left != before.number or record.rank >= 0
 
     def told_a_round(self, node: Node, sealed: RoundRecord) -> RoundRecord:
         """A node was told to start workers; returns the round with all its members."""

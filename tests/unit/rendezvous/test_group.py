@@ -17,6 +17,7 @@ from elastic_runtime.rendezvous.state import Layout, PartsGone
 from elastic_runtime.rendezvous.store import (
     Changed,
     Entry,
+    Found,
     Lost,
     Put,
     Snapshot,
@@ -149,8 +150,11 @@ def test_until_a_round_can_be_read_nothing_is_told_of_it_and_nothing_after_it() 
     assert completer.take([later], node, False, 100.0) == []  # however long it takes
     assert completer.owed
     shelf.serves = True
-    assert completer.take([], node, False, 200.0, served=False) == []
-    first, second = completer.take([], node, False, 200.0)
+    again = Lost("no answer")
+    assert completer.take([again], node, False, 200.0) == [again]
+    assert completer.due == float("inf")  # there is no use in asking
+    first, second, found = completer.take([Found()], node, False, 300.0)
+    assert found == Found()
     assert isinstance(first, Snapshot)
     assert told([first]).rank_of(node) == 1
     assert (second, completer.owed) == (later, False)

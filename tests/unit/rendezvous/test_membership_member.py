@@ -114,7 +114,9 @@ def test_what_the_agent_says_is_written() -> None:
     seat = _member()
     fault = FaultReport(3, "failed", "ValueError: x", step=12)
     written = _own(seat.feed(Left(3, fault, store_port=77)))
-    assert written == node("b", incarnation=LIFE, left=3, fault=fault, step=12, store_port=77)
+    assert written == node(
+        "b", incarnation=LIFE, left=3, rank=1, fault=fault, step=12, store_port=77
+    )
     drained = _own(_member().feed(Drain()))
     assert drained is not None
     assert drained.status == "draining"
