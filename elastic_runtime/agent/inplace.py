@@ -60,7 +60,7 @@ from elastic_runtime.agent.life import (
     WorkerReady,
     WorkerReturned,
 )
-from elastic_runtime.agent.parting import asked, dismiss, drained, hold
+from elastic_runtime.agent.parting import asked, dismiss, drained, hold, still_needed
 from elastic_runtime.agent.stuck import SILENCE, hung_at, no_news, overdue, who_is_stuck
 from elastic_runtime.errors import EXIT_FAILED
 from elastic_runtime.protocol.messages import HANG
@@ -186,6 +186,7 @@ def _sealed(state: State, event: Sealed) -> Step:
         faults=(),
         why=None,
         counted_on=False,
+        released=False,
         drained=False,
         told_to_stop=False,
         draining=False,
@@ -226,7 +227,13 @@ def _left(state: State, event: WorkerLeft, now: float) -> Step:
     if last is None or event.round != last.number or event.local_rank not in state.seated(Seat.IN):
         return Step(state)
     state = moved(state, {event.local_rank: Seat.READY})
-    state = replace(state, counted_on=state.counted_on or (event.planned and not event.released))
+    if event.planned:
+        counted_on, released = not event.released, event.released
+        state = replace(
+            state,
+            counted_on=state.counted_on or counted_on,
+            released=state.released or released,
+        )
     if event.planned or state.interrupted_at is not None:
         return _unless_in(state, [], now)
     fault = FaultReport(
@@ -277,14 +284,15 @@ def _unless_in(state: State, actions: list[Action], now: float) -> Step:
         fault = replace(fault, kind=ASKED)
     actions.append(Report("round.left", {"round": last.number, "reason": fault.reason}))
     actions.append(SetAlarm(_NEVER))
+    broken = state.interrupted_at is not None or bool(state.faults)
     state = replace(state, phase=Phase.WAITING, faults=(), why=None, interrupted_at=None)
     if state.then is Then.NEW_LIFE:
         return _new_life(replace(state, then=Then.REJOIN), actions)
-    holds = state.asked is not None and state.counted_on
+    holds = still_needed(state, broken=broken)
     stays = state.then is not Then.LEAVE or holds
     actions.append(SayLeft(last.number, fault, stays=stays, workers=state.available))
     if holds:
-        return hold(state, actions, Alarm(), now)
+        return hold(replace(state, holds_from=now), actions, Alarm(), now)
     if stays:
         return boot(state, actions)
     return dismiss(state, actions, None, fault.reason, now)

@@ -485,6 +485,8 @@ class State:
         seats: in place, where each worker that has a process is, by local rank.
         joined: in place, this node has asked in.
         counted_on: in place, this node said that it stays when all ranks agreed to leave the round.
+        released: in place, all ranks knew that this node goes when they agreed to leave the round.
+        holds_from: in place, since when it waits to go, once it was asked to.
         interrupted_at: in place, when the workers were told to leave the round at once.
         overdue: in place, for how many seconds workers that do not leave a broken round have made
             no step, if that is a hang; else 0.0.
@@ -517,6 +519,8 @@ class State:
     seats: Mapping[int, Seated] = field(default_factory=dict)
     joined: bool = False
     counted_on: bool = False
+    released: bool = False
+    holds_from: float = 0.0
     interrupted_at: float | None = None
     overdue: float = 0.0
     heard: Mapping[int, WorkerHeard] = field(default_factory=dict)

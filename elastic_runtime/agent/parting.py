@@ -3,14 +3,15 @@
 It may be the only one that remembers what was trained last. So it goes by way of a round, whose
 ranks all hear that it goes: the last ones save. Between two rounds it waits for the next one, or
 until it is the last node, and then saves by itself. The same holds for one whose workers had agreed
-to leave a round, and had said that it stays, when it was asked.
+to leave a round, and had said that it stays, when it was asked; and for one that was asked in a
+round which broke before its ranks could agree: the others may have been asked as well.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_runtime.agent.ends import passed_on
+from elastic_runtime.agent.ends import end, passed_on
 from elastic_runtime.agent.faults import signal_name
 from elastic_runtime.agent.life import (
     Action,
@@ -62,7 +63,7 @@ def _asked_between(state: State, event: Asked, now: float) -> Step | None:
     """Between two rounds these workers may be the only ones that remember."""
     if not _remembering(state):
         return None
-    state = _on_its_way(state, event, now)
+    state = replace(_on_its_way(state, event, now), holds_from=now)
     return hold(state, [_leaving(event), *passed_on(event.signum)], event, now)
 
 
@@ -92,6 +93,18 @@ def _remembering(state: State) -> list[int]:
     return [rank for rank in ready if last and state.seats[rank].since <= last.number]
 
 
+def still_needed(state: State, *, broken: bool) -> bool:
+    """Whether others may need what this node remembers, though it was asked to leave.
+
+    Args:
+        state: the workers of this node have left the round.
+        broken: the round broke.
+    """
+    if state.asked is None:
+        return False
+    return state.counted_on or (broken and not state.released and bool(_remembering(state)))
+
+
 def hold(state: State, actions: list[Action], seen: Asked | Alarm, now: float) -> Step:
     """Waits for the next round, to leave by way of it; the last node saves by itself, and leaves.
 
@@ -105,7 +118,8 @@ def hold(state: State, actions: list[Action], seen: Asked | Alarm, now: float) -
     seconds, part = _LEADER_HOLDS if seen.leads else _HOLDS
     if not seen.served:
         seconds, part = _UNSERVED_HOLDS
-    due = state.asked.at + min(seconds, part * state.settings.grace)
+    grace = state.settings.grace
+    due = min(state.holds_from + min(seconds, part * grace), state.asked.at + grace)
     remembering = _remembering(state)
     if seen.alone and remembering:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
@@ -120,6 +134,8 @@ def dismiss(
     state: State, actions: list[Action], saves: int | None, reason: str, now: float
 ) -> Step:
     """From here on it is a matter of processes that end, or are ended."""
+    if not state.alive:
+        return end(replace(state, told_to_stop=True, then=Then.END, draining=True), actions)
     # Those on their way to elastic.run would hear of it only there.
     if coming := state.seated(Seat.BOOT):
         actions.append(StopWorkers(0.0, coming))

@@ -276,6 +276,65 @@ def test_a_node_that_is_asked_when_its_ranks_have_said_that_it_stays_keeps_their
     _goes_by_way_of_round_2(life)
 
 
+def _breaks_after_it_was_asked(life: Life, *remember: int) -> None:
+    """The round breaks before its ranks could agree on a step at which they leave it."""
+    life.take(Asked(15))
+    life.now += 20.0  # a step may be long
+    for local_rank in {0, 1} - {*remember}:
+        life.take(killed(1, local_rank))
+    for local_rank in remember:
+        life.take(left(1, local_rank))
+
+
+@pytest.mark.parametrize("remember", [(0, 1), (0,)])
+def test_a_node_that_was_asked_in_a_round_that_breaks_leaves_by_way_of_the_next_one(
+    remember: tuple[int, ...],
+) -> None:
+    life = Life().in_round()
+    _breaks_after_it_was_asked(life, *remember)
+    (said,) = life.asked(SayLeft)
+    assert (said.stays, said.workers) == (True, len(remember))
+    assert not life.asked(BootWorkers)
+    life.take(sealed(2, workers=len(remember)))
+    assert life.asked(ChangeWorkers)[0].goes
+    for local_rank in remember:
+        life.take(left(2, local_rank, planned=True, released=True))
+    assert not life.asked(SayLeft)[0].stays
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=None)]
+
+
+def test_it_saves_by_itself_if_no_other_round_comes() -> None:
+    life = Life().in_round()
+    _breaks_after_it_was_asked(life, 0, 1)
+    life.now = life.asked(SetAlarm)[-1].at
+    life.take(Alarm(alone=True))
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=0)]
+
+
+def test_it_does_not_wait_for_longer_than_its_grace() -> None:
+    life = Life().in_round()
+    _breaks_after_it_was_asked(life, 0, 1)
+    life.now += 60.0
+    life.take(Alarm(leads=True))
+    assert life.asked(DismissWorkers) == [DismissWorkers(saves=None)]
+
+
+def test_it_goes_at_once_with_no_worker_that_remembers_anything() -> None:
+    life = Life().in_round()
+    _breaks_after_it_was_asked(life)
+    assert not life.asked(SayLeft)[0].stays
+    assert life.asked(Finish)[0].exit_code == EXIT_LEFT
+
+
+def test_a_node_whose_going_all_ranks_knew_waits_for_nobody_though_the_round_breaks() -> None:
+    life = Life().in_round()
+    life.take(Asked(15))
+    life.take(left(1, 0, planned=True, released=True))
+    life.take(Switch(1, broken=True, reason="worker 3 was killed on b"))
+    life.take(left(1, 1, planned=True, released=True))
+    assert not life.asked(SayLeft)[0].stays
+
+
 def test_a_node_that_waits_to_go_saves_as_soon_as_it_is_the_last_one() -> None:
     life = _between_rounds()
     life.take(Asked(15, alone=False))
