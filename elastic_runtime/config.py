@@ -200,6 +200,19 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True)
+class Siblings:
+    """The nodes that one command has started, and which share its terminal.
+
+    Attributes:
+        names: of the nodes.
+        word: the reading end of a pipe with one byte: who takes it speaks for all of them.
+    """
+
+    names: tuple[str, ...]
+    word: int
+
+
+@dataclass(frozen=True)
 class JobConfig:
     """All settings of one agent.
 
@@ -216,6 +229,7 @@ class JobConfig:
             certainly over. 0: not numbered.
         resuming: the job has run before: a store that shows nothing of it has lost its memory.
         invocation: what all nodes that one command has started have in common; "": this is one.
+        siblings: those nodes, this one among them; None: nobody else is at its terminal.
         local_addr: address under which other nodes reach this one; "" means: find out.
         max_restarts: failures of user code that the whole job may have.
         timeouts: all time-outs.
@@ -247,6 +261,7 @@ class JobConfig:
     node_life: int = 0
     resuming: bool = False
     invocation: str = ""
+    siblings: Siblings | None = None
     local_addr: str = ""
     max_restarts: int = 3
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from elastic_runtime.agent.forkclient import Ahead
 from elastic_runtime.agent.meter import Meter
 from elastic_runtime.agent.naming import own_name
 from elastic_runtime.agent.own_error import leave_error
-from elastic_runtime.config import FUNCTION, LOOPBACK, Endpoint, Entry, JobConfig
+from elastic_runtime.config import FUNCTION, LOOPBACK, Endpoint, Entry, JobConfig, Siblings
 from elastic_runtime.console import open_missing, unblocked
 from elastic_runtime.errors import (
     EXIT_CRASHED,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.agent import ElasticAgent
     from elastic_runtime.agent.life import Finish
     from elastic_runtime.events import Emit
-    from elastic_runtime.protocol.records import OutcomeRecord, RoundRecord
+    from elastic_runtime.protocol.records import OutcomeRecord
 
 _ERRORS: dict[int, type[ElasticError]] = {
     EXIT_FAILED: TrainingFailed,
@@ -73,7 +74,7 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
             agent, _ = _run(config, told, server, ends=True)
         finish = agent.finish
         assert finish is not None
-        speaks = not config.invocation or has_last_word(agent.node, agent.round, finish.outcome)
+        speaks = has_last_word(config.node_name, finish.outcome, config.siblings)
         if finish.exit_code == EXIT_FAILED and speaks:
             shown.write(_root_cause(agent, config))
         if finish.exit_code != EXIT_DONE:
@@ -83,22 +84,23 @@ def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None =
     return finish.exit_code
 
 
-def has_last_word(node: str, last: RoundRecord | None, outcome: OutcomeRecord | None) -> bool:
-    """Whether it is this node that says how the job has failed, of several in one terminal.
-
-    It is the one on which it failed; if that is on another machine, the first of this one.
+def has_last_word(name: str, outcome: OutcomeRecord | None, siblings: Siblings | None) -> bool:
+    """Whether it is this node that says how the job has ended: of those in one terminal, one does.
 
     Args:
-        node: uuid of this node.
-        last: the last round that it was in.
-        outcome: the end of the job; None: the node ends for a reason of its own.
+        name: of this node.
+        outcome: the end of the job; None: the node ends for a reason of its own, and says so.
+        siblings: the nodes in its terminal. The one on which the job failed speaks; if that is none
+            of them, the one that asks first.
     """
-    mine = next((one for one in last.members if one.node == node), None) if last else None
-    if outcome is None or last is None or mine is None:
+    if outcome is None or siblings is None:
         return True
-    here = [one for one in last.members if one.address == mine.address]
-    named = [one for one in here if one.name == outcome.node]
-    return (named or here)[0].node == node
+    if outcome.node in siblings.names:
+        return name == outcome.node
+    try:
+        return bool(os.read(siblings.word, 1))
+    except BlockingIOError:  # it was taken
+        return False
 
 
 def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, Any]:

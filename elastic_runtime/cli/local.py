@@ -7,6 +7,7 @@ process whatever happens to it (``cli.local_node``).
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -79,9 +80,12 @@ def _run(
 ) -> dict[str, int]:
     """The same; returns the exit codes of the nodes."""
     invocation = uuid.uuid4().hex
-    nodes = {
-        n: _start(arguments, hosted, invocation, environ(n)) for n, arguments in commands.items()
-    }
+    word, put = os.pipe()
+    os.set_blocking(word, False)
+    os.write(put, b".")
+    shared = (str(int(hosted)), invocation, json.dumps([*commands]), str(word))
+    nodes = {n: _start([*shared, *words], word, environ(n)) for n, words in commands.items()}
+    os.close(word)
     request: Request | None = None
     aside = _Aside(meanwhile)
     try:
@@ -101,6 +105,7 @@ def _run(
         for node in nodes.values():
             node.kill()
             node.wait()
+        os.close(put)  # not before: with its other end closed, a pipe is empty for good
     if request is None and all(node.returncode < 0 for node in nodes.values()):
         # None of them could say anything.
         ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
@@ -133,12 +138,13 @@ class _Aside(threading.Thread):
 
 
 def _start(
-    arguments: Sequence[str], hosted: bool, invocation: str, environ: Mapping[str, str]
+    arguments: Sequence[str], word: int, environ: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     node = [sys.executable, "-m", "elastic_runtime.cli.local_node"]
     return subprocess.Popen(
-        [*node, str(os.getpid()), str(int(hosted)), invocation, *arguments],
+        [*node, str(os.getpid()), *arguments],
         env=dict(environ),
+        pass_fds=(word,),
         stdin=subprocess.DEVNULL,
         process_group=0,
     )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.agent.forkclient import Ahead
     from elastic_runtime.cli.parser import CommandLine
-    from elastic_runtime.config import JobConfig
+    from elastic_runtime.config import JobConfig, Siblings
     from elastic_runtime.events import Emit
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -43,13 +43,18 @@ _INIT = 1
 
 
 def main(
-    argv: Sequence[str] | None = None, *, invocation: str = "", hosted_here: bool = False
+    argv: Sequence[str] | None = None,
+    *,
+    invocation: str = "",
+    siblings: Siblings | None = None,
+    hosted_here: bool = False,
 ) -> int:
     """Runs ``elastic-run``.
 
     Args:
         argv: the arguments; None means those of the process.
         invocation: another ``elastic-run`` that has started this and other nodes; "": none has.
+        siblings: those nodes.
         hosted_here: that one hosts the store.
 
     Returns:
@@ -61,7 +66,8 @@ def main(
     # Whatever says something from here on, such as a warning of torch's, cannot hang this process.
     with unblocked(sys.stderr) as shown, redirect_stderr(shown):
         try:
-            return _main(sys.argv[1:] if argv is None else list(argv), invocation, hosted_here)
+            words = sys.argv[1:] if argv is None else list(argv)
+            return _main(words, invocation, siblings, hosted_here)
         except ElasticError as error:
             _say(f"error: {error}")
             _leave_error(error)
@@ -73,13 +79,17 @@ def main(
 
 
 def program(
-    argv: Sequence[str] | None = None, *, invocation: str = "", hosted_here: bool = False
+    argv: Sequence[str] | None = None,
+    *,
+    invocation: str = "",
+    siblings: Siblings | None = None,
+    hosted_here: bool = False,
 ) -> int:
     """As ``main``, for a process that ends with it: which is not taken apart then.
 
     That would take a second, as torch is imported, and more where gRPC still waits for a store.
     """
-    code = main(argv, invocation=invocation, hosted_here=hosted_here)
+    code = main(argv, invocation=invocation, siblings=siblings, hosted_here=hosted_here)
     end_quickly(code)
     return code
 
@@ -107,7 +117,7 @@ def _say(message: str) -> None:
     print(f"elastic-run: {message}", file=sys.stderr, flush=True)
 
 
-def _main(argv: list[str], invocation: str, hosted_here: bool) -> int:
+def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_here: bool) -> int:
     parser = Parser()
     line = parser.split(argv)
     settings = read_settings(parser.options, line.given, os.environ)
@@ -123,7 +133,8 @@ def _main(argv: list[str], invocation: str, hosted_here: bool) -> int:
         check_event_file(job.config.log_file)
     if invocation:
         endpoint = replace(job.config.endpoint, hosted_here=hosted_here)
-        config = job.config.with_(endpoint=endpoint, invocation=invocation)
+        started = {"invocation": invocation, "siblings": siblings}
+        config = job.config.with_(endpoint=endpoint, **started)
         with _fork_server(config) as server:
             return _run_agent(config, server)
     for note in (*notes(settings), *unknown_variables(parser.options.values(), os.environ)):

@@ -116,3 +116,21 @@ def test_nodes_that_were_all_killed_are_named(job: _Job) -> None:
     said = [json.loads(line) for line in job.process.stderr if line.startswith("{")]
     (ended,) = [event for event in said if event["event"] == "local.ended"]
     assert ended["reason"] == ", ".join(f"{name} was ended by SIGKILL" for name in nodes)
+
+
+def test_one_of_the_nodes_says_how_the_job_has_ended(tmp_path: Path) -> None:
+    """None of them was in a round, so that it did not fail on one rather than on another."""
+    (tmp_path / "train.py").touch()
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "elastic_runtime", "--local-nodes", "2", "--min", "3"),
+            *("--max", "3", "--join-timeout", "1", "train.py"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.stderr.count("elastic-run: ") == 1, ended.stderr
+    assert "of at least 3 nodes came together" in ended.stderr

@@ -1,35 +1,53 @@
-"""Who of several nodes in one terminal says how the job has failed."""
+"""Who of several nodes in one terminal says how the job has ended."""
 
 from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_runtime.agent.launch import has_last_word
-from elastic_runtime.protocol.records import Member, OutcomeRecord, RoundRecord
+from elastic_runtime.config import Siblings
+from elastic_runtime.protocol.records import OutcomeRecord
 
-LAST = RoundRecord(
-    1,
-    "life",
-    (
-        Member("a1", "a", "10.0.0.1", 1),
-        Member("b1", "b", "10.0.0.1", 1),
-        Member("c1", "c", "10.0.0.2", 1),
-    ),
-    0,
-    "",
-)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAMES = ("a", "b", "c")
 
 
-@pytest.mark.parametrize(
-    ("failed_on", "speak"), [("a", {"a1", "c1"}), ("b", {"b1", "c1"}), ("c", {"a1", "c1"})]
-)
-def test_one_node_of_each_machine_says_it(failed_on: str, speak: set[str]) -> None:
-    outcome = OutcomeRecord("life", False, 1, "it failed", node=failed_on)
-    assert {n for n in ("a1", "b1", "c1") if has_last_word(n, LAST, outcome)} == speak
+def _end(failed_on: str) -> OutcomeRecord:
+    return OutcomeRecord("life", False, 1, "it failed", node=failed_on)
 
 
-def test_who_ends_for_a_reason_of_its_own_says_so() -> None:
-    outcome = OutcomeRecord("life", False, 3, "too few nodes")
-    assert has_last_word("b1", LAST, None)
-    assert has_last_word("b1", None, outcome)
-    assert has_last_word("d1", LAST, outcome), "it was in no round"
+@pytest.fixture
+def siblings() -> Iterator[Siblings]:
+    word, put = os.pipe()
+    os.set_blocking(word, False)
+    os.write(put, b".")
+    yield Siblings(NAMES, word)
+    os.close(word)
+    os.close(put)
+
+
+@pytest.mark.parametrize("failed_on", NAMES)
+def test_the_node_on_which_it_failed_says_so(siblings: Siblings, failed_on: str) -> None:
+    assert [name for name in NAMES if has_last_word(name, _end(failed_on), siblings)] == [failed_on]
+
+
+@pytest.mark.parametrize("failed_on", ["d", ""])
+@pytest.mark.parametrize("there", [NAMES, ("c", "b"), ("b",)])
+def test_of_a_cause_elsewhere_tells_who_comes_first(
+    siblings: Siblings, failed_on: str, there: tuple[str, ...]
+) -> None:
+    """Others may have gone, or know nothing of the round: one tells it all the same."""
+    assert [name for name in there if has_last_word(name, _end(failed_on), siblings)] == [there[0]]
+
+
+def test_who_ends_for_a_reason_of_its_own_says_so(siblings: Siblings) -> None:
+    assert all(has_last_word(name, None, siblings) for name in NAMES)
+
+
+def test_who_is_alone_in_its_terminal_says_everything() -> None:
+    assert has_last_word("a", _end("b"), None)
