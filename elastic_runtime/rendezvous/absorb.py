@@ -30,6 +30,7 @@ from elastic_runtime.rendezvous.state import (
     SILENT,
     STALE,
     Applied,
+    Around,
     Available,
     Done,
     Doubt,
@@ -152,6 +153,8 @@ def absorb(state: State, event: Event, now: float) -> State:
             return _probed(state, (event,), now)
         case PartsGone():
             return _parts_gone(state, event)
+        case Around(group):
+            return replace(state, around=group)
         case PartsSeen():
             return replace(state, parts=event)
         case Join(record):

@@ -26,16 +26,20 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.records import GROUP, ROUND, GroupRecord, RoundRecord
-from elastic_runtime.rendezvous.state import PartsGone, PartsSeen
+from elastic_runtime.rendezvous.state import Around, PartsGone, PartsSeen
 from elastic_runtime.rendezvous.store import Changed, Entry, Found, Lost, Put, Snapshot, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from elastic_runtime.protocol.records import Member
     from elastic_runtime.rendezvous.state import Event, Layout
 
     Read = Callable[[str], Sequence[Entry]]
 
+# The members of so many parts are looked for by each node, some 256; of a round in one piece, all
+# are. So many of the parts are its own and those after it, in each round.
+_AROUND, _NEXT = 16, 2
 # So many parts are written at once: half a megabyte, of the 1.5 that etcd takes by default.
 AT_ONCE = 100
 # How a part ends: as JSON, and alike for all, so that no part is encoded again to be checked.
@@ -125,6 +129,34 @@ def joined(head: RoundRecord, parts: Iterable[GroupRecord]) -> RoundRecord:
     )
 
 
+def around(last: RoundRecord, node: str) -> tuple[str, ...]:
+    """The keys of the parts whose members a node looks for, its own first.
+
+    In which part a node is follows from its uuid, and so has nothing to do with where it is: these
+    are a fair sample of the round. As neighbouring parts look for each other, all samples together
+    connect all nodes that reach each other. The rest is another one in the next round: a single
+    pair that is cut is found sooner or later.
+    """
+    parts, own = keys(last), _part(node, last.parts)
+    steps: Sequence[int] = range(len(parts))
+    if len(parts) > _AROUND:
+        more, others = _AROUND - _NEXT, len(parts) - _NEXT
+        turn = last.number * more
+        steps = [*range(_NEXT), *(_NEXT + (turn + step) % others for step in range(more))]
+    return tuple(parts[(own + step) % len(parts)] for step in steps)
+
+
+def looked_for(last: RoundRecord) -> Callable[[str], Sequence[Member]]:
+    """Whom of the members of a round each node looks for; all of them must be known."""
+    if not last.group:
+        return lambda node: last.members
+    parts: dict[str, list[Member]] = {key: [] for key in keys(last)}
+    names = tuple(parts)
+    for member in last.members:
+        parts[names[_part(member.node, last.parts)]].append(member)
+    return lambda node: [member for key in around(last, node) for member in parts[key]]
+
+
 def _needs_all(known: RoundRecord, node: str, keepers: int) -> bool:
     """Whether who knows its own part needs all of them."""
     rank = known.rank_of(node)
@@ -157,6 +189,7 @@ class Completer:
 
     def __init__(self, read: Read, keepers: int) -> None:
         self.wanted = False
+        self._near = False  # ..., or only those whom it is to look for
         self._due = float("inf")
         self._served = False  # by the store, which there is no use in asking without contact
         self._read = read
@@ -203,7 +236,7 @@ class Completer:
             if (entry := _of_round(event)) is not None:
                 self._told, self._missed_at, self._due = entry, None, now
         asked = [event for event in events if self._head(_of_round(event)) is not None]
-        if not asked and not self.wanted:
+        if not asked and not self.wanted and not self._near:
             self._held, self._due = [], float("inf")
             return events
         completed, gone = None, False
@@ -219,16 +252,24 @@ class Completer:
                 completed, gone = self._as_known(node), True
         self._held, self._due, self._pause = [], float("inf"), _PAUSE_FIRST
         shown = [_with_round(event, completed) if event in asked else event for event in events]
-        if self.wanted and completed is not None:
+        if (self.wanted or self._near) and completed is not None:
             shown.append(Changed((completed,)))
+        if self._near and completed is not None and not gone:
+            shown.append(Around(RoundRecord.decode(ROUND, completed.value).group))
         if gone and completed is not None:
             shown.append(PartsGone(completed.version, dict(self._wrong)))
-        self.wanted = False
+        self.wanted = self._near = False
         return shown
 
-    def ask(self, now: float) -> None:
-        """The node asks to be shown the round once more, with all its members."""
-        self.wanted, self._due = True, min(self._due, now)
+    def ask(self, now: float, near: bool = False) -> None:
+        """The node asks to be shown the round once more, with all its members.
+
+        Args:
+            now: seconds on the node's own monotonic clock.
+            near: it needs those only whom it is to look for.
+        """
+        self._due = min(self._due, now)
+        self.wanted, self._near = self.wanted or not near, self._near or near
 
     def wrote(self, transactions: Iterable[Transaction]) -> None:
         """This node has sealed a round: it knows all its members."""
@@ -256,6 +297,12 @@ class Completer:
             self._read_last = (entry.value, head)
         return head
 
+    def _with_near(self, some: RoundRecord, node: str) -> RoundRecord | None:
+        """The round with those whom this node is to look for; None: some parts are not there."""
+        near = around(some, node)
+        found = _decoded([entry for key in near for entry in self._read(key)], self._wrong)
+        return joined(some, found) if len(found) == len(near) else None
+
     def _hold(self, events: list[Event]) -> list[Event]:
         told = [isinstance(event, Snapshot | Changed) for event in events]
         self._held = [event for event, by_store in zip(events, told, strict=True) if by_store]
@@ -268,7 +315,7 @@ class Completer:
         whole = wide or self.wanted
         if self._shown is not None:
             told, who, full = self._shown
-            if (told, who) == (self._told, node) and (full.whole or not whole):
+            if (told, who) == (self._told, node) and (full.whole or not (whole or self._near)):
                 return replace(told, value=full.encode())
         self._wrong.clear()
         try:
@@ -314,6 +361,8 @@ class Completer:
             own = keys(head)[_part(node, head.parts)]
             parts = _decoded(self._read(own), self._wrong)
             some = joined(head, (_only(part, node) for part in parts))
+            if self._near:
+                return self._with_near(some, node)
             if not _needs_all(some, node, self._keepers):
                 return some
         full = joined(head, _decoded(self._read(f"{GROUP}{head.group}/"), self._wrong))

@@ -28,6 +28,7 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.rendezvous.budget import USAGE
 from elastic_runtime.rendezvous.lives import create_job, succeed_old_life
+from elastic_runtime.rendezvous.plan import crowded
 from elastic_runtime.rendezvous.reach import together
 from elastic_runtime.rendezvous.rollcall import call_roll
 from elastic_runtime.rendezvous.sealing import (
@@ -66,8 +67,6 @@ if TYPE_CHECKING:
 
 # How many members a node looks for in a second, at least.
 _PROBES_A_SECOND = 500
-# So many members of a broken round are probed as often as a single one, while they are not back.
-_FEW = 64
 # Moments that only a leader refers to: they mean nothing after it has not led for a while.
 _LEADERS = (
     *("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign", "check"),
@@ -239,8 +238,15 @@ def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, no
     for _, until in state.suspects.values():
         if until > now:
             plan.wake_at(until)
-    fresh = joiners(state, last, now)
     here = [record for one in last.members if (record := record_of(state, one.node))]
+    # Who does not reach a member stays out: to compare it with all others would be in vain.
+    members = {record.node for record in here}
+    missed = {node for record in here for node in record.unreachable}
+    fresh = [
+        node
+        for node in joiners(state, last, now)
+        if node.node not in missed and members.isdisjoint(node.unreachable)
+    ]
     chosen = together([*here, *fresh], len(here), lambda n: fitting(job, n), job.min_nodes)
     kept = {record.node for record in chosen}
     fresh = [record for record in fresh if record.node in kept]
@@ -294,9 +300,7 @@ def _gather(
         assert state.switch_record is not None
         if not state.switch_record.broken:
             return state
-        # The more are missing, the more of them are merely not back yet: a thousand probes would
-        # keep this node from hearing of them. Who is dead is missing still when few are.
-        crowd = max(1.0, len(missing) / _FEW)
+        crowd = crowded(len(missing))
         if now < begun + crowd * state.policy.probe_after:
             plan.wake_at(begun + crowd * state.policy.probe_after)
             return state

@@ -372,8 +372,8 @@ class Participant:
                     self._store.follow(own_key)
             case Probe(node, address, port):
                 self._prober.probe(node, address, port, self._state.secret)
-            case Complete():
-                self._rounds.ask(self._clock.now())
+            case Complete(near):
+                self._rounds.ask(self._clock.now(), near)
             case LookAtParts(version):
                 if (seen := parts_seen(self._store.read, version)) is not None:
                     self._inbox.put(seen)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 LONGEST_PROBE = 5.0
 # Each count is told up to this one, and then the next tenth.
 _EACH = 20
+# So many members of a broken round are probed as often as a single one, while they are not back.
+_FEW = 64
 # How often all members of a round are asked for, while they are not known (seconds).
 _AGAIN = 1.0
 
@@ -32,6 +34,15 @@ _AGAIN = 1.0
 def _rung(have: int) -> int:
     """Alike for counts of which people need to see one: thousands of nodes come one by one."""
     return have if have < _EACH else _EACH + round(math.log(have / _EACH, 1.1))
+
+
+def crowded(missing: int) -> float:
+    """How much later and more seldom members are probed that are not back, for their number.
+
+    The more are missing, the more of them are merely not back yet: a thousand probes would keep
+    this node from hearing of them. Who is dead is missing still when few are.
+    """
+    return max(1.0, missing / _FEW)
 
 
 @dataclass
@@ -85,13 +96,14 @@ class Plan:
         self.probed[node] = now
         return state
 
-    def know_all(self, state: State, last: RoundRecord, now: float) -> State:
-        """Asks for all members of a round of which this node knows only some."""
+    def know_all(self, state: State, last: RoundRecord, now: float, *, near: bool = False) -> State:
+        """Asks for all members of a round of which this node knows only some, or some more."""
         if state.held(GROUP, now):
             self.wake_at(state.holds[GROUP])
             return state
-        self.reason = f"all members of round {last.number} are asked for"
-        self.actions.append(Complete())
+        which = "those to be looked for" if near else "all members"
+        self.reason = f"{which} of round {last.number} are asked for"
+        self.actions.append(Complete(near))
         self.wake_at(now + _AGAIN)
         return replace(state, holds={**state.holds, GROUP: now + _AGAIN})
 

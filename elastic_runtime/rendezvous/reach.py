@@ -54,7 +54,11 @@ def told(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
 
 
 def together(
-    nodes: Sequence[NodeRecord], survivors: int, fitting: Callable[[int], int], least: int
+    nodes: Sequence[NodeRecord],
+    survivors: int,
+    fitting: Callable[[int], int],
+    least: int,
+    looked_for: Callable[[str], Iterable[str]] | None = None,
 ) -> list[NodeRecord]:
     """The nodes that are to form a round: of those that all reach each other, the best set.
 
@@ -67,6 +71,8 @@ def together(
             set holds at least one of them.
         fitting: how large a world so many nodes can form.
         least: fewest nodes of a round.
+        looked_for: whom each node has looked for, where that is not everybody: who is cut off from
+            a node shows then also in who has found whom.
 
     Returns:
         The set, in the same order. All of the nodes if no two are known to be cut off.
@@ -89,6 +95,8 @@ def together(
     names = [node.node for node in cut]
     if len(cut) <= _EXACT:
         choices = _all_sets(names, missing)
+    elif looked_for is not None:
+        choices = _sides(names, missing, looked_for)
     else:
         choices = _few_sets(names, [n for n in names if places[n] < survivors], missing)
     kept = set(max(choices, key=worth))
@@ -126,6 +134,36 @@ def _few_sets(
             reached = [name for name in names if name != one and name not in missing[one]]
             sets.append(_filled((one, *_thinned(reached, missing)), names, missing))
     return sets
+
+
+def _sides(
+    names: list[str], missing: dict[str, set[str]], looked_for: Callable[[str], Iterable[str]]
+) -> list[tuple[str, ...]]:
+    """A good set among those that have found each other, or one another's finds, for each side.
+
+    Two nodes that have not looked for each other miss each other all the same if a cut runs between
+    them. Nobody has found anybody across it.
+    """
+    there, sides = dict.fromkeys(names), []
+    while there:
+        first = next(iter(there))
+        del there[first]
+        side, new = {first}, [first]
+        while new:
+            one = new.pop()
+            found = [two for two in looked_for(one) if two in there and two not in missing[one]]
+            for two in found:
+                del there[two]
+            side.update(found)
+            new += found
+        sides.append(side)
+    first_ones = sides[:_AROUND]
+    largest = sorted(sides, key=len, reverse=True)[:_AROUND]
+    tried = {id(side): side for side in (*first_ones, *largest)}.values()
+    return [
+        _filled(_thinned([name for name in names if name in side], missing), names, missing)
+        for side in tried
+    ]
 
 
 def _filled(

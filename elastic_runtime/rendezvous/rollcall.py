@@ -24,6 +24,7 @@ from elastic_runtime.protocol.records import (
     listed,
 )
 from elastic_runtime.rendezvous.lives import ask_for_members, succeed_old_life
+from elastic_runtime.rendezvous.plan import crowded
 from elastic_runtime.rendezvous.sealing import end, member_of
 from elastic_runtime.rendezvous.store import Expect, Put, Transaction
 
@@ -141,9 +142,15 @@ def _gather(state: State, silent: list[NodeRecord], plan: Plan, now: float) -> t
         return state, True
     plan.wake_at(begun + policy.rejoin)
     plan.reason = f"waiting for {listed([node.name for node in silent])} to say where they were"
+    if switch is None or not switch.broken:
+        return state, False
+    crowd = crowded(len(silent))
+    if now < begun + crowd * policy.probe_after:
+        plan.wake_at(begun + crowd * policy.probe_after)
+        return state, False
     for node in silent:
-        if switch is not None and switch.broken and node.node != state.me:
-            state = plan.probe(state, node, policy.probe_every, now)
+        if node.node != state.me:
+            state = plan.probe(state, node, crowd * policy.probe_every, now)
     return state, False
 
 

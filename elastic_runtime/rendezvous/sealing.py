@@ -29,7 +29,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     node_key,
 )
-from elastic_runtime.rendezvous.group import apart, keys
+from elastic_runtime.rendezvous.group import apart, keys, looked_for
 from elastic_runtime.rendezvous.lives import dead_keys
 from elastic_runtime.rendezvous.reach import severed_pairs, together, told
 from elastic_runtime.rendezvous.standing import (
@@ -44,7 +44,7 @@ from elastic_runtime.rendezvous.state import OWN
 from elastic_runtime.rendezvous.store import ABSENT, Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from elastic_runtime.rendezvous.budget import Verdict
     from elastic_runtime.rendezvous.plan import Plan
@@ -119,7 +119,7 @@ def form_next(
         # Who does not say whom it reaches may be let in when it has.
         back = [node for node in back if has_checked(node, last)]
         fresh = [node for node in fresh if has_checked(node, last)]
-    chosen, cut = _in_reach(job, [*back, *fresh], len(back))
+    chosen, cut = _in_reach(job, [*back, *fresh], len(back), sampled(last))
     size = fitting(job, len(chosen))
     if size < job.min_nodes or not size:
         return _too_few(state, job, len(chosen), plan, now, cut)
@@ -148,12 +148,23 @@ def has_checked(node: NodeRecord | None, last: RoundRecord) -> bool:
 
 
 def _in_reach(
-    job: JobRecord, nodes: list[NodeRecord], survivors: int
+    job: JobRecord,
+    nodes: list[NodeRecord],
+    survivors: int,
+    looked_for: Callable[[str], Iterable[str]] | None = None,
 ) -> tuple[list[NodeRecord], str]:
     """Those of the nodes that are to form a round, and who does not reach whom, for people."""
     pairs = severed_pairs(nodes)
-    chosen = together(nodes, survivors, lambda n: fitting(job, n), job.min_nodes)
+    chosen = together(nodes, survivors, lambda n: fitting(job, n), job.min_nodes, looked_for)
     return chosen, told(pairs) if pairs else ""
+
+
+def sampled(last: RoundRecord) -> Callable[[str], Iterable[str]] | None:
+    """Whom each node looks for in a large round, by uuid; None: everybody."""
+    if not last.group or len(last.members) < last.size:
+        return None
+    members = looked_for(last)
+    return lambda node: (member.node for member in members(node))
 
 
 def joiners(state: State, last: RoundRecord | None, now: float) -> list[NodeRecord]:

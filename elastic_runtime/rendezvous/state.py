@@ -124,6 +124,17 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
+class Around:
+    """Those members of a round are known whom this node is to look for.
+
+    Attributes:
+        group: as in the round's record.
+    """
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartsGone:
     """The members of the round that the store shows are not there, and have not been for a while.
 
@@ -182,6 +193,7 @@ Event = (
     | Drain
     | Goodbye
     | Probed
+    | Around
     | PartsGone
     | PartsSeen
     | Applied
@@ -232,7 +244,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Show the round again, with all its members."""
+    """Show the round again, with all its members.
+
+    Attributes:
+        near: only with those whom this node is to look for; ``Around`` follows.
+    """
+
+    near: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +428,8 @@ class State:
         dead: nodes proven dead, by a probe or a later life, with the proof.
         done_seen: nodes seen to have ended well, with the round.
         draft: a large round that this node has tried to seal, and whose parts it has written.
+        around: the ``group`` of the round whose members this node knows as far as it is to look for
+            them.
         parts: what was seen of the parts of rounds, and not acted upon yet.
         holds: transactions in flight or to be waited for, by tag, with the end of the hold.
         tries: how often in a row one was answered, by tag, of which nothing was seen yet.
@@ -460,6 +480,7 @@ class State:
     dead: Mapping[str, str] = field(default_factory=dict)
     done_seen: Mapping[str, int] = field(default_factory=dict)
     draft: RoundRecord | None = None
+    around: str = ""
     parts: PartsSeen | None = None
     holds: Mapping[str, float] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)

@@ -10,9 +10,11 @@ it is there or known to be dead.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import GONE, Member, RoundRecord
+from elastic_runtime.rendezvous.group import looked_for
 from elastic_runtime.rendezvous.notices import Surveyed
 from elastic_runtime.rendezvous.state import BUSY, SILENT, State
 
@@ -27,6 +29,8 @@ AGAIN = 1.0
 # Between two probes of a node while its silence is not certain yet, in seconds.
 _PAUSE = 0.1
 _SURVEY = "survey"
+# A node names so many at most that it does not reach: more than it looks for in one round.
+_MOST = 256
 
 
 def survey(state: State, plan: Plan, now: float) -> State:
@@ -57,14 +61,16 @@ def _asked_for(state: State) -> RoundRecord | None:
 
 
 def _look_around(state: State, last: RoundRecord, plan: Plan, now: float) -> State:
-    """Probes everybody; says what was found once all have answered, or are certainly silent."""
+    """Probes everybody, or a sample of a large round; says what was found once all have answered,
+    or are certainly silent."""
     record = state.record
     assert record is not None
-    if not last.whole:
+    if not (last.whole or state.around == last.group):
         # Without the store no other round could follow from what was found, either.
-        return plan.know_all(state, last, now) if state.connected else state
+        return plan.know_all(state, last, now, near=True) if state.connected else state
     begun = state.marks[_SURVEY]
-    others = {member.node: member for member in last.members} | dict(state.missed)
+    members = looked_for(last)(record.node)
+    others = {member.node: member for member in members} | dict(state.missed)
     others.pop(record.node, None)
     waiting = False
     missed: dict[str, Member] = {}
@@ -80,6 +86,7 @@ def _look_around(state: State, last: RoundRecord, plan: Plan, now: float) -> Sta
             state = plan.probe(state, member, _PAUSE, now)
     if waiting:
         return state
+    missed = dict(islice(missed.items(), _MOST))
     state = _found(state, missed, checked=last.number).unmarked(_SURVEY)
     if state.current is None:
         return state

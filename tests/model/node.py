@@ -275,8 +275,8 @@ class Node:
                         self.client.follow(own_key)
                 case Probe(node, _, port):
                     self.world.probe(self, node, port)
-                case Complete():
-                    self.rounds.ask(clock.now + self.zero)
+                case Complete(near):
+                    self.rounds.ask(clock.now + self.zero, near)
                     self.inbox.append(Tick())
                 case LookAtParts(version):
                     if (seen := parts_seen(self.client.read, version)) is not None:

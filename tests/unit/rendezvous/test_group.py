@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import ROUND, Member, RoundRecord
 from elastic_runtime.rendezvous import group
 from elastic_runtime.rendezvous.group import Completer, apart
-from elastic_runtime.rendezvous.state import Layout, PartsGone
+from elastic_runtime.rendezvous.state import Around, Layout, PartsGone
 from elastic_runtime.rendezvous.store import (
     Changed,
     Entry,
@@ -243,6 +244,48 @@ def test_all_members_are_shown_to_who_asks_for_them() -> None:
     completer.ask(1.0)
     assert told(completer.take([], node, False, 1.0)).whole
     assert not completer.wanted
+
+
+def test_of_a_large_round_each_node_looks_for_a_bounded_number_of_others() -> None:
+    head, _ = apart(sealed(2000), Layout())
+    last = replace(sealed(2000), group=head.group, parts=head.parts, nodes=2000)
+    looked = {m.node: {o.node for o in group.looked_for(last)(m.node)} for m in last.members}
+    assert max(map(len, looked.values())) < 400
+    asked = Counter(one for found in looked.values() for one in found)
+    assert max(asked.values()) < 400  # nobody is asked by more, either
+    again = replace(last, number=8)
+    node = last.members[7].node
+    known = {m.node for n in range(20) for m in group.looked_for(replace(last, number=n))(node)}
+    assert len(known) == 2000  # and all of them sooner or later
+    assert {m.node for m in group.looked_for(again)(node)} != looked[node]
+
+
+@pytest.mark.parametrize("size", [100, 200])
+def test_of_a_round_in_few_parts_each_node_looks_for_all_others(size: int) -> None:
+    last = sealed(size)
+    head, _ = apart(last, Layout())
+    last = replace(last, group=head.group, parts=head.parts, nodes=head.nodes)
+    assert {m.node for m in group.looked_for(last)("nobody")} == {m.node for m in last.members}
+
+
+def test_a_member_reads_no_more_than_whom_it_is_to_look_for() -> None:
+    last = sealed(2000)
+    shelf = Shelf(last, Layout())
+    completer = Completer(shelf.read, 8)
+    node = last.members[1].node
+    completer.take([Changed((shelf.round,))], node, False, 0.0)
+    shelf.reads.clear()
+    completer.ask(1.0, near=True)
+    shown, near = completer.take([], node, False, 1.0)
+    assert near == Around(shelf.round_record.group)
+    full = replace(last, group=shelf.round_record.group, parts=shelf.round_record.parts, nodes=2000)
+    wanted = {m.node for m in group.looked_for(full)(node)}
+    assert wanted <= {m.node for m in told([shown]).members}
+    assert set(shelf.reads) <= {*group.keys(full)}
+    assert len(shelf.reads) < 20
+    shelf.entries = []
+    completer.ask(2.0, near=True)
+    assert completer.take([], node, False, 2.0) == []  # not all of them are there
 
 
 def test_a_part_that_cannot_be_read_is_as_good_as_none() -> None:

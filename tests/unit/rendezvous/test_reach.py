@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_runtime.protocol.records import Member, RoundRecord
+from elastic_runtime.rendezvous.group import apart
 from elastic_runtime.rendezvous.reach import severed, severed_pairs, together, told
+from elastic_runtime.rendezvous.sealing import sampled
+from elastic_runtime.rendezvous.state import Layout
 from tests.unit.rendezvous.seat import node
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_runtime.protocol.records import NodeRecord
 
 
@@ -121,3 +128,25 @@ def test_a_large_job_that_falls_in_two_goes_on_with_the_larger_part() -> None:
     ]
     chosen = together(nodes, 400, lambda size: size, 1)
     assert [one.node for one in chosen] == large
+
+
+@pytest.mark.parametrize("side", [lambda place: place % 2, lambda place: place * 5 // 1000])
+def test_a_cut_shows_also_between_nodes_that_did_not_look_for_each_other(
+    side: Callable[[int], int],
+) -> None:
+    """Each has looked for a sample: what nobody said of two nodes must not bring them together."""
+    names = [f"{place:032x}" for place in range(1000)]
+    members = tuple(Member(name, name, "127.0.0.1", 1) for name in names)
+    full = RoundRecord(3, "life", members, 0, "")
+    head, _ = apart(full, Layout())
+    last = replace(full, group=head.group, parts=head.parts, nodes=1000)
+    looked = sampled(last)
+    assert looked is not None
+    of = {name: side(place) for place, name in enumerate(names)}
+    nodes = [
+        node("n", node=name, unreachable=tuple(o for o in looked(name) if of[o] != of[name]))
+        for name in names
+    ]
+    assert max(len(one.encode()) for one in nodes) < 20_000
+    chosen = together(nodes, 1000, lambda size: size, 1, looked)
+    assert [one.node for one in chosen] == [name for name in names if of[name] == of[names[0]]]
