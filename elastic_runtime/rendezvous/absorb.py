@@ -187,6 +187,8 @@ def _applied(state: State, event: Applied, now: float) -> State:
         state = replace(state, unwritten=trouble, refused_at=now)
     else:
         state = replace(state, unwritten=None)
+    if event.tag == ROUND and event.ok is False:
+        state = replace(state, unseen=None)
     if event.tag not in state.holds:
         return state  # what it did, or what was in its way, was seen already
     pause = _PAUSES[event.ok]
@@ -492,6 +494,9 @@ def _with_round(state: State, slot: Slot) -> State:
     sealed, known, current = slot.record, state.known_round, state.current
     if not isinstance(sealed, RoundRecord):
         return replace(state, round=slot)
+    unseen = state.unseen
+    if unseen and (unseen.incarnation != sealed.incarnation or unseen.number <= sealed.number):
+        state = replace(state, unseen=None)
     # A store that was emptied may count from the beginning again. What it had before is over then,
     # and must not be given back if it is emptied once more.
     other = known is not None and known.incarnation != sealed.incarnation

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.records import GROUP, ROUND, GroupRecord, RoundRecord
+from elastic_runtime.rendezvous.budget import MAX_FRUITLESS
 from elastic_runtime.rendezvous.state import Around, PartsGone, PartsSeen
 from elastic_runtime.rendezvous.store import Changed, Entry, Found, Lost, Put, Snapshot, Transaction
 
@@ -134,13 +135,15 @@ def around(last: RoundRecord, node: str) -> tuple[str, ...]:
 
     In which part a node is follows from its uuid, and so has nothing to do with where it is: these
     are a fair sample of the round. As neighbouring parts look for each other, all samples together
-    connect all nodes that reach each other. The rest is another one in the next round: a single
-    pair that is cut is found sooner or later.
+    connect all nodes that reach each other. The rest is another one in the next round, and there
+    are twice as many after each round without progress: a single pair that is cut is found before
+    the job gives up.
     """
     parts, own = keys(last), _part(node, last.parts)
     steps: Sequence[int] = range(len(parts))
-    if len(parts) > _AROUND:
-        more, others = _AROUND - _NEXT, len(parts) - _NEXT
+    most = _AROUND << min(last.budget.fruitless, MAX_FRUITLESS)
+    if len(parts) > most:
+        more, others = most - _NEXT, len(parts) - _NEXT
         turn = last.number * more
         steps = [*range(_NEXT), *(_NEXT + (turn + step) % others for step in range(more))]
     return tuple(parts[(own + step) % len(parts)] for step in steps)

@@ -141,6 +141,8 @@ def _to_restore(state: State) -> RoundRecord | None:
     known = state.known_round
     if state.current is not None or known is None or state.record is None:
         return state.current
+    # Others may have heard of it, and have begun.
+    known = state.unseen or known
     forgotten = state.forgot_at > float("-inf") and state.job.version == ABSENT
     if state.behind:
         return None  # it may be older than what the store has forgotten

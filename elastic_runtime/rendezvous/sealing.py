@@ -281,7 +281,7 @@ def _seal(
         tuple(dict.fromkeys(deletes)),
     )
     plan.reason = reason
-    state = replace(state, draft=head if parts else None)
+    state = replace(state, draft=head if parts else None, unseen=sealed)
     return plan.apply(state, ROUND, transaction, now, first=parts)
 
 

@@ -428,6 +428,7 @@ class State:
         dead: nodes proven dead, by a probe or a later life, with the proof.
         done_seen: nodes seen to have ended well, with the round.
         draft: a large round that this node has tried to seal, and whose parts it has written.
+        unseen: a round that this node has sealed, as far as it knows, and was not shown yet.
         around: the ``group`` of the round whose members this node knows as far as it is to look for
             them.
         parts: what was seen of the parts of rounds, and not acted upon yet.
@@ -480,6 +481,7 @@ class State:
     dead: Mapping[str, str] = field(default_factory=dict)
     done_seen: Mapping[str, int] = field(default_factory=dict)
     draft: RoundRecord | None = None
+    unseen: RoundRecord | None = None
     around: str = ""
     parts: PartsSeen | None = None
     holds: Mapping[str, float] = field(default_factory=dict)

@@ -11,8 +11,9 @@ import pytest
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import ROUND, Member, RoundRecord
+from elastic_runtime.protocol.records import ROUND, Budget, Member, RoundRecord
 from elastic_runtime.rendezvous import group
+from elastic_runtime.rendezvous.budget import MAX_FRUITLESS
 from elastic_runtime.rendezvous.group import Completer, apart
 from elastic_runtime.rendezvous.state import Around, Layout, PartsGone
 from elastic_runtime.rendezvous.store import (
@@ -258,6 +259,16 @@ def test_of_a_large_round_each_node_looks_for_a_bounded_number_of_others() -> No
     known = {m.node for n in range(20) for m in group.looked_for(replace(last, number=n))(node)}
     assert len(known) == 2000  # and all of them sooner or later
     assert {m.node for m in group.looked_for(again)(node)} != looked[node]
+
+
+def test_after_rounds_without_progress_more_are_looked_for_until_it_is_all() -> None:
+    """A job gives up after five of them: by then a single pair that is cut must have been found."""
+    head, _ = apart(sealed(2000), Layout())
+    last = replace(sealed(2000), group=head.group, parts=head.parts, nodes=2000)
+    rounds = [replace(last, budget=Budget(fruitless=count)) for count in range(MAX_FRUITLESS)]
+    counts = [len(group.looked_for(one)(last.members[7].node)) for one in rounds]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[1] < counts[2] < counts[-1] == 2000
 
 
 @pytest.mark.parametrize("size", [100, 200])

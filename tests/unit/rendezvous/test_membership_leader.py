@@ -31,6 +31,7 @@ from elastic_runtime.rendezvous.state import (
     REFUSED,
     REPLACED,
     SILENT,
+    Applied,
     Join,
     Probed,
     Tick,
@@ -106,6 +107,21 @@ def test_a_seal_waits_for_what_the_leader_says_of_itself() -> None:
     assert seat.transaction(ROUND) is None
     seat.changes(back("a", 3))
     assert seat.members() == ["a", "b"]
+
+
+@pytest.mark.parametrize(("ok", "number"), [(True, 4), (None, 4), (False, 3)])
+def test_a_store_that_forgot_a_seal_before_its_leader_saw_it_gets_it_back(
+    ok: bool | None, number: int
+) -> None:
+    """Others may have seen it. What was refused, nobody has."""
+    seat = Seat()
+    seat.state = replace(seat.state, record=back("a", 3))
+    seat.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), back("a", 3), back("b", 3))
+    assert seat.members() == ["a", "b"]
+    seat.feed(Applied(ROUND, ok)).sees(forgot=True)
+    given_back = seat.written(RoundRecord, ROUND)
+    assert given_back is not None
+    assert given_back.number == number
 
 
 def test_who_was_refused_by_a_firewall_is_a_member_again_when_it_writes_its_key_anew() -> None:
