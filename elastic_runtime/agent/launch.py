@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.life import Finish
     from elastic_runtime.events import Emit
     from elastic_runtime.protocol.records import OutcomeRecord
+
+# So long the node on which the job failed may take to say so, and how often that is looked at (s).
+_PRECEDENCE, _LOOKS = 2.0, 0.05
 
 _ERRORS: dict[int, type[ElasticError]] = {
     EXIT_FAILED: TrainingFailed,
@@ -91,12 +95,16 @@ def has_last_word(name: str, outcome: OutcomeRecord | None, siblings: Siblings |
         name: of this node.
         outcome: the end of the job; None: the node ends for a reason of its own, and says so.
         siblings: the nodes in its terminal. The one on which the job failed speaks; if that is none
-            of them, the one that asks first.
+            of them, or says nothing for a moment, the one that asks first. A node of its name may
+            be in another terminal, too, and it may be dead.
     """
     if outcome is None or siblings is None:
         return True
-    if outcome.node in siblings.names:
-        return name == outcome.node
+    deadline = time.monotonic() + _PRECEDENCE
+    while outcome.node in siblings.names and name != outcome.node and time.monotonic() < deadline:
+        if not select.select([siblings.word], [], [], 0)[0]:
+            return False
+        time.sleep(_LOOKS)
     try:
         return bool(os.read(siblings.word, 1))
     except BlockingIOError:  # it was taken
@@ -220,8 +228,8 @@ class _signals:
     Args:
         config: names them.
         agent: is asked.
-        ends: this process ends with the agent. If that was asked to leave, the same request may
-            come once more, and must not replace the exit code of who has heeded it.
+        ends: this process ends with the agent: once it is settled how, no request is heeded any
+            more, which could only replace the exit code.
     """
 
     def __init__(self, config: JobConfig, agent: ElasticAgent, *, ends: bool) -> None:
@@ -243,8 +251,7 @@ class _signals:
         self._agent.ask_to_leave(signum)
 
     def __exit__(self, *exc: object) -> None:
-        finish = self._agent.finish
-        deaf = self._ends and finish is not None and finish.exit_code == EXIT_LEFT
+        deaf = self._ends and self._agent.finish is not None
         for signum, handler in self._before.items():
             signal.signal(signum, signal.SIG_IGN if deaf else handler)
 

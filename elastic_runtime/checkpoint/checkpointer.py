@@ -135,7 +135,7 @@ class Checkpointer:
         rule = parse_retention(keep, keep_every)
         self._objects = entries
         # The first rank finds out whether the place is one; the others wait for it.
-        first = of_a_job(context().note) if context().rank == 0 else None
+        first = of_a_job(context().note, _leave_if_asked) if context().rank == 0 else None
         self._storage = open_storage(directory, first)
         self._entries = Entries(entries)
         self._committing = {k: e for k, e in entries.items() if isinstance(e, Committing)}
@@ -501,7 +501,18 @@ class Checkpointer:
 
     def _leave(self) -> NoReturn:
         self._context.drained(self.steps)
-        # Without an agent it was a SIGTERM, and whoever sent it expects the usual exit code.
-        code = EXIT_DRAINED if self._context.has_agent else 128 + signal.SIGTERM
-        end_quickly(code)
-        raise SystemExit(code)
+        _end(self._context)
+
+
+def _end(here: WorkerContext) -> NoReturn:
+    """Ends this process, as it was asked to leave."""
+    # Without an agent it was a SIGTERM, and whoever sent it expects the usual exit code.
+    code = EXIT_DRAINED if here.has_agent else 128 + signal.SIGTERM
+    end_quickly(code)
+    raise SystemExit(code)
+
+
+def _leave_if_asked() -> None:
+    """For a wait in which there is nothing to save yet."""
+    if (here := context()).drain.is_set():
+        _end(here)

@@ -24,6 +24,8 @@ _Answer = tuple[_T | None, BaseException | None]
 # Seconds until it is said for the first time that there is no answer, and between any two times.
 _FIRST_WORD = 5.0
 _NEXT_WORD = 30.0
+# How often it looks whether this process was asked to leave.
+_LOOKS = 0.2
 
 
 class NoAnswer(Exception):
@@ -38,15 +40,18 @@ class Patience:
         seconds: as long as that.
         note: takes an event, time and again, while there is no answer: of a job, for which that may
             pass. None: it is a person who waits, and hears at the end that the address is wrong.
+        leave: called time and again; ends this process if it was asked to leave, as there is
+            nothing to be saved yet.
     """
 
     seconds: float = 20.0
     note: Callable[..., None] | None = None
+    leave: Callable[[], None] = lambda: None
 
 
-def of_a_job(note: Callable[..., None]) -> Patience:
+def of_a_job(note: Callable[..., None], leave: Callable[[], None]) -> Patience:
     """That of a job: as long as a job waits for its nodes, as its restarts are few."""
-    return Patience(600.0, note)
+    return Patience(600.0, note, leave)
 
 
 def ask(
@@ -55,6 +60,7 @@ def ask(
     tell: Callable[[BaseException | None, float], None] | None,
     may_pass: Callable[[BaseException], bool],
     wait: tenacity.wait.wait_base,
+    leave: Callable[[], None],
 ) -> _T:
     """Asks until there is an answer.
 
@@ -67,6 +73,7 @@ def ask(
             store has been asked; called time and again.
         may_pass: whether another try may do better after an error.
         wait: the pauses between two tries.
+        leave: as in ``Patience``.
 
     Returns:
         The answer.
@@ -103,9 +110,12 @@ def ask(
     while True:
         try:
             left = begun + min(due, seconds) - time.monotonic()
-            value, error = answers.get(timeout=max(0.0, left))
+            value, error = answers.get(timeout=max(0.0, min(left, _LOOKS)))
             break
         except queue.Empty:
+            leave()
+            if left > _LOOKS:
+                continue
             why = last[-1] if last else None
             if tell is None or due >= seconds:
                 raise NoAnswer from why

@@ -281,7 +281,8 @@ class RemoteStorage(Storage):
 
         with _fewer_tries(self._fs):
             try:
-                return ask(call, first.seconds, tell if note else None, _worth_asking, _WAIT)
+                says = tell if note else None
+                return ask(call, first.seconds, says, _worth_asking, _WAIT, first.leave)
             except NoAnswer as error:
                 text = (
                     f"cannot reach {self.where}, which was tried for {first.seconds:g} s: "

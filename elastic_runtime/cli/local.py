@@ -87,6 +87,7 @@ def _run(
     nodes = {n: _start([*shared, *words], word, environ(n)) for n, words in commands.items()}
     os.close(word)
     request: Request | None = None
+    hurried = False
     aside = _Aside(meanwhile)
     try:
         emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
@@ -98,15 +99,18 @@ def _run(
                 continue
             if request is not None and request.repeated_by(number, time.monotonic()):
                 continue
+            hurried = request is not None
             for node in nodes.values():
-                node.send_signal(signal.SIGKILL if request else number)
+                node.send_signal(signal.SIGKILL if hurried else number)
             request = request or Request(number, time.monotonic())
     finally:
         for node in nodes.values():
             node.kill()
             node.wait()
         os.close(put)  # not before: with its other end closed, a pipe is empty for good
-    if request is None and all(node.returncode < 0 for node in nodes.values()):
+    asked_for = {-request.signum} if request is not None else set()
+    codes = {node.returncode for node in nodes.values()}
+    if not hurried and max(codes) < 0 and not codes <= asked_for:
         # None of them could say anything.
         ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
         reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())

@@ -24,6 +24,7 @@ from elastic_runtime.errors import (
     CheckpointUsageError,
     DamagedCheckpoint,
 )
+from elastic_runtime.protocol.messages import EXIT_DRAINED
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
         silent.over.set()  # it is back
 
     monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
-    assert open_storage("flaky://bucket/run", of_a_job(note)).names() == []
+    assert open_storage("flaky://bucket/run", of_a_job(note, lambda: None)).names() == []
     first = said[0]
     assert (first["event"], first["why"]) == ("checkpoint.unreachable", "it is silent")
     assert first["path"] == "flaky://bucket/run"
@@ -166,7 +167,8 @@ def test_what_will_not_change_is_told_a_job_at_once(
     for error in (NoCredentials("none"), PermissionError("not you")):
         monkeypatch.setattr(Flaky, "hook", Failing(10**9, error))
         with pytest.raises(CheckpointFailed, match="give the job credentials") as told:
-            open_storage("flaky://bucket/run", of_a_job(lambda name, **fields: None)).prepare()
+            first = of_a_job(lambda name, **fields: None, lambda: None)
+            open_storage("flaky://bucket/run", first).prepare()
         assert told.value.refused
 
 
@@ -442,3 +444,17 @@ def test_a_path_and_a_file_url_are_directories(tmp_path: Path) -> None:
     for directory in (tmp_path, str(tmp_path), f"file://{tmp_path}"):
         storage = open_storage(directory)
         assert isinstance(storage, LocalStorage) and storage.path == tmp_path
+
+
+def test_a_job_that_is_asked_to_leave_does_not_wait_for_a_store(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Silent()
+    monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
+
+    def leave() -> None:
+        raise SystemExit(EXIT_DRAINED)
+
+    with pytest.raises(SystemExit):
+        open_storage("flaky://bucket/run", of_a_job(lambda name, **fields: None, leave)).names()
+    silent.over.set()
