@@ -9,16 +9,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import distributed_c10d
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 ELASTIC_RUN = ["-m", "elastic_runtime", "--nproc-per-node=2"]
 
 
+def python_blocks(document: Path) -> list[str]:
+    """The Python blocks of a document."""
+    text = document.read_text()
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 def examples(document: str) -> dict[str, str]:
     """The Python blocks of a document, by the name of the file in their first line."""
-    text = (DOCS / document).read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    blocks = python_blocks(DOCS / document)
     named = [(re.match(r"# (\w+\.py)\n", block), block) for block in blocks]
     assert all(name for name, _ in named), f"an example of {document} has no name: nothing runs it"
     return {name[1]: block for name, block in named if name}
@@ -26,8 +32,13 @@ def examples(document: str) -> dict[str, str]:
 
 def run_example(document: str, name: str, folder: Path, *launcher: str) -> str:
     """What an example of a document prints."""
+    return run(examples(document)[name], name, folder, *launcher)
+
+
+def run(script: str, name: str, folder: Path, *launcher: str) -> str:
+    """What a script prints that must end well."""
     folder.mkdir(exist_ok=True)
-    (folder / name).write_text(examples(document)[name])
+    (folder / name).write_text(script)
     done = subprocess.run(
         [sys.executable, *launcher, name],
         cwd=folder,
@@ -77,17 +88,36 @@ def test_examples_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     script, loads = CHECKPOINTS
     text = run_example("checkpoints.md", script, tmp_path, *ELASTIC_RUN)
     assert re.search(r"from step 0 to 60, best loss 0\.0\d", text), text
-    text = run_example("checkpoints.md", loads, tmp_path)
-    assert re.search(r"weights from 0\.9\d to 1\.\d\d", text), text
     monkeypatch.setenv("STEPS", "90")
     text = run_example("checkpoints.md", script, tmp_path)
     assert re.search(r"from step 60 to 90, best loss 0\.0\d", text), text
+    text = run_example("checkpoints.md", loads, tmp_path)  # the newest of several
+    assert re.search(r"step-90\.term-\d+: weights from 0\.9\d to 1\.\d\d", text), text
+
+
+MADE_BEFORE = """
+import torch
+
+torch.manual_seed(1)
+points = torch.randn(128, 8)
+dataset = torch.utils.data.TensorDataset(points, (points.sum(dim=1) > 0).long())
+model = torch.nn.Linear(8, 2)
+optim = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_the_example_in_place_of_the_readme_saves_its_last_step(tmp_path: Path) -> None:
+    script = MADE_BEFORE + python_blocks(ROOT / "README.md")[-1]
+    run(script, "train.py", tmp_path, *ELASTIC_RUN)
+    saved = [found.parent.name for found in tmp_path.glob("runs/in-place/*/MANIFEST.json")]
+    assert "step-20" in [name.partition(".")[0] for name in saved], saved  # 10 epochs of 2
 
 
 def test_symptoms_are_messages_of_the_code() -> None:
     table = (DOCS / "in-place.md").read_text().partition("## Troubleshooting")[2]
     symptoms = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
     source = "".join(file.read_text() for file in (ROOT / "elastic_runtime").rglob("*.py"))
+    source += Path(distributed_c10d.__file__).read_text()  # and torch's own of process groups
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # a message over several lines
     assert len(symptoms) > 10
     assert [symptom for symptom in symptoms if symptom not in source] == []
