@@ -29,7 +29,7 @@ from elastic_runtime.agent.crew import Crew, FromWorker
 from elastic_runtime.agent.ends import last_words, reached_before
 from elastic_runtime.agent.environment import provisional
 from elastic_runtime.agent.hang import HangClock
-from elastic_runtime.agent.hints import SHUFFLES, Facts, hints
+from elastic_runtime.agent.hints import FOR_HINTS, Facts, hints
 from elastic_runtime.agent.life import (
     Alarm,
     AskDrain,
@@ -317,7 +317,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._facts = self._facts.heard(said.name, said.fields)
         if said.name == "step.first":
             self._recovered(said)
-        elif said.name == SHUFFLES:
+        elif said.name in FOR_HINTS:
             pass  # it is for the hints
         elif said.name == CHECKPOINT_COMMITTED:
             if self._watch is not None:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 # What a worker notes of a DataLoader whose order is for one world only; see worker.loaders.
 SHUFFLES = "data.shuffles"
+# ... and of what takes part in its steps and is not in its State; see worker.forgotten.
+LACKS = "state.lacks"
+FOR_HINTS = (SHUFFLES, LACKS)
 
 # After so many seconds without any checkpoint it is no short job, in which it would not matter.
 _LONG = 3600.0
@@ -30,6 +33,7 @@ class Facts:
         saves: it has saved a checkpoint, or resumed from one.
         place: where its checkpoints are; "": nobody has said so.
         shuffles: the sampler of a DataLoader that knows one world only; "": none was seen.
+        lacks: what a worker has said of something that is not in its State.
     """
 
     min_nodes: int
@@ -41,11 +45,14 @@ class Facts:
     saves: bool = False
     place: str = ""
     shuffles: str = ""
+    lacks: str = ""
 
     def heard(self, name: str, fields: Mapping[str, Any]) -> Facts:
         """What is known after a worker has noted something."""
         if name == SHUFFLES:
             return replace(self, shuffles=str(fields.get("sampler", "")))
+        if name == LACKS:
+            return replace(self, lacks=str(fields.get("problem", "")))
         if not name.startswith("checkpoint."):
             return self
         saves = name in ("checkpoint.saved", "checkpoint.resumed", "checkpoint.committed")
@@ -79,6 +86,8 @@ def hints(facts: Facts) -> dict[str, str]:
             "change of the world, so that samples count twice or not at all: ElasticBatchSampler "
             "keeps the position"
         )
+    if facts.lacks:
+        found["state"] = facts.lacks
     return found
 
 

@@ -346,12 +346,13 @@ class Checkpointer:
         base = self._saves.tenure.base
         return Held(base.term, base.step)
 
-    def load(self, over: Held | None) -> Held | None:
+    def load(self, over: Held | None, *, strict: bool = True) -> Held | None:
         """Loads the newest state that is saved, and newer than what the ranks hold in memory.
 
         Args:
             over: what they hold, which is not touched before something newer is known to be
                 whole; None: nothing.
+            strict: see ``resume``.
 
         Returns:
             What was loaded, None if there is nothing.
@@ -361,7 +362,7 @@ class Checkpointer:
             CheckpointError: the directory cannot be used, or the checkpoint does not fit.
         """
         floor = None if over is None else CheckpointId(*over)
-        found = self._load(strict=True, over=floor)
+        found = self._load(strict=strict, over=floor)
         return None if found is None else Held(found.term, found.step)
 
     def newest(self) -> Held | None:

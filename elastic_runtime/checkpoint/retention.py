@@ -61,7 +61,11 @@ def parse_retention(keep: int | None, keep_every: int | str | timedelta | None) 
     Raises:
         CheckpointError: one of them is not understood, or would keep nothing.
     """
-    if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
+    if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool)):
+        raise CheckpointUsageError(
+            f"keep={keep!r} is a {type(keep).__name__}: give a whole number, or None for all"
+        )
+    if keep is not None and keep < 1:
         raise CheckpointUsageError(f"keep={keep!r} would keep nothing; give at least 1, or None")
     if keep_every is None:
         return Retention(keep)

@@ -72,7 +72,8 @@ class Wanted:
                 + (f" it lacks {_few(self.missing)};" if self.missing else "")
                 + (f" it also has {_few(self.surplus)};" if self.surplus else "")
                 + " restore the entries, use another directory, "
-                "or load what fits with resume(strict=False)"
+                "or load what fits with resume(strict=False), in place with "
+                "elastic.run(..., strict=False)"
             )
 
 

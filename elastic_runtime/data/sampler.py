@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, Sampler
 from elastic_runtime.data.order import Orders
 from elastic_runtime.data.seeds import Batch, Moment, begin
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker import forgotten
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -241,12 +242,15 @@ class _Shares:
     """
 
     def __init__(self, sampler: ElasticBatchSampler) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
+        self.began = sampler.epoch, sampler.cursor
+        self.given = 0
         self._rank, self._world = sampler.place
         self._begin(sampler.epoch, sampler.cursor)
+        forgotten.begun(self)
 
     def _begin(self, epoch: int, cursor: int) -> None:
-        sampler = self._sampler
+        sampler = self.sampler
         self._position = epoch, cursor
         self._moment = Moment(sampler._seed, epoch)
         self._order = sampler._orders.of(*self._moment)
@@ -263,9 +267,10 @@ class _Shares:
         epoch, cursor = self._position
         if epoch != self._moment.epoch:
             raise StopIteration
-        batch = self._order[cursor : cursor + self._sampler._batch]
+        batch = self._order[cursor : cursor + self.sampler._batch]
         first, end = share_of(len(batch), self._rank, self._world)
-        self._position = self._sampler._after(epoch, cursor)
+        self._position = self.sampler._after(epoch, cursor)
+        self.given += 1
         begin(self._moment)  # for a loader without processes of its own, which loads it now
         # Without a share a rank must still take part in the step: it takes a sample that
         # another one has as well, and loss_scale is 0.
@@ -278,7 +283,7 @@ class _Shares:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on after the batch that was given last, and so does the sampler."""
-        self._sampler.epoch, self._sampler.cursor = state["epoch"], state["cursor"]
+        self.sampler.epoch, self.sampler.cursor = state["epoch"], state["cursor"]
         self._begin(state["epoch"], state["cursor"])
 
 

@@ -21,11 +21,12 @@ import signal
 import sys
 import threading
 import types
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 # What only says that a peer, or the way to it, is gone, and can come from nobody else: types of
 # torch's own, and gloo's errors, which begin with the place in its source.
@@ -75,12 +76,13 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
     _prepare()
     sys.argv = [target, *args]
     try:
-        if kind == "module":
-            _look_first_in(_working_directory())
-            _run_module(target)
-        else:
-            _look_first_in(os.path.dirname(os.path.realpath(target)))
-            _run_script(os.path.abspath(target))
+        with _refusing_idle():
+            if kind == "module":
+                _look_first_in(_working_directory())
+                _run_module(target)
+            else:
+                _look_first_in(os.path.dirname(os.path.realpath(target)))
+                _run_script(os.path.abspath(target))
     except BaseException as error:
         _report(error)
         raise
@@ -340,6 +342,27 @@ def _put_in_place(draft: str, path: str) -> None:
     except OSError:  # no hard links here
         if not os.path.lexists(path):
             os.rename(draft, path)
+
+
+@contextmanager
+def _refusing_idle() -> Iterator[None]:
+    """Refuses the good end of a body that has used ``elastic.run`` in a way that trains nothing.
+
+    Raises:
+        UsageError: it has.
+    """
+    ending = None
+    try:
+        yield
+    except SystemExit as end:
+        if end.code:
+            raise
+        ending = end
+    forms = sys.modules.get("elastic_runtime.worker.run")
+    if forms is not None:
+        forms.refuse_idle()
+    if ending is not None:
+        raise ending
 
 
 def _tend_torch() -> None:

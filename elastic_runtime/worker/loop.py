@@ -49,6 +49,7 @@ from elastic_runtime.worker.blame import WorldChanged
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
 from elastic_runtime.worker.dropping import drop_later
 from elastic_runtime.worker.ending import end_quickly
+from elastic_runtime.worker.forgotten import Watch, report
 from elastic_runtime.worker.form import check_form
 from elastic_runtime.worker.gate import Gate
 from elastic_runtime.worker.peers import Connection
@@ -102,7 +103,12 @@ def busy(what: str) -> Iterator[None]:
 
 
 def train_in_place(
-    train: Callable[[World], T], state: State, saver: Saver | None, *, start_over: bool
+    train: Callable[[World], T],
+    state: State,
+    saver: Saver | None,
+    *,
+    start_over: bool,
+    strict: bool = True,
 ) -> T:
     """What ``elastic.run`` does, in whichever form it was called; see there.
 
@@ -126,7 +132,7 @@ def train_in_place(
     torch_private.tend_groups(keepalive.tended)
     torch_private.spare_groups(spares_groups)
     here = context()
-    loop = _Loop(state, saver, train, here, start_over=start_over)
+    loop = _Loop(state, saver, train, here, start_over=start_over, strict=strict)
     try:
         with here.running_in_place():
             value: T = loop.run() if here.has_agent else loop.run_alone()
@@ -135,6 +141,7 @@ def train_in_place(
         error.__traceback__ = whereabouts.in_script(error.__traceback__)
         raise
     finally:
+        loop.end()
         if saver is not None:
             saver.detach()
 
@@ -150,13 +157,14 @@ class _Loop:
         here: WorkerContext,
         *,
         start_over: bool,
+        strict: bool,
     ) -> None:
         self._state = state
         self._saver = saver
         check_form(train)
         self._train = train
         self._here = here
-        self._settling = Settling(state, saver, self._note, start_over=start_over)
+        self._settling = Settling(state, saver, self._note, start_over=start_over, strict=strict)
         self._stores = Stores()
         self._orders: queue.SimpleQueue[Enter | Dismiss] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -167,6 +175,7 @@ class _Loop:
         self._change: Change | None = None
         self._released = saver is None  # nobody counts on what is held here
         self._main = threading.get_ident()
+        self._watch: Watch | None = Watch(state)  # None: the first steps are over
 
     # ------------------------------------------------------------ without an agent
 
@@ -362,6 +371,21 @@ class _Loop:
 
         threading.Thread(target=connect, name="elastic-ahead", daemon=True).start()
 
+    def look_for_forgotten(self) -> None:
+        """Says once, in the first steps, what the script has left out of its State.
+
+        Raises:
+            UsageError: it cannot be right.
+        """
+        if self._watch is not None and (found := self._watch.committed()) is not None:
+            self._watch = None
+            report(found, self._note)
+
+    def end(self) -> None:
+        """Leaves nothing behind in torch."""
+        if self._watch is not None:
+            self._watch.close()
+
     def _note(self, name: str, **fields: Any) -> None:
         if self._here.rank == 0:
             self._here.note(name, **fields)
@@ -404,6 +428,7 @@ class _Commit:
         loop, ranks = self._loop, self._ranks
         step = loop._state.step
         loop._here.report_step(step)
+        loop.look_for_forgotten()
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
         agreed = self._agreement.step(self._wishes(Wish.TRAINS))

@@ -12,11 +12,13 @@ They all end in ``loop.train_in_place``, once in each process.
 from __future__ import annotations
 
 import atexit
+import dis
 import inspect
 import os
 import sys
+import threading
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
@@ -25,6 +27,7 @@ from elastic_runtime.worker.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from elastic_runtime.worker.saver import Saver
     from elastic_runtime.worker.world import World
@@ -33,14 +36,24 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-_waiting: list[str] = []  # what has to follow before anything is trained; see _wait_for
+class _Waiting(NamedTuple):
+    what: str
+    is_mistake: bool
+
+
+_waiting: list[_Waiting] = []  # what has to follow before anything is trained; see _wait_for
 
 
 class Trains(Protocol[T_co]):
     """What ``@elastic.run`` makes of ``train``: it trains when it is called with a State."""
 
     def __call__(
-        self, state: State, checkpointer: Saver | None = None, *, start_over: bool = False
+        self,
+        state: State,
+        checkpointer: Saver | None = None,
+        *,
+        start_over: bool = False,
+        strict: bool = True,
     ) -> T_co:
         """Does what ``elastic.run(train, state, checkpointer)`` does."""
 
@@ -52,6 +65,7 @@ def run(
     checkpointer: Saver | None = None,
     *,
     start_over: bool = False,
+    strict: bool = True,
 ) -> T:
     pass
 
@@ -63,13 +77,22 @@ def run(train: Callable[[World], T]) -> Trains[T]:
 
 @overload
 def run(
-    state: State, checkpointer: Saver | None = None, *, start_over: bool = False
+    state: State,
+    checkpointer: Saver | None = None,
+    *,
+    start_over: bool = False,
+    strict: bool = True,
 ) -> Callable[[Callable[[World], T]], T]:
     pass
 
 
 def run(  # type: ignore[misc]  # the kind of the first argument decides what the second one is
-    train: Any = None, state: Any = None, checkpointer: Any = None, *, start_over: bool = False
+    train: Any = None,
+    state: Any = None,
+    checkpointer: Any = None,
+    *,
+    start_over: bool = False,
+    strict: bool = True,
 ) -> Any:
     """Trains, and goes on training when workers or nodes go away and come.
 
@@ -91,6 +114,8 @@ def run(  # type: ignore[misc]  # the kind of the first argument decides what th
         start_over: what becomes of a job that has committed more than a few steps and has lost
             them all, because nothing was saved. False: it ends with an error. True: it begins
             again at step 0.
+        strict: whether a checkpoint must have exactly the keys of this program. False: what it
+            lacks stays as it is, and what it has too much is left out; an event names both.
 
     Raises:
         UsageError: it was called twice, or ``init_process_group`` before it; or everything that
@@ -99,69 +124,121 @@ def run(  # type: ignore[misc]  # the kind of the first argument decides what th
     """
     if isinstance(train, State):  # the State comes first: a decorator is asked for
         train, state, checkpointer = None, train, state if checkpointer is None else checkpointer
+    if isinstance(checkpointer, (str, os.PathLike)):
+        raise UsageError(
+            f"elastic.run was given {str(checkpointer)!r} as its checkpointer; give a "
+            "Checkpointer: "
+            f'elastic.Checkpointer("{checkpointer}", {{"model": model, …}}, every="30s")'
+        )
     if checkpointer is not None and not hasattr(checkpointer, "attach"):
         raise UsageError(
             f"elastic.run was given a {type(checkpointer).__qualname__} as its checkpointer; "
             "the order is elastic.run(train, state, checkpointer)"
         )
     if train is None:
-        return _trains_at_once(_checked(state), checkpointer, start_over=start_over)
+        return _trains_at_once(_checked(state), checkpointer, start_over=start_over, strict=strict)
     if not callable(train):
         raise UsageError(
             f"elastic.run needs the function that trains, and this is a "
             f"{type(train).__qualname__}: elastic.run(train, state, checkpointer)"
         )
-    if state is None and checkpointer is None and not start_over:
-        return _trains_when_called(train)
+    if state is None and checkpointer is None and not start_over and strict:
+        return _trains_when_called(train, _receiver(sys._getframe(1)))
     state = _checked(state)
     _waiting.clear()
-    return train_in_place(train, state, checkpointer, start_over=start_over)
+    return train_in_place(train, state, checkpointer, start_over=start_over, strict=strict)
 
 
 def _trains_at_once(
-    state: State, checkpointer: Saver | None, *, start_over: bool
+    state: State, checkpointer: Saver | None, *, start_over: bool, strict: bool
 ) -> Callable[[Callable[[World], Any]], Any]:
-    _wait_for("elastic.run(state) was given no function; write elastic.run(train, state)")
+    _wait_for(
+        "elastic.run(state) was given no function; write elastic.run(train, state)",
+        is_mistake=True,
+    )
 
     def decorate(train: Callable[[World], Any]) -> Any:
         _waiting.clear()
-        value = train_in_place(train, state, checkpointer, start_over=start_over)
+        value = train_in_place(train, state, checkpointer, start_over=start_over, strict=strict)
         return _Nothing() if value is None else value
 
     return decorate
 
 
-def _trains_when_called(train: Callable[[World], T]) -> Trains[T]:
+def _trains_when_called(train: Callable[[World], T], receiver: str | None) -> Trains[T]:
     _refuse_state_as_parameter(train)
     name = getattr(train, "__name__", "train")
-    _wait_for(f"{name} is decorated with @elastic.run and was never called; write {name}(state)")
+    if receiver is None:
+        raise UsageError(f"elastic.run({name}) needs a State: write elastic.run({name}, state)")
+    what = f"{name} is decorated with @elastic.run and was never called; write {name}(state)"
+    if receiver not in ("", name):
+        what = (
+            f"elastic.run({name}) made a function that was never called; to train at once it needs "
+            f"a State: write elastic.run({name}, state)"
+        )
+    _wait_for(what, is_mistake=receiver not in ("", name))
 
     @wraps(train)
     def start(
-        state: State | None = None, checkpointer: Saver | None = None, *, start_over: bool = False
+        state: State | None = None,
+        checkpointer: Saver | None = None,
+        *,
+        start_over: bool = False,
+        strict: bool = True,
     ) -> T:
         checked = _checked(state)
         _waiting.clear()
-        return train_in_place(train, checked, checkpointer, start_over=start_over)
+        return train_in_place(train, checked, checkpointer, start_over=start_over, strict=strict)
 
     return start
 
 
-def _wait_for(what: str) -> None:
+def _receiver(frame: FrameType) -> str | None:
+    """The name under which a caller keeps what it is about to get.
+
+    Args:
+        frame: of the caller, in the middle of the call.
+
+    Returns:
+        The name; "": it does something else with it; None: it drops it.
+    """
+    after = (one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
+    following = next(after, None)
+    if following is None or not following.opname.startswith(("STORE_", "POP_TOP")):
+        return ""
+    return None if following.opname == "POP_TOP" else str(following.argval)
+
+
+def _wait_for(what: str, *, is_mistake: bool) -> None:
     """Has a worker say at its end that nothing came of it: that would look like success.
 
     Args:
         what: was expected, and what to write.
+        is_mistake: the script has no other use for its processes.
     """
     if context().has_agent and os.environ.get("RANK", "0") == "0":
-        _waiting.append(what)
+        _waiting.append(_Waiting(what, is_mistake))
+
+
+def refuse_idle() -> None:
+    """Looks, at the end of a script, whether it meant to train and never did.
+
+    One that decorates a function without calling it may be run for something else, such as an
+    evaluation: that is said, but no error.
+
+    Raises:
+        UsageError: it meant to.
+    """
+    others = (one for one in threading.enumerate() if one is not threading.main_thread())
+    if _waiting and _waiting[-1].is_mistake and all(one.daemon for one in others):
+        raise UsageError(f"nothing was trained: {_waiting.pop().what}")
 
 
 @atexit.register
 def _say_what_never_came() -> None:
     failed = hasattr(sys, "last_value")
     if _waiting and not failed:
-        sys.stderr.write(f"nothing was trained: {_waiting[-1]}\n")
+        sys.stderr.write(f"nothing was trained: {_waiting[-1].what}\n")
 
 
 class _Nothing:

@@ -35,12 +35,13 @@ class Saver(Protocol):
     def base(self) -> Held:
         """The newest save that this rank's memory is known not to be older than."""
 
-    def load(self, over: Held | None) -> Held | None:
+    def load(self, over: Held | None, *, strict: bool = True) -> Held | None:
         """Loads the newest state that is saved, on all ranks.
 
         Args:
             over: what all ranks hold in memory: only something newer than that is loaded, and
                 nothing is touched before it is known to be whole. None: they hold nothing.
+            strict: whether it must have exactly the keys of this program.
 
         Returns:
             What was loaded; None: there is nothing (newer), and everything is as it was.

@@ -7,6 +7,7 @@ when it is better to stop than to go on from there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -54,7 +55,13 @@ class Settling:
     """Brings this rank and the others to one state, in one round after the other."""
 
     def __init__(
-        self, state: State, saver: Saver | None, note: Callable[..., None], *, start_over: bool
+        self,
+        state: State,
+        saver: Saver | None,
+        note: Callable[..., None],
+        *,
+        start_over: bool,
+        strict: bool = True,
     ) -> None:
         """Remembers what it is about.
 
@@ -63,11 +70,13 @@ class Settling:
             saver: knows what is saved.
             note: takes events; those of rank 0 count.
             start_over: the job may begin again at step 0 after it has lost everything.
+            strict: what is loaded must have exactly the keys of this program.
         """
         self._state = state
         self._saver = saver
         self._note = note
         self._start_over = start_over
+        self._strict = strict
         self._incarnation = ""
 
     def settle(self, connection: Connection, world: World, past: Past) -> None:
@@ -80,7 +89,8 @@ class Settling:
         self._enter(connection, world)
         restorer = None
         if saver is not None:
-            restorer = Restorer(saver.term, saver.base, saver.load, saver.received)
+            load = partial(saver.load, strict=self._strict)
+            restorer = Restorer(saver.term, saver.base, load, saver.received)
         same = bool(past.incarnation) and past.incarnation == self._incarnation
         wire = connection.group._get_backend(torch.device("cpu"))
         before = world.round - 1 if same else -1

@@ -8,7 +8,7 @@ changes elsewhere (buffers, counters, generators, schedulers) is remembered at e
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
@@ -87,10 +87,13 @@ class State:
     _gate: Gate  # set by elastic.run; what optimizers and commits must pass
     _inspection: Inspection | None  # set by elastic.run; compares the ranks of a round
 
-    def __init__(self, *, shadow: bool = False, generators: bool = True, **named: Any) -> None:
+    def __init__(
+        self, *unnamed: Never, shadow: bool = False, generators: bool = True, **named: Any
+    ) -> None:
         """Takes the objects; they are first touched when training begins.
 
         Args:
+            *unnamed: nothing; each object needs its name.
             shadow: also keep a copy of all parameters and optimizer state, so that a step with a
                 collective between two optimizers (a GAN) can be undone. Costs that much memory,
                 and the time to copy it at each commit.
@@ -101,6 +104,11 @@ class State:
         Raises:
             UsageError: an object or a name cannot be used.
         """
+        if unnamed:
+            raise UsageError(
+                "the objects of a State go by name, on all ranks and in checkpoints; name the "
+                "objects: State(model=model, optim=optim)"
+            )
         if not isinstance(shadow, bool) or not isinstance(generators, bool):
             raise UsageError(
                 "shadow and generators are switches of a State; give the object another name"
@@ -167,6 +175,11 @@ class State:
     def parts(self) -> dict[str, Any]:
         """The objects that were given, by name."""
         return dict(self._named)
+
+    @property
+    def has_counters(self) -> bool:
+        """Whether the script keeps plain values here."""
+        return bool(self._counters)
 
     def counters_entry(self) -> CountersEntry:
         """The counters, for a checkpoint."""

@@ -32,7 +32,10 @@ SCRIPTS = (
     ),
     ('Checkpointer("c", {"model": model}, snapshot_every="x")', f"snapshot_every='x' {_INTERVAL}"),
     ('Checkpointer("c", {"model": model}, keep=0)', "keep=0 would keep nothing; give at least 1"),
-    ('Checkpointer("c", {"model": model}, keep="3")', "keep='3' would keep nothing"),
+    (
+        'Checkpointer("c", {"model": model}, keep="3")',
+        "keep='3' is a str: give a whole number, or None for all",
+    ),
     ('Checkpointer("c", {"model": model}, keep_every="x")', "say with keep= how many"),
     (
         'Checkpointer("c", {"model": model}, on_save_error="ignore")',
@@ -60,6 +63,7 @@ SCRIPTS = (
     # State
     ("State(model=3)", "State(model=...) … set it afterwards: state.model = ..."),
     ("State(model=lambda: 3)", "State(model=...) is a function without state_dict"),
+    ("State(model, optimizer)", "name the objects: State(model=model, optim=optim)"),
     ("State(shadow=model)", "switches of a State; give the object another name"),
     ("State(model=model, step=model)", "'step' is a name of State's own; take another one"),
     ("State(optimizer=optimizer)", "give the State the module that holds it, too"),
@@ -69,6 +73,10 @@ SCRIPTS = (
     ("elastic.run(State(model=model))(lambda: None)", _FORM),
     ("elastic.run(State(model=model))(lambda world, more: None)", _FORM),
     ("elastic.run(State(model=model))(None)", "elastic.run needs a function, and was given None"),
+    (
+        'elastic.run(lambda world: None, State(model=model), "runs/x")',
+        'give a Checkpointer: elastic.Checkpointer("runs/x", … every="30s")',
+    ),
     # Data
     ("ElasticBatchSampler(8, 0)", "8 and 0"),
     ("ElasticBatchSampler(0, 4)", "0 and 4"),

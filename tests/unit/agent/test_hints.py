@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_runtime.agent.hints import SHUFFLES, Facts, hints
+from elastic_runtime.agent.hints import LACKS, SHUFFLES, Facts, hints
 
 WELL = Facts(1, 4, 3, machines=2, seconds=7200.0, counts=True).heard(
     "checkpoint.saved", {"path": "/shared/runs"}
@@ -28,6 +28,7 @@ WELL = Facts(1, 4, 3, machines=2, seconds=7200.0, counts=True).heard(
         # It may save in its own way; this package knows nothing of its steps.
         (replace(WELL, saves=False, counts=False), set()),
         (WELL.heard(SHUFFLES, {"sampler": "RandomSampler"}), {"sampler"}),
+        (WELL.heard(LACKS, {"problem": "AdamW is not in the State"}), {"state"}),
         (replace(WELL, shuffles="RandomSampler", min_nodes=4), set()),
     ],
 )

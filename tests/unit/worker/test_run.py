@@ -64,9 +64,9 @@ def test_the_function_runs_where_it_is_called(
     assert elastic.run(size, state, saver, start_over=True) == 1
     assert elastic.run(train=size, state=state, checkpointer=saver) == 1
     assert calls.made == [
-        {"state": state, "saver": None, "start_over": False},
-        {"state": state, "saver": saver, "start_over": True},
-        {"state": state, "saver": saver, "start_over": False},
+        {"state": state, "saver": None, "start_over": False, "strict": True},
+        {"state": state, "saver": saver, "start_over": True, "strict": True},
+        {"state": state, "saver": saver, "start_over": False, "strict": True},
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_bare_decorator_runs_when_the_function_is_called(
     assert calls.made == []
     assert (train.__name__, train.__doc__) == ("train", "Trains.")
     assert train(state, checkpointer=saver, start_over=True) == 1
-    assert calls.made == [{"state": state, "saver": saver, "start_over": True}]
+    assert calls.made == [{"state": state, "saver": saver, "start_over": True, "strict": True}]
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -92,7 +92,7 @@ def test_a_decorator_with_a_state_runs_at_once(
         assert elastic.run(state=state, checkpointer=saver)(size) == 1
     else:
         assert elastic.run(state, saver)(size) == 1
-    assert calls.made == [{"state": state, "saver": saver, "start_over": False}]
+    assert calls.made == [{"state": state, "saver": saver, "start_over": False, "strict": True}]
 
 
 def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.State) -> None:
@@ -112,7 +112,9 @@ def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.
         (lambda state: elastic.run(nothing)(), "none was given"),
         (lambda state: elastic.run(nothing, start_over=True), "none was given"),
         (lambda state: elastic.run(nothing)(nn.Linear(1, 1)), "this is a Linear"),
+        (lambda state: elastic.run(nothing, strict=False), "none was given"),
         (lambda state: elastic.run(nothing, torch.ones(1)), "this is a Tensor"),
+        (lambda state: elastic.run(nothing, state, "runs/x"), 'Checkpointer("runs/x", {"model"'),
         (lambda state: elastic.run({"model": 1}, state), "needs the function that trains"),
         (lambda state: elastic.run(state, nothing), "the order is"),
         (lambda state: elastic.run(nothing, state, state), "a State as its checkpointer"),
@@ -125,6 +127,12 @@ def test_a_mistake_is_told_on_the_spot(
     with pytest.raises(UsageError, match=r"elastic\.run") as refused:
         misuse(state)
     assert told in str(refused.value)
+    assert calls.made == []
+
+
+def test_a_call_without_a_state_whose_result_goes_nowhere_is_refused(calls: Calls) -> None:
+    with pytest.raises(UsageError, match=r"needs a State: write elastic\.run\(nothing, state\)"):
+        elastic.run(nothing)
     assert calls.made == []
 
 
