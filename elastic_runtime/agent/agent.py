@@ -318,7 +318,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         if said.name == "step.first":
             self._recovered(said)
         elif said.name in FOR_HINTS:
-            pass  # it is for the hints
+            self._give_hints()
         elif said.name == CHECKPOINT_COMMITTED:
             if self._watch is not None:
                 self._watch(said.name, **said.fields)

@@ -49,6 +49,12 @@ _COLLECTIVES = (
     os.path.join("elastic_runtime", "torch_private.py"),  # through which groups are made
 )
 
+# Of torch, when DDP or a group is made where there are no groups.
+_NO_GROUPS = "Default process group has not been initialized"
+_GROUPS_OF_TRAIN = (
+    "under elastic.run the groups exist only inside train(world): make DDP and groups there"
+)
+
 # torch's name for the file in which a failing worker leaves its traceback.
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -215,6 +221,8 @@ def _report(error: BaseException) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error.__traceback__ = trace
+    if _is_before_train(error):
+        error.add_note(_GROUPS_OF_TRAIN)
     path = os.environ.get(ENV_ERROR_FILE)
     if path and isinstance(error, Exception):
         write_error_file(path, error)
@@ -297,6 +305,18 @@ def _is(error: BaseException, name: str) -> bool:
     )
 
 
+def _is_before_train(error: BaseException) -> bool:
+    """Whether a script that uses this package wants groups that only ``train`` has."""
+    if not isinstance(error, ValueError) or not str(error).startswith(_NO_GROUPS):
+        return False
+    package = sys.modules.get("elastic_runtime")
+    held = list(vars(sys.modules["__main__"]).values())
+    modules = [str(getattr(one, "__module__", "")) for one in held]
+    return (package is not None and any(one is package for one in held)) or any(
+        name.startswith("elastic_runtime.") for name in modules
+    )
+
+
 def write_error_file(path: str, error: BaseException) -> None:
     """Writes what torch's ``ErrorHandler.record_exception`` writes, unless it has done so already.
 
@@ -313,7 +333,10 @@ def write_error_file(path: str, error: BaseException) -> None:
     told = f"{type(error).__name__}: {error}"
     message: dict[str, object] = {"message": told[:_LONGEST_MESSAGE]}
     extra: dict[str, object] = {"timestamp": str(int(time.time()))}
-    if _is(error, "UsageError"):
+    early = _is_before_train(error)
+    if early:
+        message["message"] = f"{type(error).__name__}: {_GROUPS_OF_TRAIN} ({error})"
+    if early or _is(error, "UsageError"):
         extra["exit_code"] = 2
     ours = _is(error, "ElasticError")
     shown = "" if ours else "".join(traceback.format_exception(error))

@@ -160,7 +160,7 @@ def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding 
     others = [o for o in objects if not type(o).__module__.startswith("elastic_runtime.")]
     return Finding(
         f"{kind} changes parameters that are not in the State: after a fault they would differ "
-        "between workers; give it their module and the optimizer: State(model=…, optim=…)",
+        "between workers; write State(model=…, optim=…)",
         certain=not others and not state.has_counters,
     )
 

@@ -1,0 +1,86 @@
+"""Whole scripts with one mistake in how they use ``elastic.run``, run as a worker runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import elastic_runtime as elastic
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker import boot, loop
+
+_TOP = """
+import sys, torch
+import elastic_runtime as elastic
+def train(world): pass
+"""
+_EARLY = "under elastic.run the groups exist only inside train(world)"
+
+
+def _as_worker(folder: Path, body: str) -> tuple[int, dict[str, Any]]:
+    """Runs a script as a cold worker of an agent that is away: its exit code and its error."""
+    script, errors = folder / "script.py", folder / "error.json"
+    script.write_text(_TOP + body)
+    environ = {
+        **os.environ,
+        "ELASTIC_CHANNEL": str(folder / "nobody"),
+        "TORCHELASTIC_ERROR_FILE": str(errors),
+        "PYTHONPATH": str(Path(elastic.__file__).parent.parent),
+    }
+    command = [sys.executable, boot.__file__, "script", str(script)]
+    code = subprocess.run(command, env=environ, timeout=120, check=False).returncode
+    return code, json.loads(errors.read_text())["message"] if errors.exists() else {}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("result = elastic.run(train)", "elastic.run(train) made a function that was never called"),
+        ("result = elastic.run(train)\nsys.exit(0)", "made a function that was never called"),
+        ("elastic.run(elastic.State())", "elastic.run(state) was given no function"),
+        ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", _EARLY),
+    ],
+)
+def test_a_script_that_cannot_train_ends_with_a_usage_error(
+    tmp_path: Path, body: str, told: str
+) -> None:
+    code, error = _as_worker(tmp_path, body)
+    assert code == 1
+    assert told in error["message"]
+    assert error["extraInfo"]["exit_code"] == 2
+
+
+def test_a_decorated_function_that_was_not_needed_is_no_error(tmp_path: Path) -> None:
+    assert _as_worker(tmp_path, "@elastic.run\ndef other(world): pass\n") == (0, {})
+
+
+def test_what_fits_is_loaded_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = torch.nn.Linear(1, 1)
+    former = elastic.Checkpointer(tmp_path, {"model": kept, "old": 1})
+    former.steps = 7
+    former.save(sync=True)
+    former.close()
+
+    model, more = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    state = elastic.State(model=model, more=more)
+
+    def run(**options: Any) -> tuple[int, float]:
+        monkeypatch.setattr(loop, "_ran", False)
+        ckpt = elastic.Checkpointer(tmp_path, {"model": model, "more": more})
+        try:
+            return elastic.run(
+                lambda world: (state.step, model.weight.item()), state, ckpt, **options
+            )
+        finally:
+            ckpt.close()
+
+    with pytest.raises(UsageError, match=r"in place with elastic\.run\(\.\.\., strict=False\)"):
+        run()
+    assert run(strict=False) == (7, kept.weight.item())
