@@ -10,6 +10,7 @@ import argparse
 import functools
 import gc
 import multiprocessing
+import random
 import sys
 import time
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ def quick_records() -> Iterator[None]:
 
 def explore(seed: int, theme: Theme | None = None, *, tracing: bool = False) -> Result:
     """Runs one schedule, of this theme if one is given."""
+    random.seed(seed)  # of pauses that are as long as chance has it
     schedule = Schedule(seed, theme, tracing=tracing)
     violation = ""
     try:

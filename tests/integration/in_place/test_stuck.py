@@ -131,7 +131,7 @@ def test_who_waits_for_a_slow_replacement_does_not_hang(tmp_path: Path) -> None:
 
 
 def test_who_stands_still_on_its_way_into_a_round_is_replaced(tmp_path: Path) -> None:
-    options = ("--nproc-per-node", "2", "--rejoin-timeout", "2", "--hang-timeout", "1")
+    options = ("--nproc-per-node", "2", "--rejoin-timeout", "6", "--hang-timeout", "3")
     with Job(tmp_path, "steps.py", *options) as job:
         before = job.ranks(2)
         (tmp_path / "stand").touch()  # for the replacement alone
