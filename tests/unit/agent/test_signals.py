@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.agent import launch
-from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,12 +37,12 @@ def _run(code: int, *, ends: bool) -> None:
     assert asked == [signal.SIGTERM]
 
 
-def test_the_same_request_once_more_replaces_no_exit_code() -> None:
-    _run(EXIT_LEFT, ends=True)
+@pytest.mark.parametrize("code", [EXIT_LEFT, EXIT_FAILED, EXIT_DONE])
+def test_a_request_after_the_end_replaces_no_exit_code(code: int) -> None:
+    _run(code, ends=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("code", "ends"), [(EXIT_LEFT, False), (EXIT_FAILED, True)])
-def test_otherwise_signals_are_as_before(code: int, ends: bool) -> None:
-    _run(code, ends=ends)
+def test_in_a_process_that_goes_on_signals_are_as_before() -> None:
+    _run(EXIT_LEFT, ends=False)
     assert signal.getsignal(signal.SIGTERM) is _end

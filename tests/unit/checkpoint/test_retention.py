@@ -52,9 +52,18 @@ def test_what_users_may_write(keep: int | None, every: Any, rule: Retention) -> 
     assert parse_retention(keep, every) == rule
 
 
-@pytest.mark.parametrize("keep", [0, -1, True, "3", 2.0])
-def test_a_keep_that_keeps_nothing_is_refused(keep: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"keep=.*at least 1"):
+@pytest.mark.parametrize(
+    ("keep", "why"),
+    [
+        (0, "at least 1"),
+        (-1, "at least 1"),
+        (True, "is a bool: give a whole number"),
+        ("3", "is a str: give a whole number"),
+        (2.0, "is a float: give a whole number"),
+    ],
+)
+def test_a_keep_that_keeps_nothing_is_refused(keep: Any, why: str) -> None:
+    with pytest.raises(CheckpointError, match=f"keep=.*{why}"):
         parse_retention(keep, None)
 
 
