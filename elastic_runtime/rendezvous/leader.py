@@ -81,7 +81,7 @@ def lead(state: State, plan: Plan, now: float) -> State:
         return state
     if state.stored is None or record.status == GONE or leader_of(state) is not None:
         return state.unmarked(*_LEADERS)
-    if state.remembering(now) and not _all_have_spoken(state):
+    if state.remembering(now):
         plan.wake_at(state.forgot_at + state.policy.settle)
         return state.marked("no job", now)
     for tag in (JOB, ROUND):
@@ -122,18 +122,6 @@ def lead(state: State, plan: Plan, now: float) -> State:
     ):
         return succeed_old_life(state, plan, now)
     return _run(state.unmarked("ghosts", "roll"), job, last, standings, plan, now)
-
-
-def _all_have_spoken(state: State) -> bool:
-    """Whether all members of the last round are back at a store that has lost its memory.
-
-    Before it writes its key, each of them gives back what it knows. So nothing else is to come.
-    """
-    known, last = state.known_round, state.round_record
-    if known is None or last is None or not known.whole or last.incarnation != known.incarnation:
-        return False
-    there = state.peers.keys() | state.dead.keys() | {state.me}
-    return all(member.node in there for member in known.members)
 
 
 def _run(

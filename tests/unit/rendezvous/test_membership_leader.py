@@ -124,18 +124,6 @@ def test_a_store_that_forgot_a_seal_before_its_leader_saw_it_gets_it_back(
     assert given_back.number == number
 
 
-@pytest.mark.parametrize("all_back", [True, False])
-def test_after_a_loss_of_memory_only_members_that_are_not_back_are_waited_for(
-    all_back: bool,
-) -> None:
-    seat = Seat().sees(job(1, 2), sealed(3, "a", "b"), node("a"), node("b"))
-    seat.state = replace(seat.state, record=back("a", 3))
-    there = [back("b", 3)] if all_back else []
-    seat.sees(job(1, 2), sealed(3, "a", "b"), back("a", 3), *there, forgot=True)
-    seat.changes(switch(3, broken=True), after=0.01)
-    assert (seat.transaction(ROUND) is not None) is all_back
-
-
 def test_who_was_refused_by_a_firewall_is_a_member_again_when_it_writes_its_key_anew() -> None:
     seat = _broken().feed(Tick(), POLICY.probe_after).feed(Probed("b", REFUSED), 0.001)
     assert seat.state.dead == {"b": REFUSED}
