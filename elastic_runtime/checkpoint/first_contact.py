@@ -82,6 +82,37 @@ def ask(
         NoAnswer: there was none in time.
         Exception: what ``call`` has raised, if that does not pass.
     """
+    begun = time.monotonic()
+    answers, last = _asking(call, seconds, may_pass, wait)
+    due = _FIRST_WORD if tell is not None else seconds
+    while True:
+        try:
+            left = begun + min(due, seconds) - time.monotonic()
+            value, error = answers.get(timeout=max(0.0, min(left, _LOOKS)))
+            break
+        except queue.Empty:
+            leave()
+            if left > _LOOKS:
+                continue
+            why = last[-1] if last else None
+            if tell is None or due >= seconds:
+                raise NoAnswer from why
+            tell(why, time.monotonic() - begun)
+            due += _NEXT_WORD
+    if error is None:
+        return cast("_T", value)
+    if may_pass(error):
+        raise NoAnswer from error
+    raise error
+
+
+def _asking(
+    call: Callable[[], _T],
+    seconds: float,
+    may_pass: Callable[[BaseException], bool],
+    wait: tenacity.wait.wait_base,
+) -> tuple[queue.SimpleQueue[_Answer[_T]], list[Exception]]:
+    """Asks in a thread; returns where the answer will be, and the errors so far."""
     answers: queue.SimpleQueue[_Answer[_T]] = queue.SimpleQueue()
     last: list[Exception] = []
 
@@ -104,25 +135,5 @@ def ask(
         except BaseException as error:
             answers.put((None, error))
 
-    begun = time.monotonic()
     threads.spawn(go_on, name="elastic-first-contact")
-    due = _FIRST_WORD if tell is not None else seconds
-    while True:
-        try:
-            left = begun + min(due, seconds) - time.monotonic()
-            value, error = answers.get(timeout=max(0.0, min(left, _LOOKS)))
-            break
-        except queue.Empty:
-            leave()
-            if left > _LOOKS:
-                continue
-            why = last[-1] if last else None
-            if tell is None or due >= seconds:
-                raise NoAnswer from why
-            tell(why, time.monotonic() - begun)
-            due += _NEXT_WORD
-    if error is None:
-        return cast("_T", value)
-    if may_pass(error):
-        raise NoAnswer from error
-    raise error
+    return answers, last
