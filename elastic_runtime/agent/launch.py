@@ -104,7 +104,7 @@ def has_last_word(name: str, outcome: OutcomeRecord | None, siblings: Siblings |
     while outcome.node in siblings.names and name != outcome.node and time.monotonic() < deadline:
         if not select.select([siblings.word], [], [], 0)[0]:
             return False
-        time.sleep(_LOOKS)
+        time.sleep(_LOOKS)  # nothing tells that somebody else has taken the word
     try:
         return bool(os.read(siblings.word, 1))
     except BlockingIOError:  # it was taken
