@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_runtime.agent.launch import launch as launch
     from elastic_runtime.checkpoint.checkpointer import Checkpointer as Checkpointer
-    from elastic_runtime.checkpoint.per_rank import GlobalGenerators as GlobalGenerators
-    from elastic_runtime.checkpoint.per_rank import PerRank as PerRank
+    from elastic_runtime.checkpoint.entries.per_rank_values import (
+        GlobalGenerators as GlobalGenerators,
+    )
+    from elastic_runtime.checkpoint.entries.per_rank_values import PerRank as PerRank
     from elastic_runtime.config import Endpoint as Endpoint
     from elastic_runtime.config import Entry as Entry
     from elastic_runtime.config import JobConfig as JobConfig
     from elastic_runtime.data.loader import loader as loader
+    from elastic_runtime.data.sample_seeds import sample_rng as sample_rng
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
-    from elastic_runtime.data.seeds import sample_rng as sample_rng
     from elastic_runtime.errors import CheckpointError as CheckpointError
-    from elastic_runtime.worker.loop import busy as busy
     from elastic_runtime.worker.run import run as run
-    from elastic_runtime.worker.state import State as State
+    from elastic_runtime.worker.run_loop import busy as busy
+    from elastic_runtime.worker.state.training_state import State as State
     from elastic_runtime.worker.world import World as World
 
 __version__ = "0.1.0"
@@ -34,16 +36,16 @@ _WHERE = {
     "ElasticBatchSampler": "elastic_runtime.data.sampler",
     "Endpoint": "elastic_runtime.config",
     "Entry": "elastic_runtime.config",
-    "GlobalGenerators": "elastic_runtime.checkpoint.per_rank",
+    "GlobalGenerators": "elastic_runtime.checkpoint.entries.per_rank_values",
     "JobConfig": "elastic_runtime.config",
-    "PerRank": "elastic_runtime.checkpoint.per_rank",
-    "State": "elastic_runtime.worker.state",
+    "PerRank": "elastic_runtime.checkpoint.entries.per_rank_values",
+    "State": "elastic_runtime.worker.state.training_state",
     "World": "elastic_runtime.worker.world",
-    "busy": "elastic_runtime.worker.loop",
+    "busy": "elastic_runtime.worker.run_loop",
     "launch": "elastic_runtime.agent.launch",
     "loader": "elastic_runtime.data.loader",
     "run": "elastic_runtime.worker.run",
-    "sample_rng": "elastic_runtime.data.seeds",
+    "sample_rng": "elastic_runtime.data.sample_seeds",
 }
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from elastic_runtime.cli.run import program
+from elastic_runtime.cli.run.elastic_run import program
 
 if __name__ == "__main__":
     sys.exit(program())

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lines import AUTO
+from elastic_runtime.reporting.json_lines import AUTO
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,26 +10,30 @@ from unittest.mock import patch
 
 import torch
 
-from elastic_runtime.checkpoint import saves, snapshots, staging
-from elastic_runtime.checkpoint.boxes import Box
-from elastic_runtime.checkpoint.describing import MANY, Description
-from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest
-from elastic_runtime.checkpoint.outline import Item, digest, say
-from elastic_runtime.checkpoint.planning import Plans
-from elastic_runtime.checkpoint.writing import write_beside, write_file
+from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.description import MANY, Description
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
+from elastic_runtime.checkpoint.format.rank_outline import Item, digest, say
+from elastic_runtime.checkpoint.save import save_scheduler, staging
+from elastic_runtime.checkpoint.save.file_writer import write_beside, write_file
+from elastic_runtime.checkpoint.save.plan_exchange import Plans
+from elastic_runtime.checkpoint.snapshot import snapshot_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elastic_runtime.checkpoint.layout import Plan
-    from elastic_runtime.checkpoint.storage import Storage
+    from elastic_runtime.checkpoint.format.write_plan import Plan
+    from elastic_runtime.checkpoint.storage.storage_contract import Storage
 
 
 @contextmanager
 def with_outline() -> Iterator[None]:
     """What this process saves meanwhile has an outline, however small it is."""
     always = partial(Description, 0)
-    with patch.object(saves, "Description", always), patch.object(snapshots, "Description", always):
+    with (
+        patch.object(save_scheduler, "Description", always),
+        patch.object(snapshot_scheduler, "Description", always),
+    ):
         yield
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import GROUP, PLANNED, FaultReport
-from elastic_runtime.rendezvous.notices import Excluded, Notice, Sealed, Surveyed, Switch
+from elastic_runtime.rendezvous.core.node_state import Layout, Policy
+from elastic_runtime.rendezvous.core.notices import Excluded, Notice, Sealed, Surveyed, Switch
 from elastic_runtime.rendezvous.participant import Participant, Seed
-from elastic_runtime.rendezvous.state import Layout, Policy
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from elastic_runtime.rendezvous.store import Entry, Store
+    from elastic_runtime.rendezvous.store_contract import Entry, Store
 
 NODES = 12
 TTL = 60.0

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import crc32c
 import torch
 
-from elastic_runtime.checkpoint.index import METADATA
-from elastic_runtime.checkpoint.manifest import MANIFEST, FileRecord, Manifest, Part
-from elastic_runtime.torch_private import dcp_stored_item
+from elastic_runtime.checkpoint.format.dcp_metadata import METADATA
+from elastic_runtime.checkpoint.format.manifest import MANIFEST, FileRecord, Manifest, Part
+from elastic_runtime.system.torch_private import dcp_stored_item
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import crc32c
 
-from elastic_runtime.checkpoint.manifest import CheckpointId, FileRecord, Manifest, Part
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Manifest, Part
 
 if TYPE_CHECKING:
-    from elastic_runtime.checkpoint.storage import Storage
+    from elastic_runtime.checkpoint.storage.storage_contract import Storage
 
 HOLDER: dict[str, object] = {"run": "r1", "round": 2, "host": "here"}
 FILE = "rank-0.distcp"

@@ -22,15 +22,11 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
-from elastic_runtime import threads
-from elastic_runtime.agent import lifecycle, workers
 from elastic_runtime.agent.crash import ended_by, fault_of
-from elastic_runtime.agent.crew import Crew, FromWorker
-from elastic_runtime.agent.ends import last_words, reached_before
-from elastic_runtime.agent.environment import provisional
-from elastic_runtime.agent.hang import HangClock
-from elastic_runtime.agent.hints import FOR_HINTS, Facts, hints
-from elastic_runtime.agent.life import (
+from elastic_runtime.agent.lifecycle import lifecycle_step
+from elastic_runtime.agent.lifecycle.hang_detection import HangClock
+from elastic_runtime.agent.lifecycle.job_hints import FOR_HINTS, Facts, hints
+from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Alarm,
     AskDrain,
     Asked,
@@ -63,20 +59,25 @@ from elastic_runtime.agent.life import (
     StopWorkers,
     WorkerLeft,
 )
-from elastic_runtime.agent.metrics import TROUBLE, TURNED
-from elastic_runtime.agent.private import PrivateDirectory
-from elastic_runtime.agent.settings import policy_of, settings_of
-from elastic_runtime.agent.snapshots import SnapshotStore
-from elastic_runtime.agent.starting import Starting
-from elastic_runtime.agent.trouble import Trouble, Troubles
-from elastic_runtime.agent.watchdogs import Watchdogs
+from elastic_runtime.agent.lifecycle.recovery_timing import Trouble, Troubles
+from elastic_runtime.agent.lifecycle.termination import last_words, reached_before
+from elastic_runtime.agent.metrics.metrics_fold import TROUBLE, TURNED
+from elastic_runtime.agent.policy import policy_of, settings_of
+from elastic_runtime.agent.runtime_dir import PrivateDirectory
+from elastic_runtime.agent.snapshot_server import SnapshotStore
+from elastic_runtime.agent.start_notice import Starting
+from elastic_runtime.agent.workers import worker_processes
+from elastic_runtime.agent.workers.torch_watchdogs import Watchdogs
+from elastic_runtime.agent.workers.worker_environment import provisional
+from elastic_runtime.agent.workers.worker_group import Crew, FromWorker
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, ElasticError
-from elastic_runtime.listening import where_reached
-from elastic_runtime.log import remembered
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
 from elastic_runtime.protocol.records import EventRecord, Member, RoundRecord, event_key
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.probe import ProbeServer
+from elastic_runtime.reporting.log import remembered
+from elastic_runtime.system import threads
+from elastic_runtime.system.listening import where_reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -84,12 +85,12 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec as TorchSpec
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from elastic_runtime.agent.forkclient import Ahead
-    from elastic_runtime.agent.life import Action, Event
+    from elastic_runtime.agent.lifecycle.lifecycle_types import Action, Event
+    from elastic_runtime.agent.workers.fork_client import Ahead
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
     from elastic_runtime.protocol.records import FaultReport
-    from elastic_runtime.rendezvous.store import Store
+    from elastic_runtime.rendezvous.store_contract import Store
 
 # The agent says that it lives this often even if nothing happens (seconds); a third of the
 # shortest lease that a store grants.
@@ -128,13 +129,13 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._config = config
         self._emit = emit
         self._watch = watch
-        self._inbox: queue.SimpleQueue[Event | FromWorker | workers.WorkerEvent | threads.Crash] = (
-            queue.SimpleQueue()
-        )
+        self._inbox: queue.SimpleQueue[
+            Event | FromWorker | worker_processes.WorkerEvent | threads.Crash
+        ] = queue.SimpleQueue()
         self._crash: threads.Crash | None = None
         self._directory = PrivateDirectory()
         self._unwatch = threads.watch(self._inbox.put)
-        self._life = lifecycle.begin(settings_of(config))
+        self._life = lifecycle_step.begin(settings_of(config))
         self._finish: Finish | None = None
         self._alarm = float("inf")
         where = where_reached(address)
@@ -235,7 +236,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._tell(report.name, report.fields)
 
     def _take(self, event: Event) -> None:
-        step = lifecycle.step(self._life.state, event, time.monotonic())
+        step = lifecycle_step.step(self._life.state, event, time.monotonic())
         self._life = step
         self._perform(step.actions)
 
@@ -292,17 +293,17 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         match item:
             case FromWorker():
                 return self._heard(item)
-            case workers.ServerReady(cold=cold):
+            case worker_processes.ServerReady(cold=cold):
                 self._importing.end()
                 return ServerReady(cold)
-            case workers.ServerDied(why=why, refused=refused):
+            case worker_processes.ServerDied(why=why, refused=refused):
                 return ServerDied(why, refused)
-            case workers.WorkerStarted():
+            case worker_processes.WorkerStarted():
                 return None
-            case workers.Said(name=name, fields=fields):
+            case worker_processes.Said(name=name, fields=fields):
                 self._tell(name, fields)
                 return None
-            case workers.WorkerExited():
+            case worker_processes.WorkerExited():
                 return self._exited(item)
             case _:
                 event: Event = item
@@ -327,7 +328,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._tell(said.name, self._with_reached(said.name, fields))
         return None
 
-    def _exited(self, item: workers.WorkerExited) -> Event:
+    def _exited(self, item: worker_processes.WorkerExited) -> Event:
         state = self._life.state
         event = self._crew.exited(item, state.told_to_stop)
         if event.fault is not None:

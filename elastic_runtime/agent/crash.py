@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime import threads
-from elastic_runtime.agent.life import Finish, Report
+from elastic_runtime.agent.lifecycle.lifecycle_types import Finish, Report
 from elastic_runtime.errors import EXIT_CRASHED
 from elastic_runtime.protocol.records import LOST, FaultReport
+from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from elastic_runtime.agent.forkclient import Ahead
-from elastic_runtime.agent.meter import Meter
-from elastic_runtime.agent.naming import own_name
-from elastic_runtime.agent.own_error import leave_error
+from elastic_runtime.agent.logs.launcher_error import leave_error
+from elastic_runtime.agent.metrics.meter import Meter
+from elastic_runtime.agent.node_name import own_name
+from elastic_runtime.agent.workers.fork_client import Ahead
 from elastic_runtime.config import FUNCTION, LOOPBACK, Endpoint, Entry, JobConfig, Siblings
-from elastic_runtime.console import open_missing, unblocked
 from elastic_runtime.errors import (
     EXIT_CRASHED,
     EXIT_DONE,
@@ -36,12 +35,13 @@ from elastic_runtime.errors import (
     TrainingFailed,
     UsageError,
 )
+from elastic_runtime.reporting.console import open_missing, unblocked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elastic_runtime.agent.agent import ElasticAgent
-    from elastic_runtime.agent.life import Finish
+    from elastic_runtime.agent.lifecycle.lifecycle_types import Finish
     from elastic_runtime.events import Emit
     from elastic_runtime.protocol.records import OutcomeRecord
 
@@ -163,7 +163,7 @@ def _with_store(config: JobConfig) -> Iterator[JobConfig]:
             raise UsageError(f"the job has no name in {config.endpoint}; give JobConfig a run_id")
         yield config
         return
-    from elastic_runtime.rendezvous.c10d_link import host_store
+    from elastic_runtime.rendezvous.stores.c10d.link import host_store
 
     store = host_store(LOOPBACK)
     endpoint = Endpoint("c10d", (f"{LOOPBACK}:{store.port}",), hosted_here=True)
@@ -204,8 +204,8 @@ def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Emit | None)
 
     from elastic_runtime.agent.agent import ElasticAgent
     from elastic_runtime.agent.run_name import RunName
-    from elastic_runtime.rendezvous.address import own_address
-    from elastic_runtime.rendezvous.stores import open_store
+    from elastic_runtime.rendezvous.node_address import own_address
+    from elastic_runtime.rendezvous.stores.open_store import open_store
 
     times = config.timeouts
     store = open_store(config.endpoint, config.run_id, times.lease_ttl, times.connect)
@@ -259,8 +259,8 @@ class _signals:
 @contextmanager
 def _events(config: JobConfig, shown: TextIO, emit: Emit | None = None) -> Iterator[Emit]:
     """Where events go."""
-    from elastic_runtime.agent.eventfile import also_to_file
-    from elastic_runtime.log import make_emit
+    from elastic_runtime.agent.logs.event_file import also_to_file
+    from elastic_runtime.reporting.log import make_emit
 
     emit = emit or make_emit(config.log_format, shown, config.node_name)
     with also_to_file(emit, config.log_file, config.node_name) as both:

@@ -13,18 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
 
-from elastic_runtime.checkpoint import misuse
-from elastic_runtime.checkpoint.attempts import Attempts
-from elastic_runtime.checkpoint.first_contact import of_a_job
-from elastic_runtime.checkpoint.manifest import CheckpointId
-from elastic_runtime.checkpoint.resuming import Resuming
-from elastic_runtime.checkpoint.retention import parse_retention
-from elastic_runtime.checkpoint.saves import Saves
-from elastic_runtime.checkpoint.schedule import Interval, parse_every
-from elastic_runtime.checkpoint.snapshots import Snapshots
-from elastic_runtime.checkpoint.state import Entries
-from elastic_runtime.checkpoint.storages import open_storage
-from elastic_runtime.checkpoint.timetable import Timetable, parse_limit
+from elastic_runtime.checkpoint.entries import usage_checks
+from elastic_runtime.checkpoint.entries.flat_state import Entries
+from elastic_runtime.checkpoint.format.manifest import CheckpointId
+from elastic_runtime.checkpoint.load.resume_choice import Resuming
+from elastic_runtime.checkpoint.save.save_attempts import Attempts
+from elastic_runtime.checkpoint.save.save_scheduler import Saves
+from elastic_runtime.checkpoint.save.save_timetable import Timetable, parse_limit
+from elastic_runtime.checkpoint.save_interval import Interval, parse_every
+from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import Snapshots
+from elastic_runtime.checkpoint.storage.first_contact import of_a_job
+from elastic_runtime.checkpoint.storage.open_storage import open_storage
+from elastic_runtime.checkpoint.storage.retention import parse_retention
 from elastic_runtime.errors import (
     CheckpointFailed,
     CheckpointUsageError,
@@ -33,17 +33,17 @@ from elastic_runtime.errors import (
 from elastic_runtime.protocol.messages import EXIT_DRAINED
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
-from elastic_runtime.worker.ending import end_quickly
+from elastic_runtime.worker.fast_exit import end_quickly
 from elastic_runtime.worker.peers import Connection, Peers
-from elastic_runtime.worker.standing import Condition, Held
+from elastic_runtime.worker.recovery.recovery_source import Condition, Held
 
 if TYPE_CHECKING:
     import os
     from collections.abc import MutableMapping, Sequence
     from datetime import timedelta
 
-    from elastic_runtime.worker.standing import Choice
-    from elastic_runtime.worker.state import State
+    from elastic_runtime.worker.recovery.recovery_source import Choice
+    from elastic_runtime.worker.state.training_state import State
 
 
 @runtime_checkable
@@ -125,7 +125,7 @@ class Checkpointer:
         Raises:
             CheckpointUsageError: a setting or an entry cannot be used.
         """
-        misuse.check_named(entries)
+        usage_checks.check_named(entries)
         if on_save_error not in ("continue", "raise"):
             raise CheckpointUsageError(
                 f"on_save_error={on_save_error!r} is not understood; give 'continue' or 'raise'"
@@ -248,12 +248,12 @@ class Checkpointer:
         if self._is_over:
             if self._attempts.begun == self._saves.held == self.steps:
                 return
-            misuse.refuse_late(self.steps, self._storage.where)
+            usage_checks.refuse_late(self.steps, self._storage.where)
         peers = self._ready().peers
         at_once = sync or self._sync
         if self._attempts.begun == self.steps and not at_once:
             if not self.steps and self._state is None:
-                misuse.refuse_uncounted()
+                usage_checks.refuse_uncounted()
             return
         if at_once:
             self._attempts.save_for_certain(peers, self.steps)
@@ -468,12 +468,12 @@ class Checkpointer:
     def _is_the_scripts(self, what: str) -> None:
         """Raises UsageError if ``elastic.run`` does this, as it was given this checkpointer."""
         if self._state is not None:
-            misuse.refuse_in_place(what, self._storage.where)
+            usage_checks.refuse_in_place(what, self._storage.where)
 
     def _ready(self) -> _Group:
         """Connects the ranks at the first use, when the job has certainly been initialized."""
         if self._state is None and self._context.in_place:
-            misuse.refuse_beside(self._storage.where)
+            usage_checks.refuse_beside(self._storage.where)
         if self._group is None:
             peers = Peers(self._connection.group if self._connection else None)
             if not self._storage.shared and (peers.world > 1 or self._context.has_agent):

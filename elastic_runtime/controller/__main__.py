@@ -11,12 +11,12 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
-from elastic_runtime.controller.leader import Terms
-from elastic_runtime.controller.resources import ETCD_IMAGE
+from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
 from elastic_runtime.controller.service import Controller, Settings
 from elastic_runtime.errors import ElasticError
-from elastic_runtime.lines import AUTO, CONSOLE, JSON
-from elastic_runtime.log import make_emit
+from elastic_runtime.kubernetes.leader_lease import Terms
+from elastic_runtime.reporting.json_lines import AUTO, CONSOLE, JSON
+from elastic_runtime.reporting.log import make_emit
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Emit

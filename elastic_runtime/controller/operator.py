@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import kopf
 
-from elastic_runtime.controller.api import Access
-from elastic_runtime.controller.spec import GROUP, PLURAL, VERSION
+from elastic_runtime.controller.decide.job_spec import GROUP, PLURAL, VERSION
 from elastic_runtime.errors import UsageError
+from elastic_runtime.kubernetes.api_client import Access
 
 if TYPE_CHECKING:
-    from elastic_runtime.controller.world import World
+    from elastic_runtime.controller.cluster_state import World
     from elastic_runtime.events import Emit
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0

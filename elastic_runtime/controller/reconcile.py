@@ -7,21 +7,21 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.announce import announce
-from elastic_runtime.controller.api import JOBS, ApiError
-from elastic_runtime.controller.model import NEVER
-from elastic_runtime.controller.perform import Outcome, Performer, adds
+from elastic_runtime.controller.decide.job_types import NEVER
+from elastic_runtime.controller.event_recorder import announce
+from elastic_runtime.controller.executor import Outcome, Performer, adds
+from elastic_runtime.kubernetes.api_client import JOBS, ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from elastic_runtime.controller.api import Api, Json
-    from elastic_runtime.controller.metrics import Metrics
-    from elastic_runtime.controller.model import Observed, Plan, Problem
-    from elastic_runtime.controller.queue import Queue
-    from elastic_runtime.controller.seen import Key
-    from elastic_runtime.controller.world import World
+    from elastic_runtime.controller.cluster_state import World
+    from elastic_runtime.controller.controller_metrics import Metrics
+    from elastic_runtime.controller.decide.job_types import Observed, Plan, Problem
+    from elastic_runtime.controller.views import Key
+    from elastic_runtime.controller.workqueue import Queue
     from elastic_runtime.events import Emit
+    from elastic_runtime.kubernetes.api_client import Api, Json
 
     Decide = Callable[[Json, Observed, float], Plan]
 

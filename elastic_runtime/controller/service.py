@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.controller import operator
-from elastic_runtime.controller.api import BUDGETS, PODS, SERVICES, Api, ApiError
-from elastic_runtime.controller.leader import Lease, LostLease, Terms
-from elastic_runtime.controller.metrics import Metrics, serve
-from elastic_runtime.controller.plan import decide
-from elastic_runtime.controller.queue import Queue
+from elastic_runtime.controller.agent_reports import Reports
+from elastic_runtime.controller.cluster_state import World
+from elastic_runtime.controller.controller_metrics import Metrics, serve
+from elastic_runtime.controller.decide.decision import decide
+from elastic_runtime.controller.decide.job_spec import GROUP, PLURAL, VERSION
+from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
 from elastic_runtime.controller.reconcile import Reconciler
-from elastic_runtime.controller.reports import Reports
-from elastic_runtime.controller.resources import ETCD_IMAGE
-from elastic_runtime.controller.seen import MANAGED
-from elastic_runtime.controller.spec import GROUP, PLURAL, VERSION
-from elastic_runtime.controller.watch import Watch
-from elastic_runtime.controller.world import World
+from elastic_runtime.controller.views import MANAGED
+from elastic_runtime.controller.workqueue import Queue
+from elastic_runtime.kubernetes.api_client import BUDGETS, PODS, SERVICES, Api, ApiError
+from elastic_runtime.kubernetes.informer import Watch
+from elastic_runtime.kubernetes.leader_lease import Lease, LostLease, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

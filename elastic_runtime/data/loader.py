@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_runtime.data.sampler import NO_POSITIONS, ElasticBatchSampler, one_of
-from elastic_runtime.data.shield import Shielded, end_with_program
+from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.data.stream import StreamLoader
 from elastic_runtime.errors import UsageError
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, Sampler
 
-from elastic_runtime.data.order import Orders
-from elastic_runtime.data.seeds import Batch, Moment, begin
+from elastic_runtime.data.epoch_order import Orders
+from elastic_runtime.data.sample_seeds import Batch, Moment, begin
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker import forgotten
+from elastic_runtime.worker.state import missing_parts
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_runtime.data.order import Order
+    from elastic_runtime.data.epoch_order import Order
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ class _Shares:
         self.given = 0
         self._rank, self._world = sampler.place
         self._begin(sampler.epoch, sampler.cursor)
-        forgotten.begun(self)
+        missing_parts.begun(self)
 
     def _begin(self, epoch: int, cursor: int) -> None:
         sampler = self.sampler

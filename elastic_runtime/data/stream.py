@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from elastic_runtime.data.sample_seeds import Moment, begin
 from elastic_runtime.data.sampler import present_place
-from elastic_runtime.data.seeds import Moment, begin
-from elastic_runtime.data.shield import Shielded, end_with_program
+from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Programs to start from; a test runs each of them."""

@@ -12,17 +12,13 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime import threads
 from elastic_runtime.clock import MonotonicClock
 from elastic_runtime.errors import RecordError, StoreUnavailable
-from elastic_runtime.protocol.proof import new_secret
+from elastic_runtime.protocol.peer_proof import new_secret
 from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
-from elastic_runtime.rendezvous import membership
-from elastic_runtime.rendezvous.absorb import absorb_all
-from elastic_runtime.rendezvous.group import Completer, parts_seen
-from elastic_runtime.rendezvous.probe import Prober
-from elastic_runtime.rendezvous.standing import accompanied, alone, leader_of
-from elastic_runtime.rendezvous.state import (
+from elastic_runtime.rendezvous.core import membership
+from elastic_runtime.rendezvous.core.formation.member_status import accompanied, alone, leader_of
+from elastic_runtime.rendezvous.core.node_state import (
     Action,
     Applied,
     Apply,
@@ -45,16 +41,20 @@ from elastic_runtime.rendezvous.state import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.store import Put, Transaction
+from elastic_runtime.rendezvous.core.reducer import absorb_all
+from elastic_runtime.rendezvous.core.round_parts import Completer, parts_seen
+from elastic_runtime.rendezvous.probe import Prober
+from elastic_runtime.rendezvous.store_contract import Put, Transaction
+from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_runtime.clock import Clock
     from elastic_runtime.protocol.records import EventRecord, FaultReport
-    from elastic_runtime.rendezvous.notices import Notice
-    from elastic_runtime.rendezvous.state import State
-    from elastic_runtime.rendezvous.store import Entry, Store
+    from elastic_runtime.rendezvous.core.node_state import State
+    from elastic_runtime.rendezvous.core.notices import Notice
+    from elastic_runtime.rendezvous.store_contract import Entry, Store
 
 _ASK_AGAIN = 0.05
 # Seconds at the end for what would be done already if anybody answered.

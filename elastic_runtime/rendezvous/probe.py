@@ -22,10 +22,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime import threads
-from elastic_runtime.listening import BACKLOG, listen
-from elastic_runtime.protocol.proof import NONCE, PROBES, PROOF, Exchange, hello, key_for, new_nonce
-from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
+from elastic_runtime.protocol.peer_proof import (
+    NONCE,
+    PROBES,
+    PROOF,
+    Exchange,
+    hello,
+    key_for,
+    new_nonce,
+)
+from elastic_runtime.rendezvous.core.node_state import ALIVE, BUSY, OTHER, REFUSED, SILENT
+from elastic_runtime.system import threads
+from elastic_runtime.system.listening import BACKLOG, listen
 
 if TYPE_CHECKING:
     import threading

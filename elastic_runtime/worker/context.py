@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import RecordError, UsageError
-from elastic_runtime.leaving import Request
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
@@ -39,9 +38,10 @@ from elastic_runtime.protocol.messages import (
     ProgressFile,
     decode,
 )
-from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory
+from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory
 from elastic_runtime.protocol.unix_path import address_of
-from elastic_runtime.worker.loaders import sampler_of_one_world
+from elastic_runtime.system.repeated_signals import Request
+from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
-from elastic_runtime.worker.loop import train_in_place
-from elastic_runtime.worker.state import State
+from elastic_runtime.worker.run_loop import train_in_place
+from elastic_runtime.worker.state.training_state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from elastic_runtime.worker.saver import Saver
+    from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.world import World
 
 T = TypeVar("T")

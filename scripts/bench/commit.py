@@ -8,7 +8,8 @@ agreement of all ranks. What an agent adds, the published step, is a store to sh
     scripts/bench/commit.py --steps 2000 --json /tmp/commit.json
 
 ``--gpu`` measures something else, on one GPU: what whole steps of a small transformer cost when
-each optimizer waits for its gradients on the host (``worker/gate.py``), and when it does not.
+each optimizer waits for its gradients on the host (``worker/state/optimizer_gate.py``), and when it
+does not.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
-from elastic_runtime.worker.gate import Gate
+from elastic_runtime.worker.state.optimizer_gate import Gate
 from scripts.bench.measure.figures import quantile
 from scripts.bench.measure.report import machine
 from tests.etcd_server import free_port

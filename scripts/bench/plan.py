@@ -30,23 +30,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 
-from elastic_runtime.checkpoint import contents, index, outlined, writing
-from elastic_runtime.checkpoint.boxes import Box
-from elastic_runtime.checkpoint.describing import Description
-from elastic_runtime.checkpoint.manifest import OUTLINE, FileRecord, Manifest, Part
-from elastic_runtime.checkpoint.memory import without_collection
-from elastic_runtime.checkpoint.outline import Chunk, Item, box_of, digest, say
-from elastic_runtime.checkpoint.parts import Parts
-from elastic_runtime.checkpoint.planning import Plans, agree
-from elastic_runtime.checkpoint.stored import StoredTensor
-from elastic_runtime.torch_private import dcp_stored_item
+from elastic_runtime.checkpoint.entries.tensor_memory import without_collection
+from elastic_runtime.checkpoint.format import dcp_metadata, metadata_reader, outline_file
+from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.description import Description
+from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Manifest, Part
+from elastic_runtime.checkpoint.format.part_columns import Parts
+from elastic_runtime.checkpoint.format.rank_outline import Chunk, Item, box_of, digest, say
+from elastic_runtime.checkpoint.format.stored_items import StoredTensor
+from elastic_runtime.checkpoint.save import file_writer
+from elastic_runtime.checkpoint.save.plan_exchange import Plans, agree
+from elastic_runtime.system.torch_private import dcp_stored_item
 from elastic_runtime.worker.peers import Peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elastic_runtime.checkpoint.layout import Plan
-    from elastic_runtime.checkpoint.outline import Said
+    from elastic_runtime.checkpoint.format.rank_outline import Said
+    from elastic_runtime.checkpoint.format.write_plan import Plan
 
 _MODES = ("replicated", "sharded", "mixed")
 _HEAD = 1024  # bytes of each rank in an exchange of all: see ``Peers``
@@ -221,7 +222,7 @@ def _listed(
 
     def load() -> None:
         read = Manifest.decode("it", written)
-        stored = contents.read_contents("it", metadata, read.files)
+        stored = metadata_reader.read_contents("it", metadata, read.files)
         for key, box in wanted.items():
             found = stored[key]
             if box is not None and isinstance(found, StoredTensor):
@@ -235,10 +236,10 @@ def _outlined(
     world: int, plan: Plan, files: Sequence[FileRecord | None], wanted: _Wanted
 ) -> Iterator[_Figure]:
     """As it is above ``describing.MANY`` parts."""
-    sent = [json.dumps(writing.section(file)) for file in files if file]
-    _, seconds = _timed(lambda: [writing.with_parts(json.loads(each)) for each in sent])
+    sent = [json.dumps(file_writer.section(file)) for file in files if file]
+    _, seconds = _timed(lambda: [file_writer.with_parts(json.loads(each)) for each in sent])
     yield "rank 0 gets records", seconds, sum(map(len, sent))
-    metadata, seconds = _timed(lambda: index.encode(plan, files))
+    metadata, seconds = _timed(lambda: dcp_metadata.encode(plan, files))
     yield ".metadata", seconds, len(metadata)
     described, seconds = _timed(lambda: Description(0).describe(plan, files, for_dcp=False))
     beside = {file.name: file for file in described.beside}
@@ -260,7 +261,7 @@ def _outlined(
             size += sum(len(by_name[name]) for name in names)
             return {name: Parts.unpack("it", by_name[name], listed[name]) for name in names}
 
-        found = outlined.Outlined("it", first, read, parts).find(wanted)
+        found = outline_file.Outlined("it", first, read, parts).find(wanted)
         assert all(one.pieces for one in found.values() if isinstance(one, StoredTensor))
 
     _, seconds = _timed(load)

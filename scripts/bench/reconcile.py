@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_runtime.controller.api import JOBS, PODS, Access, Api
+from elastic_runtime.kubernetes.api_client import JOBS, PODS, Access, Api
 from scripts.bench.measure.figures import quantile
 from scripts.bench.measure.report import machine
 from tests import processes

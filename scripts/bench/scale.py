@@ -42,19 +42,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_runtime.config import Endpoint
 from elastic_runtime.protocol.records import KILLED, PLANNED, FaultReport
-from elastic_runtime.rendezvous.etcd.adapter import EtcdStore
-from elastic_runtime.rendezvous.memory import MemoryServer, MemoryStore
-from elastic_runtime.rendezvous.notices import Notice, Sealed, Switch
+from elastic_runtime.rendezvous.core.node_state import REFUSED, SILENT, Policy
+from elastic_runtime.rendezvous.core.notices import Notice, Sealed, Switch
 from elastic_runtime.rendezvous.participant import Participant, Seed
 from elastic_runtime.rendezvous.probe import Prober
-from elastic_runtime.rendezvous.state import REFUSED, SILENT, Policy
-from elastic_runtime.rendezvous.store import Changed, Entry, Snapshot, StoreEvent, Transaction
+from elastic_runtime.rendezvous.store_contract import (
+    Changed,
+    Entry,
+    Snapshot,
+    StoreEvent,
+    Transaction,
+)
+from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
+from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from tests.etcd_server import EtcdProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elastic_runtime.rendezvous.store import Listener, Store
+    from elastic_runtime.rendezvous.store_contract import Listener, Store
 
 _TTL = 60.0  # so that a death is found by a probe, and not by the end of a lease
 _FOR_EVER = 1e6  # where one thread plays all nodes, none can say in time that it lives

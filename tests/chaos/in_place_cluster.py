@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.ctl import main as elasticctl
+from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT
 from tests import processes
 from tests.chaos.faulty_disk import Disk

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from elastic_runtime.rendezvous.store import Changed, Entry, Snapshot, StoreEvent
+from elastic_runtime.rendezvous.store_contract import Changed, Entry, Snapshot, StoreEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

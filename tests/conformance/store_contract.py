@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import pytest
 
 from elastic_runtime.protocol.records import node_key
+from elastic_runtime.rendezvous.core.node_state import Policy
 from elastic_runtime.rendezvous.participant import Participant, Seed
-from elastic_runtime.rendezvous.state import Policy
-from elastic_runtime.rendezvous.store import (
+from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
     Entry,
     Expect,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.cli.ctl import main
+from elastic_runtime.cli.ctl.elasticctl import main
 from elastic_runtime.config import Endpoint
 from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.records import (
@@ -22,10 +22,10 @@ from elastic_runtime.protocol.records import (
     Record,
     RoundRecord,
 )
-from elastic_runtime.rendezvous.c10d_link import HostedStore
 from elastic_runtime.rendezvous.probe import ProbeServer
-from elastic_runtime.rendezvous.store import Put, Store, Transaction
-from elastic_runtime.rendezvous.stores import open_store
+from elastic_runtime.rendezvous.store_contract import Put, Store, Transaction
+from elastic_runtime.rendezvous.stores.c10d.link import HostedStore
+from elastic_runtime.rendezvous.stores.open_store import open_store
 
 if TYPE_CHECKING:
     from tests.etcd_server import EtcdServer

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.checkpoint.local import LocalStorage
-from elastic_runtime.checkpoint.manifest import MANIFEST, OUTLINE, CheckpointId
-from elastic_runtime.checkpoint.storage import PROBE
-from elastic_runtime.cli.ctl import main
+from elastic_runtime.checkpoint.format.manifest import MANIFEST, OUTLINE, CheckpointId
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.checkpoint.storage.storage_contract import PROBE
+from elastic_runtime.cli.ctl.elasticctl import main
 from tests.checkpoints import write
 from tests.hostile import make_newer
 from tests.ranks import entries_of
@@ -249,7 +249,7 @@ def test_options_that_make_no_sense_delete_nothing(
 
 _WITHOUT_TORCH = """
 import sys
-from elastic_runtime.cli.ctl import main
+from elastic_runtime.cli.ctl.elasticctl import main
 code = main(["checkpoint", "verify", sys.argv[1]])
 assert "torch" not in sys.modules
 sys.exit(code)

@@ -113,7 +113,7 @@ def test_a_function_that_cannot_be_sent_is_named(tmp_path: Path, what: str) -> N
         + f"""
 if __name__ == "__main__":
     from elastic_runtime.errors import UsageError
-    from elastic_runtime.rendezvous.c10d import host_store
+    from elastic_runtime.rendezvous.stores.c10d.c10d_adapter import host_store
 
     store = host_store(port=0)
     endpoint = Endpoint("c10d", (f"127.0.0.1:{{store.port}}",), hosted_here=True)

@@ -17,7 +17,7 @@ import pytest
 
 from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.records import SWITCH, SwitchRecord
-from elastic_runtime.rendezvous.stores import open_store
+from elastic_runtime.rendezvous.stores.open_store import open_store
 from tests import processes
 
 if TYPE_CHECKING:

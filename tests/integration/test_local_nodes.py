@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.cli.ctl import main as elasticctl
+from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from tests.processes import MARKER, end, marked, wait_for
 
 if TYPE_CHECKING:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.config import Endpoint
-from elastic_runtime.rendezvous.etcd.adapter import EtcdStore
-from elastic_runtime.rendezvous.group import keys
-from elastic_runtime.rendezvous.memory import MemoryServer, MemoryStore
-from elastic_runtime.rendezvous.store import Transaction
+from elastic_runtime.rendezvous.core.round_parts import keys
+from elastic_runtime.rendezvous.store_contract import Transaction
+from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
+from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from tests.crowd import NODES, TTL, Job
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_runtime.rendezvous.notices import Sealed
-    from elastic_runtime.rendezvous.store import Entry
+    from elastic_runtime.rendezvous.core.notices import Sealed
+    from elastic_runtime.rendezvous.store_contract import Entry
     from tests.etcd_server import EtcdServer
 
 

@@ -86,7 +86,7 @@ def test_elasticctl_at_a_port_where_something_else_listens(folder: Path) -> None
             f"the c10d store at {where} does not answer … is --rdzv-endpoint right",
             code=4,
         )
-        done = _run("elastic_runtime.cli.ctl", mistake, folder)
+        done = _run("elastic_runtime.cli.ctl.elasticctl", mistake, folder)
         mistake.check(done.returncode, done.stderr)
 
 
@@ -97,7 +97,7 @@ import elastic_runtime
 elastic_runtime.__version__ = "0.0.9"
 from elastic_runtime import config
 config.PROTOCOL = "1"
-from elastic_runtime.cli.run import main
+from elastic_runtime.cli.run.elastic_run import main
 sys.exit(main())
 """
 

@@ -36,9 +36,9 @@ time.sleep(1000)
 # Nothing here waits for less than ten minutes for an answer.
 _PATIENT = """
 import sys
-from elastic_runtime.rendezvous import c10d_link, c10d_session
-c10d_link.ANSWER = c10d_session.ANSWER = 600.0
-from elastic_runtime.cli.run import main
+from elastic_runtime.rendezvous.stores.c10d import link, session
+link.ANSWER = session.ANSWER = 600.0
+from elastic_runtime.cli.run.elastic_run import main
 sys.exit(main())
 """
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.config import Endpoint
-from elastic_runtime.rendezvous.c10d import C10dStore, HostedStore, host_store
-from elastic_runtime.rendezvous.etcd.adapter import EtcdStore
+from elastic_runtime.rendezvous.stores.c10d.c10d_adapter import C10dStore, HostedStore, host_store
+from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
 from tests.conformance.store_contract import StoreContract, open_node
 
 if TYPE_CHECKING:

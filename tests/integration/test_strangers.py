@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.checkpoint.peer import Line
+from elastic_runtime.checkpoint.snapshot.peer_reader import Line
 from elastic_runtime.endpoint import parse_endpoint
-from elastic_runtime.protocol.proof import NONCE, SNAPSHOTS, hello, key_for, new_nonce, new_secret
+from elastic_runtime.protocol.peer_proof import (
+    NONCE,
+    SNAPSHOTS,
+    hello,
+    key_for,
+    new_nonce,
+    new_secret,
+)
 from elastic_runtime.protocol.records import JOB, NODES, JobRecord, NodeRecord
-from elastic_runtime.protocol.snapshots import SnapshotMemory
+from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
+from elastic_runtime.rendezvous.core.node_state import ALIVE, SILENT
 from elastic_runtime.rendezvous.probe import ask, probe
-from elastic_runtime.rendezvous.state import ALIVE, SILENT
-from elastic_runtime.rendezvous.stores import open_store
+from elastic_runtime.rendezvous.stores.open_store import open_store
 from tests.integration.snapshots.job import Job
 from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow, unused
 

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 
 from elastic_runtime.protocol.records import RoundRecord
-from elastic_runtime.rendezvous import absorb, group, leader, lives, member, outage, sealing, survey
-from elastic_runtime.rendezvous.plan import Plan
-from elastic_runtime.rendezvous.state import SILENT, State
-from elastic_runtime.rendezvous.store import Transaction
+from elastic_runtime.rendezvous.core import (
+    incarnation,
+    leader,
+    own_node,
+    reducer,
+    round_parts,
+    store_outage,
+)
+from elastic_runtime.rendezvous.core.actions import Plan
+from elastic_runtime.rendezvous.core.formation import reachability_survey, round_formation
+from elastic_runtime.rendezvous.core.node_state import SILENT, State
+from elastic_runtime.rendezvous.store_contract import Transaction
 from tests.model.themes import (
     CHURN,
     EMPTIED,
@@ -33,14 +41,15 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def no_islands_rule(patch: pytest.MonkeyPatch) -> None:
     """A new round is sealed although nobody of the last one is at hand."""
-    patch.setattr(sealing, "_is_safe", lambda standings: True)
+    patch.setattr(round_formation, "_is_safe", lambda standings: True)
 
 
 def silence_is_death(patch: pytest.MonkeyPatch) -> None:
     """A probe that is not answered counts as a refused one."""
-    patch.setattr(absorb, "_PROOFS", (*absorb._PROOFS, SILENT))
+    patch.setattr(reducer, "_PROOFS", (*reducer._PROOFS, SILENT))
     patch.setattr(
-        "elastic_runtime.rendezvous.standing._HOW", {"silent": "", "refused": "", "other": ""}
+        "elastic_runtime.rendezvous.core.formation.member_status._HOW",
+        {"silent": "", "refused": "", "other": ""},
     )
 
 
@@ -50,26 +59,26 @@ def seal_without_fence(patch: pytest.MonkeyPatch) -> None:
     def unfenced(expects: Any, puts: Any, deletes: Any = ()) -> Transaction:
         return Transaction((), puts, deletes)
 
-    patch.setattr(sealing, "Transaction", unfenced)
+    patch.setattr(round_formation, "Transaction", unfenced)
 
 
 def lost_workers_still_count(patch: pytest.MonkeyPatch) -> None:
     """In place, a node that says that its workers are gone is taken into the next round."""
-    original = absorb._command
+    original = reducer._command
 
     def forgetful(state: State, event: Any, now: float) -> State:
         if getattr(event, "workers", None) == 0:
             event = replace(event, workers=1)
         return original(state, event, now)
 
-    patch.setattr(absorb, "_command", forgetful)
+    patch.setattr(reducer, "_command", forgetful)
 
 
 def amnesia_unnoticed(patch: pytest.MonkeyPatch) -> None:
     """A snapshot of a store that forgot is taken for any other."""
-    original = absorb._snapshot
+    original = reducer._snapshot
     patch.setattr(
-        absorb,
+        reducer,
         "_snapshot",
         lambda state, event, now: original(state, replace(event, forgot=False), now),
     )
@@ -77,8 +86,8 @@ def amnesia_unnoticed(patch: pytest.MonkeyPatch) -> None:
 
 def round_not_given_back(patch: pytest.MonkeyPatch) -> None:
     """Nobody gives the round back to a store that forgot; a new life begins instead."""
-    patch.setattr(member, "restore", lambda state, ours, plan, now: state)
-    original = lives.create_job
+    patch.setattr(own_node, "restore", lambda state, ours, plan, now: state)
+    original = incarnation.create_job
 
     def anew(state: State, plan: Plan, now: float) -> State:
         return original(replace(state, known_round=None), plan, now)
@@ -88,22 +97,22 @@ def round_not_given_back(patch: pytest.MonkeyPatch) -> None:
 
 def never_fenced(patch: pytest.MonkeyPatch) -> None:
     """A group without contact to the store goes on for ever."""
-    patch.setattr(outage, "_fence", lambda state, plan, now: state)
+    patch.setattr(store_outage, "_fence", lambda state, plan, now: state)
 
 
 def never_excluded(patch: pytest.MonkeyPatch) -> None:
     """A node does not mind that the job went on without it."""
-    patch.setattr(member, "_why_excluded", lambda state, now: "")
+    patch.setattr(own_node, "_why_excluded", lambda state, now: "")
 
 
 def endless_wait(patch: pytest.MonkeyPatch) -> None:
     """A node waits for a store that never comes back for as long as it takes."""
-    patch.setattr(outage, "_give_up", lambda state, trouble, plan, now: state)
+    patch.setattr(store_outage, "_give_up", lambda state, trouble, plan, now: state)
 
 
 def unaware_newcomer(patch: pytest.MonkeyPatch) -> None:
     """A node takes an empty store for a new job, though it was told that the job has run."""
-    original = lives.create_job
+    original = incarnation.create_job
 
     def hasty(state: State, plan: Plan, now: float) -> State:
         return original(replace(state, policy=replace(state.policy, resuming=False)), plan, now)
@@ -113,28 +122,28 @@ def unaware_newcomer(patch: pytest.MonkeyPatch) -> None:
 
 def hasty_successor(patch: pytest.MonkeyPatch) -> None:
     """A new life of the job does not wait for silent members of the old one."""
-    patch.setattr(lives, "_is_over", lambda state, member: True)
+    patch.setattr(incarnation, "_is_over", lambda state, member: True)
 
 
 def numbers_begin_anew(patch: pytest.MonkeyPatch) -> None:
     """A new life of the job counts its rounds from one."""
-    original = lives._new_job
-    patch.setattr(lives, "_new_job", lambda state, first: original(state, 0))
+    original = incarnation._new_job
+    patch.setattr(incarnation, "_new_job", lambda state, first: original(state, 0))
 
 
 def joiners_first(patch: pytest.MonkeyPatch) -> None:
     """Newcomers are ranked before survivors."""
-    original = sealing._seal
+    original = round_formation._seal
 
     def reversed_(state: Any, job: Any, last: Any, chosen: Any, *rest: Any) -> Any:
         return original(state, job, last, chosen[::-1], *rest)
 
-    patch.setattr(sealing, "_seal", reversed_)
+    patch.setattr(round_formation, "_seal", reversed_)
 
 
 def impatient(patch: pytest.MonkeyPatch) -> None:
     """A refused write is tried again at once, however often."""
-    patch.setattr(absorb, "_PAUSES", {True: 0.0, False: 0.0, None: 0.0})
+    patch.setattr(reducer, "_PAUSES", {True: 0.0, False: 0.0, None: 0.0})
 
 
 def first_one_ends_all(patch: pytest.MonkeyPatch) -> None:
@@ -144,12 +153,12 @@ def first_one_ends_all(patch: pytest.MonkeyPatch) -> None:
 
 def deaf_to_reports(patch: pytest.MonkeyPatch) -> None:
     """Nodes that say that they do not reach each other are put into one round."""
-    patch.setattr(sealing, "together", lambda nodes, *rest: list(nodes))
+    patch.setattr(round_formation, "together", lambda nodes, *rest: list(nodes))
 
 
 def never_looks_again(patch: pytest.MonkeyPatch) -> None:
     """A node that has missed others never finds out that they are in reach again."""
-    patch.setattr(survey, "_look_again", lambda state, plan, now: state)
+    patch.setattr(reachability_survey, "_look_again", lambda state, plan, now: state)
 
 
 def round_before_its_members(patch: pytest.MonkeyPatch) -> None:
@@ -176,14 +185,14 @@ def asks_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A leader waits for who knows all members of a round, though nobody may."""
 
     def ask(state: State, job: Any, last: RoundRecord, plan: Plan, now: float) -> Any:
-        return lives.ask_for_members(state, last, plan, now), None
+        return incarnation.ask_for_members(state, last, plan, now), None
 
     patch.setattr(leader, "call_roll", ask)
 
 
 def parts_are_believed(patch: pytest.MonkeyPatch) -> None:
     """What a part says is taken for true, whatever its hash says."""
-    patch.setattr(group, "intact", lambda entry: True)
+    patch.setattr(round_parts, "intact", lambda entry: True)
 
 
 # Each with the kind of schedule in which it shows soonest.

@@ -10,22 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport, NodeRecord, RoundRecord
-from elastic_runtime.rendezvous import membership
-from elastic_runtime.rendezvous.absorb import absorb_all
-from elastic_runtime.rendezvous.group import Completer, parts_seen
-from elastic_runtime.rendezvous.notices import (
-    Conflict,
-    Ended,
-    Excluded,
-    Fenced,
-    Notice,
-    Prepare,
-    Sealed,
-    StoreTimeout,
-    Surveyed,
-    Switch,
-)
-from elastic_runtime.rendezvous.state import (
+from elastic_runtime.rendezvous.core import membership
+from elastic_runtime.rendezvous.core.node_state import (
     ALIVE,
     OTHER,
     REFUSED,
@@ -52,7 +38,21 @@ from elastic_runtime.rendezvous.state import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.store import LeaseLost, Lost, Transaction
+from elastic_runtime.rendezvous.core.notices import (
+    Conflict,
+    Ended,
+    Excluded,
+    Fenced,
+    Notice,
+    Prepare,
+    Sealed,
+    StoreTimeout,
+    Surveyed,
+    Switch,
+)
+from elastic_runtime.rendezvous.core.reducer import absorb_all
+from elastic_runtime.rendezvous.core.round_parts import Completer, parts_seen
+from elastic_runtime.rendezvous.store_contract import LeaseLost, Lost, Transaction
 from tests.model.clockwork import Violation
 from tests.model.store import Client
 from tests.model.trace import brief

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import RoundRecord
-from elastic_runtime.rendezvous.group import all_members, keys
-from elastic_runtime.rendezvous.state import Layout, Policy
-from elastic_runtime.rendezvous.store import Put
+from elastic_runtime.rendezvous.core.node_state import Layout, Policy
+from elastic_runtime.rendezvous.core.round_parts import all_members, keys
+from elastic_runtime.rendezvous.store_contract import Put
 from tests.model.clockwork import Clockwork, Violation
 from tests.model.store import ANSWER, RECONNECT
 from tests.model.themes import OUTAGE, PARTED, PARTS, THEMES, Theme

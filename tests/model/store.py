@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol import records
-from elastic_runtime.rendezvous.store import (
+from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
     Changed,
     Entry,

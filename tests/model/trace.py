@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import NodeRecord, RoundRecord
-from elastic_runtime.rendezvous.notices import Sealed
-from elastic_runtime.rendezvous.state import (
+from elastic_runtime.rendezvous.core.node_state import (
     Apply,
     Join,
     Notify,
 )
-from elastic_runtime.rendezvous.store import Changed, Snapshot
+from elastic_runtime.rendezvous.core.notices import Sealed
+from elastic_runtime.rendezvous.store_contract import Changed, Snapshot
 
 
 def brief(thing: object) -> str:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import JobRecord, OutcomeRecord, RoundRecord
-from elastic_runtime.rendezvous.group import all_members
-from elastic_runtime.rendezvous.reach import severed_pairs
+from elastic_runtime.rendezvous.core.formation.reachability import severed_pairs
+from elastic_runtime.rendezvous.core.round_parts import all_members
 from tests.model.clockwork import Clockwork, Violation
 from tests.model.node import PROBE_TIMEOUT, Node, answer_of, probed
 from tests.model.store import SimStore
 from tests.model.trace import brief_round
 
 if TYPE_CHECKING:
-    from elastic_runtime.rendezvous.state import Policy
-    from elastic_runtime.rendezvous.store import Entry
+    from elastic_runtime.rendezvous.core.node_state import Policy
+    from elastic_runtime.rendezvous.store_contract import Entry
 
 # What somebody else left under one of our keys.
 GARBAGE = b"\x80\x04\x95 not ours"

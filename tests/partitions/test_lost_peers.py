@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.keepalive import ENV_PEER_TIMEOUT
+from elastic_runtime.system.tcp_keepalive import ENV_PEER_TIMEOUT
 from tests import processes
 from tests.partitions import network
 from tests.partitions.cuts import both
@@ -32,8 +32,8 @@ _SCRIPT = """
     import sys
     import time
     from datetime import timedelta
-    from elastic_runtime import keepalive, torch_private
-    torch_private.tend_groups(keepalive.tended)
+    from elastic_runtime.system import tcp_keepalive, torch_private
+    torch_private.tend_groups(tcp_keepalive.tended)
     import torch
     import torch.distributed as dist
 

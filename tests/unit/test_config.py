@@ -6,7 +6,7 @@ import pytest
 
 from elastic_runtime.config import FENCE_REST, SCRIPT, Endpoint, Entry, JobConfig, Timeouts
 from elastic_runtime.errors import UsageError
-from elastic_runtime.rendezvous.outage import FENCE_SHARE
+from elastic_runtime.rendezvous.core.store_outage import FENCE_SHARE
 
 CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "r")
 

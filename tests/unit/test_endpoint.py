@@ -155,7 +155,8 @@ def test_no_addresses_to_listen_at(text: str) -> None:
 
 def test_neither_endpoints_nor_elasticctl_need_torch() -> None:
     code = (
-        "import sys, elastic_runtime.cli.ctl; print([m in sys.modules for m in ('torch', 'grpc')])"
+        "import sys, elastic_runtime.cli.ctl.elasticctl; "
+        "print([m in sys.modules for m in ('torch', 'grpc')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[False, False]"

@@ -7,20 +7,20 @@ import sys
 
 MODULES = (
     "elastic_runtime",
-    "elastic_runtime.agent.forkclient",
-    "elastic_runtime.cli.ctl",
-    "elastic_runtime.cli.run",
+    "elastic_runtime.agent.workers.fork_client",
+    "elastic_runtime.cli.ctl.elasticctl",
+    "elastic_runtime.cli.run.elastic_run",
     "elastic_runtime.config",
     "elastic_runtime.controller.__main__",
-    "elastic_runtime.log",
+    "elastic_runtime.reporting.log",
     "elastic_runtime.protocol.messages",
     "elastic_runtime.protocol.records",
-    "elastic_runtime.rendezvous.etcd.adapter",
-    "elastic_runtime.rendezvous.handler",
-    "elastic_runtime.rendezvous.membership",
-    "elastic_runtime.rendezvous.memory",
+    "elastic_runtime.rendezvous.stores.etcd.etcd_adapter",
+    "elastic_runtime.rendezvous.torchrun.handler_entry_points",
+    "elastic_runtime.rendezvous.core.membership",
+    "elastic_runtime.rendezvous.stores.memory_store",
     "elastic_runtime.rendezvous.participant",
-    "elastic_runtime.rendezvous.store",
+    "elastic_runtime.rendezvous.store_contract",
 )
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from elastic_runtime.agent.snapshots import SnapshotServer
-from elastic_runtime.checkpoint.loading import Loading
-from elastic_runtime.checkpoint.local import LocalStorage
-from elastic_runtime.checkpoint.manifest import MANIFEST, CheckpointId
-from elastic_runtime.checkpoint.peer import Snapshot
-from elastic_runtime.checkpoint.per_rank import Place
-from elastic_runtime.checkpoint.state import Entries
-from elastic_runtime.protocol.snapshots import SnapshotMemory, write_key
+from elastic_runtime.agent.snapshot_server import SnapshotServer
+from elastic_runtime.checkpoint.entries.flat_state import Entries
+from elastic_runtime.checkpoint.entries.per_rank_values import Place
+from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
+from elastic_runtime.checkpoint.load.load_run import Loading
+from elastic_runtime.checkpoint.snapshot.peer_reader import Snapshot
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.protocol.snapshot_requests import SnapshotMemory, write_key
 from elastic_runtime.worker.peers import Peers
 from scripts.bench.checkpoints.contest import Sample, Stage, local, timed
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from elastic_runtime import torch_private
+from elastic_runtime.system import torch_private
 from scripts.bench.measure.contenders import ENVIRONMENT
 from scripts.bench.measure.workload import STEP_SECONDS
 from tests import processes

@@ -11,7 +11,7 @@ from tests import processes
 
 _PROGRAM = """
 import sys
-from elastic_runtime.rendezvous.c10d import host_store
+from elastic_runtime.rendezvous.stores.c10d.c10d_adapter import host_store
 hosted = host_store(port=int(sys.argv[1]))
 print(hosted.port, flush=True)
 sys.stdin.read()

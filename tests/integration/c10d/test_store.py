@@ -16,11 +16,17 @@ import pytest
 
 from elastic_runtime.config import Endpoint
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.rendezvous import c10d_link
-from elastic_runtime.rendezvous.c10d import C10dStore
-from elastic_runtime.rendezvous.c10d_link import ANSWER, Link, listening_address
-from elastic_runtime.rendezvous.c10d_run import Run
-from elastic_runtime.rendezvous.store import ABSENT, Found, LeaseLost, Lost, Snapshot
+from elastic_runtime.rendezvous.store_contract import (
+    ABSENT,
+    Found,
+    LeaseLost,
+    Lost,
+    Snapshot,
+)
+from elastic_runtime.rendezvous.stores.c10d import link
+from elastic_runtime.rendezvous.stores.c10d.c10d_adapter import C10dStore
+from elastic_runtime.rendezvous.stores.c10d.link import ANSWER, Link, listening_address
+from elastic_runtime.rendezvous.stores.c10d.run_cells import Run
 from tests import processes
 from tests.conformance.listening import Ear
 from tests.conformance.store_contract import Node
@@ -171,7 +177,7 @@ def test_an_announcement_that_was_begun_and_never_made_stops_nobody(
 # from torch now, it would abort the process.
 ENDS_WHILE_CONNECTING = """
 import os, sys, threading
-from elastic_runtime.rendezvous.c10d_link import Link
+from elastic_runtime.rendezvous.stores.c10d.link import Link
 
 class Last:
     def __del__(self, exists=os.path.exists):
@@ -205,7 +211,7 @@ def test_a_process_may_end_while_it_connects() -> None:
 _CONNECTS_AGAIN_AND_AGAIN = """
 import sys, threading
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.rendezvous.c10d_link import Link
+from elastic_runtime.rendezvous.stores.c10d.link import Link
 
 def again(met):
     while True:
@@ -289,9 +295,9 @@ def test_threads_and_files_end_with_their_store(host: HostProcess, open_at: Open
 
 
 def test_a_client_that_is_given_out_is_not_looked_after(host: HostProcess) -> None:
-    before = set(c10d_link._claimed)
+    before = set(link._claimed)
     client = Link("127.0.0.1", host.port, kept=False).release()
-    assert set(c10d_link._claimed) == before
+    assert set(link._claimed) == before
     client.set("key", "value")
     assert client.get("key") == b"value"
 

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic_runtime.checkpoint import saves
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.local import LocalStorage
-from elastic_runtime.checkpoint.storage import PROBE
-from elastic_runtime.checkpoint.survey import Condition, survey
+from elastic_runtime.checkpoint.save import save_scheduler
+from elastic_runtime.checkpoint.storage.catalog import Condition, survey
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.checkpoint.storage.storage_contract import PROBE
 from elastic_runtime.errors import CheckpointError
 from tests.faults import Fault, FaultyFiles
 from tests.processes import MARKER, end, marked, wait_for
@@ -71,7 +71,7 @@ def save_the_new(path: Path, fault: Fault, victim: int = 0) -> list[str]:
     mine = fault if not dist.is_initialized() or dist.get_rank() == victim else Fault()
     files = FaultyFiles(path, mine)
     entries = state()
-    saves._PAUSES = ()  # a failure is to be seen
+    save_scheduler._PAUSES = ()  # a failure is to be seen
     ckpt = Checkpointer(path, entries, every=1, keep=2)
     assert ckpt.resume() == OLD
     train(entries, NEW)
@@ -211,7 +211,7 @@ def fail_everywhere(paths: list[Path], old: Path, kind: str, story: list[str]) -
     for path, at in zip(paths, points(story), strict=True):
         entries = state()
         files = FaultyFiles(path, Fault(at, kind))
-        saves._PAUSES = ()
+        save_scheduler._PAUSES = ()
         ckpt = Checkpointer(path, entries, every=1, keep=2, on_save_error="raise")
         error = ""
         try:
@@ -333,7 +333,7 @@ def launch(tmp_path: Path, run_id: str, *arguments: object, mark: str) -> subpro
     """Two workers and their agent."""
     script = tmp_path / "job.py"
     script.write_text(_JOB)
-    command = [sys.executable, "-m", "elastic_runtime.cli.run", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "elastic_runtime.cli.run.elastic_run", "--nproc-per-node", "2"]
     return subprocess.Popen(
         [*command, "--run-id", run_id, str(script), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.getcwd(), MARKER: mark},

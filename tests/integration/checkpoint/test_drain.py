@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.agent.channel import Channel
+from elastic_runtime.agent.workers.worker_channel import Channel
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_PROGRESS,

@@ -13,10 +13,10 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.index import METADATA
-from elastic_runtime.checkpoint.manifest import FileRecord, Part
+from elastic_runtime.checkpoint.format.dcp_metadata import METADATA
+from elastic_runtime.checkpoint.format.manifest import FileRecord, Part
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
-from elastic_runtime.torch_private import dcp_memory_format
+from elastic_runtime.system.torch_private import dcp_memory_format
 from tests.hostile import Trap, change_metadata, manifest_of, put_value, replace_file, seal
 from tests.ranks import run_ranks
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.local import LocalStorage
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.peers import Peers

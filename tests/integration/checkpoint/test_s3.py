@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.manifest import CheckpointId
-from elastic_runtime.checkpoint.remote import RemoteStorage
-from elastic_runtime.checkpoint.storages import open_storage
+from elastic_runtime.checkpoint.format.manifest import CheckpointId
+from elastic_runtime.checkpoint.storage.open_storage import open_storage
+from elastic_runtime.checkpoint.storage.remote_storage import RemoteStorage
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
 from tests.ranks import run_ranks, values
 from tests.s3_server import client_environ, s3_server
@@ -179,7 +179,7 @@ def test_a_job_waits_for_a_store_that_comes_late_and_says_so(tmp_path: Path) -> 
 
 
 def ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "elastic_runtime.cli.ctl", "checkpoint", *arguments]
+    command = [sys.executable, "-m", "elastic_runtime.cli.ctl.elasticctl", "checkpoint", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

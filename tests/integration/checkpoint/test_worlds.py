@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 import elastic_runtime
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.loading import Loading
-from elastic_runtime.checkpoint.per_rank import PerRank
+from elastic_runtime.checkpoint.entries.per_rank_values import PerRank
+from elastic_runtime.checkpoint.load.load_run import Loading
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.peers import Connection
 from tests.checkpoints import with_outline

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.cli.ctl import main
+from elastic_runtime.cli.ctl.elasticctl import main
 from tests.kube.cluster import FakeCluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_COMMAND = (sys.executable, "-m", "elastic_runtime.cli.ctl")
+_COMMAND = (sys.executable, "-m", "elastic_runtime.cli.ctl.elasticctl")
 PATIENCE = 60.0
 
 Ctl = Callable[..., tuple[int, str, str]]

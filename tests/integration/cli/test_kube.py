@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from elastic_runtime.cli.kube_job import Submission, make_job
+from elastic_runtime.cli.kube.build_job import Submission, make_job
 from tests.integration.cli.conftest import PATIENCE, Ctl, Running
 from tests.kube.cluster import kubeconfig
 from tests.kube.kinds import EVENT, JOB, POD
@@ -503,7 +503,7 @@ def test_a_context_or_a_namespace_that_cannot_be(quick: Ctl) -> None:
 def test_without_the_package_it_says_what_to_install(environ: dict[str, str]) -> None:
     program = (
         "import sys; sys.modules['kubernetes'] = None\n"
-        "from elastic_runtime.cli.ctl import main\n"
+        "from elastic_runtime.cli.ctl.elasticctl import main\n"
         "sys.exit(main(['jobs']))"
     )
     done = subprocess.run(

@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from elastic_runtime.controller import api as api_module
-from elastic_runtime.controller.api import JOBS, PODS, SERVICES, Access, Api, ApiError
-from elastic_runtime.controller.watch import Watch
 from elastic_runtime.events import silent
+from elastic_runtime.kubernetes import api_client as api_module
+from elastic_runtime.kubernetes.api_client import JOBS, PODS, SERVICES, Access, Api, ApiError
+from elastic_runtime.kubernetes.informer import Watch
 from tests.kube.kinds import JOB, POD
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import elastic_runtime as elastic
-from elastic_runtime.data.shield import Shielded
+from elastic_runtime.data.sigterm_shield import Shielded
 from tests.unit.data.play import Job, Life, train, world_of
 
 if TYPE_CHECKING:

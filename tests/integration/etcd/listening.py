@@ -8,13 +8,20 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.config import Endpoint
-from elastic_runtime.rendezvous.etcd.adapter import EtcdStore
-from elastic_runtime.rendezvous.store import ABSENT, Changed, Expect, Put, Snapshot, Transaction
+from elastic_runtime.rendezvous.store_contract import (
+    ABSENT,
+    Changed,
+    Expect,
+    Put,
+    Snapshot,
+    Transaction,
+)
+from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_runtime.rendezvous.store import Entry, StoreEvent
+    from elastic_runtime.rendezvous.store_contract import Entry, StoreEvent
 
 TIMEOUT = 30.0
 

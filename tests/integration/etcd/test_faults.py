@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.rendezvous.store import (
+from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
     Expect,
     Found,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.protocol.records import NODES
-from elastic_runtime.rendezvous.etcd import rpc_pb2 as rpc
-from elastic_runtime.rendezvous.etcd.client import Client
-from elastic_runtime.rendezvous.etcd.keys import Goal, RunKeys
-from elastic_runtime.rendezvous.etcd.reading import read_later
+from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
+from elastic_runtime.rendezvous.stores.etcd.etcd_client import Client
+from elastic_runtime.rendezvous.stores.etcd.etcd_keys import Goal, RunKeys
+from elastic_runtime.rendezvous.stores.etcd.range_reads import read_later
 from tests.etcd_server import etcdctl
 from tests.integration.etcd.listening import endpoint
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from elastic_runtime.cli.ctl import main
+from elastic_runtime.cli.ctl.elasticctl import main
 from elastic_runtime.protocol.records import KILLED, FaultReport
-from elastic_runtime.rendezvous.etcd.adapter import EtcdStore
-from elastic_runtime.rendezvous.notices import Notice, Sealed, StoreState, Waiting
+from elastic_runtime.rendezvous.core.node_state import Policy
+from elastic_runtime.rendezvous.core.notices import Notice, Sealed, StoreState, Waiting
 from elastic_runtime.rendezvous.participant import Participant, Seed
-from elastic_runtime.rendezvous.state import Policy
+from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
 from tests.etcd_server import etcdctl
 from tests.integration.etcd.listening import endpoint
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from elastic_runtime.rendezvous.etcd import client
-from elastic_runtime.rendezvous.etcd.client import StoreRefused
-from elastic_runtime.rendezvous.store import Refused
+from elastic_runtime.rendezvous.store_contract import Refused
+from elastic_runtime.rendezvous.stores.etcd import etcd_client
+from elastic_runtime.rendezvous.stores.etcd.etcd_client import StoreRefused
 from tests.integration.etcd.listening import Listening, endpoint
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def stranger() -> Iterator[str]:
 @pytest.fixture
 def first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first host is asked first."""
-    monkeypatch.setattr(client.random, "choice", lambda ways: ways[0])
+    monkeypatch.setattr(etcd_client.random, "choice", lambda ways: ways[0])
 
 
 @pytest.mark.usefixtures("first")

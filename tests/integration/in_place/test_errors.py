@@ -31,7 +31,7 @@ def test_nobody_can_swallow_a_change_and_an_error_of_the_users_costs_a_restart(
         assert "Traceback (most recent call last):" in job.log
         assert "LookupError: sample 17 is bad" in job.log
         assert "stubborn.py" in job.log
-        assert "loop.py" not in job.log  # people look for their own frames
+        assert "run_loop.py" not in job.log  # people look for their own frames
         assert len(job.events("fault.retry")) == 1
         assert after[0].pid == full[0].pid
 

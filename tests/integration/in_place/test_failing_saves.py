@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.checkpoint.local import LocalStorage
-from elastic_runtime.checkpoint.survey import Condition, survey
+from elastic_runtime.checkpoint.storage.catalog import Condition, survey
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from tests.integration.in_place.job import Job
 from tests.mounts import disk

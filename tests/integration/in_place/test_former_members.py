@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from elastic_runtime.checkpoint.manifest import CheckpointId, newest_first
-from elastic_runtime.cli.ctl import main as elasticctl
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, newest_first
+from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from tests import processes
 from tests.integration.in_place.job import Job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.ctl import main as elasticctl
+from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from tests import processes
 from tests.integration.in_place.job import Job
 

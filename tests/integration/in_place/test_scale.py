@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.ctl import main as elasticctl
+from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from elastic_runtime.errors import EXIT_LEFT
 from tests.integration.in_place.job import Job
 

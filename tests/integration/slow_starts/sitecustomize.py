@@ -35,7 +35,7 @@ class _Endless:
 
 
 words = Path("/proc/self/cmdline").read_text().split("\0")
-if "elastic_runtime.cli.local_node" in words and os.environ.get("ELASTIC_TEST_LATE") in words:
+if "elastic_runtime.cli.run.local_node" in words and os.environ.get("ELASTIC_TEST_LATE") in words:
     while not Path("go").exists():
         time.sleep(0.02)
 if "ELASTIC_TEST_IMPORT" in os.environ:

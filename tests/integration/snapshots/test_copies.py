@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elastic_runtime.agent.snapshots import SnapshotServer
+from elastic_runtime.agent.snapshot_server import SnapshotServer
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.protocol.snapshots import ENV_SNAPSHOTS, SnapshotMemory, write_key
+from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory, write_key
 from elastic_runtime.worker import context as contexts
 from tests.checkpoints import with_outline
 from tests.ranks import run_ranks, values

@@ -8,8 +8,8 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elastic_runtime.agent.logdir import LogDirs
-from elastic_runtime.agent.workers import (
+from elastic_runtime.agent.logs.log_directory import LogDirs
+from elastic_runtime.agent.workers.worker_processes import (
     ServerReady,
     WorkerEvent,
     WorkerExited,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.agent.workers import ServerDied
+from elastic_runtime.agent.workers.worker_processes import ServerDied
 from tests.integration.workers.desk import PATIENCE, ScriptDesk
 
 if TYPE_CHECKING:

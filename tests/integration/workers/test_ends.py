@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime import threads
-from elastic_runtime.agent.workers import ServerDied
+from elastic_runtime.agent.workers.worker_processes import ServerDied
 from elastic_runtime.config import COMMAND, Entry
+from elastic_runtime.system import threads
 from tests.integration.workers.desk import PATIENCE, Desk, ScriptDesk
 from tests.processes import MARKER, command, marked, parent, send, state, wait_for
 
@@ -272,7 +272,9 @@ def test_workers_are_seen_dead_where_they_have_no_handles(
 def test_a_server_that_cannot_start_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_runtime.agent.forkserver.BOOTSTRAP", "raise OSError('no luck')")
+    monkeypatch.setattr(
+        "elastic_runtime.agent.workers.fork_server.BOOTSTRAP", "raise OSError('no luck')"
+    )
     desk = ScriptDesk(tmp_path)
     assert desk.wait(ServerDied).why == "exit code 1: OSError: no luck"
     desk.close()
@@ -285,7 +287,7 @@ def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
     deadly.parent.mkdir()
     deadly.write_text("import os; os.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(deadly.parent))
-    monkeypatch.setattr("elastic_runtime.agent.workers._MOST_IMPORT_DEATHS", 2)
+    monkeypatch.setattr("elastic_runtime.agent.workers.worker_processes._MOST_IMPORT_DEATHS", 2)
     desk = ScriptDesk(tmp_path, preload=("deadly",))
     for _ in range(2):
         assert desk.wait(ServerDied).why.startswith("signal 6")

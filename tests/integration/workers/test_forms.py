@@ -47,7 +47,7 @@ def test_module_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
         f" {[str(main), '--lr', '1']} {tmp_path}\n"
     )
     assert ended.code == 1
-    assert "boot.py" not in desk.stderr.read_text()
+    assert "worker_main.py" not in desk.stderr.read_text()
     desk.close()
 
 
@@ -136,7 +136,7 @@ def test_a_function_that_fails(tmp_path: Path) -> None:
     assert desk.workers.return_value(0) is None
     failure = ProcessFailure(0, 0, ended.code, spec.place.error_file)
     assert failure.message["message"] == "ValueError: as asked"
-    assert "boot.py" not in desk.stderr.read_text()
+    assert "worker_main.py" not in desk.stderr.read_text()
     desk.close()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.keepalive import ENV_PEER_TIMEOUT
+from elastic_runtime.system.tcp_keepalive import ENV_PEER_TIMEOUT
 from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT
 
 if TYPE_CHECKING:

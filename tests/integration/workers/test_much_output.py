@@ -7,8 +7,13 @@ import queue
 import sys
 from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.logdir import LogDirs
-from elastic_runtime.agent.workers import WorkerEvent, WorkerExited, Workers, WorkerSpec
+from elastic_runtime.agent.logs.log_directory import LogDirs
+from elastic_runtime.agent.workers.worker_processes import (
+    WorkerEvent,
+    WorkerExited,
+    Workers,
+    WorkerSpec,
+)
 from elastic_runtime.config import COMMAND, Endpoint, Entry, JobConfig
 from tests.integration.workers.desk import PATIENCE, ScriptDesk
 from tests.processes import wait_for

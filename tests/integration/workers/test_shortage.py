@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.agent import forkclient
-from elastic_runtime.agent.workers import Said, ServerDied, WorkerStarted
+from elastic_runtime.agent.workers import fork_client
+from elastic_runtime.agent.workers.worker_processes import Said, ServerDied, WorkerStarted
 from tests.integration.in_place.job import Job
 from tests.integration.workers.crowding import Crowd
 from tests.integration.workers.desk import PATIENCE, ScriptDesk
@@ -53,7 +53,7 @@ def test_a_start_is_tried_again_until_there_is_room(
 def test_after_long_enough_the_cause_and_the_remedy_are_told(
     tmp_path: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_runtime.agent.shortage.PATIENCE", 0.0)
+    monkeypatch.setattr("elastic_runtime.agent.lifecycle.start_retry.PATIENCE", 0.0)
     desk = ScriptDesk(tmp_path, cold=True)
     desk.ready()
     crowd.come()
@@ -87,14 +87,14 @@ def test_who_waits_for_room_can_be_stopped(tmp_path: Path, crowd: Crowd, grace: 
 def test_a_fork_server_is_tried_again_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, refusals = forkclient.start, iter(range(3))
+    start, refusals = fork_client.start, iter(range(3))
 
     def crowded(*args: object, **settings: object) -> object:
         for _ in refusals:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return start(*args, **settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(forkclient, "start", crowded)
+    monkeypatch.setattr(fork_client, "start", crowded)
     desk = ScriptDesk(tmp_path, cold=True)
     assert desk.wait(Said).name == "server.waits"
     monkeypatch.setenv("ELASTIC_TEST_MARK", desk.mark)  # the next one is another thread's
@@ -111,8 +111,8 @@ def test_a_fork_server_for_which_there_is_never_room_is_given_up(
     def crowded(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(forkclient, "start", crowded)
-    monkeypatch.setattr("elastic_runtime.agent.shortage.PATIENCE", 0.0)
+    monkeypatch.setattr(fork_client, "start", crowded)
+    monkeypatch.setattr("elastic_runtime.agent.lifecycle.start_retry.PATIENCE", 0.0)
     desk = ScriptDesk(tmp_path, cold=True)
     died = desk.wait(ServerDied)
     assert died.refused

@@ -110,7 +110,7 @@ def test_an_error_leaves_its_traceback(desk: ScriptDesk, source: str, said: str)
     assert ended.code == 1
     assert failure.message["message"].startswith(said)
     trace = failure.message["extraInfo"]["py_callstack"]
-    assert said in trace and "boot.py" not in trace
+    assert said in trace and "worker_main.py" not in trace
 
 
 def test_an_error_that_torch_has_recorded_is_left_alone(warm: ScriptDesk) -> None:

@@ -19,15 +19,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.checkpoint import choosing, retention
-from elastic_runtime.checkpoint.manifest import CheckpointId, Manifest, newest_first
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest, newest_first
+from elastic_runtime.checkpoint.load import newest_state
+from elastic_runtime.checkpoint.storage import retention
 from elastic_runtime.errors import CheckpointError
-from elastic_runtime.worker import standing
-from elastic_runtime.worker.standing import Condition, Held
+from elastic_runtime.worker.recovery import recovery_source
+from elastic_runtime.worker.recovery.recovery_source import Condition, Held
 from tests.model.in_place.parts import Process, Save, Shelf, Violation, process, steps_of
 
 if TYPE_CHECKING:
-    from elastic_runtime.worker.standing import Choice
+    from elastic_runtime.worker.recovery.recovery_source import Choice
 
 NEW, CLEAN, FINISHED, DIRTY = Condition
 _MOST = 5  # processes
@@ -114,13 +115,13 @@ class Job:
         """All ranks come to one state."""
         standings = [p.standing(self.number) for p in chosen]
         self.log(f"standings {standings}; {steps_of(self.shelf.whole)}")
-        choice = standing.choose(standings)
+        choice = recovery_source.choose(standings)
         newest = self.shelf.newest()
         held = [p for p in chosen if p.alike == self.latest and p.condition is CLEAN]
         least = max([p.step for p in held], default=0)
         if newest is not None:
             least = max(least, newest.step)
-        asked = choice.kind != "memory" or standing.may_be_behind(standings)
+        asked = choice.kind != "memory" or recovery_source.may_be_behind(standings)
         if asked:
             found = self.load(choice.held, chosen)
             if found is not None:
@@ -141,7 +142,7 @@ class Job:
         """What ``Resuming.load`` does."""
         floor = None if over is None else CheckpointId(*over)
         stored = [one for one in newest_first(self.shelf.names()) if one in self.shelf.whole]
-        for way in choosing.ways([], stored, floor):
+        for way in newest_state.ways([], stored, floor):
             if way.which in self.shelf.unreadable:
                 self.shelf.passed.add(way.which)
                 for one in chosen:

@@ -8,37 +8,40 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.checkpoint import choosing, saving
-from elastic_runtime.checkpoint.manifest import CheckpointId
-from elastic_runtime.checkpoint.saving import Tenure
-from elastic_runtime.checkpoint.storage import Storage
-from elastic_runtime.worker import standing
-from elastic_runtime.worker.standing import Condition, Held
+from elastic_runtime.checkpoint.format.manifest import CheckpointId
+from elastic_runtime.checkpoint.load import newest_state
+from elastic_runtime.checkpoint.save import save_run
+from elastic_runtime.checkpoint.save.save_run import Tenure
+from elastic_runtime.checkpoint.storage.storage_contract import Storage
+from elastic_runtime.worker.recovery import recovery_source
+from elastic_runtime.worker.recovery.recovery_source import Condition, Held
 from tests.model.in_place import job
 from tests.model.in_place.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_runtime.worker.standing import Choice, Standing
+    from elastic_runtime.worker.recovery.recovery_source import Choice, Standing
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def memory_never_asks(patch: pytest.MonkeyPatch) -> None:
     """Whoever has a memory goes on from it, as before there were terms in memory."""
-    patch.setattr(standing, "may_be_behind", lambda standings: False)
+    patch.setattr(recovery_source, "may_be_behind", lambda standings: False)
 
 
 def anybody_has_a_say(patch: pytest.MonkeyPatch) -> None:
     """One rank that can serve is enough not to ask, whichever round it comes from."""
-    patch.setattr(standing, "may_be_behind", lambda standings: all(s.reach < 0 for s in standings))
+    patch.setattr(
+        recovery_source, "may_be_behind", lambda standings: all(s.reach < 0 for s in standings)
+    )
 
 
 def a_half_done_step_need_not_ask(patch: pytest.MonkeyPatch) -> None:
     """A rank of the last round is enough not to ask, even if it cannot serve."""
     patch.setattr(
-        standing,
+        recovery_source,
         "may_be_behind",
         lambda standings: not any(s.latest for s in standings),
     )
@@ -46,12 +49,12 @@ def a_half_done_step_need_not_ask(patch: pytest.MonkeyPatch) -> None:
 
 def terms_are_of_no_interest(patch: pytest.MonkeyPatch) -> None:
     """Ranks go by steps alone."""
-    patch.setattr(standing, "_terms", _terms_of(lambda s, newest: 0))
+    patch.setattr(recovery_source, "_terms", _terms_of(lambda s, newest: 0))
 
 
 def a_term_is_what_one_has_heard(patch: pytest.MonkeyPatch) -> None:
     """What others of the same history know of a term does not count."""
-    patch.setattr(standing, "_terms", _terms_of(lambda s, newest: s.term))
+    patch.setattr(recovery_source, "_terms", _terms_of(lambda s, newest: s.term))
 
 
 def _terms_of(term: Callable[[Standing, int], int]) -> Callable[[Sequence[Standing]], list[int]]:
@@ -90,7 +93,7 @@ def a_term_is_for_whoever_comes(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_newer_is_not_set_aside(patch: pytest.MonkeyPatch) -> None:
     """Retention counts, and deletes, what the job does not go on from."""
-    patch.setattr(saving, "left_behind", lambda names, base, term: [])
+    patch.setattr(save_run, "left_behind", lambda names, base, term: [])
 
 
 def all_that_is_older_is_ones_own(patch: pytest.MonkeyPatch) -> None:
@@ -107,8 +110,8 @@ def _inherit_too_much(self: Tenure, which: CheckpointId) -> None:
 
 def what_is_older_is_loaded_over_memory(patch: pytest.MonkeyPatch) -> None:
     """Whatever is saved is loaded, however far the memory is."""
-    original = choosing.ways
-    patch.setattr(choosing, "ways", lambda offers, stored, over=None: original(offers, stored))
+    original = newest_state.ways
+    patch.setattr(newest_state, "ways", lambda offers, stored, over=None: original(offers, stored))
 
 
 def what_was_passed_over_is_newer(patch: pytest.MonkeyPatch) -> None:
@@ -118,13 +121,13 @@ def what_was_passed_over_is_newer(patch: pytest.MonkeyPatch) -> None:
 
 def the_base_of_a_memory_is_its_step(patch: pytest.MonkeyPatch) -> None:
     """What has fewer steps than a memory is taken for a part of it."""
-    original = standing.choose
+    original = recovery_source.choose
 
     def choose(standings: Sequence[Standing]) -> Choice:
         choice = original(standings)
         return replace(choice, base=Held(choice.term, choice.step))
 
-    patch.setattr(standing, "choose", choose)
+    patch.setattr(recovery_source, "choose", choose)
 
 
 def a_load_keeps_the_term(patch: pytest.MonkeyPatch) -> None:
@@ -156,7 +159,7 @@ def nothing_found_is_the_present_step(patch: pytest.MonkeyPatch) -> None:
 
 def a_finished_step_goes_first(patch: pytest.MonkeyPatch) -> None:
     """The furthest finished step is adopted, although a clean rank holds a later history."""
-    original = standing.choose
+    original = recovery_source.choose
 
     def choose(standings: Sequence[Standing]) -> Choice:
         finished = [
@@ -166,12 +169,12 @@ def a_finished_step_goes_first(patch: pytest.MonkeyPatch) -> None:
         eager = original(finished)
         return eager if eager.kind == "memory" else original(standings)
 
-    patch.setattr(standing, "choose", choose)
+    patch.setattr(recovery_source, "choose", choose)
 
 
 def sources_of_any_round(patch: pytest.MonkeyPatch) -> None:
     """Whoever has as many steps is a source, also one that made the last step alone."""
-    original = standing.choose
+    original = recovery_source.choose
 
     def choose(standings: Sequence[Standing]) -> Choice:
         choice = original(standings)
@@ -185,7 +188,7 @@ def sources_of_any_round(patch: pytest.MonkeyPatch) -> None:
         receivers = tuple(r for r in range(len(standings)) if r not in sources)
         return replace(choice, sources=sources, receivers=receivers)
 
-    patch.setattr(standing, "choose", choose)
+    patch.setattr(recovery_source, "choose", choose)
 
 
 MUTANTS: tuple[Patch, ...] = (

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.checkpoint.manifest import CheckpointId, newest_first
-from elastic_runtime.checkpoint.saving import Tenure
-from elastic_runtime.checkpoint.storage import Storage
-from elastic_runtime.worker.standing import Condition, Held, Standing
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, newest_first
+from elastic_runtime.checkpoint.save.save_run import Tenure
+from elastic_runtime.checkpoint.storage.storage_contract import Storage
+from elastic_runtime.worker.recovery.recovery_source import Condition, Held, Standing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from elastic_runtime.agent.crew import Crew
-from elastic_runtime.agent.private import PrivateDirectory
 from elastic_runtime.agent.round_keys import forget_rounds, key_of
+from elastic_runtime.agent.runtime_dir import PrivateDirectory
+from elastic_runtime.agent.workers.worker_group import Crew
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
-from elastic_runtime.listening import Where
 from elastic_runtime.protocol.records import Member, RoundRecord
+from elastic_runtime.system.listening import Where
 from tests.processes import wait_for
 
 if TYPE_CHECKING:

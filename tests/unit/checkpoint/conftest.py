@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.checkpoint.storages import open_storage
+from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.worker import context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from elastic_runtime.checkpoint.storage import Storage
+    from elastic_runtime.checkpoint.storage.storage_contract import Storage
 
 
 @pytest.fixture(autouse=True)

@@ -17,15 +17,15 @@ import torch
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.local import LocalStorage, LocalWriter
-from elastic_runtime.checkpoint.manifest import CheckpointId
-from elastic_runtime.checkpoint.memory import bytes_of
+from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
+from elastic_runtime.checkpoint.format.manifest import CheckpointId
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, LocalWriter
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.peers import Connection
-from elastic_runtime.worker.standing import Held
-from elastic_runtime.worker.state import State
+from elastic_runtime.worker.recovery.recovery_source import Held
+from elastic_runtime.worker.state.training_state import State
 from tests.ranks import entries_of
 
 if TYPE_CHECKING:

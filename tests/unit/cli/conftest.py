@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.cli.job import Job, read_job
-from elastic_runtime.cli.parser import Parser
-from elastic_runtime.cli.place import Torchruns
-from elastic_runtime.cli.settings import Settings, read_settings
+from elastic_runtime.cli.flags.flag_parser import Parser
+from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
+from elastic_runtime.cli.run.job_from_command import Job, read_job
+from elastic_runtime.cli.run.store_target import Torchruns
 
 if TYPE_CHECKING:
     from pathlib import Path

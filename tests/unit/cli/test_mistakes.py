@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from elastic_runtime.cli import ctl, run
+from elastic_runtime.cli.ctl import elasticctl
+from elastic_runtime.cli.run import elastic_run
 from tests.mistakes.elastic_run import ELASTIC_RUN
 from tests.mistakes.elasticctl import ELASTICCTL
 from tests.mistakes.files import FILES
@@ -17,7 +18,7 @@ from tests.mistakes.files import FILES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elastic_runtime.cli.parser import Parser
+    from elastic_runtime.cli.flags.flag_parser import Parser
     from tests.mistakes.row import Mistake
 
 
@@ -55,7 +56,7 @@ def test_elastic_run(
         pytest.skip("there is a GPU")
     for name, value in mistake.environ.items():
         monkeypatch.setenv(name, value)
-    code = run.main(shlex.split(mistake.command))
+    code = elastic_run.main(shlex.split(mistake.command))
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("elastic-run: ")
@@ -68,7 +69,7 @@ def test_elasticctl(
 ) -> None:
     for name, value in mistake.environ.items():
         monkeypatch.setenv(name, value)
-    code = ctl.main(shlex.split(mistake.command))
+    code = elasticctl.main(shlex.split(mistake.command))
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("elasticctl: error: ")

@@ -9,7 +9,7 @@ import pytest
 
 from elastic_runtime.errors import EXIT_FAILED, EXIT_USAGE
 
-_CTL = "elastic_runtime.cli.ctl"
+_CTL = "elastic_runtime.cli.ctl.elasticctl"
 _RUN = "elastic_runtime"
 
 

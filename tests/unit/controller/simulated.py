@@ -7,7 +7,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from elastic_runtime.controller.model import (
+from elastic_runtime.controller.decide.decision import decide
+from elastic_runtime.controller.decide.job_types import (
     FAILED,
     PENDING,
     RUNNING,
@@ -26,7 +27,6 @@ from elastic_runtime.controller.model import (
     Problem,
     Report,
 )
-from elastic_runtime.controller.plan import decide
 from tests.unit.controller.jobs import job
 
 BEGINNING = 1_750_000_000.0

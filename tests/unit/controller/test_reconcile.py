@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.controller.api import ApiError
-from elastic_runtime.controller.metrics import Metrics
-from elastic_runtime.controller.model import Apply, CreatePod, Plan
-from elastic_runtime.controller.queue import Queue
+from elastic_runtime.controller.cluster_state import World
+from elastic_runtime.controller.controller_metrics import Metrics
+from elastic_runtime.controller.decide.job_types import Apply, CreatePod, Plan
 from elastic_runtime.controller.reconcile import Reconciler, difference
-from elastic_runtime.controller.world import World
+from elastic_runtime.controller.workqueue import Queue
+from elastic_runtime.kubernetes.api_client import ApiError
 from tests.kube.patches import merged
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from elastic_runtime.cli.kube_fields import FIELDS
+from elastic_runtime.cli.kube.job_fields import FIELDS
 from tests.unit.deploy import structural
 from tests.unit.deploy.admission import RULES, compiled, elasticjob
 from tests.unit.deploy.files import DEPLOY, SAMPLES, Object, jobs, objects

@@ -68,7 +68,7 @@ def test_each_reason_that_the_controller_gives_is_one_of_its_words() -> None:
     reasons = {
         name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])
     }
-    code = "".join(file.read_text() for file in (ROOT / "elastic_runtime/controller").glob("*.py"))
+    code = "".join(file.read_text() for file in (ROOT / "elastic_runtime/controller").rglob("*.py"))
     assert "InvalidSpec" in reasons
     assert [reason for reason in reasons if f'"{reason}"' not in code] == []
 

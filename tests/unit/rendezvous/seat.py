@@ -17,8 +17,8 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
     node_key,
 )
-from elastic_runtime.rendezvous import membership
-from elastic_runtime.rendezvous.state import (
+from elastic_runtime.rendezvous.core import membership
+from elastic_runtime.rendezvous.core.node_state import (
     Action,
     Apply,
     Event,
@@ -28,7 +28,7 @@ from elastic_runtime.rendezvous.state import (
     Probe,
     State,
 )
-from elastic_runtime.rendezvous.store import Changed, Entry, Snapshot, Transaction
+from elastic_runtime.rendezvous.store_contract import Changed, Entry, Snapshot, Transaction
 
 POLICY = Policy(min_nodes=1, max_nodes=4, entry="train.py", max_restarts=3)
 LIFE = "life"

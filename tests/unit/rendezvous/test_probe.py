@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.listening import BACKLOG
-from elastic_runtime.protocol.proof import (
+from elastic_runtime.protocol.peer_proof import (
     NONCE,
     PROBES,
     PROOF,
@@ -24,8 +23,9 @@ from elastic_runtime.protocol.proof import (
     new_secret,
 )
 from elastic_runtime.rendezvous import probe as module
+from elastic_runtime.rendezvous.core.node_state import ALIVE, BUSY, OTHER, REFUSED, SILENT
 from elastic_runtime.rendezvous.probe import Prober, ProbeServer, ask, probe
-from elastic_runtime.rendezvous.state import ALIVE, BUSY, OTHER, REFUSED, SILENT
+from elastic_runtime.system.listening import BACKLOG
 from tests.processes import wait_for
 from tests.strangers import GARBAGE, Port, Recorder, says
 

@@ -190,13 +190,13 @@ def test_a_forked_child_does_not_speak_for_its_parent(agent: FakeAgent) -> None:
 
 _SIGNALS = """
 import os, signal, sys
-from elastic_runtime import leaving
+from elastic_runtime.system import repeated_signals
 from elastic_runtime.worker.context import context
 context().offer_drain()
 os.kill(os.getpid(), signal.SIGTERM)
 assert context().drain.is_set()
 os.kill(os.getpid(), signal.SIGTERM)  # the same request once more
-leaving._ONE_REQUEST = 0.0
+repeated_signals._ONE_REQUEST = 0.0
 {then}
 print("alive")
 """

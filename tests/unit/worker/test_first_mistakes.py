@@ -14,7 +14,7 @@ import torch
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker import boot, loop
+from elastic_runtime.worker import run_loop, worker_main
 
 _TOP = """
 import sys, torch
@@ -34,7 +34,7 @@ def _as_worker(folder: Path, body: str) -> tuple[int, dict[str, Any]]:
         "TORCHELASTIC_ERROR_FILE": str(errors),
         "PYTHONPATH": str(Path(elastic.__file__).parent.parent),
     }
-    command = [sys.executable, boot.__file__, "script", str(script)]
+    command = [sys.executable, worker_main.__file__, "script", str(script)]
     code = subprocess.run(command, env=environ, timeout=120, check=False).returncode
     return code, json.loads(errors.read_text())["message"] if errors.exists() else {}
 
@@ -72,7 +72,7 @@ def test_what_fits_is_loaded_in_place(tmp_path: Path, monkeypatch: pytest.Monkey
     state = elastic.State(model=model, more=more)
 
     def run(**options: Any) -> tuple[int, float]:
-        monkeypatch.setattr(loop, "_ran", False)
+        monkeypatch.setattr(run_loop, "_ran", False)
         ckpt = elastic.Checkpointer(tmp_path, {"model": model, "more": more})
         try:
             return elastic.run(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.data import seeds
+from elastic_runtime.data import sample_seeds
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker import loop
+from elastic_runtime.worker import run_loop
 from tests.mistakes.scripts import PRELUDE, SCRIPTS
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def test_a_script_is_told(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "_ran", False)
-    monkeypatch.setattr(seeds, "_present", None)
+    monkeypatch.setattr(run_loop, "_ran", False)
+    monkeypatch.setattr(sample_seeds, "_present", None)
     (tmp_path / "f").touch()
     with pytest.raises((UsageError, AttributeError)) as told:
         eval(expression, names)

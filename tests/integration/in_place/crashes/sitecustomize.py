@@ -18,10 +18,10 @@ def _crashes(node: str) -> bool:
 
 
 def _install() -> None:
-    from elastic_runtime.agent import lifecycle
-    from elastic_runtime.rendezvous import membership
+    from elastic_runtime.agent.lifecycle import lifecycle_step
+    from elastic_runtime.rendezvous.core import membership
 
-    decide, step = membership.decide, lifecycle.step
+    decide, step = membership.decide, lifecycle_step.step
 
     def failing_decide(state, now, event=None):
         if state.record is not None and _crashes(state.record.name):
@@ -35,7 +35,7 @@ def _install() -> None:
             raise RuntimeError("a defect")
         return step(state, event, now)
 
-    membership.decide, lifecycle.step = failing_decide, failing_step
+    membership.decide, lifecycle_step.step = failing_decide, failing_step
 
 
 if "ELASTIC_TEST_CRASH" in os.environ and any("elastic_runtime" in word for word in sys.orig_argv):

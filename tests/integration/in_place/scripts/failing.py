@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
-from elastic_runtime.checkpoint.local import LocalStorage, LocalWriter
-from elastic_runtime.checkpoint.storage import explained
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, LocalWriter
+from elastic_runtime.checkpoint.storage.storage_contract import explained
 
 if TYPE_CHECKING:
-    from elastic_runtime.checkpoint.manifest import CheckpointId
+    from elastic_runtime.checkpoint.format.manifest import CheckpointId
 
 ARGS = options()
 LAST = 12 if ARGS.kind in ("peer", "self") else 0

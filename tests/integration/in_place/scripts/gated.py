@@ -11,8 +11,8 @@ import time
 import steps
 from noting import options
 
-from elastic_runtime.checkpoint.local import LocalWriter
-from elastic_runtime.checkpoint.manifest import CheckpointId
+from elastic_runtime.checkpoint.format.manifest import CheckpointId
+from elastic_runtime.checkpoint.storage.local_storage import LocalWriter
 
 _durable = LocalWriter.sync
 

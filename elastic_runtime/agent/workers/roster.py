@@ -1,0 +1,134 @@
+"""Who works for an agent: each worker from the moment that its start is asked for until its end is
+reported. May be used from any thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from elastic_runtime.agent.lifecycle.start_retry import Shortage
+    from elastic_runtime.agent.logs.worker_output import Stream
+    from elastic_runtime.agent.workers.fork_server import Frame
+    from elastic_runtime.agent.workers.worker_processes import WorkerSpec
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker.
+
+    Attributes:
+        id: its number at the fork server.
+        spec: what was asked for.
+        streams: its output.
+        request, descriptors: what the fork server is sent; kept until it has started.
+        began: when its start was asked for.
+        sent: the fork server has the request.
+        shortage: the machine has refused to start it.
+        pid: its process.
+        kill_at: when it is to be ended.
+        signum: the last signal that it was sent; one that has never started ends of it.
+    """
+
+    id: int
+    spec: WorkerSpec
+    streams: list[Stream]
+    request: Frame
+    descriptors: list[int]
+    began: float
+    sent: bool = False
+    shortage: Shortage | None = None
+    pid: int = 0
+    kill_at: float | None = None
+    signum: int = 0
+
+    def close(self) -> None:
+        """Closes what only its start needs."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+
+
+class Roster:
+    """All workers of one agent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: dict[int, Worker] = {}  # by their number
+        self._numbers = 0
+
+    def add(
+        self, spec: WorkerSpec, request: Frame, descriptors: list[int], streams: list[Stream]
+    ) -> Worker:
+        """Gives a worker its number, also in the request, and a place.
+
+        Args:
+            spec, request, descriptors, streams: see ``Worker``.
+        """
+        with self._lock:
+            self._numbers += 1
+            request["id"] = self._numbers
+            worker = Worker(
+                self._numbers, spec, streams, request, descriptors, began=time.monotonic()
+            )
+            self._workers[worker.id] = worker
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Forgets one whose end is about to be reported."""
+        with self._lock:
+            del self._workers[worker.id]
+
+    def get(self, number: int) -> Worker | None:
+        """The worker with this number; None if its end was reported."""
+        with self._lock:
+            return self._workers.get(number)
+
+    def all(self, local_ranks: Collection[int] | None = None) -> list[Worker]:
+        """All workers, or those with these local ranks."""
+        with self._lock:
+            return [
+                worker
+                for worker in self._workers.values()
+                if local_ranks is None or worker.spec.local_rank in local_ranks
+            ]
+
+    def end_at(self, deadline: float, local_ranks: Collection[int] | None = None) -> list[Worker]:
+        """Has workers be overdue at this moment, unless they are earlier.
+
+        Args:
+            deadline: seconds on the monotonic clock.
+            local_ranks: which ones; None: all.
+
+        Returns:
+            These workers.
+        """
+        chosen = self.all(local_ranks)
+        with self._lock:
+            for worker in chosen:
+                worker.kill_at = min(worker.kill_at or deadline, deadline)
+        return chosen
+
+    def overdue(self, now: float) -> list[Worker]:
+        """Those that are to be ended by now; each is named once."""
+        with self._lock:
+            found = [
+                w for w in self._workers.values() if w.kill_at is not None and w.kill_at <= now
+            ]
+            for worker in found:
+                worker.kill_at = None
+        return found
+
+    def refused(self) -> list[tuple[Worker, Shortage]]:
+        """Those that the machine has refused to start, and that are to be tried again."""
+        workers = [worker for worker in self.all() if not worker.sent]
+        return [(worker, worker.shortage) for worker in workers if worker.shortage is not None]
+
+    def moments(self) -> list[float]:
+        """When workers are to be ended."""
+        return [worker.kill_at for worker in self.all() if worker.kill_at is not None]

@@ -1,0 +1,538 @@
+"""The agent's workers: started, signalled and watched through the fork server.
+
+Nothing here blocks the agent. Calls return at once; what comes of them is told by ``notify``, from
+the one thread that also moves the workers' output, so that everything a worker has printed has
+been passed on before its end is reported.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.agent.lifecycle.start_retry import (
+    PATIENCE,
+    Shortage,
+    cause,
+    is_shortage,
+    refused,
+    remedy,
+)
+from elastic_runtime.agent.logs.worker_files import LogWriter
+from elastic_runtime.agent.logs.worker_output import Pump, Stream
+from elastic_runtime.agent.workers import fork_client, fork_server
+from elastic_runtime.agent.workers.roster import Roster, Worker
+from elastic_runtime.agent.workers.spawn_request import Starts
+from elastic_runtime.config import COMMAND, JobConfig
+from elastic_runtime.reporting.console import open_consoles
+from elastic_runtime.reporting.json_lines import JSON
+from elastic_runtime.system import threads
+from elastic_runtime.worker import worker_main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from elastic_runtime.agent.logs.log_directory import Place
+
+_END_SECONDS = 10.0
+_FLUSH_SECONDS = 0.1
+_LOG_SECONDS = 0.5  # that the end of a worker waits for its log files
+_MOST_IMPORT_DEATHS = 3
+# Before a server that imports ahead is tried again, in seconds; twice as long each time.
+_WARM_PAUSE = 60.0
+_LONGEST_WARM_PAUSE = 3600.0
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker to be started.
+
+    Attributes:
+        local_rank, global_rank: its ranks.
+        round: the round that it is started for.
+        env: its whole environment.
+        place: its directory.
+    """
+
+    local_rank: int
+    global_rank: int
+    round: int
+    env: dict[str, str] = field(repr=False)
+    place: Place
+
+
+@dataclass(frozen=True)
+class ServerReady:
+    """The fork server is ready.
+
+    Attributes:
+        cold: why workers are fresh processes and not forks; "" if they are forks, or if fresh ones
+            were asked for.
+        modules: what was imported ahead.
+        skipped: ``name: reason`` of what could not be.
+    """
+
+    cold: str = ""
+    modules: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerDied:
+    """The fork server has died; the ends of its workers were told before. ``start_server`` starts
+    another, which starts those as well that were asked for meanwhile.
+
+    Attributes:
+        why: for people.
+        refused: it could not even be started, however often that was tried.
+    """
+
+    why: str
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """A worker's process exists."""
+
+    local_rank: int
+    global_rank: int
+    round: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class WorkerExited:
+    """A worker has ended, its process group with it, and its output has been passed on.
+
+    Attributes:
+        local_rank, global_rank, round: as it was started.
+        pid: its process; 0 if there never was one (its error file says why).
+        code: exit code, or minus the number of the signal that ended it.
+        lifetime: seconds that it lived.
+        with_server: its fork server had died.
+        refused: why the machine has refused to start it, however often that was tried; "" if it
+            has not.
+    """
+
+    local_rank: int
+    global_rank: int
+    round: int
+    pid: int
+    code: int
+    lifetime: float
+    with_server: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Said:
+    """Something for people, an event with its fields."""
+
+    name: str
+    fields: dict[str, object]
+
+
+WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited | Said
+
+
+class Workers:
+    """All workers of one agent.
+
+    Args:
+        config: the settings.
+        notify: called with each event, from a thread of its own; must not block.
+        stdout, stderr: descriptors on which the workers' output is shown.
+        ahead: the first fork server, if it has been started already.
+        stdin: descriptor that the first worker reads.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        notify: Callable[[WorkerEvent], None],
+        stdout: int = 1,
+        stderr: int = 2,
+        ahead: fork_client.Ahead | None = None,
+        stdin: int = 0,
+    ) -> None:
+        self._config = config
+        self._ahead = ahead
+        self._notify = notify
+        self._roster = Roster()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._server: fork_client.ServerProcess | None = None
+        self._server_shortage: Shortage | None = None
+        self._ready = True
+        self._why_cold = ""
+        self._import_deaths, self._warm_at = 0, 0.0  # in a row; if too many, when to try again
+        self._warm_pause = _WARM_PAUSE
+        self._closing = False
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._pump = Pump(self._selector)
+        self._consoles = open_consoles(stdout, stderr, self._wake)
+        self._consoles["stderr"].only_events = config.log_format == JSON
+        self._logs = LogWriter(lambda name, fields: notify(Said(name, fields)), self._wake)
+        self._starts = Starts(config, self._consoles, self._logs, stdin)
+        self._thread = threads.spawn(self._run, name="elastic-workers")
+
+    # ------------------------------------------------------------ what the agent calls
+
+    def start_server(self) -> None:
+        """Starts the fork server; ``ServerReady`` follows, or ``ServerDied``.
+
+        To be called from a thread that lives as long as the agent: the server ends with it until
+        it is ready.
+        """
+        cold = self._config.cold or bool(self._why_cold)
+        server = self._ahead.take() if self._ahead else None
+        try:
+            server = server or fork_client.start(self._config, cold=cold)
+        except OSError as error:
+            if not is_shortage(error.errno):
+                raise
+            self._call(partial(self._server_refused, error.errno or 0))
+            return
+        self._ready = False
+        before, self._server = self._server, server
+        self._call(partial(self._adopt, server, before))
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Starts workers; ``WorkerStarted`` and ``WorkerExited`` follow for each.
+
+        Without a fork server they wait for one.
+
+        Raises:
+            UsageError: the function cannot be sent, or the script is gone together with the
+                working directory.
+        """
+        if self._may_be_warm_again():
+            self.start_server()
+        for spec in specs:
+            request, descriptors, streams = self._starts.prepare(spec)
+            worker = self._roster.add(spec, request, descriptors, streams)
+            self._call(partial(self._begin, worker))
+
+    def _may_be_warm_again(self) -> bool:
+        """Whether it is time for another server that imports ahead, if the last ones died of that.
+
+        Only while no worker runs, as they end with their server; cold ones import as long.
+        """
+        if not self._why_cold or time.monotonic() < self._warm_at or self.running():
+            return False
+        self._why_cold = ""
+        self._import_deaths = _MOST_IMPORT_DEATHS - 1
+        return True
+
+    def relabel(self, local_rank: int, rank: int) -> None:
+        """Shows the output of a worker under another rank from now on."""
+        prefix = self._starts.prefix(local_rank, rank)
+        for worker in self._roster.all([local_rank]):
+            for stream in worker.streams:
+                stream.prefix = prefix
+                if stream.events is not None:
+                    stream.events = stream.events.with_(rank=rank)
+
+    def stop(
+        self,
+        grace: float,
+        local_ranks: Collection[int] | None = None,
+        signum: int = signal.SIGTERM,
+        otherwise: int = signal.SIGTERM,
+    ) -> None:
+        """Asks workers to end, and ends those that have not after ``grace`` seconds.
+
+        Args:
+            grace: 0: they are ended at once.
+            local_ranks: which ones; None: all.
+            signum: the signal that asks them, if they handle it.
+            otherwise: the signal for those that do not.
+        """
+        chosen = self._roster.end_at(time.monotonic() + grace, local_ranks)
+        if grace > 0:
+            for worker in chosen:
+                self._call(partial(self._send_signal, worker.id, signum, otherwise))
+        else:
+            self._wake()
+
+    def kill(self) -> None:
+        """Ends all workers at once."""
+        self.stop(0.0)
+
+    def signal(self, local_rank: int, signum: int, otherwise: int | None = None) -> None:
+        """Sends a signal to one worker, if it is there.
+
+        Args:
+            local_rank: the worker.
+            signum: the signal.
+            otherwise: the one to send if it does not handle that; 0: none, None: the same.
+        """
+        sent = signum if otherwise is None else otherwise
+        for worker in self._roster.all([local_rank]):
+            self._call(partial(self._send_signal, worker.id, signum, sent))
+
+    def abort(self, local_rank: int, grace: float) -> None:
+        """Has one worker dump the stacks of its threads (SIGABRT), and ends it after ``grace``."""
+        self._roster.end_at(time.monotonic() + grace, [local_rank])
+        self.signal(local_rank, signal.SIGABRT)
+
+    def running(self) -> frozenset[int]:
+        """Local ranks of the workers whose end has not been reported yet."""
+        return frozenset(worker.spec.local_rank for worker in self._roster.all())
+
+    def return_value(self, local_rank: int) -> Any:
+        """What the function returned in the last worker of this local rank that ended well.
+
+        It is read from memory that only this process and its own worker have shared; None if
+        there is none.
+        """
+        return self._starts.return_value(local_rank)
+
+    def close(self) -> None:
+        """Ends everything, at once, and returns when nothing is left."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._server is not None:
+            # One that is still importing does not listen yet, but ends; else this does nothing.
+            self._server.process.terminate()
+        self._call(self._shut_down)
+        self._thread.join(_END_SECONDS)
+        if self._thread.is_alive() and self._server is not None:
+            self._server.process.kill()
+            self._thread.join()
+        self._end_by_hand()
+        for console in set(self._consoles.values()):
+            console.close()
+        self._logs.close()
+        self._starts.close()
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    def _end_by_hand(self) -> None:
+        """Ends what a thread that has crashed has left running; after its own end nothing is."""
+        if self._server is None:
+            return
+        pids = [worker.pid for worker in self._roster.all() if worker.pid]
+        self._server.collect(_END_SECONDS)  # which hangs up on it: it ends all, and itself
+        self._server = None
+        fork_client.see_dead(pids)
+        for worker in self._roster.all():
+            worker.close()
+
+    # ------------------------------------------------------------ the thread
+
+    def _call(self, function: Callable[[], None]) -> None:
+        self._calls.append(function)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        while not (self._closing and self._server is None and not self._calls):
+            for key, _ in self._selector.select(self._timeout()):
+                if isinstance(key.data, Stream):
+                    self._pump.ready(key.data)
+                elif key.data is not None:
+                    self._hear(key.data)
+                else:
+                    with suppress(BlockingIOError):
+                        while self._woken.recv(4096):
+                            pass
+            while self._calls:
+                self._calls.popleft()()
+            now = time.monotonic()
+            self._kill_overdue(now)
+            self._try_again(now)
+            self._pump.tick(now)
+
+    def _timeout(self) -> float | None:
+        """Seconds until something is due; None: wait for what comes."""
+        now = time.monotonic()
+        moments = self._roster.moments()
+        if self._server_shortage is not None:
+            moments.append(self._server_shortage.again)
+        if self._server is not None:  # else they wait for the next one
+            moments += [shortage.again for _, shortage in self._roster.refused()]
+        due = self._pump.timeout(now)
+        if due is not None:
+            moments.append(now + due)
+        return max(0.0, min(moments) - now) if moments else None
+
+    def _kill_overdue(self, now: float) -> None:
+        for worker in self._roster.overdue(now):
+            self._send_signal(worker.id, signal.SIGKILL, signal.SIGKILL)
+
+    def _try_again(self, now: float) -> None:
+        """Asks the machine once more for what it has refused."""
+        if self._closing:
+            return
+        if self._server_shortage is not None and self._server_shortage.again <= now:
+            self.start_server()
+        for worker, shortage in self._roster.refused():
+            if shortage.again <= now:
+                self._begin(worker)
+
+    def _adopt(
+        self, server: fork_client.ServerProcess, before: fork_client.ServerProcess | None
+    ) -> None:
+        self._server_shortage = None
+        if before is not None:
+            with suppress(OSError):  # it may be dead by now, and its socket closed
+                fork_server.send(before.channel, {"op": "shutdown"})
+        self._selector.register(server.channel, selectors.EVENT_READ, server)
+        for worker in self._roster.all():
+            self._begin(worker)
+
+    def _server_refused(self, number: int) -> None:
+        """The machine has no room for a fork server: it is asked again, or for too long now."""
+        before = self._server_shortage
+        self._server_shortage = refused(before, time.monotonic())
+        if before is None:
+            fields = {"why": cause(number), "seconds": PATIENCE}
+            self._notify(Said("server.waits", fields))
+        elif self._server_shortage is None and self._server is None:
+            self._notify(ServerDied(f"{cause(number)}: {remedy(number)}", refused=True))
+
+    def _begin(self, worker: Worker) -> None:
+        """Asks the fork server for a worker, unless it has been asked; without one it waits."""
+        if worker.sent or self._roster.get(worker.id) is None or self._server is None:
+            return
+        worker.sent = True
+        self._send(worker.request, worker.descriptors)
+
+    def _send_signal(self, number: int, signum: int, otherwise: int) -> None:
+        worker = self._roster.get(number)
+        if worker is None:
+            return
+        if otherwise:
+            worker.signum = otherwise
+            if not worker.sent:
+                self._ended(worker, -otherwise, 0.0)
+                return
+        # A command may be a shell that does not pass a signal on to what it runs.
+        group = self._config.entry.kind == COMMAND or signum == signal.SIGKILL
+        frame = {"op": "signal", "id": number, "signum": signum, "otherwise": otherwise}
+        self._send({**frame, "group": group})
+
+    def _send(self, frame: fork_server.Frame, descriptors: Sequence[int] = ()) -> None:
+        # If the server is dead, the next thing that is read says so.
+        with suppress(ConnectionError):
+            if self._server is not None:
+                fork_server.send(self._server.channel, frame, descriptors)
+
+    def _hear(self, server: fork_client.ServerProcess) -> None:
+        received = fork_server.receive(server.channel)
+        if received is None:
+            self._lost(server)
+            return
+        frame, _ = received
+        if frame["op"] == "ready":
+            self._ready = True
+            self._import_deaths = 0
+            modules, skipped = tuple(frame["modules"]), tuple(frame["skipped"])
+            for module, _, why in (text.partition(": ") for text in skipped):
+                if module in self._config.preload:  # what nobody named, the script will say itself
+                    self._notify(Said("preload.failed", {"module": module, "why": why}))
+            self._notify(ServerReady(self._why_cold or frame["why_cold"], modules, skipped))
+            return
+        worker = self._roster.get(frame["id"])
+        assert worker is not None
+        match frame["op"]:
+            case "started":
+                worker.pid = frame["pid"]
+                worker.close()
+                self._pump.add(worker.streams)
+                spec = worker.spec
+                self._notify(
+                    WorkerStarted(spec.local_rank, spec.global_rank, spec.round, worker.pid)
+                )
+            case "start_failed":
+                self._not_started(worker, frame["message"], frame["errno"])
+            case "exited":
+                self._ended(worker, frame["code"], frame["lifetime"])
+
+    def _not_started(self, worker: Worker, message: str, number: int) -> None:
+        """A worker could not be started: that is final, or tried again."""
+        if worker.signum or self._closing:  # nobody wants it any more
+            self._ended(worker, -(worker.signum or signal.SIGKILL), 0.0)
+            return
+        spec, before = worker.spec, worker.shortage
+        why = ""
+        if is_shortage(number):
+            worker.shortage = refused(before, time.monotonic())
+            worker.sent = worker.shortage is None
+            if before is None:
+                fields = {"rank": spec.global_rank, "why": cause(number), "seconds": PATIENCE}
+                self._notify(Said("worker.waits", fields))
+            if worker.shortage is not None:
+                return
+            message = why = f"{cause(number)}: {remedy(number)}"
+        error = OSError(f"{self._config.entry.target} cannot be started: {message}")
+        worker_main.write_error_file(spec.place.error_file, error)
+        self._ended(worker, 127, 0.0, refused=why)
+
+    def _ended(
+        self,
+        worker: Worker,
+        code: int,
+        lifetime: float,
+        *,
+        with_server: bool = False,
+        refused: str = "",
+    ) -> None:
+        worker.close()
+        self._pump.finish(worker.streams)
+        for console in set(self._consoles.values()):
+            console.flush(_FLUSH_SECONDS)
+        spec = worker.spec
+        if spec.place.logged:
+            self._logs.call(spec.place.end)
+        self._logs.flush([file for s in worker.streams for file in s.files], _LOG_SECONDS)
+        self._roster.remove(worker)
+        ranks = (spec.local_rank, spec.global_rank, spec.round)
+        self._notify(WorkerExited(*ranks, worker.pid, code, lifetime, with_server, refused))
+
+    def _lost(self, server: fork_client.ServerProcess) -> None:
+        """The fork server is gone: sees its workers off, and says so."""
+        self._selector.unregister(server.channel)
+        if server is not self._server:  # another has taken its place
+            server.collect(_END_SECONDS)
+            return
+        self._server = None
+        workers = [worker for worker in self._roster.all() if worker.sent]
+        fork_client.see_dead([worker.pid for worker in workers if worker.pid])
+        # Others wait to hear of these; what the server has died of nobody waits for.
+        for worker in workers:
+            lifetime = time.monotonic() - worker.began
+            self._ended(worker, -signal.SIGKILL, lifetime, with_server=True)
+        why = server.collect(_END_SECONDS if self._closing else 1.0)
+        if not self._ready:
+            self._import_deaths += 1
+            if self._import_deaths >= _MOST_IMPORT_DEATHS:
+                # What kills it each time would do so again: the next one imports nothing.
+                self._why_cold = f"the fork server died while it imported modules ({why})"
+                self._warm_at = time.monotonic() + self._warm_pause
+                self._warm_pause = min(2 * self._warm_pause, _LONGEST_WARM_PAUSE)
+        if not self._closing:
+            self._notify(ServerDied(why))
+
+    def _shut_down(self) -> None:
+        for worker in self._roster.all():
+            if not worker.sent:
+                self._ended(worker, -signal.SIGKILL, 0.0)
+        self._send({"op": "shutdown"})

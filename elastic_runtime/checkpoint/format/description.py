@@ -1,0 +1,107 @@
+"""What is written beside the files of the ranks, so that they can be found again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import crc32c
+
+from elastic_runtime.checkpoint.format import dcp_metadata, outline_file
+from elastic_runtime.checkpoint.format.crc_combine import combined
+from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Part
+from elastic_runtime.checkpoint.format.part_columns import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_runtime.checkpoint.format.write_plan import Plan
+
+# With more parts than that the manifest does not list them any more: it would have half a megabyte
+# and more, and ``.metadata`` twice as much, and each rank that loads would read both. With fewer, a
+# checkpoint is one that older versions of this package can load.
+MANY = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A file that describes others.
+
+    Attributes:
+        name: of the file.
+        pieces: its content; each is a part.
+    """
+
+    name: str
+    pieces: tuple[bytes, ...]
+
+    def record(self) -> FileRecord:
+        """What the manifest says of it."""
+        parts, offset = [], 0
+        for piece in self.pieces:
+            parts.append(Part(offset, len(piece), crc32c.crc32c(piece)))
+            offset += len(piece)
+        return FileRecord(self.name, offset, combined(parts), tuple(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What makes a checkpoint of the files of the ranks.
+
+    Attributes:
+        files: for the manifest: those of the ranks.
+        beside: what else is to be written.
+    """
+
+    files: tuple[FileRecord, ...]
+    beside: tuple[Beside, ...]
+
+
+class Description:
+    """Describes one save after the other.
+
+    What DCP is told stays the same while plan and lengths do, and for thousands of small tensors
+    making it would be the longest part of a save. So it is with the outline, while the plan does.
+    """
+
+    def __init__(self, many: int = MANY) -> None:
+        """Knows of no save yet.
+
+        Args:
+            many: with more parts than that they are not listed in the manifest.
+        """
+        self._many = many
+        self._metadata_of: tuple[Plan, list[object]] | None = None
+        self._metadata = b""
+        self._outline_of: Plan | None = None
+        self._outline = b""
+
+    def describe(
+        self, plan: Plan, written: Sequence[FileRecord | None], *, for_dcp: bool = True
+    ) -> Described:
+        """Describes a save.
+
+        Args:
+            plan: what each rank was to write.
+            written: what each rank has written, one part for each item.
+            for_dcp: others than this package read it as well.
+        """
+        files = tuple(file for file in written if file is not None)
+        beside = []
+        many = sum(file.items for file in files) > self._many
+        if for_dcp or not many:
+            beside.append(Beside(dcp_metadata.METADATA, (self._told(plan, written),)))
+        if many:
+            if self._outline_of is not plan:
+                self._outline, self._outline_of = outline_file.encode(plan), plan
+            sections = (Parts.of(file.parts).pack() for file in files)
+            beside.append(Beside(OUTLINE, (self._outline, *sections)))
+            files = tuple(file.without_parts() for file in files)
+        return Described(files, tuple(beside))
+
+    def _told(self, plan: Plan, written: Sequence[FileRecord | None]) -> bytes:
+        lengths: list[object] = [file and Parts.of(file.parts).lengths for file in written]
+        if self._metadata_of != (plan, lengths):
+            self._metadata = dcp_metadata.encode(plan, written)
+            self._metadata_of = plan, lengths
+        return self._metadata

@@ -1,0 +1,303 @@
+"""The file ``.outline``: what a checkpoint of many parts consists of, in few bytes.
+
+``.metadata`` has some 70 bytes for each shard, and whoever wants one of them reads it all. This has
+
+- first what each rank held, and which of that its file holds, in the words in which the ranks said
+  it (see ``outline``): plain JSON, some 100 KB for thousands of ranks;
+- then a section for each file, in the order of the manifest: see ``parts``.
+
+A rank that loads reads the first and the sections of the files that it needs. Nothing of it is
+believed, as nothing of ``.metadata`` is (see ``contents``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.metadata_reader import checked, piece_of, sizes_of
+from elastic_runtime.checkpoint.format.part_columns import Parts
+from elastic_runtime.checkpoint.format.rank_outline import (
+    Outline,
+    Schema,
+    box_of,
+    cuts_of,
+    plain_cuts,
+    plain_schema,
+    schema_of,
+)
+from elastic_runtime.checkpoint.format.stored_items import Stored, StoredTensor, StoredValue
+from elastic_runtime.checkpoint.format.write_plan import in_order, rows_of
+from elastic_runtime.errors import DamagedCheckpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elastic_runtime.checkpoint.format.manifest import Manifest
+    from elastic_runtime.checkpoint.format.rank_outline import Row
+    from elastic_runtime.checkpoint.format.write_plan import Plan
+
+# Reads the parts of some files, by name.
+ReadParts = Callable[[Iterable[str]], Mapping[str, Parts]]
+
+
+def file_name(rank: int) -> str:
+    """The name of the file that a rank writes."""
+    return f"rank-{rank}.distcp"
+
+
+# Written
+
+
+def encode(plan: Plan) -> bytes:
+    """What each rank held and wrote: the first part of the file.
+
+    Args:
+        plan: by which they have written.
+    """
+    schemas, patterns, cuts, shares = _Numbered(), _Numbered(), _Numbered(), _Numbered()
+    ranks = [
+        (
+            schemas.number(id(held.schema), held.schema),
+            patterns.number(id(held.pattern), held.pattern),
+            cuts.number(id(held.cuts), held.cuts),
+            shares.number(share := plan.share(rank), share),
+        )
+        for rank, held in enumerate(plan.held)
+    ]
+    body = {
+        "schemas": [plain_schema(each) for each in schemas.found],
+        "patterns": patterns.found,
+        "cuts": [plain_cuts(each) for each in cuts.found],
+        "shares": shares.found,
+        "ranks": ranks,
+    }
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+class _Numbered:
+    """What several ranks say alike, once."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+        self._numbers: dict[object, int] = {}
+
+    def number(self, name: object, value: Any) -> int:
+        """Its place among those that were found.
+
+        Args:
+            name: the same for the same value.
+            value: what it is.
+        """
+        number = self._numbers.setdefault(name, len(self.found))
+        if number == len(self.found):
+            self.found.append(value)
+        return number
+
+
+# Read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Ranks that have the same schema, and have written the same rows of it.
+
+    Attributes:
+        schema: theirs.
+        places: which part of the file of each of them a row is.
+        ranks: what each of them held.
+        patterns: all of theirs, by identity.
+    """
+
+    schema: Schema
+    places: Mapping[int, int]
+    ranks: dict[int, Outline] = field(default_factory=dict)
+    patterns: dict[int, Sequence[int]] = field(default_factory=dict)
+
+    def add(self, rank: int, held: Outline) -> None:
+        """Takes in a rank."""
+        self.ranks[rank] = held
+        self.patterns[id(held.pattern)] = held.pattern
+
+    def alone(self, rank: int) -> _Group:
+        """One of them."""
+        one = _Group(self.schema, self.places)
+        one.add(rank, self.ranks[rank])
+        return one
+
+    def columns(self, row: int) -> tuple[int, ...]:
+        """How they cut a row. Rows for which this is the same, and the shape, are cut alike."""
+        return tuple(pattern[row] for pattern in self.patterns.values())
+
+
+# Who holds a key, and in which row.
+_Holders = Sequence[tuple[_Group, int]]
+# A piece of a tensor: the holder's place in ``_Holders``, its rank, and which elements.
+_Pieces = Sequence[tuple[int, int, Box]]
+
+
+class Outlined:
+    """What ``.outline`` says; ``Contents`` of a checkpoint.
+
+    Attributes:
+        stored: what there is, but not where.
+    """
+
+    def __init__(self, where: str, data: bytes, manifest: Manifest, read: ReadParts) -> None:
+        """Reads what the first part says.
+
+        Args:
+            where: the path of the file, for errors.
+            data: its first part.
+            manifest: lists the only files that anything may be in.
+            read: reads the parts of files.
+
+        Raises:
+            DamagedCheckpoint: it does not describe what the files can consist of.
+        """
+        self._where = where
+        self._read = read
+        self._alike: dict[object, _Pieces] = {}
+        self._wanted: dict[tuple[int, Box], _Pieces] = {}
+        with self._refused():
+            items = {file.name: file.items for file in manifest.files}
+            self._holders = _holders(_groups(json.loads(data), items))
+            self.stored: Mapping[str, Stored] = {
+                key: self._described(key, holders) for key, holders in self._holders.items()
+            }
+
+    def find(self, wanted: Mapping[str, Box | None]) -> Mapping[str, Stored]:
+        """See ``Contents``: reads the parts of the files that hold what is wanted."""
+        pieces = {key: self._overlapping(key, box) for key, box in wanted.items()}
+        ranks = {rank for found in pieces.values() for _, rank, _ in found}
+        parts = self._read({file_name(rank) for rank in ranks})
+        with self._refused():
+            return {key: self._found(key, found, parts) for key, found in pieces.items()}
+
+    def _described(self, key: str, holders: _Holders) -> Stored:
+        row = _row(holders[0])
+        if any((_row(one).dtype, _row(one).shape) != (row.dtype, row.shape) for one in holders):
+            raise DamagedCheckpoint(f"its ranks disagree about {key}")
+        shape = sizes_of(row.shape)
+        self._pieces(key)  # they are compared with it
+        if not row.dtype:
+            return StoredValue()
+        return StoredTensor(shape, checked(getattr(torch, row.dtype, None), torch.dtype))
+
+    def _pieces(self, key: str) -> _Pieces:
+        """All pieces of a tensor; the same object for tensors of the same shape that lie alike."""
+        holders = self._holders[key]
+        row = _row(holders[0])
+        alike = (
+            bool(row.dtype),
+            row.shape,
+            *((id(group), group.columns(at)) for group, at in holders),
+        )
+        found = self._alike.get(alike)
+        if found is None:
+            whole = Box.of(row.shape)
+            found = self._alike[alike] = [
+                (number, rank, _box(key, whole, held, at))
+                for number, (group, at) in enumerate(holders)
+                for rank, held in group.ranks.items()
+            ]
+            if sum(box.count for _, _, box in found) != whole.count:
+                raise DamagedCheckpoint(f"{key} is not stored as a whole")
+        return found
+
+    def _overlapping(self, key: str, box: Box | None) -> _Pieces:
+        pieces = self._pieces(key)
+        if box is None:
+            return pieces
+        asked = id(pieces), box
+        found = self._wanted.get(asked)
+        if found is None:
+            found = self._wanted[asked] = [
+                each for each in pieces if not each[2].count or each[2].overlap(box)
+            ]
+        return found
+
+    def _found(self, key: str, pieces: _Pieces, parts: Mapping[str, Parts]) -> Stored:
+        holders, stored = self._holders[key], self.stored[key]
+        places = []
+        for number, rank, box in pieces:
+            group, row = holders[number]
+            file = file_name(rank)
+            places.append((file, parts[file][group.places[row]], box))
+        if isinstance(stored, StoredTensor):
+            found = tuple(piece_of(key, stored.dtype, *each) for each in places)
+            return StoredTensor(stored.shape, stored.dtype, found)
+        [(file, part, _)] = places
+        return StoredValue(file, part)
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        try:
+            yield
+        except DamagedCheckpoint as error:
+            raise DamagedCheckpoint(f"{self._where} is refused: {error}") from None
+        except Exception as error:
+            # What was tampered with can raise anything.
+            raise DamagedCheckpoint(f"{self._where} is refused: {error!r}") from None
+
+
+def _groups(body: Mapping[str, Any], items: Mapping[str, int]) -> list[_Group]:
+    """Who has held and written what.
+
+    Args:
+        body: see ``encode``.
+        items: how many parts each file has.
+    """
+    schemas = [schema_of(each) for each in body["schemas"]]
+    patterns = [tuple(each) for each in body["patterns"]]
+    cuts = [cuts_of(each) for each in body["cuts"]]
+    groups: dict[tuple[int, int], _Group] = {}
+    for rank, (one, two, three, share) in enumerate(body["ranks"]):
+        group = groups.get((one, share))
+        if group is None:
+            schema = schemas[one]
+            bits = body["shares"][share]
+            if len(bits) > len(schema) // 4 + 1:
+                raise DamagedCheckpoint(f"rank {rank} has written more than it held")
+            rows = in_order(rows_of(bits), [bool(row.dtype) for row in schema])
+            places = {row: place for place, row in enumerate(rows)}
+            group = groups[one, share] = _Group(schema, places)
+        if items.get(file_name(rank), 0) != len(group.places):
+            raise DamagedCheckpoint(f"rank {rank} has not written what its file consists of")
+        group.add(rank, Outline(group.schema, patterns[two], cuts[three]))
+    return list(groups.values())
+
+
+def _holders(groups: Iterable[_Group]) -> dict[str, list[tuple[_Group, int]]]:
+    """Who holds what, by key."""
+    found: dict[str, list[tuple[_Group, int]]] = {}
+    for group in groups:
+        for row in group.places:
+            one = group.schema[row]
+            if not one.own:
+                found.setdefault(checked(one.key, str), []).append((group, row))
+                continue
+            for rank in group.ranks:
+                found.setdefault(one.key_on(rank), []).append((group.alone(rank), row))
+    return found
+
+
+def _row(holder: tuple[_Group, int]) -> Row:
+    group, row = holder
+    return group.schema[row]
+
+
+def _box(key: str, whole: Box, held: Outline, row: int) -> Box:
+    if not held.schema[row].dtype:
+        return whole
+    offsets, sizes = box_of(held.cut(row), whole.sizes)
+    box = Box(sizes_of(offsets), sizes_of(sizes))
+    if not whole.holds(box):
+        raise DamagedCheckpoint(f"{key} has a piece that lies outside of it")
+    return box

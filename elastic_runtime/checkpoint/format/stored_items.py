@@ -1,0 +1,95 @@
+"""What a checkpoint holds, as it is described beside its files: which items, and where they are.
+
+All of it has been checked against the sizes of the files when one of these objects exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from elastic_runtime.checkpoint.format.manifest import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from elastic_runtime.checkpoint.format.chunks import Box
+
+_NOWHERE = Part(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some elements of a tensor.
+
+    Attributes:
+        file: the name of the file that holds them.
+        part: which part of the file.
+        box: which elements.
+    """
+
+    file: str
+    part: Part
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: of its elements.
+        pieces: which together hold all of its elements that were asked for.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """Anything else: the bytes of a file that ``torch.save`` has made.
+
+    Attributes:
+        file: the name of the file that holds them; "" as long as nobody has asked for it.
+        part: which part of the file.
+    """
+
+    file: str = ""
+    part: Part = _NOWHERE
+
+
+Stored = StoredTensor | StoredValue
+
+
+class Contents(Protocol):
+    """All that a checkpoint holds."""
+
+    @property
+    def stored(self) -> Mapping[str, Stored]:
+        """What there is, by key; not always where."""
+
+    def find(self, wanted: Mapping[str, Box | None]) -> Mapping[str, Stored]:
+        """Finds out where something is.
+
+        Args:
+            wanted: by key, which elements of a tensor, or None for a value.
+
+        Raises:
+            DamagedCheckpoint: it cannot be there.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Contents of which is known where everything is."""
+
+    stored: Mapping[str, Stored]
+
+    def find(self, wanted: Mapping[str, Box | None]) -> Mapping[str, Stored]:
+        """See ``Contents``; it is more than was asked for."""
+        return self.stored

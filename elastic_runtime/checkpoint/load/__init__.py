@@ -1,0 +1,4 @@
+"""Loading: which saved state is taken, and how each rank gets its part of it, verified.
+
+It writes nothing but the user's tensors. Begin with ``load_run.py``.
+"""

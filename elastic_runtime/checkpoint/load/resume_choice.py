@@ -1,0 +1,167 @@
+"""Which of all that is saved is loaded: the newest that is whole, in memory or in storage."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.checkpoint.entries.per_rank_values import Place
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, newest_first
+from elastic_runtime.checkpoint.load.load_run import Loading
+from elastic_runtime.errors import DamagedCheckpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_runtime.checkpoint.entries.flat_state import Entries
+    from elastic_runtime.checkpoint.load.newest_state import Way
+    from elastic_runtime.checkpoint.save.save_scheduler import Saves
+    from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import Snapshots
+    from elastic_runtime.checkpoint.storage.storage_contract import Source, Storage
+    from elastic_runtime.worker.context import WorkerContext
+    from elastic_runtime.worker.peers import Peers
+
+
+class Resuming:
+    """Loads into the entries of one ``Checkpointer``."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        saves: Saves,
+        snapshots: Snapshots,
+        entries: Entries,
+        context: WorkerContext,
+    ) -> None:
+        """Remembers from where to load what.
+
+        Args:
+            storage: holds the checkpoints.
+            saves: what follows goes on from what was loaded.
+            snapshots: those in memory.
+            entries: whose content is replaced.
+            context: hears of events.
+        """
+        self._storage = storage
+        self._saves = saves
+        self._snapshots = snapshots
+        self._entries = entries
+        self._context = context
+
+    def stored(self, over: CheckpointId | None = None) -> list[CheckpointId]:
+        """What in the storage claims to be whole, the newest first.
+
+        Args:
+            over: only what is newer than this; None: all.
+
+        Raises:
+            CheckpointError: the storage cannot be read.
+        """
+        found = newest_first(self._storage.names())
+        newer = [one for one in found if over is None or one > over]
+        return [one for one in newer if self._storage.has_manifest(one)]
+
+    def load(
+        self,
+        peers: Peers,
+        overwriting: Callable[[int], None],
+        *,
+        strict: bool,
+        over: CheckpointId | None,
+    ) -> CheckpointId | None:
+        """Loads the newest that is whole.
+
+        Args:
+            peers: all ranks, which do the same.
+            overwriting: called with a step before the first tensor is touched.
+            strict: whether the checkpoint must have exactly the keys of this program.
+            over: how far the ranks are in memory, which can still serve: only what is newer is
+                of use, and it is read twice, as nothing may be touched before it is known to be
+                whole. None: there is nothing to lose.
+
+        Returns:
+            What was loaded; None: there is nothing.
+
+        Raises:
+            DamagedCheckpoint: there are checkpoints, but none that is whole, and no memory.
+            CheckpointError: the storage cannot be read, or the checkpoint does not fit.
+        """
+        started = time.monotonic()
+        problems: list[str] = []
+        names = peers.on_first(lambda: [one.name for one in self.stored(over)])
+        for way in self._snapshots.ways(peers, newest_first(names), over):
+            try:
+                origin = self._follow(way, peers, overwriting, strict, over is not None)
+            except DamagedCheckpoint as error:
+                problems.append(str(error))
+                if way.places is None:
+                    self._saves.damaged.add(way.which)
+                where = {} if way.places is None else {"path": "memory"}
+                self._note(peers, "damaged", problem=str(error), step=way.which.step, **where)
+                origin = ""
+            if not origin:
+                self._saves.tenure.pass_over(way.which)
+                continue
+            self._go_on_from(way)
+            seconds = time.monotonic() - started
+            self._note(peers, "resumed", step=way.which.step, seconds=seconds, source=origin)
+            return way.which
+        if problems and over is None:
+            raise DamagedCheckpoint(
+                f"no checkpoint in {self._storage.where} is whole ({'; '.join(problems)}); "
+                "repair or remove them to start anew"
+            )
+        return None
+
+    def _follow(
+        self,
+        way: Way,
+        peers: Peers,
+        overwriting: Callable[[int], None],
+        strict: bool,
+        careful: bool,
+    ) -> str:
+        """Loads one state, and says where from; "" if it cannot be reached.
+
+        Raises:
+            DamagedCheckpoint: it is not what was written. The entries may have any content now.
+        """
+
+        def load(source: Source) -> None:
+            note = self._context.note if peers.rank == 0 else None
+            loading = Loading(
+                source,
+                way.which,
+                self._entries,
+                Place(peers.rank, peers.world),
+                strict=strict,
+                careful=careful,
+                note=note,
+            )
+            loaded = loading.run(peers, lambda: overwriting(way.which.step))
+            if loaded.missing or loaded.surplus:
+                both = {"missing": list(loaded.missing), "surplus": list(loaded.surplus)}
+                self._note(peers, "partly", **both)
+            if loaded.anew:
+                self._note(peers, "anew", entries=list(loaded.anew))
+
+        if way.places is None:
+            load(self._storage)
+            return "storage"
+        snapshot = self._snapshots.open(peers, way)
+        if snapshot is None:
+            return ""
+        try:
+            load(snapshot)
+            return "peer" if any(peers.gather(snapshot.fetched)) else "memory"
+        finally:
+            snapshot.close()
+
+    def _go_on_from(self, way: Way) -> None:
+        self._saves.held = way.which.step if way.places is None else None
+        self._saves.tenure.inherit(way.which)
+        self._snapshots.keep_only(way.which if way.places is not None else None)
+
+    def _note(self, peers: Peers, what: str, **fields: Any) -> None:
+        if peers.rank == 0:
+            self._context.note(f"checkpoint.{what}", **{"path": self._storage.where, **fields})

@@ -1,0 +1,298 @@
+"""Snapshots: checkpoints in the memory of the agents, which outlive the workers.
+
+A snapshot has the form of a checkpoint, and a place in the same order of (term, step). Each node
+holds the files of its own ranks and a copy of those of one other node, its *buddy*. Taking one
+(``taking``) happens beside training; one that fails costs nothing but an event, as the one before
+is kept until the next one is complete on all nodes. ``choosing`` says from where a job goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.checkpoint.format.description import Description
+from elastic_runtime.checkpoint.load.newest_state import Offer, Way, other_holders, ways
+from elastic_runtime.checkpoint.save.background_thread import Abandoned
+from elastic_runtime.checkpoint.snapshot.buddies import Nodes
+from elastic_runtime.checkpoint.snapshot.memory_budget import Refusal, Room, refusal
+from elastic_runtime.checkpoint.snapshot.peer_reader import Snapshot
+from elastic_runtime.checkpoint.snapshot.snapshot_store import Shelf
+from elastic_runtime.checkpoint.snapshot.snapshot_writer import Taking
+from elastic_runtime.checkpoint.storage.storage_contract import explained
+from elastic_runtime.errors import CheckpointError
+from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
+from elastic_runtime.system.machine import available_memory, total_memory
+from elastic_runtime.worker.agreement import Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
+    from elastic_runtime.checkpoint.format.write_plan import Plan
+    from elastic_runtime.checkpoint.save.save_run import Content, Tenure
+    from elastic_runtime.checkpoint.save_interval import Every
+    from elastic_runtime.checkpoint.storage.storage_contract import Storage
+    from elastic_runtime.worker.context import WorkerContext
+    from elastic_runtime.worker.peers import Peers
+
+# What a snapshot takes beside its tensors, for each rank: values, metadata, the manifest.
+_EXTRA = 1 << 20
+
+
+class Snapshots:
+    """The snapshots of one process."""
+
+    def __init__(
+        self, storage: Storage, tenure: Tenure, every: Every, context: WorkerContext
+    ) -> None:
+        """Takes the settings; nothing is touched yet.
+
+        Args:
+            storage: where the checkpoints are that snapshots are taken beside.
+            tenure: gives the term.
+            every: how often to take one.
+            context: hears of events, and knows the agent.
+        """
+        self._asked_for = bool(every.steps or every.seconds)
+        self._off = False  # in this world: some rank has no memory for them
+        self._every = every
+        self._tenure = tenure
+        self._context = context
+        self._place = storage.where
+        memory = context.snapshots if self._asked_for else None
+        self._shelf = Shelf(memory, self._place) if memory else None
+        self._nodes: Nodes | None = None
+        self._description = Description()
+        self._told: set[str] = set()
+        self._wished = False
+        self._last = time.monotonic()
+        self._last_step = 0
+
+    # When
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any are to be taken in this world, the same on all ranks once they have asked."""
+        return self._asked_for and not self._off
+
+    def wish(self, step: int) -> Wish:
+        """What rank 0 asks all ranks to do.
+
+        Args:
+            step: that was just made.
+        """
+        waited = time.monotonic() - self._last
+        due = self._every.due_between(self._last_step, step) or self._every.due_after(waited)
+        if self._wished or not due:
+            return Wish.NOTHING
+        self._wished = True
+        return Wish.SNAPSHOT
+
+    def rest(self, step: int) -> None:
+        """Starts the clock anew.
+
+        Args:
+            step: the present one.
+        """
+        self._wished = False
+        self._last, self._last_step = time.monotonic(), step
+
+    # Where
+
+    def enter(self) -> None:
+        """The ranks are others from now on."""
+        self._nodes = None
+        self._off = False  # who is new has not heard of it, and asks
+        self._wished = False
+
+    def _ready(self, peers: Peers) -> bool:
+        """Whether all ranks have memory for snapshots; finds out which of them share it."""
+        if not self.wanted:
+            return False
+        if self._nodes is None:
+            found = peers.gather(self._shelf.memory.encode() if self._shelf else "")
+            missing = [rank for rank, text in enumerate(found) if not text]
+            if missing:
+                self._off = True
+                ranks = ", ".join(map(str, missing[:8]))
+                why = f"the agent of rank {ranks} has no memory for them (--snapshot-memory)"
+                if not self._context.has_agent:
+                    why = "they need elastic-run"
+                if "off" not in self._told:
+                    self._told.add("off")
+                    self._note(peers, "off", reason=why)
+                return False
+            memories = [SnapshotMemory.decode(text) for text in found]
+            self._nodes = Nodes.seen_by(peers.rank, memories)
+        return True
+
+    # Taking one
+
+    def refuses(self, peers: Peers, size: int, *, has_image: bool) -> bool:
+        """Whether no snapshot can be taken now, the same on all ranks; says why.
+
+        Args:
+            peers: all ranks, which do the same.
+            size: of the tensors in the file of this rank, in bytes.
+            has_image: this rank has the memory already that the state is copied to first.
+        """
+        if not self._ready(peers):
+            return True
+        nodes = self._nodes
+        assert nodes is not None
+        sizes = peers.gather(size)
+        try:
+            rooms = peers.on_each(lambda: self._room(sizes, has_image) if nodes.leads else None)
+        except CheckpointError as error:
+            found: Refusal | None = Refusal("unusable", str(error))
+        else:
+            found = refusal([Room(*room) for room in rooms if room is not None])
+        if found is not None:
+            self._note_once(peers, found)
+        return found is not None
+
+    def _room(self, sizes: Sequence[int], has_image: bool) -> list[Any]:
+        nodes, shelf = self._nodes, self._shelf
+        assert nodes is not None
+        assert shelf is not None
+        memory, own = shelf.memory, nodes.all[nodes.mine].ranks
+
+        def need(ranks: Sequence[int]) -> int:
+            return sum(_EXTRA + sizes[rank] for rank in ranks)
+
+        with explained(f"take snapshots in {memory.directory}"):
+            free = os.statvfs(memory.directory)  # whoever cleans up /dev/shm may have taken it
+        shelf.tidy()
+        room = Room(
+            node=memory.node,
+            machine=memory.machine,
+            needed=need(own) + (need(nodes.buddy.ranks) if nodes.buddy else 0),
+            beside=0 if has_image else need(own),
+            kept=shelf.used(),
+            limit=memory.limit,
+            free=free.f_bavail * free.f_frsize,
+            available=available_memory(),
+            total=total_memory(),
+        )
+        return room.encode()
+
+    def take(
+        self,
+        peers: Peers,
+        draft: Manifest,
+        plan: Plan | None,
+        content: Content,
+        advance: Callable[[int], None],
+        **fields: Any,
+    ) -> None:
+        """Takes one, in the background. A failure is an event, and nothing else.
+
+        Args:
+            peers: all ranks, which do the same.
+            draft: what its manifest will say.
+            plan: who writes what; rank 0 has it.
+            content: this rank's file.
+            advance: hears how many bytes more are about to be written; raises if the snapshot is
+                not wanted any more.
+            fields: what else the event says.
+        """
+        began = time.monotonic()
+        assert self._nodes is not None
+        assert self._shelf is not None
+        parts = (self._shelf, self._nodes, self._tenure, draft, plan, self._description, advance)
+        try:
+            _, problems = Taking(*parts).run(peers, content)
+        except CheckpointError as error:
+            self._note(peers, "failed", step=draft.step, problem=str(error))
+            return
+        except Exception as error:
+            why = "the world has changed" if isinstance(error, Abandoned) else str(error)
+            reason = why.strip().split("\n")[0]
+            self._note(peers, "discarded", step=draft.step, reason=reason)
+            return
+        self._told -= {"limit", "tmpfs", "memory"}
+        if problems:
+            self._note_once(peers, Refusal(problems[0], problems[0]), "uncopied")
+        seconds = time.monotonic() - began
+        fields |= {"bytes": content.size, "seconds": seconds, "copied": not problems}
+        self._note(peers, "taken", step=draft.step, **fields)
+
+    # Going on from one
+
+    def ways(
+        self, peers: Peers, stored: Sequence[CheckpointId], over: CheckpointId | None = None
+    ) -> list[Way]:
+        """All states that there are in memory and in storage, as they are to be tried.
+
+        Args:
+            peers: all ranks, which do the same.
+            stored: what claims to be whole in storage.
+            over: only what is newer than that.
+        """
+        if not self._ready(peers):
+            return ways([], stored, over)
+        nodes, shelf = self._nodes, self._shelf
+        assert nodes is not None
+        assert shelf is not None
+        try:
+            found = peers.on_each(
+                lambda: [offer.encode() for offer in shelf.offers()] if nodes.leads else []
+            )
+        except CheckpointError as error:
+            self._note(peers, "unreadable", problem=str(error))
+            return ways([], stored, over)
+        offers = [[Offer.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all]
+        return ways(offers, stored, over)
+
+    def open(self, peers: Peers, way: Way) -> Snapshot | None:
+        """A snapshot, to be read; None if some of it cannot be reached, which is an event.
+
+        Args:
+            peers: all ranks, which do the same.
+            way: which one.
+        """
+        problem = way.problem
+        if not problem:
+            snapshot = self._snapshot(way)
+            try:
+                peers.on_each(lambda: len(snapshot.sizes(way.which)))
+                return snapshot
+            except CheckpointError as error:
+                snapshot.close()
+                problem = str(error)
+        self._note(peers, "incomplete", step=way.which.step, problem=problem)
+        return None
+
+    def _snapshot(self, way: Way) -> Snapshot:
+        nodes, shelf = self._nodes, self._shelf
+        assert nodes is not None
+        assert shelf is not None
+        others = {
+            name: nodes.all[node].memory for name, node in other_holders(way, nodes.mine).items()
+        }
+        names = ", ".join(node.memory.node for node in nodes.all[:3])
+        more = f" and {len(nodes.all) - 3} more" if len(nodes.all) > 3 else ""
+        directory = shelf.memory.directory
+        return Snapshot(shelf.storage, shelf.key, others, names + more, directory)
+
+    def keep_only(self, which: CheckpointId | None) -> None:
+        """Removes all others: the job has gone on from this one.
+
+        Args:
+            which: a snapshot; None: no snapshot.
+        """
+        if self._nodes is not None and self._nodes.leads and self._shelf is not None:
+            self._shelf.keep_only(which)
+
+    # Events
+
+    def _note_once(self, peers: Peers, why: Refusal, what: str = "refused") -> None:
+        if why.kind not in self._told:
+            self._told.add(why.kind)
+            self._note(peers, what, problem=why.text)
+
+    def _note(self, peers: Peers, what: str, **fields: Any) -> None:
+        if peers.rank == 0:
+            self._context.note(f"snapshot.{what}", path=self._place, **fields)

@@ -1,0 +1,315 @@
+"""From settings to the ``JobConfig`` of this node: pure, but for counting processors."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_runtime.cli.flags import value_types
+from elastic_runtime.cli.flags.torchrun_parser import import_torch
+from elastic_runtime.config import LOOPBACK, Endpoint, Entry, JobConfig, Output, Timeouts
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.cli.flags.setting_sources import Settings
+    from elastic_runtime.cli.run.store_target import Bounds
+
+# Keys of --rdzv-conf: which of our settings they are. The rest has no meaning here.
+_CONF = {
+    "join_timeout": "join",
+    "last_call_timeout": "last_call",
+    "lease_ttl": "lease_ttl",
+    "ttl": "lease_ttl",
+    "timeout": "connect",
+    "read_timeout": "connect",
+}
+_KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
+_TORCHS_ATTEMPTS = 3.0
+_TORCHS_LOGS = "default"
+_TORCHS_INTERVAL = 5.0
+_LAST_PORT = 65535
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+# Our options that set one time-out each.
+_OPTIONS = {
+    "hang": "hang_timeout",
+    "last_call": "last_call",
+    "join": "join_timeout",
+    "rejoin": "rejoin_timeout",
+    "fence": "fence_timeout",
+    "lease_ttl": "lease_ttl",
+}
+
+_WITHOUT_MEANING = {
+    "monitor_interval": "the agent waits for events and does not poll",
+    "start_method": "workers are forked from a warm server, or started afresh with --cold",
+    "node_rank": "ranks are given out by the rendezvous",
+    "master_addr": "the address of rank 0 is agreed on in each round",
+    "master_port": "the port of rank 0 is agreed on in each round",
+}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What torchrun reads from the environment beside ``PET_*``."""
+
+    shutdown_timeout: str = ""
+    line_prefix: str = ""
+    health_port: str = ""
+    visible_devices: str | None = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Surroundings:
+        """Reads them."""
+        return cls(
+            shutdown_timeout=environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", ""),
+            line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+            health_port=environ.get("TORCHELASTIC_HEALTH_CHECK_PORT", ""),
+            visible_devices=environ.get(_DEVICES),
+        )
+
+
+def job_config(
+    settings: Settings,
+    entry: Entry,
+    endpoint: Endpoint,
+    run_id: str,
+    bounds: Bounds,
+    around: Surroundings,
+) -> JobConfig:
+    """Puts the settings of a node together.
+
+    Raises:
+        UsageError: a setting is out of bounds.
+    """
+    unit = settings.of("node_unit")
+    if unit.value < 1 or unit.value > bounds.high:
+        raise UsageError(f"{unit}: it must lie between 1 and the maximum of {bounds.high} nodes")
+    _check_logs_specs(settings)
+    workers, fewest = _workers(settings), settings.of("min_workers")
+    if not 1 <= fewest.value <= workers:
+        raise UsageError(f"{fewest}: it must lie between 1 and the {workers} workers of a node")
+    _check_devices(settings, workers, around)
+    restarts = settings.of("max_restarts")
+    if restarts.value < 0:
+        raise UsageError(f"{restarts}: it cannot be negative")
+    return JobConfig(
+        entry=entry,
+        endpoint=endpoint,
+        run_id=run_id,
+        min_nodes=bounds.low,
+        max_nodes=bounds.high,
+        workers=workers,
+        min_workers=fewest.value,
+        node_unit=unit.value,
+        node_name=settings["node_name"],
+        node_life=_life(settings),
+        resuming=settings["resuming"],
+        local_addr=settings["local_addr"] or "",
+        max_restarts=restarts.value,
+        timeouts=_timeouts(settings, around),
+        output=_output(settings, around),
+        preload=settings["preload"],
+        cold=settings["cold"],
+        role=settings["role"],
+        signals=settings["signals_to_handle"],
+        virtual_local_rank=settings["virtual_local_rank"],
+        numa_binding=settings["numa_binding"] or "",
+        event_log_handler=settings["event_log_handler"],
+        snapshot_memory=settings["snapshot_memory"],
+        health_port=_health_port(around),
+        metrics_port=_metrics_port(settings),
+        metrics_host=settings["metrics_host"] or LOOPBACK,  # "" would be every address
+        log_format=settings["log_format"],
+        log_file=settings["log_file"],
+    )
+
+
+def _life(settings: Settings) -> int:
+    given = settings.of("node_life")
+    if given.value < 0:
+        raise UsageError(f"{given}: it cannot be negative")
+    return int(given.value)
+
+
+def _workers(settings: Settings) -> int:
+    given = settings.of("nproc_per_node")
+    try:
+        workers = _count(given.value)
+    except ValueError as error:
+        # torch says "Cuda is not available." for a known word, and repeats an unknown one.
+        missing = f"{str(error).rstrip('.')} here; give a number, or cpu"
+        why = missing if "available" in str(error) else f"it is not {given.option.kind.what}"
+        raise UsageError(f"{given}: {why}") from None
+    if workers < 1:
+        raise UsageError(f"{given}: a node runs at least one worker, and this makes {workers}")
+    return workers
+
+
+def _count(text: str) -> int:
+    with suppress(ValueError):
+        return int(text)
+    # Only torch knows how many devices there are.
+    import_torch()
+    from torch.distributed.run import determine_local_world_size
+
+    workers: int = determine_local_world_size(text)
+    return workers
+
+
+def _check_devices(settings: Settings, workers: int, around: Surroundings) -> None:
+    """With ``--virtual-local-rank`` each worker gets a device of its own."""
+    devices = around.visible_devices
+    if not settings["virtual_local_rank"] or devices is None or workers <= devices.count(",") + 1:
+        return
+    raise UsageError(
+        f"{settings.of('virtual_local_rank')}: each of the {workers} workers needs a device of its "
+        f"own, and {_DEVICES}={devices!r} names fewer: name more, or lower --nproc-per-node"
+    )
+
+
+def check_with_torch(settings: Settings, config: JobConfig) -> None:
+    """Checks what only torch can tell, and imports it for that if something is to be checked.
+
+    Raises:
+        UsageError: a setting cannot be used on this machine, or with this torch.
+    """
+    if config.numa_binding:
+        _check_numa(settings, config.workers)
+    if settings.given("event_log_handler"):
+        _check_event_log(settings)
+
+
+def _check_numa(settings: Settings, workers: int) -> None:
+    """Which processors are near a worker is told by its GPU."""
+    import_torch()
+    from torch.cuda import device_count
+
+    if (gpus := device_count()) < workers:
+        remedy = "lower --nproc-per-node" if gpus else "leave it out"
+        raise UsageError(
+            f"{settings.of('numa_binding')} binds each worker to the processors near a GPU of its "
+            f"own, and torch sees {gpus or 'none'} here for {workers}: {remedy}"
+        )
+
+
+def _check_event_log(settings: Settings) -> None:
+    given = settings.of("event_log_handler")
+    import_torch()
+    from torch.distributed.elastic.events.handlers import get_logging_handler
+
+    try:
+        get_logging_handler(given.value)
+    except KeyError:
+        raise UsageError(
+            f"{given}: torch knows no such handler of events; null and console are there"
+        ) from None
+
+
+def _check_logs_specs(settings: Settings) -> None:
+    """Turns away classes that decide by torchrun's counts of restarts where log files lie."""
+    given = settings.of("logs_specs")
+    if given.given and given.value != _TORCHS_LOGS:
+        raise UsageError(
+            f"{given}: logs lie in a directory for each round and rank here; use --log-dir with "
+            "--redirects or --tee, or collect standard output"
+        )
+
+
+def _timeouts(settings: Settings, around: Surroundings) -> Timeouts:
+    conf = settings.of("rdzv_conf")
+    found: dict[str, float] = _from_conf(conf.value or {}, str(conf))
+    for field, dest in _OPTIONS.items():
+        own = settings.of(dest)
+        if own.given and (field not in found or own.level >= conf.level):
+            found[field] = own.value
+    grace = _grace(settings, around)
+    if grace is not None:
+        found["grace"] = grace
+    return Timeouts(**found)
+
+
+def _from_conf(conf: Mapping[str, str], source: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, field in _CONF.items():
+        if key in conf:
+            found[field] = _seconds(source, key, conf[key])
+    if any(key in conf for key in _KEEP_ALIVE):
+        # torch takes a node for dead after so many silent intervals: that is what a lease is.
+        interval, attempts = (
+            _seconds(source, key, conf[key]) if key in conf else default
+            for key, default in zip(_KEEP_ALIVE, (_TORCHS_INTERVAL, _TORCHS_ATTEMPTS), strict=True)
+        )
+        found.setdefault("lease_ttl", interval * attempts)
+    return found
+
+
+def _seconds(source: str, key: str, text: str) -> float:
+    try:
+        return float(value_types.POSITIVE_SECONDS.read(text))
+    except ValueError:
+        what = value_types.POSITIVE_SECONDS.what
+        raise UsageError(f"{source}: {key}={text!r} is not {what}") from None
+
+
+def _grace(settings: Settings, around: Surroundings) -> float | None:
+    ours, torchruns = settings.of("grace"), settings.of("shutdown_timeout")
+    if ours.given and ours.level == torchruns.level:
+        raise UsageError(f"{ours} and {torchruns} say the same thing: keep one of them")
+    if ours.given or torchruns.given:
+        return float(max(ours, torchruns, key=lambda setting: setting.level).value)
+    if not around.shutdown_timeout:
+        return None
+    try:
+        return value_types.seconds(around.shutdown_timeout)
+    except ValueError:
+        said = f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={around.shutdown_timeout!r}"
+        raise UsageError(f"{said} is not {value_types.SECONDS.what}") from None
+
+
+def _output(settings: Settings, around: Surroundings) -> Output:
+    return Output(
+        log_dir=settings["log_dir"],
+        keep=settings["keep_logs"],
+        redirects=settings["redirects"],
+        tee=settings["tee"],
+        ranks=settings["local_ranks_filter"],
+        stdout_filters=tuple(settings["duplicate_stdout_filters"]),
+        stderr_filters=tuple(settings["duplicate_stderr_filters"]),
+        prefix=around.line_prefix,
+    )
+
+
+def _health_port(around: Surroundings) -> int:
+    if not around.health_port:
+        return 0
+    try:
+        return int(value_types.PORT.read(around.health_port))
+    except ValueError:
+        said = f"TORCHELASTIC_HEALTH_CHECK_PORT={around.health_port!r}"
+        raise UsageError(f"{said} is not {value_types.PORT.what}") from None
+
+
+def _metrics_port(settings: Settings) -> int:
+    given, nodes = settings.of("metrics_port"), settings["local_nodes"]
+    if given.value and given.value + nodes - 1 > _LAST_PORT:
+        raise UsageError(f"{given}: {nodes} nodes need a port each, and {_LAST_PORT} is the last")
+    return int(given.value)
+
+
+def notes(settings: Settings) -> list[str]:
+    """What was asked for and has no meaning here, one line each."""
+    lines = [
+        f"{settings.of(dest)} has no effect: {why}"
+        for dest, why in _WITHOUT_MEANING.items()
+        if settings.given(dest)
+    ]
+    if settings["preload"] and settings["cold"]:
+        lines.append(f"{settings.of('preload')} has no effect with {settings.of('cold')}")
+    unknown = [key for key in settings["rdzv_conf"] or {} if key not in (*_CONF, *_KEEP_ALIVE)]
+    if unknown:
+        lines.append(f"{settings.of('rdzv_conf').source}: no meaning here: {', '.join(unknown)}")
+    return lines

@@ -1,0 +1,257 @@
+"""``elastic-run``: from a command line to a running agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.cli.flags.build_config import check_with_torch, notes
+from elastic_runtime.cli.flags.flag_parser import Parser
+from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
+from elastic_runtime.cli.flags.torchrun_parser import import_torch
+from elastic_runtime.cli.flags.unknown_variables import unknown_variables
+from elastic_runtime.cli.run.job_from_command import (
+    Job,
+    join_command,
+    local_commands,
+    local_environ,
+    read_job,
+)
+from elastic_runtime.cli.run.store_target import Torchruns, read_bounds
+from elastic_runtime.endpoint import PASSWORD_VARIABLE
+from elastic_runtime.errors import EXIT_LEFT, ElasticError
+from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
+from elastic_runtime.reporting.json_lines import JSON
+from elastic_runtime.worker.fast_exit import end_quickly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from elastic_runtime.agent.workers.fork_client import Ahead
+    from elastic_runtime.cli.flags.flag_parser import CommandLine
+    from elastic_runtime.config import JobConfig, Siblings
+    from elastic_runtime.events import Emit
+
+_INTERRUPTED = 128 + signal.SIGINT
+# The first process of a container. The kernel drops what such a process does not handle: a pod that
+# is deleted while torch is being imported would take all of its grace to end.
+_INIT = 1
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    invocation: str = "",
+    siblings: Siblings | None = None,
+    hosted_here: bool = False,
+) -> int:
+    """Runs ``elastic-run``.
+
+    Args:
+        argv: the arguments; None means those of the process.
+        invocation: another ``elastic-run`` that has started this and other nodes; "": none has.
+        siblings: those nodes.
+        hosted_here: that one hosts the store.
+
+    Returns:
+        The exit code (``errors`` lists them).
+    """
+    open_missing()
+    if os.getpid() == _INIT:
+        signal.signal(signal.SIGTERM, _leave)
+    # Whatever says something from here on, such as a warning of torch's, cannot hang this process.
+    with unblocked(sys.stderr) as shown, redirect_stderr(shown):
+        try:
+            words = sys.argv[1:] if argv is None else list(argv)
+            return _main(words, invocation, siblings, hosted_here)
+        except ElasticError as error:
+            _say(f"error: {error}")
+            _leave_error(error)
+            return error.exit_code
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        finally:
+            _flush_output()
+
+
+def program(
+    argv: Sequence[str] | None = None,
+    *,
+    invocation: str = "",
+    siblings: Siblings | None = None,
+    hosted_here: bool = False,
+) -> int:
+    """As ``main``, for a process that ends with it: which is not taken apart then.
+
+    That would take a second, as torch is imported, and more where gRPC still waits for a store.
+    """
+    code = main(argv, invocation=invocation, siblings=siblings, hosted_here=hosted_here)
+    end_quickly(code)
+    return code
+
+
+def _leave_error(error: ElasticError) -> None:
+    from elastic_runtime.agent.logs.launcher_error import leave_error
+
+    leave_error(f"{type(error).__name__}: {error}")
+
+
+def _leave(signum: int, frame: object) -> None:
+    """Ends a process that is still starting; the agent has a handler of its own later."""
+    raise SystemExit(EXIT_LEFT)
+
+
+def _flush_output() -> None:
+    """Writes out what torch's parser or launcher has printed; a full disk is no exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        mute(sys.stdout)
+
+
+def _say(message: str) -> None:
+    print(f"elastic-run: {message}", file=sys.stderr, flush=True)
+
+
+def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_here: bool) -> int:
+    parser = Parser()
+    line = parser.split(argv)
+    settings = read_settings(parser.options, line.given, os.environ)
+    if settings["log_format"] == JSON:
+        show_only_events(sys.stderr)
+    job = read_job(line, settings, os.environ)
+    if isinstance(job, Torchruns):
+        return _hand_over(line, settings, job)
+    check_with_torch(settings, job.config)
+    if job.config.log_file:
+        from elastic_runtime.agent.logs.event_file import check_event_file
+
+        check_event_file(job.config.log_file)
+    if invocation:
+        endpoint = replace(job.config.endpoint, hosted_here=hosted_here)
+        started = {"invocation": invocation, "siblings": siblings}
+        config = job.config.with_(endpoint=endpoint, **started)
+        with _fork_server(config) as server:
+            return _run_agent(config, server)
+    for note in (*notes(settings), *unknown_variables(parser.options.values(), os.environ)):
+        _say(f"note: {note}")
+    return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
+
+
+def _hand_over(line: CommandLine, settings: Settings, place: Torchruns) -> int:
+    from elastic_runtime.cli.run.torchrun_fallback import as_torchrun, run_torchrun, without_effect
+
+    lost = without_effect(settings)
+    tail = f"; without effect there: {', '.join(lost)}" if lost else ""
+    _say(f"note: {place.backend} rendezvous: torch's own launcher runs this job{tail}")
+    # Its workers' output may go through there as well, and a slow reader ought to slow them down.
+    with redirect_stderr(sys.__stderr__):
+        return run_torchrun(as_torchrun(line, settings, place, read_bounds(settings)))
+
+
+def _run_one(job: Job) -> int:
+    with _store(job) as (config, open_store), _fork_server(config) as server:
+        with _events(config) as emit:
+            _tell_how_to_join(job, config, emit)
+        with _ended_by_ctrl_c(), _slow_import(config):
+            open_store()
+        return _run_agent(config, server)
+
+
+def _run_local_nodes(job: Job) -> int:
+    from elastic_runtime.cli.run.local_nodes import run_nodes, watched
+
+    # Before the store starts its threads: they inherit the mask.
+    signals = watched(job.config.signals)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    _leave_a_core_each()
+    with _store(job) as (config, open_store), _events(config) as emit:
+        _tell_how_to_join(job, config, emit)
+        environ = local_environ(job, os.environ)
+        commands = local_commands(job, config)
+        return run_nodes(commands, job.embedded is not None, environ, emit, signals, open_store)
+
+
+@contextmanager
+def _store(job: Job) -> Iterator[tuple[JobConfig, Callable[[], None]]]:
+    """The settings with the endpoint of the store, and what opens it if it is an embedded one."""
+    if job.embedded is None:
+        yield job.config, lambda: None
+        return
+    from elastic_runtime.cli.run.store_host import listening
+
+    with listening(job.embedded, job.config.local_addr) as store:
+        yield job.config.with_(endpoint=store.endpoint), store.open
+
+
+def _tell_how_to_join(job: Job, config: JobConfig, emit: Emit) -> None:
+    if job.embedded is not None and config.max_nodes > 1:
+        emit("job.join_command", command=join_command(job, config))
+
+
+@contextmanager
+def _events(config: JobConfig) -> Iterator[Emit]:
+    from elastic_runtime.agent.logs.event_file import also_to_file
+    from elastic_runtime.reporting.log import make_emit
+
+    shown = make_emit(config.log_format, sys.stderr, config.node_name)
+    with also_to_file(shown, config.log_file, config.node_name) as emit:
+        yield emit
+
+
+def _fork_server(config: JobConfig) -> Ahead:
+    """Starts the fork server, before this process imports torch: it does the same meanwhile."""
+    from elastic_runtime.agent.workers.fork_client import Ahead
+
+    if config.workers > 1:
+        _leave_a_core_each()
+    # It has been read; the workers' environment is no place for it.
+    os.environ.pop(PASSWORD_VARIABLE, None)
+    return Ahead(config)
+
+
+def _run_agent(config: JobConfig, server: Ahead) -> int:
+    from elastic_runtime.agent.launch import run_agent
+
+    with _ended_by_ctrl_c(), _slow_import(config):
+        import_torch()
+    return run_agent(config, ahead=server)
+
+
+@contextmanager
+def _slow_import(config: JobConfig) -> Iterator[None]:
+    from elastic_runtime.agent.start_notice import Starting
+
+    with _events(config) as emit, Starting(emit, "importing torch"):
+        yield
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Has SIGINT end this process at once within the block, also in the middle of a library.
+
+    Python would look at it when the library is loaded, tens of seconds later on a busy machine.
+    The fork server ends with this process; nothing else is there yet.
+    """
+    usual = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
+    if not usual or os.getpid() == _INIT:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave_a_core_each() -> None:
+    """As torchrun does: several workers on one machine would otherwise each use all its cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+if __name__ == "__main__":
+    sys.exit(program())

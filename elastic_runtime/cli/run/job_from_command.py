@@ -1,0 +1,141 @@
+"""From a command line to a checked job, and to the commands that start further nodes of it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_runtime.cli.flags.build_config import Surroundings, job_config
+from elastic_runtime.cli.flags.setting_sources import VARIABLES
+from elastic_runtime.cli.run.store_target import (
+    Embedded,
+    Torchruns,
+    choose_place,
+    choose_run_id,
+    embedded_endpoint,
+    read_bounds,
+)
+from elastic_runtime.cli.run.worker_program import check_entry, read_entry
+from elastic_runtime.config import LOOPBACK, SCRIPT
+from elastic_runtime.endpoint import read_access
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.cli.flags.flag_parser import CommandLine
+    from elastic_runtime.cli.flags.setting_sources import Settings
+    from elastic_runtime.config import JobConfig
+
+# What belongs to one node or one place, and is said anew for each further node.
+_SAID_ANEW = (
+    *("min", "max", "nnodes", "local_nodes", "node_name", "metrics_port", "config"),
+    *("listen", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
+    *("monitor_interval", "start_method", "logs_specs"),
+    *("node_rank", "master_addr", "master_port"),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command line that has been read and found right.
+
+    Attributes:
+        line, settings: what was typed, and what it means.
+        config: all settings of this node; its endpoint is a placeholder for an embedded store.
+        embedded: the store to host, or None.
+        local_nodes: how many nodes to start here.
+    """
+
+    line: CommandLine
+    settings: Settings
+    config: JobConfig
+    embedded: Embedded | None
+    local_nodes: int
+
+
+def read_job(line: CommandLine, settings: Settings, environ: Mapping[str, str]) -> Job | Torchruns:
+    """Checks everything that can be checked before anything is started.
+
+    Raises:
+        UsageError: something about the command line is wrong.
+    """
+    entry = read_entry(line, settings, environ)
+    bounds = read_bounds(settings)
+    names = ("etcd_user", "etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key")
+    access = read_access({name: settings[name] for name in names}, environ)
+    place = choose_place(settings, bounds, access)
+    run_id = choose_run_id(settings, place)
+    check_entry(entry)
+    if isinstance(place, Torchruns):
+        return place
+    embedded = place if isinstance(place, Embedded) else None
+    endpoint = embedded_endpoint(LOOPBACK, 0) if isinstance(place, Embedded) else place
+    config = job_config(settings, entry, endpoint, run_id, bounds, Surroundings.of(environ))
+    return Job(line, settings, config, embedded, settings["local_nodes"])
+
+
+def join_command(job: Job, config: JobConfig) -> str:
+    """What to type in another terminal, or on another machine, to add a node to the job.
+
+    Args:
+        job: the job as it was typed.
+        config: with the endpoint at which the store is really reached.
+    """
+    if shutil.which("elastic-run"):
+        program = ["elastic-run"]
+    else:
+        program = [sys.executable, "-m", "elastic_runtime"]
+    return shlex.join([*program, *_flags(job, config), *_script(job, config)])
+
+
+def local_commands(job: Job, config: JobConfig) -> dict[str, list[str]]:
+    """The arguments of each local node, by its name."""
+    prefix = config.node_name or "node"
+    return {
+        f"{prefix}{number}": [
+            *_flags(job, config),
+            *("--node-name", f"{prefix}{number}"),
+            *_metrics_port(config, number),
+            *(job.line.script, *job.line.args),
+        ]
+        for number in range(job.local_nodes)
+    }
+
+
+def _metrics_port(config: JobConfig, number: int) -> list[str]:
+    """Local nodes are on one machine: each has a port of its own."""
+    return ["--metrics-port", str(config.metrics_port + number)] if config.metrics_port else []
+
+
+def local_environ(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the local nodes: without what was said to their parent alone.
+
+    A ``PET_STANDALONE``, for one, would have each of them host a store of its own.
+    """
+    said = {
+        prefix + name.upper()
+        for prefix in VARIABLES.values()
+        for dest in _SAID_ANEW
+        for name in job.settings.of(dest).option.names
+    }
+    return {name: value for name, value in environ.items() if name not in said}
+
+
+def _flags(job: Job, config: JobConfig) -> list[str]:
+    return [
+        *("--min", str(config.min_nodes), "--max", str(config.max_nodes)),
+        *("--rdzv-endpoint", str(config.endpoint), "--run-id", config.run_id),
+        *job.settings.as_flags(without=_SAID_ANEW),
+    ]
+
+
+def _script(job: Job, config: JobConfig) -> list[str]:
+    # Another terminal is most often in another directory.
+    script = job.line.script
+    if config.entry.kind == SCRIPT:
+        script = str(Path(script).absolute())
+    return [script, *job.line.args]

@@ -1,0 +1,170 @@
+"""``--local-nodes``: several nodes on this machine, each an agent in its own process.
+
+This process only starts them, passes signals on, and says how it ended. Each node is in a process
+group of its own, so that Ctrl-C in a terminal reaches it once, through here, and ends with this
+process whatever happens to it (``cli.local_node``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.logs.launcher_error import ErrorsOfNodes
+from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
+from elastic_runtime.system.repeated_signals import Request
+from elastic_runtime.worker.fast_exit import end_quickly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from elastic_runtime.events import Emit
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def watched(names: Iterable[str]) -> frozenset[signal.Signals]:
+    """What the launcher of local nodes waits for.
+
+    Args:
+        names: the signals that ask a node to leave.
+    """
+    return frozenset({*_PASSED_ON, signal.SIGCHLD, *(signal.Signals[name] for name in names)})
+
+
+def run_nodes(
+    commands: Mapping[str, Sequence[str]],
+    hosted: bool,
+    environ: Mapping[str, str],
+    emit: Emit,
+    signals: frozenset[signal.Signals],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> int:
+    """Runs one process a node and waits for all of them. For the main thread only.
+
+    ``signals`` must be blocked in the caller's signal mask, from before any thread was started:
+    signals are taken one after the other here, and none may end another thread meanwhile.
+
+    Args:
+        commands: by the node's name, its arguments of ``elastic-run``.
+        hosted: this process hosts the store.
+        environ: the nodes' environment.
+        emit: where the start is reported.
+        signals: what is waited for, see ``watched``.
+        meanwhile: done in a thread once the nodes are on their way.
+
+    Returns:
+        The exit code of the whole.
+    """
+    with ErrorsOfNodes(environ) as errors:
+        codes = _run(commands, hosted, errors.environ, emit, signals, meanwhile)
+        code = combined(codes.values())
+        errors.hand_on(name for name, ended in codes.items() if ended == code != EXIT_DONE)
+    return code
+
+
+def _run(
+    commands: Mapping[str, Sequence[str]],
+    hosted: bool,
+    environ: Callable[[str], Mapping[str, str]],
+    emit: Emit,
+    signals: frozenset[signal.Signals],
+    meanwhile: Callable[[], None],
+) -> dict[str, int]:
+    """The same; returns the exit codes of the nodes."""
+    invocation = uuid.uuid4().hex
+    word, put = os.pipe()
+    os.set_blocking(word, False)
+    os.write(put, b".")
+    shared = (str(int(hosted)), invocation, json.dumps([*commands]), str(word))
+    nodes = {n: _start([*shared, *words], word, environ(n)) for n, words in commands.items()}
+    os.close(word)
+    request: Request | None = None
+    hurried = False
+    aside = _Aside(meanwhile)
+    try:
+        emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
+        aside.start()
+        while any(node.poll() is None for node in nodes.values()):
+            number = signal.sigwaitinfo(signals).si_signo
+            aside.check()
+            if number == signal.SIGCHLD:
+                continue
+            if request is not None and request.repeated_by(number, time.monotonic()):
+                continue
+            hurried = request is not None
+            for node in nodes.values():
+                node.send_signal(signal.SIGKILL if hurried else number)
+            request = request or Request(number, time.monotonic())
+    finally:
+        for node in nodes.values():
+            node.kill()
+            node.wait()
+        os.close(put)  # not before: with its other end closed, a pipe is empty for good
+    asked_for = {-request.signum} if request is not None else set()
+    codes = {node.returncode for node in nodes.values()}
+    if not hurried and max(codes) < 0 and not codes <= asked_for:
+        # None of them could say anything.
+        ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
+        reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())
+        emit("local.ended", reason=reason)
+    if aside.is_alive():  # no interpreter can be taken apart while it loads a library
+        end_quickly(combined(node.returncode for node in nodes.values()))
+    return {name: node.returncode for name, node in nodes.items()}
+
+
+class _Aside(threading.Thread):
+    """Does what takes long beside the thread that takes the signals, such as importing torch."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="elastic-meanwhile", daemon=True)
+        self._work = work
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+            os.kill(os.getpid(), signal.SIGCHLD)  # wakes who waits for signals
+
+    def check(self) -> None:
+        """Raises what has ended the work."""
+        if self._error is not None:
+            raise self._error
+
+
+def _start(
+    arguments: Sequence[str], word: int, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    node = [sys.executable, "-m", "elastic_runtime.cli.run.local_node"]
+    return subprocess.Popen(
+        [*node, str(os.getpid()), *arguments],
+        env=dict(environ),
+        pass_fds=(word,),
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
+def combined(codes: Iterable[int]) -> int:
+    """One exit code for several nodes.
+
+    A node that ended with 0 saw the job done, so it is done, whoever was lost on the way.
+    Otherwise the lowest code is the most telling: training failed before usage, too few nodes,
+    no store, left. A signal (a negative code) says something only where nothing else does.
+    """
+    codes = list(codes)
+    if EXIT_DONE in codes:
+        return EXIT_DONE
+    told = [code for code in codes if code > 0]
+    if told:
+        return min(told)
+    return 128 - max(codes) if codes else EXIT_FAILED

@@ -1,0 +1,167 @@
+"""Which store a command line means: a given one, an embedded one, or torchrun's own launcher."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_runtime.cli.flags.setting_sources import Level
+from elastic_runtime.config import LOOPBACK, Endpoint
+from elastic_runtime.endpoint import C10D, parse_endpoint, split_address
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from elastic_runtime.cli.flags.setting_sources import Setting, Settings
+    from elastic_runtime.endpoint import Access
+
+# Rendezvous of torch's that know no membership: torch's launcher runs them as it always did.
+_TORCHS_OWN = ("static", "etcd-v2")
+_STATIC_ONLY = ("master_addr", "master_port", "node_rank")
+_TORCHRUNS_ID = "none"
+# Bytes; the name is a directory among the logs, and a part of each key and of many messages.
+_LONGEST_ID = 200
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A c10d store that this process is to host.
+
+    Attributes:
+        host: the address to listen at; "" means every one.
+        port: 0 means any free one.
+    """
+
+    host: str = LOOPBACK
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class Torchruns:
+    """Torch's own launcher is to run the job, with this rendezvous backend."""
+
+    backend: str
+
+
+Place = Endpoint | Embedded | Torchruns
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many nodes train, at least and at most."""
+
+    low: int
+    high: int
+
+
+def read_bounds(settings: Settings) -> Bounds:
+    """Finds the bounds of the world from ``--min``, ``--max``, ``--nnodes``, ``--local-nodes``.
+
+    Raises:
+        UsageError: both spellings in one place, or bounds that no world fits.
+    """
+    nnodes, local = settings.of("nnodes"), settings.of("local_nodes")
+    if local.value < 1:
+        raise UsageError(f"{local}: at least one node runs here")
+    low, low_from = _bound(settings.of("min"), nnodes, 0)
+    high, high_from = _bound(settings.of("max"), nnodes, 1)
+    if low is None:
+        low = 1
+    if high is None:
+        high = max(low, local.value)
+    for value, source in ((low, low_from), (high, high_from)):
+        if value < 1:
+            raise UsageError(f"{source}: a job needs at least one node")
+    if low > high and low_from is high_from:
+        raise UsageError(f"{low_from}: the minimum {low} is above the maximum {high}; swap them")
+    if low > high:
+        raise UsageError(f"{low_from} is above {high_from}: lower the minimum or raise the maximum")
+    return Bounds(low, high)
+
+
+def _bound(own: Setting, nnodes: Setting, index: int) -> tuple[int | None, Setting]:
+    if own.given and own.level == nnodes.level:
+        raise UsageError(f"{own} and {nnodes} say the same thing: keep one of them")
+    if own.level > nnodes.level:
+        return own.value, own
+    return (nnodes.value[index] if nnodes.given else None), nnodes
+
+
+def choose_place(settings: Settings, bounds: Bounds, access: Access) -> Place:
+    """Decides where the nodes of the job meet.
+
+    Raises:
+        UsageError: the endpoint, the backend or ``--listen`` is wrong.
+    """
+    backend = settings["rdzv_backend"] if settings.given("rdzv_backend") else ""
+    text = settings["rdzv_endpoint"] or ""
+    if settings["standalone"]:
+        return _embedded(settings)
+    if backend in _TORCHS_OWN or _looks_static(settings, backend, text, bounds):
+        return Torchruns(backend or "static")
+    if not text and (not backend or (backend == C10D and bounds.high == 1)):
+        return _embedded(settings)
+    if not text:
+        text = "localhost"  # torch's default for both backends
+    endpoint = parse_endpoint(text, backend, access)
+    host, _, port = endpoint.hosts[0].rpartition(":")
+    if port == "0":
+        return Embedded(LOOPBACK if host == "localhost" else host.strip("[]"))
+    if settings.given("listen"):
+        raise UsageError(
+            f"{settings.of('listen')} is for the embedded store, but {settings.of('rdzv_endpoint')}"
+            " names another one: drop one of them"
+        )
+    return endpoint
+
+
+def _looks_static(settings: Settings, backend: str, text: str, bounds: Bounds) -> bool:
+    """Whether torchrun would take this for its static rendezvous, and nothing speaks against it."""
+    if backend or "://" in text or not any(settings.given(dest) for dest in _STATIC_ONLY):
+        return False
+    ours = settings.given("min") or settings.given("max")
+    return bounds.low == bounds.high > 1 and not ours
+
+
+def _embedded(settings: Settings) -> Embedded:
+    if not settings.given("listen"):
+        return Embedded()
+    return Embedded(*split_address(settings["listen"], str(settings.of("listen"))))
+
+
+def choose_run_id(settings: Settings, place: Place) -> str:
+    """The name of the run: the given one; a new one for an embedded store.
+
+    A c10d store is hosted by the nodes of one job, so torchrun's nameless default does there. An
+    etcd is shared by many jobs: without a name, two of them would mix.
+
+    Raises:
+        UsageError: a shared store and no name, or a name that is no key.
+    """
+    given = settings.of("rdzv_id")
+    if given.given:
+        run_id = str(given.value)
+        source = "--run-id" if given.level is Level.FLAG else given.source
+        if len(run_id.encode()) > _LONGEST_ID:
+            raise UsageError(
+                f"{source}={run_id[:20]!r}… is {len(run_id)} characters long: {_LONGEST_ID} bytes "
+                "are the most that a run's name may have"
+            )
+        if not re.fullmatch(r"[^\s/\x00-\x1f]+", run_id):
+            why = "it has a slash or a space" if run_id else "it is empty"
+            raise UsageError(f"{source}={run_id!r} is no name for a run: {why}")
+        return run_id
+    if isinstance(place, Embedded):
+        return f"run-{secrets.token_hex(4)}"
+    if isinstance(place, Endpoint) and place.backend != C10D:
+        raise UsageError(
+            f"{place} is shared by many jobs: name this one with --run-id, the same on all nodes"
+        )
+    return _TORCHRUNS_ID
+
+
+def embedded_endpoint(host: str, port: int) -> Endpoint:
+    """The endpoint of a store that is embedded here."""
+    shown = f"[{host}]" if ":" in host else host
+    return Endpoint(backend=C10D, hosts=(f"{shown}:{port}",), hosted_here=True)

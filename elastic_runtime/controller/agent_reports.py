@@ -1,0 +1,191 @@
+"""Asks the agents of running jobs how training goes; the API server has no part in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from elastic_runtime.controller.decide.job_types import CLASSES, PodView, Report
+from elastic_runtime.controller.decide.manifests import METRICS_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from elastic_runtime.clock import Clock
+    from elastic_runtime.controller.cluster_state import World
+    from elastic_runtime.controller.views import Key
+
+_INTERVAL = 5.0
+_FIRST = 0.5  # after a pod began to run, and while the agents have not found together
+_SLOWEST = 60.0  # for images that have no such agent
+_NEWS_OF_STEPS = 30.0  # steps alone do not make a new status more often than that
+_ANSWER_SECONDS = 2.0
+_AT_ONCE = 16
+_TRIED = 3
+_LARGEST = 64 * 1024
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How it went with one job so far.
+
+    Attributes:
+        addresses: of the pods that run, by index.
+        due: when to ask again.
+        failures: times in a row that nobody answered.
+        told: when its last report was passed on.
+    """
+
+    addresses: tuple[str, ...]
+    due: float
+    failures: int = 0
+    told: float = 0.0
+
+
+class Reports:
+    """Keeps ``world.reports`` up to date.
+
+    Args:
+        world: what is known.
+        changed: told the job when its report says something new.
+        clock: the time.
+        port: where agents answer.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        changed: Callable[[Key], None],
+        clock: Clock,
+        port: int = METRICS_PORT,
+    ) -> None:
+        self._world, self._changed, self._clock, self._port = world, changed, clock, port
+        self._asked: dict[Key, Asked] = {}
+
+    async def run(self) -> None:
+        """Asks; never ends by itself."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+
+            async def ask(key: Key) -> None:
+                async with gate:
+                    await self._ask(session, key)
+
+            while True:
+                self._look_round()
+                now = self._clock.now()
+                due = [key for key, asked in self._asked.items() if asked.due <= now]
+                await asyncio.gather(*(ask(key) for key in due))
+                await asyncio.sleep(_FIRST)
+
+    def _look_round(self) -> None:
+        """Which jobs have pods that run, and where."""
+        world, now = self._world, self._clock.now()
+        for gone in self._asked.keys() - world.jobs.keys():
+            del self._asked[gone]
+        for key, job in world.jobs.items():
+            pods = world.pods.of(key, job["metadata"]["uid"]).values()
+            addresses = _addresses([pod for pod in pods if isinstance(pod, PodView)])
+            asked = self._asked.get(key)
+            if not addresses:
+                self._asked.pop(key, None)
+            elif asked is None or asked.addresses != addresses:
+                told = asked.told if asked else 0.0
+                self._asked[key] = Asked(addresses, now, told=told)
+
+    async def _ask(self, session: aiohttp.ClientSession, key: Key) -> None:
+        asked = self._asked[key]
+        report = None
+        for address in asked.addresses[:_TRIED]:
+            report = await self._fetch(session, address)
+            if report and report.ready:
+                break
+        now = self._clock.now()
+        if self._asked.get(key) != asked or key not in self._world.jobs:
+            return  # it is another job, or has other pods, by now
+        if report is None:
+            failures = asked.failures + 1
+            pause = min(_FIRST * 2.0 ** min(failures, 10), _SLOWEST)
+            self._asked[key] = replace(asked, due=now + pause, failures=failures)
+            if failures > 1 and key in self._world.reports:
+                del self._world.reports[key]
+                self._changed(key)
+            return
+        pause = _INTERVAL if report.ready else _FIRST
+        news = self._is_news(key, report, now - asked.told)
+        self._world.reports[key] = report
+        told = now if news else asked.told
+        self._asked[key] = replace(asked, due=now + pause, failures=0, told=told)
+        if news:
+            self._changed(key)
+
+    def _is_news(self, key: Key, report: Report, age: float) -> bool:
+        before = self._world.reports.get(key)
+        if before is None or _round_of(before) != _round_of(report):
+            return True
+        return before != report and age >= _NEWS_OF_STEPS
+
+    async def _fetch(self, session: aiohttp.ClientSession, address: str) -> Report | None:
+        host = f"[{address}]" if ":" in address else address
+        try:
+            url = f"http://{host}:{self._port}/status"
+            # Pods are the users': they do not choose what else the controller asks.
+            async with session.get(url, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    return None
+                return read_report(await answer.content.read(_LARGEST))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None  # no agent, not yet, or none of ours
+
+
+def _addresses(pods: Sequence[PodView]) -> tuple[str, ...]:
+    running = sorted((pod.index, pod.address) for pod in pods if pod.runs and pod.address)
+    return tuple(address for _, address in running)
+
+
+def _round_of(report: Report) -> tuple[object, ...]:
+    return report.run_id, report.round, report.world, report.ready, dict(report.restarts)
+
+
+def read_report(body: bytes) -> Report:
+    """What an agent said.
+
+    Args:
+        body: whatever has come; anybody may run a server in a pod.
+
+    Raises:
+        ValueError: it is not what an agent says.
+    """
+    try:
+        said = json.loads(body)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    restarts = said.get("restarts") or {} if isinstance(said, dict) else None
+    if not isinstance(restarts, dict):
+        raise ValueError("not an object")
+    return Report(
+        run_id=str(said.get("run_id") or ""),
+        round=_count(said, "round"),
+        world=_count(said, "world"),
+        step=_count(said, "step", unknown=-1),
+        checkpoint_step=_count(said, "checkpoint_step", unknown=-1),
+        restarts={name: _count(restarts, name) for name in CLASSES},
+        ready=bool(said.get("ready")),
+    )
+
+
+def _count(said: Mapping[str, Any], name: str, unknown: int = 0) -> int:
+    """A whole number that the status of a job can hold."""
+    value = said.get(name)
+    if value is None:
+        return unknown
+    if not isinstance(value, int) or not unknown <= value <= _MOST:
+        raise ValueError(f"{name} is no count")
+    return value

@@ -1,0 +1,150 @@
+"""Everything that the controller knows of the cluster, by job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.controller import views
+from elastic_runtime.controller.decide.job_types import EtcdView, Observed, PodView, Problem
+from elastic_runtime.controller.informer_cache import Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from elastic_runtime.controller.decide.job_types import Report
+    from elastic_runtime.controller.views import Key
+    from elastic_runtime.kubernetes.api_client import Json
+
+_ENDED = ("Succeeded", "Failed")
+
+
+class World:
+    """Jobs, and what belongs to them.
+
+    Args:
+        changed: told the job whenever something of it is not as before.
+
+    Attributes:
+        jobs: the ElasticJobs, as the API server has them.
+        pods, services, budgets: what they own; each is a ``Follower`` of a watch.
+        reports: what the jobs' agents say.
+    """
+
+    def __init__(self, changed: Callable[[Key], None]) -> None:
+        self._changed = changed
+        self.jobs: dict[Key, Json] = {}
+        self.pods: Shelf[PodView | EtcdView] = Shelf(views.pod, changed)
+        self.services: Shelf[str] = Shelf(views.service, changed)
+        self.budgets: Shelf[int | None] = Shelf(views.budget, changed)
+        self.reports: dict[Key, Report] = {}
+
+    def learned(self, job: Json) -> None:
+        """An ElasticJob is there, and looks so; what is older than what is known is ignored."""
+        meta = job["metadata"]
+        key = meta["namespace"], meta["name"]
+        before = self.jobs.get(key)
+        if before and before["metadata"]["uid"] == meta["uid"]:
+            if int(before["metadata"]["resourceVersion"]) >= int(meta["resourceVersion"]):
+                return
+        # Nobody here reads who wrote which field, and it is often half of the object.
+        self.jobs[key] = {**job, "metadata": _without(meta, "managedFields")}
+        self._changed(key)
+        if before is None or _ended(before) != _ended(job):
+            self._tell_rivals(key, job)
+
+    def answered(self, job: Json) -> None:
+        """A request of ours was answered with a job, which may have gone before we read that."""
+        meta = job["metadata"]
+        known = self.jobs.get((meta["namespace"], meta["name"]))
+        if known and known["metadata"]["uid"] == meta["uid"]:
+            self.learned(job)
+
+    def lost(self, key: Key, uid: str = "") -> None:
+        """An ElasticJob is gone.
+
+        Args:
+            key: which one.
+            uid: if given, nothing happens to another one of the same name.
+        """
+        job = self.jobs.get(key)
+        if job and uid in ("", job["metadata"]["uid"]):
+            del self.jobs[key]
+            self.reports.pop(key, None)
+            self._changed(key)
+            self._tell_rivals(key, job)
+
+    def observe(self, key: Key, problems: Iterable[Problem] = ()) -> Observed:
+        """What is seen of a job that is there.
+
+        Args:
+            key: which one.
+            problems: what is known beyond that.
+        """
+        job = self.jobs[key]
+        uid = job["metadata"]["uid"]
+        pods = self.pods.of(key, uid).values()
+        budgets = self.budgets.of(key, uid)
+        rival = self.rival(key)
+        return Observed(
+            pods=tuple(pod for pod in pods if isinstance(pod, PodView)),
+            services=self.services.of(key, uid),
+            etcd=next((pod for pod in pods if isinstance(pod, EtcdView)), None),
+            pdb=next(iter(budgets.values()), None),
+            report=self.reports.get(key),
+            problems=(*problems, *((_taken(job, rival),) if rival else ())),
+        )
+
+    def rival(self, key: Key) -> Key | None:
+        """The job that has the same run id at the same endpoint as this one, and came first."""
+        job = self.jobs.get(key)
+        for other in self._rivals(key, job) if job else ():
+            if not _ended(self.jobs[other]) and self._turn(other) <= self._turn(key):
+                return other
+        return None
+
+    def conditions(self) -> Mapping[str, int]:
+        """How many jobs have each type of condition."""
+        found: dict[str, int] = {}
+        for job in self.jobs.values():
+            for one in (job.get("status") or {}).get("conditions") or ():
+                if one.get("status") == "True":
+                    found[one["type"]] = found.get(one["type"], 0) + 1
+        return found
+
+    def _turn(self, key: Key) -> tuple[bool, str, str]:
+        """Who comes first: a job that has pods, else the older one."""
+        meta = self.jobs[key]["metadata"]
+        has_pods = bool(self.pods.of(key, meta["uid"]))
+        return not has_pods, meta["creationTimestamp"], meta["uid"]
+
+    def _rivals(self, key: Key, job: Json) -> list[Key]:
+        meeting = _meeting(job)
+        if not all(meeting):
+            return []
+        return [k for k, other in self.jobs.items() if k != key and _meeting(other) == meeting]
+
+    def _tell_rivals(self, key: Key, job: Json) -> None:
+        for other in self._rivals(key, job):
+            self._changed(other)
+
+
+def _meeting(job: Json) -> tuple[str, str]:
+    spec = job.get("spec") or {}
+    return str(spec.get("rdzvEndpoint") or ""), str(spec.get("rdzvId") or "")
+
+
+def _taken(job: Json, rival: Key) -> Problem:
+    message = (
+        f"the job {'/'.join(rival)} uses {_meeting(job)[1]!r} at the same endpoint, and their "
+        "workers would take each other for their own: choose another rdzvId, or leave it out"
+    )
+    return Problem("RunIdTaken", message, "spec.rdzvId", blocks=True)
+
+
+def _ended(job: Json) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(one["type"] in _ENDED and one["status"] == "True" for one in conditions)
+
+
+def _without(fields: Json, name: str) -> Json:
+    return {key: value for key, value in fields.items() if key != name}

@@ -1,0 +1,141 @@
+"""One decision about a job that has not ended: what it starts from, and what it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from elastic_runtime.controller.decide import manifests
+from elastic_runtime.controller.decide.job_types import NEVER, Plan
+
+if TYPE_CHECKING:
+    from elastic_runtime.controller.decide.job_spec import JobSpec
+    from elastic_runtime.controller.decide.job_types import (
+        Action,
+        Observed,
+        PodView,
+        Problem,
+        Report,
+    )
+    from elastic_runtime.controller.decide.status_builder import Draft
+
+# Between two tries, in seconds.
+LONGEST_PAUSE = 60
+
+
+@dataclass
+class Work:
+    """Collects a decision.
+
+    Attributes:
+        spec: what is asked for.
+        draft: the status; its attempt and its memory are those of the present attempt.
+        observed: what is there.
+        now: seconds since 1970.
+        etcd_image: of the job's own etcd, if the job does not choose.
+        actions: asked for so far.
+        problems: found so far.
+        wake: when to decide again at the latest.
+    """
+
+    spec: JobSpec
+    draft: Draft
+    observed: Observed
+    now: float
+    etcd_image: str
+    actions: list[Action] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    wake: float = NEVER
+
+    def wake_at(self, moment: float) -> None:
+        """Asks for another decision at this moment, if that is ahead."""
+        self.wake = min(self.wake, max(moment, self.now))
+
+    def is_ahead(self, until: float) -> bool:
+        """Whether a pause still lasts; what is further away was set by a clock that was wrong."""
+        return 0 < until - self.now <= LONGEST_PAUSE + 1
+
+    def plan(self, reason: str) -> Plan:
+        """The decision, made."""
+        self.draft.tell(self.problems)
+        return Plan(
+            actions=tuple(self.actions),
+            status=self.draft.finish(),
+            events=tuple(self.draft.events),
+            wake_at=self.wake,
+            reason=reason,
+        )
+
+    # ------------------------------------------------------------ sizes
+
+    @property
+    def launch(self) -> tuple[int, int]:
+        """The bounds that the agents of this attempt are started with.
+
+        Agents that say different bounds take each other for different jobs, so that these stay
+        while any of them is there.
+        """
+        kept = self.draft.memory.launch
+        return (kept[0], kept[1]) if kept else (self.spec.minimum, self.spec.maximum)
+
+    @property
+    def least(self) -> int:
+        """With fewer pods the job is not what was asked for, or cannot run at all."""
+        return max(self.spec.minimum, self.launch[0])
+
+    @property
+    def enough(self) -> int:
+        """With so many pods the agents train."""
+        return self.launch[0]
+
+    @property
+    def desired(self) -> int:
+        """How many pods are asked for, within the bounds in force."""
+        return max(self.least, self.spec.replicas)
+
+    @property
+    def wanted(self) -> int:
+        """How many pods there are to be, spares included."""
+        full = self.desired >= self.launch[1]
+        return self.desired + (self.spec.spares if full else 0)
+
+    # ------------------------------------------------------------ pods
+
+    @cached_property
+    def pods(self) -> tuple[PodView, ...]:
+        """The pods of the present attempt, by index."""
+        mine = (pod for pod in self.observed.pods if pod.attempt == self.draft.attempt)
+        return tuple(sorted(mine, key=lambda pod: pod.index))
+
+    @cached_property
+    def former(self) -> tuple[PodView, ...]:
+        """Pods of earlier attempts that are still there."""
+        attempt = self.draft.attempt
+        return tuple(pod for pod in self.observed.pods if pod.attempt != attempt)
+
+    @property
+    def ending(self) -> bool:
+        """Whether a pod of an earlier attempt is at work: it may be writing a checkpoint.
+
+        One on a node that is lost may never say that it has ended; it is not waited for.
+        """
+        return any(not pod.ended and pod.reason != "NodeLost" for pod in self.former)
+
+    @property
+    def running(self) -> tuple[PodView, ...]:
+        """The pods that run."""
+        return tuple(pod for pod in self.pods if pod.runs)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the agents meet; "" while that is not known."""
+        return manifests.etcd_endpoint(self.spec, self.observed.services)
+
+    @property
+    def report(self) -> Report | None:
+        """What the agents say, if it is of this attempt."""
+        report = self.observed.report
+        if report and report.run_id in ("", self.spec.run_id(self.draft.attempt)):
+            return report
+        return None

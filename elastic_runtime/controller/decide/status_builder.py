@@ -1,0 +1,256 @@
+"""The status of an ElasticJob: conditions that tell the truth, and what must be remembered.
+
+A ``Draft`` begins as the old status and becomes the new one. What the next decision has to know
+and nobody else needs is in the field ``memory``; everything else is for people.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.controller.decide.job_types import CLASSES, NORMAL, WARNING, Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from elastic_runtime.controller.decide.job_types import Json, PodView, Problem, Report
+
+CREATED, RUNNING, RESTARTING = "Created", "Running", "Restarting"
+SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
+CONDITIONS = (CREATED, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED)
+
+# Steps go on all the time; writing each of them would be all that the API server does.
+STEPS_EVERY = 30
+
+
+def stamp(moment: float) -> str:
+    """A moment as Kubernetes writes it."""
+    return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment(text: str) -> float:
+    """A moment that Kubernetes wrote, in seconds since 1970; 0 if there is none."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What became of the last pod with one index that ended or was taken away.
+
+    Attributes:
+        uid: of that pod, so that its end is counted once.
+        falls: ends in a row, each soon after a start; what the back-off is made of.
+        until: when its successor may be created at the earliest, in seconds since 1970.
+        code: its exit code; 0: it had none, or was taken away.
+        why: for people; "" if we have ended it ourselves, as the spec asked.
+    """
+
+    uid: str
+    falls: int = 0
+    until: int = 0
+    code: int = 0
+    why: str = ""
+
+
+def _known(kind: type[Slot | Memory], kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: kept[name] for name in kind.__dataclass_fields__ if name in kept}
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the next decision has to know.
+
+    Attributes:
+        launch: bounds that the present attempt was launched with; empty before.
+        desired: pods asked for when last seen; 0: none yet.
+        failures: failures of the user's code, counted against ``backoffLimit``.
+        until: when the present attempt may begin, in seconds since 1970.
+        begun: enough of its pods have run.
+        done: a pod of the present attempt ended well; nothing is created any more.
+        slots: by index.
+        counted: the restarts that agents reported last.
+        stepped: when the step was last written, in seconds since 1970.
+        told: the problems that there is an event about.
+    """
+
+    launch: tuple[int, ...] = ()
+    desired: int = 0
+    failures: int = 0
+    until: int = 0
+    begun: bool = False
+    done: bool = False
+    slots: dict[int, Slot] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+    stepped: int = 0
+    told: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> Memory:
+        """As it was kept in the status, perhaps by a controller that keeps more."""
+        given = _known(cls, kept)
+        for name in ("launch", "told"):
+            if name in given:
+                given[name] = tuple(given[name])
+        slots = kept.get("slots", {})
+        given["slots"] = {int(n): Slot(**_known(Slot, slot)) for n, slot in slots.items()}
+        given["counted"] = dict(kept.get("counted", {}))
+        return cls(**given)
+
+    def kept(self) -> dict[str, Any]:
+        """As it is kept: what is empty is left out, keys are text."""
+        values: dict[str, Any] = asdict(self)
+        values["slots"] = {str(n): values["slots"][n] for n in sorted(self.slots)}
+        values["launch"], values["told"] = list(self.launch), list(self.told)
+        return {name: value for name, value in values.items() if value}
+
+
+class Draft:
+    """The status while it is being decided.
+
+    Args:
+        job: the ElasticJob with its old status.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, job: Json, now: float) -> None:
+        old: Mapping[str, Any] = job.get("status") or {}
+        self.now = now
+        self.generation = int((job.get("metadata") or {}).get("generation") or 0)
+        self.values = dict(old)
+        self.memory = Memory.of(old.get("memory") or {})
+        self.events: list[Event] = []
+        self._conditions = {each["type"]: dict(each) for each in old.get("conditions") or ()}
+
+    # ------------------------------------------------------------ conditions
+
+    def is_(self, kind: str) -> bool:
+        """Whether a condition holds."""
+        return bool(self._conditions.get(kind, {}).get("status") == "True")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has succeeded or failed, for good."""
+        return self.is_(SUCCEEDED) or self.is_(FAILED)
+
+    def reason(self, kind: str) -> str:
+        """The reason of a condition; "" if it was never set."""
+        return str(self._conditions.get(kind, {}).get("reason", ""))
+
+    def set(self, kind: str, holds: bool, reason: str, message: str) -> bool:
+        """Sets a condition.
+
+        Returns:
+            Whether it holds now and did not before, or the other way round.
+        """
+        old = self._conditions.get(kind)
+        if old is None and not holds and kind not in (CREATED, RUNNING):
+            return False  # what was never the case need not be denied
+        status = "True" if holds else "False"
+        turned = old is None or old.get("status") != status
+        since = stamp(self.now) if turned or old is None else old.get("lastTransitionTime")
+        self._conditions[kind] = {
+            "type": kind,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": since,
+            "observedGeneration": self.generation,
+        }
+        return turned
+
+    def event(self, reason: str, message: str, kind: str = NORMAL) -> None:
+        """Announces something."""
+        self.events.append(Event(kind, reason, message))
+
+    def tell(self, problems: Iterable[Problem]) -> None:
+        """Warns of problems, of each one when it comes up."""
+        present = {str(problem): problem for problem in problems}
+        for text, problem in present.items():
+            if text not in self.memory.told:
+                self.event(problem.reason, text, WARNING)
+        self.memory.told = tuple(present)
+
+    # ------------------------------------------------------------ numbers
+
+    @property
+    def attempt(self) -> int:
+        """How often the whole job was started again."""
+        return int(self.values.get("attempt") or 0)
+
+    def count_pods(self, pods: Iterable[PodView], keep_ended: bool = False) -> None:
+        """Counts pods by what they do.
+
+        Args:
+            pods: all worker pods that there are.
+            keep_ended: pods that have ended are counted no lower than before: they are being
+                cleaned up.
+        """
+        pods = tuple(pods)
+        active = [pod for pod in pods if not pod.ended and not pod.deleting]
+        ended = [pod for pod in pods if pod.ended]
+        good = sum(pod.phase == "Succeeded" or pod.exit_code == 0 for pod in ended)
+        old = (self.values.get("replicaStatuses") or {}).get("Worker") or {}
+        least = old if keep_ended else {}
+        self.values["replicas"] = len(active)
+        self.values["replicaStatuses"] = {
+            "Worker": {
+                "active": len(active),
+                "ready": sum(pod.ready and pod.runs for pod in pods),
+                "pending": sum(not pod.runs for pod in active),
+                "succeeded": max(good, least.get("succeeded", 0)),
+                "failed": max(len(ended) - good, least.get("failed", 0)),
+            }
+        }
+
+    def count_restarts(self, restarts: Mapping[str, int]) -> None:
+        """Adds restarts to those that the job has had."""
+        shown = self.values.get("restarts") or {}
+        total = {name: shown.get(name, 0) + restarts.get(name, 0) for name in CLASSES}
+        self.values["restarts"] = total
+        self.values["restartCount"] = sum(total[name] for name in CLASSES if name != "planned")
+
+    def hear(self, report: Report, last: bool = False) -> None:
+        """Takes over what agents report.
+
+        Their counts begin anew with each life of the job, so that what is added is what they grew
+        by, or all of them if they shrank.
+
+        Args:
+            report: of the present attempt.
+            last: the job ends: the step is written, however little has passed.
+        """
+        if not report.round:
+            return  # of a newcomer, which knows nothing of the job: it would count anew
+        counts = {name: int(report.restarts.get(name, 0)) for name in CLASSES}
+        before = self.memory.counted
+        anew = any(counts[name] < before.get(name, 0) for name in CLASSES)
+        grown = {name: n - (0 if anew else before.get(name, 0)) for name, n in counts.items()}
+        news = any(grown.values())
+        if news:
+            self.count_restarts(grown)
+        self.memory.counted = {name: n for name, n in counts.items() if n}
+        for name, value in (("round", report.round), ("worldSize", report.world)):
+            if report.round and self.values.get(name) != value:
+                self.values[name], news = value, True
+        # However far it is: the clock may have been set back.
+        if news or last or abs(self.now - self.memory.stepped) >= STEPS_EVERY:
+            for name, value in (
+                ("step", report.step),
+                ("lastCheckpointStep", report.checkpoint_step),
+            ):
+                if value >= 0 and self.values.get(name) != value:
+                    self.values[name], self.memory.stepped = value, math.ceil(self.now)
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self) -> dict[str, Any]:
+        """The new status."""
+        self.values["conditions"] = [
+            self._conditions[kind] for kind in CONDITIONS if kind in self._conditions
+        ]
+        self.values["observedGeneration"] = self.generation
+        self.values["memory"] = self.memory.kept()
+        return self.values

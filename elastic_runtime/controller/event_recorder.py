@@ -1,0 +1,51 @@
+"""Events on an ElasticJob, as ``kubectl describe`` shows them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from elastic_runtime.kubernetes.api_client import EVENTS, FIELD_MANAGER
+
+if TYPE_CHECKING:
+    from elastic_runtime.controller.decide.job_types import Event
+    from elastic_runtime.kubernetes.api_client import Api, Json
+
+_LONGEST_MESSAGE = 1024  # a longer one is refused
+
+
+async def announce(api: Api, job: Json, event: Event) -> None:
+    """Tells an event.
+
+    Raises:
+        ApiError: the API server did not take it.
+    """
+    meta = job["metadata"]
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            # Lists are in the order of names, and times are whole seconds.
+            "name": f"{meta['name'][:200]}.{time.time_ns():x}{uuid.uuid4().hex[:4]}",
+            "namespace": meta["namespace"],
+        },
+        "involvedObject": {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta["uid"],
+            "resourceVersion": meta["resourceVersion"],
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:_LONGEST_MESSAGE],
+        "source": {"component": FIELD_MANAGER},
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+    }
+    await api.create(EVENTS, meta["namespace"], body)

@@ -1,0 +1,144 @@
+"""From objects of the API server to what a decision needs of them; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elastic_runtime.controller.decide.job_spec import CONTAINER
+from elastic_runtime.controller.decide.job_types import EtcdView, PodView
+from elastic_runtime.controller.decide.manifests import (
+    ATTEMPT_LABEL,
+    COMPONENT_LABEL,
+    INDEX_LABEL,
+    TEMPLATE_ANNOTATION,
+)
+from elastic_runtime.controller.decide.status_builder import moment
+
+Json = Mapping[str, Any]
+Key = tuple[str, str]  # namespace and name of an ElasticJob
+
+# Everything that this controller makes; a label selector.
+MANAGED = "app.kubernetes.io/managed-by=elastic-runtime"
+
+# Said of every container that ends, with or without a reason of its own.
+_NO_REASON = ("Error", "Completed")
+# Said of every container that has not started yet.
+_STARTS = ("ContainerCreating", "PodInitializing")
+
+
+def owner(item: Json) -> tuple[Key, str] | None:
+    """Which ElasticJob an object belongs to, and that one's uid; none if to no job."""
+    for one in item["metadata"].get("ownerReferences") or ():
+        if one.get("kind") == "ElasticJob" and one.get("controller"):
+            return (item["metadata"]["namespace"], one["name"]), one["uid"]
+    return None
+
+
+def pod(item: Json) -> PodView | EtcdView:
+    """A pod of a job: a worker, or its etcd."""
+    labels = item["metadata"].get("labels") or {}
+    return _etcd(item) if labels.get(COMPONENT_LABEL) == "etcd" else _worker(item, labels)
+
+
+def service(item: Json) -> str:
+    """The cluster IP of a Service; "" while it has none."""
+    return str((item.get("spec") or {}).get("clusterIP") or "")
+
+
+def budget(item: Json) -> int | None:
+    """How many pods a PodDisruptionBudget keeps; none if it is not said as a number."""
+    least = (item.get("spec") or {}).get("minAvailable")
+    return least if isinstance(least, int) else None
+
+
+def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
+    meta, status = item["metadata"], item.get("status") or {}
+    state = _container(item).get("state") or {}
+    ended, waiting = state.get("terminated") or {}, _waiting(item, state)
+    started = ended or state.get("running") or {}
+    reason, message = _why(status, ended)
+    return PodView(
+        name=meta["name"],
+        index=_number(labels.get(INDEX_LABEL)),
+        uid=meta["uid"],
+        attempt=_number(labels.get(ATTEMPT_LABEL)),
+        phase=status.get("phase") or "Pending",
+        ready=_condition(status, "Ready").get("status") == "True",
+        deleting=bool(meta.get("deletionTimestamp")),
+        exit_code=ended.get("exitCode"),
+        reason=reason,
+        message=message,
+        created_at=moment(meta.get("creationTimestamp") or ""),
+        started_at=moment(started.get("startedAt") or ""),
+        finished_at=moment(ended.get("finishedAt") or ""),
+        restarts=_container(item).get("restartCount") or 0,
+        waiting_reason=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        unschedulable=_unschedulable(status),
+        address=status.get("podIP") or "",
+        template=(meta.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
+    )
+
+
+def _etcd(item: Json) -> EtcdView:
+    meta, status = item["metadata"], item.get("status") or {}
+    waiting = _waiting(item, _container(item).get("state") or {})
+    return EtcdView(
+        name=meta["name"],
+        uid=meta["uid"],
+        phase=status.get("phase") or "Pending",
+        ready=_condition(status, "Ready").get("status") == "True",
+        deleting=bool(meta.get("deletionTimestamp")),
+        waiting_reason=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        unschedulable=_unschedulable(status),
+    )
+
+
+def _container(item: Json) -> Json:
+    """What is said of the container that matters: the worker's, else the first of the spec's."""
+    names = [one.get("name") for one in (item.get("spec") or {}).get("containers") or ()]
+    wanted = CONTAINER if CONTAINER in names else next(iter(names), "")
+    found: Sequence[Json] = (item.get("status") or {}).get("containerStatuses") or ()
+    return next((one for one in found if one.get("name") == wanted), {})
+
+
+def _waiting(item: Json, state: Json) -> Json:
+    """Why the container that matters does not start; it may be another one that keeps it."""
+    own: Json = state.get("waiting") or {}
+    if state and own.get("reason") not in _STARTS:
+        return own
+    status = item.get("status") or {}
+    others = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    held = [(one.get("state") or {}).get("waiting") or {} for one in others]
+    return next((one for one in held if one.get("reason") not in (None, *_STARTS)), own)
+
+
+def _why(status: Json, ended: Json) -> tuple[str, str]:
+    """Why a pod ended: what the cluster did to it says more than how its container took it."""
+    target = _condition(status, "DisruptionTarget")
+    if target.get("status") == "True" and target.get("reason"):
+        return target["reason"], target.get("message") or ""
+    if status.get("reason"):
+        return status["reason"], status.get("message") or ""
+    reason = ended.get("reason") or ""
+    return ("" if reason in _NO_REASON else reason), ended.get("message") or ""
+
+
+def _unschedulable(status: Json) -> str:
+    placed = _condition(status, "PodScheduled")
+    if placed.get("status") == "False" and placed.get("reason") == "Unschedulable":
+        return placed.get("message") or "no node has room for it"
+    return ""
+
+
+def _condition(status: Json, type: str) -> Json:
+    return next((one for one in status.get("conditions") or () if one.get("type") == type), {})
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0

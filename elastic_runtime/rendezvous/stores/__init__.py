@@ -1,0 +1,5 @@
+"""Where the records of a run are kept: etcd, a TCPStore, or this process' memory.
+
+Stores do I/O and decide nothing about a job; all of them keep the contract of
+``../store_contract.py``. Begin with ``memory_store.py``, its plainest implementation.
+"""

@@ -1,0 +1,265 @@
+"""The rendezvous store on etcd v3: what a node asks for, made of the parts beside this file.
+
+``view`` follows the keys and tells the listener, ``lease`` keeps ours alive, ``hub`` is what the
+stores of a process share, ``client`` talks to etcd, ``keys`` says what goes where.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+import tenacity
+
+from elastic_runtime.config import ANSWER
+from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.rendezvous.store_contract import LeaseLost, MainLoopSilent
+from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
+from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import refusal
+from elastic_runtime.rendezvous.stores.etcd.etcd_client import (
+    LeaseGone,
+    RequestTooLarge,
+    StoreFull,
+    StoreRefused,
+)
+from elastic_runtime.rendezvous.stores.etcd.etcd_keys import RunKeys, took_effect, with_read_back
+from elastic_runtime.rendezvous.stores.etcd.etcd_lease import KEEPER, Lease
+from elastic_runtime.rendezvous.stores.etcd.shared_connection import Hub
+from elastic_runtime.rendezvous.stores.etcd.watch_view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_runtime.config import Endpoint
+    from elastic_runtime.rendezvous.store_contract import Entry, Listener, Transaction
+
+_T = TypeVar("_T")
+
+# Seconds for a blocking operation with its retries, and for giving the lease back at the end.
+_OPERATION = ANSWER
+_FAREWELL = 1.0
+# To try again is of no use.
+_FINAL = (StoreRefused, StoreFull, RequestTooLarge, MainLoopSilent)
+
+
+class EtcdStore:
+    """One node's view of the store of one run, on etcd v3; see ``rendezvous.store.Store``.
+
+    Args:
+        endpoint: where etcd is.
+        run_id: the run.
+        lease_ttl: seconds, the lease to ask for; etcd grants whole seconds and may grant more.
+        connect_timeout: seconds that a first blocking call may take, before there ever was a
+            connection.
+
+    Raises:
+        StoreRefused: a TLS file cannot be read.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, run_id: str, lease_ttl: float, connect_timeout: float
+    ) -> None:
+        self._endpoint = endpoint
+        self._keys = RunKeys(endpoint.prefix, run_id)
+        self._connect_timeout = connect_timeout
+        self._hub = Hub.acquire(endpoint)
+        self._holding = _Holding(self._hub, math.ceil(lease_ttl), self._lease_lost)
+        self._view = View(self._hub, self._keys, endpoint, lambda: self._holding.acked_at)
+        self._closing = threading.Event()
+
+    @property
+    def granted_ttl(self) -> float:
+        """Seconds, as last granted; 0 before there is a lease."""
+        return self._holding.granted_ttl
+
+    # ------------------------------------------------------------ what is followed
+
+    def start(self, own_key: str, listener: Listener) -> None:
+        """Connects in the background and begins to deliver events."""
+        self._holding.beat()
+        self._hub.post(lambda: self._view.start(own_key, listener))
+
+    def follow(self, own_key: str) -> None:
+        """Changes the own key and gives the old lease up; a ``Snapshot`` follows."""
+        self._holding.give_up()
+        self._hub.post(lambda: self._view.aim(own=own_key))
+
+    def look(self, wide: bool, without: frozenset[str]) -> None:
+        """Changes what is followed; a ``Snapshot`` follows."""
+        self._hub.post(lambda: self._view.aim(wide=wide, without=without))
+
+    def _lease_lost(self) -> None:
+        self._hub.post(lambda: self._view.tell(LeaseLost(self._holding.acked_at)))
+
+    # ------------------------------------------------------------ blocking operations
+
+    def apply(self, transaction: Transaction) -> bool:
+        """Performs a transaction; see ``Store.apply``.
+
+        More than 128 writes are done in several steps: the conditions, the puts and the first
+        deletes in one, the other deletes after it. If the store fails in between, a second
+        ``apply`` finishes them.
+
+        Raises:
+            MainLoopSilent: it needs a lease, and there was no ``beat`` for one TTL.
+            StoreUnavailable: no answer; it may have taken effect or not.
+            StoreRefused: a kind of it; the store will never take us.
+            ValueError: more than 128 puts or conditions, or a key written twice.
+        """
+        leased = any(put.leased for put in transaction.puts)
+        doubt = False
+
+        def conditional() -> bool:
+            nonlocal doubt
+            lease = self._holding.number() if leased else 0
+            request = self._keys.writes(transaction, lease)[0]
+            before = self._view.revision
+            try:
+                answer = self._hub.client.txn(with_read_back(request) if doubt else request)
+            except LeaseGone:
+                self._holding.drop(lease)
+                raise
+            except StoreUnavailable:
+                doubt = True
+                raise
+            self._hub.post(lambda: self._view.answered(answer.header.revision, before))
+            return answer.succeeded or (doubt and took_effect(request, answer))
+
+        rest = self._keys.writes(transaction, 0)[1:]
+        if not self._insist(conditional):
+            return False
+        for request in rest:
+            self._insist(functools.partial(self._hub.client.txn, request))
+        return True
+
+    def beat(self) -> None:
+        """Says that the agent's main loop lives."""
+        self._holding.beat()
+
+    def read(self, prefix: str) -> tuple[Entry, ...]:
+        """All entries under a prefix, in order of creation; see ``Store.read``."""
+        span = self._keys.under(prefix)
+        request = rpc.RangeRequest(
+            key=span.begin,
+            range_end=span.end,
+            sort_order=rpc.RangeRequest.ASCEND,
+            sort_target=rpc.RangeRequest.CREATE,
+        )
+        answer = self._insist(lambda: self._hub.client.range(request))
+        return tuple(self._keys.entry(kv) for kv in answer.kvs)
+
+    def _insist(self, call: Callable[[], _T]) -> _T:
+        """Makes a call that may be repeated until it is answered, within a deadline."""
+        limit = _OPERATION if self._hub.connected_once else self._connect_timeout
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(
+                lambda e: isinstance(e, StoreUnavailable) and not isinstance(e, _FINAL)
+            ),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=0.5),
+            stop=tenacity.stop_after_delay(limit) | tenacity.stop_when_event_set(self._closing),
+            sleep=tenacity.sleep_using_event(self._closing),
+            reraise=True,
+        )
+        result: _T = retrying(self._diagnosed, call)
+        return result
+
+    def _diagnosed(self, call: Callable[[], _T]) -> _T:
+        try:
+            result = call()
+        except StoreUnavailable as error:
+            if not self._hub.connected_once and (why := refusal(self._endpoint)):
+                raise StoreRefused(why) from error
+            raise
+        self._hub.connected_once = True
+        return result
+
+    def close(self) -> None:
+        """Gives the lease back and stops. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._hub.post(self._view.stop)
+        self._holding.give_back(_FAREWELL)
+        self._hub.release()
+
+
+class _Holding:
+    """The lease of a store: taken when first needed, and anew when it was lost. Thread-safe."""
+
+    def __init__(self, hub: Hub, ttl: int, lost: Callable[[], None]) -> None:
+        self.granted_ttl = 0.0
+        self._hub = hub
+        self._ttl = max(1, ttl)
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._lease: Lease | None = None
+        self._beaten = KEEPER.now()
+        self._acked_at: float | None = None
+
+    def number(self) -> int:
+        """The id of the present lease; takes one if there is none.
+
+        Raises:
+            MainLoopSilent: there was no ``beat`` for as long as a lease lasts.
+            StoreUnavailable: none was granted.
+        """
+        with self._lock:
+            if self._lease is None:
+                asked_at = KEEPER.now()
+                if asked_at - self._beaten > self._ttl:
+                    raise MainLoopSilent(asked_at - self._beaten)
+                number, ttl = self._hub.client.grant(self._ttl)
+                client = self._hub.client
+                self._lease = Lease(number, ttl, asked_at, client.keep_alive, self._ended)
+                self._lease.beaten = self._beaten
+                self.granted_ttl = float(ttl)
+                KEEPER.keep(self._lease)
+            return self._lease.number
+
+    @property
+    def acked_at(self) -> float | None:
+        """When the request was sent that kept the last lease last; None: there never was one."""
+        if (lease := self._lease) is not None:
+            self._acked_at = lease.acked_at
+        return self._acked_at
+
+    def beat(self) -> None:
+        """The main loop lives."""
+        self._beaten = KEEPER.now()
+        if (lease := self._lease) is not None:
+            KEEPER.beat(lease)
+
+    def drop(self, number: int) -> None:
+        """The store says that it knows no such lease."""
+        if (lease := self._lease) is not None and lease.number == number:
+            KEEPER.forget(lease)
+            self._ended(lease)
+
+    def give_up(self) -> None:
+        """Ends the lease in the background; if that fails, it runs out by itself."""
+        if (lease := self._take()) is not None:
+            self._hub.client.revoke_later(lease.number)
+
+    def give_back(self, timeout: float) -> None:
+        """Ends the lease, and waits for it."""
+        if (lease := self._take()) is not None:
+            try:
+                self._hub.client.revoke(lease.number, timeout)
+            except StoreUnavailable:
+                return  # it runs out by itself
+
+    def _take(self) -> Lease | None:
+        with self._lock:
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            KEEPER.forget(lease)
+        return lease
+
+    def _ended(self, lease: Lease) -> None:
+        with self._lock:
+            if self._lease is not lease:
+                return
+            self._lease, self._acked_at = None, lease.acked_at
+        self._lost()

@@ -1,0 +1,437 @@
+"""What one store follows, from the first look over lost connections to the last event.
+
+**A look** watches first and reads then: all that is followed, as it was at one revision. What the
+watches tell of up to that revision is dropped, what came meanwhile is delivered after it. The
+other order, to read and then to watch from the next revision, would be slower: any write in
+between makes a watch one of the past, which etcd serves up to 100 ms late. Only the oldest node's
+key is watched from the past, as it is not known before the look; changes of that one key, and
+what was missed while the store was lost, may come later than younger ones.
+
+**When the stream of watches breaks**, the view asks the store for the same ranges *as of the last
+revision that it delivered*. A store that answers what we knew has kept its memory, and the
+watches go on from there: nothing is lost, nothing comes twice. One that answers anything else has
+another past. Its revision alone would not tell: after a restart on an empty disk, others may have
+written more than there was before until we are back.
+
+**The narrow view** follows the oldest node. When that one vanishes, or when our own key appears
+and there was nobody to follow, the view finds the next one by itself, and tells of both at once
+(by a ``Changed``, or by a ``Snapshot`` if it has to look again). Else every node would have to
+look wide to find out who is the oldest now.
+
+Everything here runs on the hub's thread.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.protocol.records import JOB
+from elastic_runtime.rendezvous.store_contract import Changed, Found, Lost, Refused, Snapshot
+from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import refusal
+from elastic_runtime.rendezvous.stores.etcd.etcd_client import (
+    HistoryGone,
+    HistoryUnknown,
+    NoLeader,
+    StoreFull,
+    StoreRefused,
+    TokenRejected,
+    canceled,
+)
+from elastic_runtime.rendezvous.stores.etcd.etcd_keys import Goal, Heir, heir_of, recall
+from elastic_runtime.rendezvous.stores.etcd.range_reads import read_later
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_runtime.config import Endpoint
+    from elastic_runtime.rendezvous.store_contract import Entry, Listener, StoreEvent
+    from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
+    from elastic_runtime.rendezvous.stores.etcd.etcd_keys import Range, RunKeys
+    from elastic_runtime.rendezvous.stores.etcd.shared_connection import Hub
+
+    _Answers = Sequence[rpc.RangeResponse]
+
+# What a store says itself.
+_COMPLAINTS = (NoLeader, StoreFull, StoreRefused)
+# Seconds between attempts to find a lost store again.
+_PAUSE_FIRST, _PAUSE_MOST = 0.1, 1.0
+
+
+@dataclass(slots=True)
+class _Look:
+    """A look under way: what for, and what the watches told meanwhile."""
+
+    goal: Goal
+    forgot: bool
+    meanwhile: list[tuple[int, Sequence[rpc.Event]]] = field(default_factory=list)
+
+
+class View:
+    """Keeps one listener informed.
+
+    Args:
+        hub: the connection.
+        keys: the run's keys.
+        endpoint: for a diagnosis, if nothing that we understand is there.
+        acked_at: when the request was sent that kept our lease last; None: there is none.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        keys: RunKeys,
+        endpoint: Endpoint,
+        acked_at: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._hub = hub
+        self._keys = keys
+        self._endpoint = endpoint
+        self._acked_at = acked_at
+        self._listener: Listener | None = None
+        self._goal = Goal("")
+        # The highest revision of any answer; no later answer may be below it.
+        self.revision = 0
+        # A look was asked for and has not been answered.
+        self._owed = True
+        # Whether the store has kept its memory is an open question, to be settled by _recall.
+        self._doubtful = False
+        # What we know: each followed range with the first revision that is not known of it, and
+        # the versions of the keys in them. It stays true, if old, while nothing is watched.
+        self._next: dict[Range, int] = {}
+        self._known: dict[str, int] = {}
+        self._leader = ""
+        self._heirs: tuple[Heir, ...] = ()
+        self._watches: dict[int, Range] = {}
+        self._unconfirmed: set[int] = set()
+        self._looking: _Look | None = None
+        self._attempt = 0
+        self._lost = ""  # why
+        self._pause = _PAUSE_FIRST
+
+    # ------------------------------------------------------------ what the store asks for
+
+    def start(self, own: str, listener: Listener) -> None:
+        """Begins to follow, narrowly."""
+        self._listener = listener
+        self._goal = Goal(own)
+        self._resume()
+
+    def aim(
+        self,
+        own: str | None = None,
+        wide: bool | None = None,
+        without: frozenset[str] | None = None,
+    ) -> None:
+        """Follows something else; None: as before."""
+        goal = self._goal
+        self._goal = Goal(
+            goal.own if own is None else own,
+            goal.wide if wide is None else wide,
+            goal.without if without is None else without,
+        )
+        # An open question about the store's memory comes first; the answer leads to this look.
+        self._owed = True
+        if self._listener is not None and not self._doubtful:
+            self._look()
+
+    def answered(self, revision: int, before: int) -> None:
+        """A transaction of the store's has an answer.
+
+        Args:
+            revision: of the answer.
+            before: ``self.revision`` when it was sent.
+        """
+        if revision >= before:
+            self.revision = max(self.revision, revision)
+        elif self._listener is not None and not self._doubtful:
+            self._break_off()
+            self._resume()
+
+    def tell(self, event: StoreEvent) -> None:
+        """Hands an event to the listener."""
+        if self._listener is not None:
+            self._listener(event)
+
+    def stop(self) -> None:
+        """Follows and tells nothing any more."""
+        self._listener = None
+        self._break_off()
+
+    # ------------------------------------------------------------ looking
+
+    def _resume(self) -> None:
+        if self._doubtful:
+            self._recall()
+        elif self._lost:
+            # A stream of watches would only break again; a small question waits for the store.
+            self._ask((self._keys.one(JOB).read(keys_only=True),), lambda _: self._look())
+        else:
+            self._look()
+
+    def _look(self, forgot: bool = False) -> None:
+        self._attempt += 1
+        self._owed, self._doubtful = True, False
+        if forgot:
+            self._heirs = ()
+        look = self._looking = _Look(self._goal, forgot)
+        try:
+            self._hub.client.sign_in()
+        except StoreUnavailable as error:
+            self._failed(error)
+            return
+        watched = set(self._watches.values())
+        for what in self._keys.always(look.goal):
+            if what not in watched:
+                watch = self._hub.watch(what, 0, self)
+                self._watches[watch] = what
+                self._unconfirmed.add(watch)
+        self._read_if_confirmed(look)
+
+    def _read_if_confirmed(self, look: _Look) -> None:
+        if not self._unconfirmed:
+            before, heirs = self.revision, self._heirs
+            reads = self._keys.look(look.goal, heirs)
+            self._ask(reads, lambda answers: self._looked(answers, look, before, heirs))
+
+    def _looked(self, answers: _Answers, look: _Look, before: int, heirs: tuple[Heir, ...]) -> None:
+        forgot = look.forgot or answers[0].header.revision < before
+        sight = self._keys.seen(answers, look.goal, heirs)
+        if sight is None or (forgot and heirs):
+            # Heirs of another past say nothing, and one that is gone makes room for the next.
+            gone = heir_of(look.goal, heirs)
+            self._heirs = () if forgot else tuple(heir for heir in heirs if heir != gone)
+            look.forgot = forgot
+            self._read_if_confirmed(look)
+            return
+        if not look.goal.wide:
+            self._heirs = sight.heirs
+        self.revision = sight.revision if forgot else max(self.revision, sight.revision)
+        self._known = {entry.key: entry.version for entry in sight.entries}
+        self._next = dict.fromkeys(sight.followed, sight.revision + 1)
+        self._leader = sight.leader
+        self._owed, self._looking = False, None
+        self._found()
+        self.tell(Snapshot(sight.entries, look.goal.wide, forgot))
+        for watch, what in list(self._watches.items()):
+            if what not in self._next:
+                self._unwatch(watch)
+        self._watch()
+        for watch, events in look.meanwhile:
+            # A change that needs another look makes the rest superfluous: that look shows it.
+            if watch in self._watches and self._looking is None:
+                self._deliver(self._watches[watch], events)
+
+    def _recall(self) -> None:
+        before = self.revision
+        last = {what: revision - 1 for what, revision in self._next.items()}
+        self._ask(recall(last), lambda answers: self._recalled(answers, before))
+
+    def _recalled(self, answers: _Answers, before: int) -> None:
+        remembered = {
+            self._keys.relative(kv.key): kv.mod_revision for answer in answers for kv in answer.kvs
+        }
+        if answers[0].header.revision < before or remembered != self._known:
+            self._look(forgot=True)
+        elif self._owed:
+            self._look()
+        else:
+            self._doubtful = False
+            self._found()
+            self._watch()
+
+    # ------------------------------------------------------------ asking, with patience
+
+    def _ask(self, reads: Sequence[rpc.RangeRequest], then: Callable[[_Answers], None]) -> None:
+        self._attempt += 1
+        attempt = self._attempt
+        client = self._hub.client
+
+        def came(answers: _Answers | StoreUnavailable) -> None:
+            self._hub.post(lambda: receive(answers))
+
+        def receive(answers: _Answers | StoreUnavailable) -> None:
+            if attempt != self._attempt:
+                return
+            if isinstance(answers, StoreUnavailable):
+                self._failed(answers)
+            else:
+                self._hub.connected_once = True
+                then(answers)
+
+        try:
+            client.sign_in()
+        except StoreUnavailable as error:
+            self._failed(error)
+            return
+        read_later(client, reads, came, patient=bool(self._lost))
+
+    def _failed(self, error: StoreUnavailable) -> None:
+        if isinstance(error, HistoryGone):
+            self._look()
+            return
+        if isinstance(error, HistoryUnknown):
+            self._look(forgot=True)
+            return
+        if isinstance(error, TokenRejected):
+            self._hub.client.sign_out()
+        # Who was let in once is not turned away for good: a running job outlives a new password.
+        if not self._next:
+            refused = str(error) if isinstance(error, StoreRefused) else ""
+            if not refused and not self._hub.connected_once:
+                refused = refusal(self._endpoint)
+            if refused:
+                self.tell(Refused(refused))
+                return
+        if isinstance(error, StoreRefused):
+            self._pause = _PAUSE_MOST
+        if not isinstance(error, TokenRejected):
+            self._lose(error)
+        self._doubtful = bool(self._next)
+        self._try_again()
+
+    def _try_again(self) -> None:
+        attempt = self._attempt
+
+        def again() -> None:
+            if attempt == self._attempt and self._listener is not None:
+                self._resume()
+
+        self._hub.later(self._pause * random.uniform(0.5, 1.0), again)
+
+    def _lose(self, error: StoreUnavailable) -> None:
+        # What the store itself complains of is worth more than the first guess.
+        complains = isinstance(error, _COMPLAINTS) and str(error) != self._lost
+        if complains or not self._lost:
+            self._lost = str(error)
+            self.tell(Lost(self._lost, self._acked_at()))
+
+    def _found(self) -> None:
+        if self._lost:
+            self._lost = ""
+            self.tell(Found())
+
+    # ------------------------------------------------------------ watching
+
+    def _watch(self) -> None:
+        watched = set(self._watches.values())
+        for what, revision in self._next.items():
+            if what not in watched:
+                self._watches[self._hub.watch(what, revision, self)] = what
+
+    def _unwatch(self, watch: int) -> None:
+        del self._watches[watch]
+        self._unconfirmed.discard(watch)
+        self._hub.unwatch(watch)
+
+    def _break_off(self) -> None:
+        for watch in list(self._watches):
+            self._unwatch(watch)
+        self._attempt += 1
+        self._looking = None
+        self._doubtful = bool(self._next)
+
+    def broken(self, error: StoreUnavailable) -> None:
+        """The stream of watches is gone."""
+        self._break_off()
+        if self._listener is not None:
+            self._failed(error)
+            self._pause = min(2 * self._pause, _PAUSE_MOST)
+
+    def heard(self, watch: int, response: rpc.WatchResponse) -> None:
+        """A response of one of our watches has come."""
+        look, what = self._looking, self._watches[watch]
+        if response.canceled and response.compact_revision:
+            self._unwatch(watch)
+            self._look()
+        elif response.canceled:
+            self.broken(canceled(response, self._endpoint))
+        elif response.created:
+            self._pause = _PAUSE_FIRST
+            if look is not None and watch in self._unconfirmed:
+                self._unconfirmed.discard(watch)
+                self._read_if_confirmed(look)
+        elif look is not None:
+            look.meanwhile.append((watch, response.events))
+        elif response.events:
+            self._deliver(what, response.events)
+        else:
+            # A sign of progress: up to here there is nothing for us.
+            self._next[what] = max(self._next[what], response.header.revision + 1)
+
+    def _deliver(self, what: Range, events: Sequence[rpc.Event]) -> None:
+        news = [event for event in events if event.kv.mod_revision >= self._next[what]]
+        if not news:
+            return
+        self._next[what] = news[-1].kv.mod_revision + 1
+        self.revision = max(self.revision, self._next[what] - 1)
+        changes = list(self._keys.changes(news))
+        overtaken = any(map(self._overtaken, changes))
+        for changed in changes:
+            for key in changed.deletes:
+                self._known.pop(key, None)
+            self._known.update((entry.key, entry.version) for entry in changed.puts)
+        if overtaken and self._leader:
+            gone, self._leader = self._leader, ""
+            self._heirs = tuple(heir for heir in self._heirs if heir.key != gone)
+            self._unfollow(gone)
+            self._succeed(gone)
+            return
+        if overtaken:
+            self._look()
+            return
+        for changed in changes:
+            self.tell(changed)
+
+    def _succeed(self, gone: str) -> None:
+        """The oldest node has gone: follows the next one, and tells of both at once.
+
+        It asks for one key only, and what else the watches tell is delivered meanwhile: when a
+        leader dies, all nodes do this at the moment when they wait for a round.
+        """
+        heir, before = heir_of(self._goal, self._heirs), self.revision
+        if heir is None:
+            self._look()
+            return
+        self._owed = True
+
+        def came(answers: _Answers) -> None:
+            found = [self._keys.entry(kv) for kv in answers[0].kvs]
+            revision = answers[0].header.revision
+            if revision < before:
+                self._look(forgot=True)
+            elif [Heir(entry.key, entry.created) for entry in found] != [heir]:
+                self._heirs = tuple(other for other in self._heirs if other != heir)
+                self._succeed(gone)
+            else:
+                self.revision, self._owed = max(self.revision, revision), False
+                self._found()
+                self._follow(found[0], revision)
+                puts = tuple(found) if heir.key != self._goal.own else ()
+                self.tell(Changed(puts, (gone,)))
+
+        self._ask((self._keys.one(heir.key).read(),), came)
+
+    def _follow(self, leader: Entry, revision: int) -> None:
+        if leader.key != self._goal.own:
+            self._leader = leader.key
+            self._known[leader.key] = leader.version
+            self._next[self._keys.one(leader.key)] = revision + 1
+            self._watch()
+
+    def _unfollow(self, key: str) -> None:
+        what = self._keys.one(key)
+        del self._next[what]
+        for watch in [one for one, watched in self._watches.items() if watched == what]:
+            self._unwatch(watch)
+
+    def _overtaken(self, changed: Changed) -> bool:
+        """Whether the narrow view has to find another node to follow."""
+        if self._goal.wide:
+            return False
+        put = {entry.key for entry in changed.puts}
+        if self._leader:
+            return self._leader in changed.deletes and self._leader not in put
+        return self._goal.own in put and self._goal.own not in self._known

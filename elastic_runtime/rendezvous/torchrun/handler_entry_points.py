@@ -1,0 +1,160 @@
+"""What plain torchrun needs to use our rendezvous: ``torchrun --rdzv-backend=etcd-v3 …``.
+
+torch imports this module in every process that imports its elastic part, so nothing that it does
+not need is imported before a handler is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime import __version__
+from elastic_runtime.config import PROTOCOL, Endpoint, Timeouts, Tls
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
+
+ETCD_V3 = "etcd-v3"
+C10D = "elastic-c10d"
+
+_DEFAULT_PORTS = {ETCD_V3: 2379, C10D: 29400}
+
+# Options of ``--rdzv-conf`` that are time-outs, and their names here; all in seconds.
+_TIMES = {
+    "join_timeout": "join",
+    "last_call_timeout": "last_call",
+    "rejoin_timeout": "rejoin",
+    "fence_timeout": "fence",
+    "connect_timeout": "connect",
+    "lease_ttl": "lease_ttl",
+    "batch": "batch",
+}
+
+
+def etcd_v3_entry_point() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """For ``torchrun.handlers``: the rendezvous on etcd's v3 API."""
+    return _etcd_v3
+
+
+def c10d_entry_point() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """For ``torchrun.handlers``: the rendezvous on a TCPStore."""
+    return _c10d
+
+
+# torch asks for the creator each time that it registers, and takes no other one the second time.
+def _etcd_v3(params: RendezvousParameters) -> RendezvousHandler:
+    return create_handler(ETCD_V3, params)
+
+
+def _c10d(params: RendezvousParameters) -> RendezvousHandler:
+    return create_handler(C10D, params)
+
+
+def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler:
+    """Makes a handler from torchrun's parameters; connects to nothing yet.
+
+    Args:
+        name: ``etcd-v3`` or ``elastic-c10d``.
+        params: with these options in ``--rdzv-conf``: ``join_timeout``, ``last_call_timeout``,
+            ``rejoin_timeout``, ``fence_timeout``, ``connect_timeout``, ``lease_ttl``, ``batch``
+            (seconds); for etcd ``prefix``, ``protocol`` (http or https), ``ca_cert``,
+            ``ssl_cert``, ``ssl_cert_key``, ``user``, ``password``; for c10d ``is_host``.
+
+    Raises:
+        UsageError: an option or the endpoint is wrong.
+    """
+    from elastic_runtime.rendezvous.core.node_state import IN_ONE_PIECE, Layout, Policy
+    from elastic_runtime.rendezvous.node_address import own_address
+    from elastic_runtime.rendezvous.participant import Seed
+    from elastic_runtime.rendezvous.stores.open_store import open_store
+    from elastic_runtime.rendezvous.torchrun.torch_handler import ElasticRendezvousHandler
+
+    endpoint = endpoint_of(name, params)
+    times = times_of(params)
+    policy = Policy(
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        entry="torchrun",
+        last_call=times.last_call,
+        join=times.join,
+        rejoin=times.rejoin,
+        fence=times.fence,
+        batch=times.batch,
+        settle=max(3.0, times.lease_ttl),
+        connect=times.connect,
+        layout=IN_ONE_PIECE if name == C10D else Layout(),
+        protocol=PROTOCOL,
+        release=__version__,
+    )
+    seed = Seed(
+        name=f"{socket.gethostname()}-{os.getpid()}",
+        address=own_address(params.local_addr or "", endpoint),
+        workers=1,
+        settings=f"torchrun {PROTOCOL} {params.min_nodes}:{params.max_nodes}",
+    )
+    store = open_store(endpoint, params.run_id, times.lease_ttl, times.connect)
+    return ElasticRendezvousHandler(name, params.run_id, store, policy, seed)
+
+
+def endpoint_of(name: str, params: RendezvousParameters) -> Endpoint:
+    """The store that ``--rdzv-endpoint`` and ``--rdzv-conf`` name.
+
+    Raises:
+        UsageError: they do not name one.
+    """
+    hosts = tuple(_host(name, part.strip()) for part in params.endpoint.split(",") if part.strip())
+    if name == C10D:
+        if len(hosts) != 1:
+            raise UsageError(
+                f"--rdzv-endpoint {params.endpoint!r}: {C10D} needs one host, as host:port"
+            )
+        return Endpoint("c10d", hosts, hosted_here=params.get_as_bool("is_host") is False)
+    if not hosts:
+        raise UsageError(f"--rdzv-endpoint is missing: {name} needs host:port of an etcd server")
+    return Endpoint(
+        "etcd",
+        hosts,
+        prefix=str(params.get("prefix", "elastic")).strip("/"),
+        secure=params.get("protocol", "http") == "https",
+        tls=Tls(
+            str(params.get("ca_cert", "")),
+            str(params.get("ssl_cert", "")),
+            str(params.get("ssl_cert_key", "")),
+        ),
+        user=str(params.get("user", "")),
+        password=str(params.get("password", "")),
+    )
+
+
+def times_of(params: RendezvousParameters) -> Timeouts:
+    """The time-outs in ``--rdzv-conf``.
+
+    Raises:
+        UsageError: one is no positive number of seconds.
+    """
+    given: dict[str, Any] = {}
+    for option, field in _TIMES.items():
+        text = params.get(option)
+        if text is None:
+            continue
+        try:
+            given[field] = float(text)
+        except ValueError:
+            given[field] = -1.0
+        if given[field] <= 0:
+            raise UsageError(f"--rdzv-conf {option}={text}: it must be a number of seconds above 0")
+    return Timeouts(**given)
+
+
+def _host(name: str, text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):  # a bare name or IPv6 address
+        return f"{text}:{_DEFAULT_PORTS[name]}"
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"--rdzv-endpoint {text!r}: it must be host:port")
+    return text

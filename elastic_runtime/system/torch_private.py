@@ -1,0 +1,567 @@
+"""Everything that leans on undocumented parts of torch: one room, each with its reason.
+
+A test beside each fails when torch changes it. torch itself is imported only when something here
+is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import os
+import pickle
+import socket
+import struct
+import time
+from collections import OrderedDict
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.system.listening import listen, where_reached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from datetime import timedelta
+
+    import torch
+
+# Between two looks at a port that does not listen yet, in seconds: first and longest.
+_LOOK = 0.002
+_LOOK_LATER = 0.05
+
+
+def cuda_is_lost() -> bool:
+    """Whether this process is a fork of one that has touched CUDA, and so can never use it.
+
+    There is no public question for it: ``torch.cuda.is_available()`` would itself touch the
+    driver, and ``is_initialized()`` is false in such a fork.
+    """
+    import torch
+
+    lost = getattr(torch._C, "_cuda_isInBadFork", None)  # absent without CUDA
+    return bool(lost and lost())
+
+
+def numa_cpus(gpu: int, mode: str) -> list[int]:
+    """The logical processors that torchrun's ``--numa-binding`` would bind a worker to.
+
+    torch only offers to wrap a command in ``numactl``, or to bind the calling process; a worker
+    that is forked needs the processors themselves.
+
+    Args:
+        gpu: index of the worker's GPU, which is its local rank.
+        mode: ``node``, ``socket``, ``exclusive`` or ``core-complex``.
+    """
+    from torch.numa import binding
+
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    return sorted(binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options))
+
+
+def dcp_stored_item() -> Any:
+    """The class in which DCP's metadata says where an item is: file, offset and length in bytes.
+
+    A checkpoint that is to be readable by plain ``torch.distributed.checkpoint`` must use it, and
+    there is no public name for it.
+    """
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo
+
+
+def dcp_memory_format() -> Any:
+    """The enumeration that DCP pickles in place of ``torch.memory_format``.
+
+    It is part of every tensor's description in DCP's metadata, so a loader that builds nothing
+    but known classes has to know it.
+    """
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    return _MEM_FORMAT_ENCODING
+
+
+def host_where_reached() -> None:
+    """Has ``env://`` and ``tcp://`` wait for the store's port, and host it at its address only.
+
+    A client of TCPStore that is refused sleeps for some 0.3 to 1.5 s before it tries again. Warm
+    workers start within milliseconds of each other, so that half of them come too early: measured
+    with two ranks, ``init_process_group`` took 17 ms or 300 to 640 ms. Both schemes make their
+    store through this one function; there is no public place to wait in.
+
+    The store of a round answers whoever reaches it, and torch would listen at all addresses.
+    """
+    # torch.distributed has a function of that name, which hides the module.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    create = rendezvous._create_c10d_store
+
+    @wraps(create)
+    def made(
+        hostname: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        use_libuv: bool = True,
+    ) -> Any:
+        if rank > 0:
+            await_listener(hostname, int(port), timeout.total_seconds())
+        elif store := _hosted(hostname, int(port), world_size, timeout, use_libuv):
+            return store
+        return create(hostname, port, rank, world_size, timeout, use_libuv)
+
+    rendezvous._create_c10d_store = made
+
+
+def _hosted(
+    host: str, port: int, world_size: int, timeout: timedelta, use_libuv: bool
+) -> Any | None:
+    """The store that torch would host for its rank 0, at this address only; None: torch is to."""
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address = where_reached(host).address
+    if agents or not address or not port:
+        return None
+    try:
+        listener = listen(address, port)
+    except OSError:  # perhaps this process hosts it already, which torch knows
+        return None
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        address,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+        use_libuv=use_libuv,
+    )
+
+
+def await_listener(host: str, port: int, timeout: float) -> bool:
+    """Waits until somebody listens at an address.
+
+    Args:
+        host, port: the address.
+        timeout: seconds to wait at most; that nobody came, the caller's connection will say.
+
+    Returns:
+        Whether somebody listens.
+    """
+    deadline = time.monotonic() + timeout
+    pause = _LOOK
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        try:
+            socket.create_connection((host, port), timeout=left).close()
+        except OSError:
+            time.sleep(min(pause, left))
+            pause = min(_LOOK_LATER, pause * 1.2)
+        else:
+            return True
+
+
+def greet_store(host: str, port: int, timeout: float) -> bool:
+    """Waits until whoever listens somewhere answers as a TCPStore does, or hangs up.
+
+    torch's own client waits for its first answer where nothing can end it, and the end of the
+    process waits for that. A port that accepts and then says nothing is found here instead.
+
+    What its client says first is undocumented: a number that both know, and a ping with another
+    one, which comes back. A torch that says something else one day hangs up; its client is to say
+    what is wrong then.
+
+    Args:
+        host, port: where.
+        timeout: seconds to wait at most, for the connection and for the answer.
+
+    Returns:
+        Whether it was the answer of a TCPStore.
+
+    Raises:
+        OSError: nobody listens there, or nobody answers in time.
+    """
+    validate, known, ping = 0, 0x3C85F7CE, 13
+    number = os.urandom(4)
+    with socket.create_connection((host, port), timeout=timeout) as line:
+        line.sendall(struct.pack("=BIB", validate, known, ping) + number)
+        try:
+            return line.recv(len(number)) == number
+        except ConnectionResetError:
+            return False
+
+
+def end_loader(loader: Any) -> None:
+    """Tells the persistent processes of a ``DataLoader`` to end, and waits for them.
+
+    torch does so only where it drops the iterator, and the end of a program need not come there.
+
+    Args:
+        loader: the ``DataLoader``.
+    """
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None:
+        iterator._shutdown_workers()
+
+
+@contextmanager
+def gloo_built_by(build: Callable[[Callable[[], list[bytes]]], list[bytes]]) -> Iterator[None]:
+    """Has ``build`` make every gloo group that torch makes within the block.
+
+    torch constructs the group in the calling thread, which then waits for every peer; it offers
+    no other way to give up than the time-out. What it makes is a subclass, so that it is still a
+    ``ProcessGroupGloo`` for all that ask.
+
+    Args:
+        build: calls what it is given, wherever it likes, and raises if it does not wait for it;
+            returns what that returns: where the ranks of the group listen for each other.
+    """
+    _hand_gloo_to_builders()
+    _gloo_builders.append(build)
+    try:
+        yield
+    finally:
+        _gloo_builders.remove(build)
+
+
+# In the order in which their blocks were entered. Those blocks may overlap, in several threads.
+_gloo_builders: list[Callable[[Callable[[], list[bytes]]], list[bytes]]] = []
+
+
+def _hand_gloo_to_builders() -> None:
+    """Puts the subclass in the place of torch's own, once for a process."""
+    from torch.distributed import distributed_c10d
+
+    original: Any = getattr(distributed_c10d, "ProcessGroupGloo", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return  # a torch without gloo, or it is there already
+
+    class Gloo(original):  # type: ignore[misc]
+        __wrapped__ = original
+
+        def __init__(self, store: Any, rank: int, size: int, *args: Any, **options: Any) -> None:
+            builders = tuple(_gloo_builders)
+
+            def make() -> list[bytes]:
+                original.__init__(self, store, rank, size, *args, **options)
+                return _gloo_listeners(store, size) if builders else []
+
+            for build in builders:
+                make = partial(build, make)
+            make()
+
+    distributed_c10d.ProcessGroupGloo = Gloo
+
+
+def _gloo_listeners(store: Any, size: int) -> list[bytes]:
+    """What the ranks of a gloo group have told each other of where they listen.
+
+    gloo writes it into the group's store and shows it nowhere else. In it is the socket address as
+    the system has it, which is all that is relied on.
+    """
+    keys = [f"0/{rank}" for rank in range(size)]
+    if size == 1 or not store.check(keys):
+        return []
+    return [bytes(said) for said in store.multi_get(keys)]
+
+
+def set_timeout(group: Any, device: str, timeout: timedelta) -> None:
+    """Sets the time-out of one backend of a group; the public way would set that of all.
+
+    Args:
+        group: the process group.
+        device: ``cpu`` or ``cuda``; the group has a backend for it.
+        timeout: for each collective from now on.
+    """
+    import torch
+
+    group._get_backend(torch.device(device))._set_default_timeout(timeout)
+
+
+def tend_groups(tended: Callable[[], AbstractContextManager[None]]) -> None:
+    """Has every process group built within a context, whoever asks for it; once for a process.
+
+    ``init_process_group`` and ``new_group`` both build through this one function, and scripts call
+    them by many names; there is no public hook.
+
+    Args:
+        tended: makes the context.
+    """
+    from torch.distributed import distributed_c10d
+
+    build: Any = distributed_c10d._new_process_group_helper
+    if hasattr(build, "__wrapped__"):
+        return
+
+    @wraps(build)
+    def building(*args: Any, **options: Any) -> Any:
+        with tended():
+            return build(*args, **options)
+
+    distributed_c10d._new_process_group_helper = building
+
+
+def forget_scaled_step(scaler: torch.amp.GradScaler) -> None:
+    """Makes a ``GradScaler`` forget the step that it is in the middle of.
+
+    From ``unscale_`` to ``update`` it keeps for each optimizer how far that is, which its state
+    dict leaves out. If a step is begun again, it would take the new gradients for unscaled ones,
+    and the optimizer would go 65536 times too far. Only ``update`` clears it, and that changes the
+    scale.
+
+    Args:
+        scaler: any; one that is disabled has nothing to forget.
+    """
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is not None:
+        states.clear()
+
+
+def forget_scale(optimizer: torch.optim.Optimizer) -> None:
+    """Takes from an optimizer what a ``GradScaler`` lends it for one step, if it is still there.
+
+    A fused optimizer unscales the gradients itself, by attributes that the scaler deletes after
+    the step. If the step raises they stay, and the next scale is multiplied by them.
+
+    Args:
+        optimizer: any.
+    """
+    lent = vars(optimizer)
+    if "found_inf" in lent:  # else a grad_scale is the script's own
+        del lent["found_inf"]
+        lent.pop("grad_scale", None)
+
+
+def spare_groups(spared: Callable[[], bool]) -> None:
+    """Has a script's ``destroy_process_group()`` of all groups ask first; once for a process.
+
+    Most scripts end with that call, and it fails where there is no group any more. There is no
+    hook in it. A script that imports it by name before this was called gets torch's own.
+
+    Args:
+        spared: whether it is to be left out where there are no groups; may raise.
+    """
+    import torch.distributed as dist
+
+    original: Any = dist.destroy_process_group
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def destroy(group: Any = None) -> None:
+        ends_all = group is None or group == dist.group.WORLD
+        if not ends_all or not spared() or dist.is_initialized():
+            original(group)
+
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy
+
+
+def end_groups() -> None:
+    """Ends all groups in torch's own way, whatever ``spare_groups`` has been told."""
+    import torch.distributed as dist
+
+    inspect.unwrap(dist.destroy_process_group)()
+
+
+def all_groups() -> list[Any]:
+    """The process groups that torch knows of; it has no public list of them."""
+    import torch.distributed as dist
+
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def abort_groups() -> list[Any]:
+    """Ends all of torch's process groups without a word to the peers.
+
+    ``destroy_process_group`` waits for what is under way; after a fault it never ends.
+
+    Returns:
+        The groups. They end when the last reference is dropped, which takes gloo 10 ms.
+    """
+    import torch.distributed as dist
+
+    world = dist.distributed_c10d._world
+    groups = all_groups()
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
+    # A failed init leaves it raised, and the ranks then wait for each other under different keys.
+    world.group_count = 0
+    return groups
+
+
+def abort_nccl() -> None:
+    """Releases whoever waits in a collective of NCCL, which no socket of ours does."""
+    import torch
+    import torch.distributed as dist
+
+    if not (torch.cuda.is_available() and dist.is_initialized()):
+        return
+    for group in list(dist.distributed_c10d._world.pg_map):
+        with suppress(RuntimeError):
+            group._get_backend(torch.device("cuda")).abort()
+
+
+def nccl_collectives() -> int | None:
+    """How many collectives this process has queued on NCCL, in all groups that exist.
+
+    There is no public count. It tells whether anything was queued between two looks; what goes
+    from one rank to another (send and receive) is not counted.
+
+    Returns:
+        The number, or None if a group does not say.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return 0
+    counted = 0
+    for group in all_groups():
+        # A group of gloo alone has no part in it: it says so by a RuntimeError.
+        with suppress(RuntimeError):
+            backend = group._get_backend(torch.device("cuda"))
+            count = getattr(backend, "_get_sequence_number_for_group", None)
+            if count is None:
+                return None
+            counted += count()
+    return counted
+
+
+def nccl_failure() -> str:
+    """What a group of NCCL says of itself that no caller has heard yet; "" if nothing.
+
+    A collective that ran out of time, or an error of the network, is noticed by a thread of torch,
+    which ends the collective. There is no public way to ask.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not (torch.cuda.is_available() and dist.is_initialized()):
+        return ""
+    for group in all_groups():
+        with suppress(RuntimeError):
+            ask = getattr(group._get_backend(torch.device("cuda")), "get_error", None)
+            said = ask() if ask is not None else None
+            if said is not None and said.name != "SUCCESS":
+                return str(said.name)
+    return ""
+
+
+def keep_versions_in_ddp() -> None:
+    """Makes ``DDP(model)`` leave the version counters of parameters as they are.
+
+    DDP begins by giving all ranks the parameters of rank 0. In place all ranks have them already,
+    so nothing changes; but to the version counters, by which changes outside of optimizers are
+    seen, it would look like a change of everything. There is no hook around that broadcast, and
+    ``init_sync=False`` is the script's to say.
+    """
+    import torch
+    from torch.nn.parallel import distributed
+
+    sync = distributed._sync_module_states
+    if hasattr(sync, "__wrapped__"):
+        return
+
+    @wraps(sync)
+    def quietly(module: torch.nn.Module, *args: Any, **options: Any) -> None:
+        with torch.autograd._unsafe_preserve_version_counter(tuple(module.parameters())):
+            sync(module, *args, **options)
+
+    distributed._sync_module_states = quietly
+
+
+def tensor_pickle(dtype: torch.dtype, shape: tuple[int, ...], size: int) -> bytes:
+    """The pickle by which ``torch.save`` says how to make a tensor of its raw bytes.
+
+    ``torch.save`` itself would copy the bytes, and takes a quarter of a millisecond. This form,
+    with an untyped storage, serves every dtype; ``torch.load`` reads it with ``weights_only``.
+
+    Args:
+        dtype: of the tensor.
+        shape: of the tensor, which is contiguous.
+        size: of its storage, in bytes.
+    """
+    import torch
+
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(1, length)
+    storage = _Storage(("storage", torch.UntypedStorage, "0", "cpu", size))
+    form: tuple[Any, ...] = (
+        storage,
+        0,
+        shape,
+        tuple(reversed(strides)),
+        False,
+        OrderedDict(),
+        dtype,
+    )
+    out = io.BytesIO()
+    _TensorPickler(out, protocol=2).dump(_Rebuilt((torch._utils._rebuild_tensor_v3, form)))
+    return out.getvalue()
+
+
+class _Storage(tuple[Any, ...]):
+    """How a pickled tensor speaks of its storage."""
+
+    __slots__ = ()
+
+
+class _Rebuilt:
+    """Becomes, in a pickle, the call of a function."""
+
+    def __init__(self, call: tuple[Any, ...]) -> None:
+        self._call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._call
+
+
+class _TensorPickler(pickle.Pickler):
+    def persistent_id(self, value: object) -> object:
+        return tuple(value) if type(value) is _Storage else None
+
+
+def local_chunk(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where in a whole ``DTensor`` this rank's part is; there is no public way to ask.
+
+    Args:
+        tensor: a ``DTensor``.
+
+    Returns:
+        Offsets and sizes, by dimension.
+    """
+    chunks = tensor.__create_chunk_list__()
+    if len(chunks) != 1:
+        raise NotImplementedError(f"a DTensor in {len(chunks)} chunks on one rank")
+    return tuple(chunks[0].offsets), tuple(chunks[0].sizes)
+
+
+def loads_plainly(module: torch.nn.Module) -> bool:
+    """Whether ``load_state_dict`` of a module does nothing but copy each tensor to its place.
+
+    Then it need not be called for tensors that have been read to their places. There is no public
+    way to see what hooks a module has. torch's own layers that have a say in loading only care
+    for checkpoints of their older versions, and the hooks of FSDP2 for parameters that have been
+    replaced by others.
+    """
+    import torch
+
+    def is_plain(each: torch.nn.Module) -> bool:
+        load = type(each)._load_from_state_dict
+        hooks = (
+            *each._load_state_dict_pre_hooks.values(),
+            *each._load_state_dict_post_hooks.values(),
+        )
+        return load.__module__.startswith("torch.nn.modules.") and all(
+            hook.__module__.startswith("torch.distributed.fsdp._fully_shard.") for hook in hooks
+        )
+
+    load = torch.nn.Module.load_state_dict
+    return type(module).load_state_dict is load and all(map(is_plain, module.modules()))

@@ -1,0 +1,171 @@
+"""How all ranks of a new round come to one state, and what is said about it.
+
+``sync`` brings them together; here is what a process remembers for that from round to round, and
+when it is better to stop than to go on from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.recovery.recovery_source import choose
+from elastic_runtime.worker.recovery.state_transfer import Restorer, bring_together
+from elastic_runtime.worker.state.training_state import StateLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_runtime.worker.peers import Connection
+    from elastic_runtime.worker.recovery.recovery_source import Choice
+    from elastic_runtime.worker.recovery.saver_protocol import Saver
+    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.worker.world import World
+
+# So many steps may be lost before the first save can be whole; nobody is asked about them.
+FEW = 10
+
+
+@runtime_checkable
+class _Entering(Protocol):
+    """A part of the state that must know the world, such as a sampler."""
+
+    def enter(self, world: World) -> None:
+        """Another world begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is known of the job's earlier rounds.
+
+    Attributes:
+        incarnation: of the job; rounds of another one are not counted with this one's.
+        committed: the highest step that was ever reported; -1: none.
+    """
+
+    incarnation: str = ""
+    committed: int = -1
+
+
+class Settling:
+    """Brings this rank and the others to one state, in one round after the other."""
+
+    def __init__(
+        self,
+        state: State,
+        saver: Saver | None,
+        note: Callable[..., None],
+        *,
+        start_over: bool,
+        strict: bool = True,
+    ) -> None:
+        """Remembers what it is about.
+
+        Args:
+            state: of this rank.
+            saver: knows what is saved.
+            note: takes events; those of rank 0 count.
+            start_over: the job may begin again at step 0 after it has lost everything.
+            strict: what is loaded must have exactly the keys of this program.
+        """
+        self._state = state
+        self._saver = saver
+        self._note = note
+        self._start_over = start_over
+        self._strict = strict
+        self._incarnation = ""
+
+    def settle(self, connection: Connection, world: World, past: Past) -> None:
+        """Brings all ranks to one state: the furthest in memory, or what was saved.
+
+        Raises:
+            UsageError: no rank holds a whole state any more, and nothing is saved.
+        """
+        state, saver = self._state, self._saver
+        self._enter(connection, world)
+        restorer = None
+        if saver is not None:
+            load = partial(saver.load, strict=self._strict)
+            restorer = Restorer(saver.term, saver.base, load, saver.received)
+        same = bool(past.incarnation) and past.incarnation == self._incarnation
+        wire = connection.group._get_backend(torch.device("cpu"))
+        before = world.round - 1 if same else -1
+        choice = bring_together(state, wire, world.rank, world.size, restorer, before=before)
+        if choice.kind in ("lost", "fresh"):
+            self._check_beginning(choice, past)
+        state.drop_room()
+        state._round = world.round  # all ranks are alike here
+        self._incarnation = past.incarnation
+        if saver is not None:
+            saver.settled(choice)
+        self._tell(choice, world, past)
+
+    def alone(self, connection: Connection, world: World) -> bool:
+        """Makes this process's memory one that can be saved, between two rounds.
+
+        Returns:
+            Whether it is worth it: it is whole, and nothing newer is stored.
+        """
+        state, saver = self._state, self._saver
+        assert saver is not None
+        self._enter(connection, world)
+        standing = Restorer(saver.term, saver.base, lambda over: None)
+        mine = choose([state.standing()])
+        stored = saver.newest()
+        held = mine.held and mine.held._replace(term=saver.term)
+        if held is None or (stored is not None and stored > held):
+            self._note("state.not_saved", step=state.step, reason=_why_not(mine, stored))
+            return False
+        choice = bring_together(state, None, 0, 1, standing)
+        state._round = world.round
+        saver.settled(choice)
+        return True
+
+    def _enter(self, connection: Connection, world: World) -> None:
+        for part in self._state.parts.values():
+            if isinstance(part, _Entering):
+                part.enter(world)
+        if self._saver is not None:
+            self._saver.attach(self._state, connection)
+
+    def _check_beginning(self, choice: Choice, past: Past) -> None:
+        """Starting anew in silence would be worse than an end.
+
+        Raises:
+            UsageError: steps were committed, and are lost.
+            StateLost: the same, and the job may start over with new processes.
+        """
+        lost = choice.kind == "lost"
+        committed = max(past.committed, choice.given_up)
+        may = self._start_over or committed <= FEW
+        if not lost and may:
+            return
+        what = "no rank holds a whole state any more" if lost else "no rank has a state in memory"
+        raise (StateLost if may else UsageError)(
+            f"{what} ({choice.reason}), and nothing is saved: {committed} steps are lost; give "
+            "elastic.run a checkpointer that saves more often, or take State(shadow=True) so that "
+            "a half-done step can be undone. The job may begin again at step 0 if it is started "
+            "again, and by itself with elastic.run(..., start_over=True)"
+        )
+
+    def _tell(self, choice: Choice, world: World, past: Past) -> None:
+        step = self._state.step
+        known: dict[str, Any] = {"given_up": choice.given_up} if choice.given_up else {}
+        if past.committed > step:
+            known["reached"] = past.committed
+        if choice.kind == "saved" and world.round > 1:  # at a job's start there is no other way
+            self._note("state.loaded", step=step, reason=choice.reason, **known)
+        if choice.kind == "fresh" and world.round > 1:
+            self._note("state.fresh", reason=choice.reason, **known)
+        if choice.kind == "memory" and (choice.adopt or choice.receivers or choice.given_up):
+            self._note("state.given", step=step, to=len(choice.receivers), **known)
+
+
+def _why_not(mine: Choice, stored: Any) -> str:
+    if mine.held is None:
+        return mine.reason
+    return f"step {stored.step} of term {stored.term} is stored, which is newer"

@@ -1,0 +1,46 @@
+"""Memory for optimizer state that a newcomer is about to receive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.worker.state.state_parts import Form
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+# Adam and its kin keep two tensors for each parameter. Which optimizer it is shows only after its
+# first step, and one that keeps fewer has them for a moment only.
+_TENSORS = 2
+# Beyond that the transfer itself takes so long that the first touch matters little.
+_MOST_BYTES = 1 << 30
+
+
+class Room:
+    """Tensors on the CPU whose memory has been touched, each given away once.
+
+    Each tensor has memory of its own: one that is saved later brings nothing else along.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Makes room for the optimizer state of some parameters, up to 1 GiB.
+
+        Args:
+            parameters: those without state yet.
+        """
+        self._free: dict[tuple[str, tuple[int, ...]], list[torch.Tensor]] = {}
+        left = _MOST_BYTES
+        for parameter in parameters:
+            form = Form.of(parameter)
+            left -= _TENSORS * form.nbytes
+            if left < 0:
+                break
+            made = [form.empty().zero_() for _ in range(_TENSORS)]
+            self._free.setdefault((form.dtype, form.shape), []).extend(made)
+
+    def take(self, form: Form) -> torch.Tensor:
+        """A tensor of this form, on the CPU; its content is of no meaning."""
+        free = self._free.get((form.dtype, form.shape))
+        return free.pop() if free else form.empty()

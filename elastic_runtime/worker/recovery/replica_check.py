@@ -1,0 +1,173 @@
+"""Refuses models of which each rank holds another part: they do not recover in place.
+
+In place each rank must hold a whole copy, as it may be the one that is left. Some models show at
+once that they do not: their parameters are DTensors, or belong to FSDP. Others, of which each rank
+holds other experts or layers under the same names, show it in their first steps: gradients that
+are not averaged over all ranks differ by far, and so do the parameters after the optimizer. Both
+must be so: ranks on different processors may differ in last bits although their gradients were
+averaged, and scripts that average parameters have gradients of their own on each rank.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.state.commit_image import sample_of, tensor_bytes
+from elastic_runtime.worker.state.state_parts import ModulePart
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch.distributed as dist
+
+    from elastic_runtime.worker.state.state_parts import Part
+
+REMEDY = (
+    "models that are spread over ranks (FSDP, tensor, pipeline or expert parallel) do not recover "
+    "in place: leave out elastic.run and State, and let the job restart from a Checkpointer, which "
+    "reshards them (docs/checkpoints.md)"
+)
+
+# Each of the first commits that is a power of two is looked at, up to this one: a
+# gradient may be missing in the first steps, as long as no sample is routed to an expert.
+_LAST = 64
+# Averaged gradients are the same but for rounding; others differ by some hundredths at least.
+_TOLERANCE = 1e-3
+_NONE = [0.0, 0.0]  # the fingerprint where there is no gradient
+
+
+def refuse_sharded(parts: Sequence[Part]) -> None:
+    """Refuses what shows at once that a rank holds no whole copy.
+
+    Raises:
+        UsageError: a parameter is a DTensor, or a module that of FSDP.
+    """
+    # Nobody has made what is not even imported; importing it takes a while.
+    spread = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    if not spread and not fsdp:
+        return
+    for part in parts:
+        if not isinstance(part, ModulePart):
+            continue
+        for name, module in part.module.named_modules():
+            if isinstance(module, fsdp):
+                raise UsageError(f"{part.name}{name and '.'}{name} is wrapped by FSDP; {REMEDY}")
+        for name, parameter in part.parameters().items():
+            if isinstance(parameter, spread):
+                raise UsageError(f"{part.name}.{name} is a DTensor; {REMEDY}")
+
+
+class Inspection:
+    """Compares what the ranks of one round hold, at a few of the first commits of a job."""
+
+    def __init__(self, parts: Sequence[Part], group: dist.ProcessGroup | None) -> None:
+        """Sends nothing yet.
+
+        Args:
+            parts: of the State.
+            group: all ranks of the round, over gloo; None if this rank is alone.
+        """
+        self._parts = parts
+        self._peers = Peers(group) if group is not None else None
+        self._looked = False
+        self._seen: dict[int, list[float]] = {}  # fingerprints of gradients, by parameter
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Notes the gradients that an optimizer is about to use, if this step is looked at.
+
+        Args:
+            optimizer: which.
+            number: that of the commit to come.
+        """
+        if self._peers is not None and _is_due(number):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None and not parameter.grad.is_sparse:
+                        self._seen[id(parameter)] = _fingerprint(parameter.grad)
+
+    def before_commit(self, number: int) -> None:
+        """Looks at the ranks, if this commit is one of those.
+
+        Args:
+            number: how many commits there will be with this one, the same on all ranks.
+
+        Raises:
+            UsageError: this rank holds no whole copy; raised on all ranks, and no step counts.
+        """
+        if not self._looked:
+            self._looked = True
+            refuse_sharded(self._parts)
+        if self._peers is not None and _is_due(number):
+            # If a rank is lost in between, the step is whole here, and counts.
+            with suppress(RuntimeError, ValueError):
+                self._compare(self._peers)
+            self._seen.clear()
+
+    def _compare(self, peers: Peers) -> None:
+        named = {
+            f"{part.name}.{name}": parameter
+            for part in self._parts
+            if isinstance(part, ModulePart)
+            for name, parameter in part.parameters().items()
+        }
+        if len(set(peers.gather(_digest(list(named.values()))))) == 1:
+            return
+        mine = [self._seen.get(id(parameter)) for parameter in named.values()]
+        for name, *values in zip(named, *peers.gather(mine), strict=True):
+            if differ := _far_apart(values):
+                one, other = differ
+                raise UsageError(
+                    f"{name} has other gradients on rank {other} than on rank {one}, and other "
+                    "values after the step: it is not the same model on all ranks, or its "
+                    "gradients are not averaged (DistributedDataParallel does that); "
+                    f"{REMEDY}"
+                )
+
+
+def _is_due(number: int) -> bool:
+    return number <= _LAST and number.bit_count() == 1
+
+
+def _far_apart(values: Sequence[list[float] | None]) -> tuple[int, int] | None:
+    """Two ranks whose gradients of one parameter differ by more than rounding, if there are any.
+
+    Args:
+        values: the fingerprint on each rank, None where there was no gradient.
+    """
+    first = next((rank for rank, value in enumerate(values) if value is not None), None)
+    if first is None:
+        return None
+    for rank, value in enumerate(values):
+        here, there = values[first] or _NONE, value or _NONE
+        limit = _TOLERANCE * max(here[0], there[0])
+        if any(abs(one - other) > limit for one, other in zip(here, there, strict=True)):
+            return first, rank
+    return None
+
+
+def _fingerprint(gradient: torch.Tensor) -> list[float]:
+    """The size of a sample of a gradient, and its length along a fixed direction."""
+    sample = sample_of(gradient.detach()).double().cpu()
+    direction = torch.arange(1, len(sample) + 1, dtype=torch.float64, device="cpu")
+    direction.mul_(2.399963).sin_()
+    return [float(sample.abs().sum()), float(sample @ direction)]
+
+
+def _digest(tensors: list[torch.Tensor]) -> int:
+    digest = 0
+    devices: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            sample = sample_of(tensor.detach()).contiguous().view(torch.uint8)
+            devices.setdefault(tensor.device, []).append(sample)
+    for samples in devices.values():  # from each device at once
+        digest = zlib.crc32(tensor_bytes(torch.cat(samples).cpu()), digest)
+    return digest

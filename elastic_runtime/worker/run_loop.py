@@ -1,0 +1,497 @@
+"""What ``elastic.run`` does: a training function is called again after every change of the world.
+
+One road for every change, whatever brought it about::
+
+    Enter ─▶ connect ─▶ one state on all ranks ─▶ train(world) ─▶ returned on all ranks
+               ▲                                     │
+               └── Left ◀── groups taken apart ◀─────┘ a peer is gone, an interrupt, a change
+
+A planned change happens at a commit that all ranks agree on; a fault interrupts wherever the
+ranks are, and each goes on from what the furthest of them has committed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.protocol.messages import (
+    EXIT_DRAINED,
+    HANG,
+    Ask,
+    Change,
+    Dismiss,
+    Enter,
+    Heard,
+    Interrupt,
+    Left,
+    Message,
+    Nearby,
+    Ready,
+    Returned,
+)
+from elastic_runtime.system import tcp_keepalive, torch_private
+from elastic_runtime.worker.agreement import Agreement, Wish
+from elastic_runtime.worker.context import WorkerContext, context, spares_groups
+from elastic_runtime.worker.fast_exit import end_quickly
+from elastic_runtime.worker.peers import Connection
+from elastic_runtime.worker.recovery import error_classification, thread_inspection
+from elastic_runtime.worker.recovery.common_state import Past, Settling
+from elastic_runtime.worker.recovery.error_classification import WorldChanged
+from elastic_runtime.worker.recovery.group_disposal import drop_later
+from elastic_runtime.worker.recovery.process_groups import Place, Ranks, Stores, rehearse
+from elastic_runtime.worker.recovery.replica_check import Inspection
+from elastic_runtime.worker.state.missing_parts import Watch, report
+from elastic_runtime.worker.state.optimizer_gate import Gate
+from elastic_runtime.worker.train_signature import check_form
+from elastic_runtime.worker.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elastic_runtime.worker.recovery.saver_protocol import Saver
+    from elastic_runtime.worker.state.training_state import State
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Out:
+    """The round is left.
+
+    Attributes:
+        planned: all ranks leave at this commit.
+        reason: for people.
+    """
+
+    planned: bool
+    reason: str
+
+
+# How long to wait for a store that may be needed later.
+_AHEAD = timedelta(seconds=30)
+
+_ran = False
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says that no step will be committed for a while, and that this is no hang.
+
+    Args:
+        what: for people, such as ``evaluation``.
+    """
+    with context().busy(what):
+        yield
+
+
+def train_in_place(
+    train: Callable[[World], T],
+    state: State,
+    saver: Saver | None,
+    *,
+    start_over: bool,
+    strict: bool = True,
+) -> T:
+    """What ``elastic.run`` does, in whichever form it was called; see there.
+
+    Raises:
+        UsageError: it was called twice, or ``init_process_group`` before it; or everything that
+            was committed is lost.
+        Exception: what ``train`` raises and the world is not to blame for, as it is.
+    """
+    global _ran
+    if _ran:
+        raise UsageError(
+            "elastic.run was called twice in this process; put both loops into one train(world)"
+        )
+    if dist.is_available() and dist.is_initialized():
+        raise UsageError(
+            "init_process_group() was called before elastic.run, which makes the process "
+            "group itself, and again after each change: remove the call"
+        )
+    _ran = True
+    torch_private.keep_versions_in_ddp()
+    torch_private.tend_groups(tcp_keepalive.tended)
+    torch_private.spare_groups(spares_groups)
+    here = context()
+    loop = _Loop(state, saver, train, here, start_over=start_over, strict=strict)
+    try:
+        with here.running_in_place():
+            value: T = loop.run() if here.has_agent else loop.run_alone()
+        return value
+    except Exception as error:
+        error.__traceback__ = thread_inspection.in_script(error.__traceback__)
+        raise
+    finally:
+        loop.end()
+        if saver is not None:
+            saver.detach()
+
+
+class _Loop:
+    """One call of ``elastic.run``."""
+
+    def __init__(
+        self,
+        state: State,
+        saver: Saver | None,
+        train: Callable[[World], Any],
+        here: WorkerContext,
+        *,
+        start_over: bool,
+        strict: bool,
+    ) -> None:
+        self._state = state
+        self._saver = saver
+        check_form(train)
+        self._train = train
+        self._here = here
+        self._settling = Settling(state, saver, self._note, start_over=start_over, strict=strict)
+        self._stores = Stores()
+        self._orders: queue.SimpleQueue[Enter | Dismiss] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._ranks: Ranks | None = None
+        self._broken = 0  # the newest round that was called broken
+        self._why = ""  # it was called broken
+        self._thrown = 0  # the newest round that the main thread was thrown out of
+        self._change: Change | None = None
+        self._released = saver is None  # nobody counts on what is held here
+        self._main = threading.get_ident()
+        self._watch: Watch | None = Watch(state)  # None: the first steps are over
+
+    # ------------------------------------------------------------ without an agent
+
+    def run_alone(self) -> Any:
+        """One world, that of the launcher or of this process; a restart is a restart."""
+        world = World.of_environment(os.environ)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if "RANK" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            group = dist.new_group(backend="gloo")
+            connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
+            self._settling.settle(connection, world, Past())
+            self._state._on_commit = commit = _Commit(self, group, None)
+            self._state._inspection = commit.inspection()
+            self._state._gate = Gate(partial(error_classification.check_groups, None))
+            with error_classification.explained():
+                value = self._train(world)
+            self._finish_saving()
+            return value
+        finally:
+            self._state._on_commit = None
+            groups = torch_private.all_groups()
+            torch_private.end_groups()
+            drop_later(groups)
+
+    # ------------------------------------------------------------ the agent's word, in its thread
+
+    def _listen(self, message: Message) -> None:
+        match message:
+            case Enter() | Dismiss():
+                self._orders.put(message)
+            case Nearby(places):
+                self._connect_ahead(places)
+            case Interrupt(number, reason):
+                with self._lock:
+                    self._broken = max(self._broken, number)
+                    self._why = reason
+                    ranks = self._ranks
+                if ranks is not None and ranks.place.round <= number:
+                    ranks.interrupt()
+            case Change(number):
+                # One who was asked to leave is told of that change once more, as all others are.
+                known = self._change
+                if known is None or not (known.goes and known.round == number):
+                    self._change = message
+            case Ask():
+                self._answer()
+
+    def _answer(self) -> None:
+        """Says where the main thread is, and gets it out of what it should have left long ago."""
+        collective, where = thread_inspection.of(self._main)
+        with self._lock:
+            ranks = self._ranks
+            if collective and ranks is not None and ranks.interrupted.is_set():
+                number = ranks.place.round
+                if self._thrown < number:
+                    # The script may catch the errors of its collectives, and try again and again.
+                    # In vain if it waits in one; then it is found there once more, and ended.
+                    self._thrown = number
+                    thread_inspection.throw(self._main, WorldChanged)
+                    collective = False
+        self._here.tell(Heard(collective=collective, where=where, busy=self._here.busy_with))
+
+    # ------------------------------------------------------------ rounds
+
+    def run(self) -> Any:
+        """Takes part in one round after the other."""
+        self._here.listen(self._listen)
+        self._here.shield()
+        rehearse()
+        self._state.make_room()
+        self._here.tell(Ready())
+        while True:
+            order = self._orders.get()
+            if isinstance(order, Dismiss):
+                if order.saves and self._saver is not None and self._state.step:
+                    self._save_alone(self._saver)
+                self._end()
+            outcome = self._take_part(order)
+            if isinstance(outcome, _Done):
+                return outcome.value
+            self._here.tell(
+                Left(
+                    round=order.round,
+                    step=self._state.step,
+                    planned=outcome.planned,
+                    reason=outcome.reason,
+                    released=self._released,
+                )
+            )
+
+    def _take_part(self, order: Enter) -> _Done | _Out:
+        place = Place(order.round, order.rank, order.world, order.host, order.port, order.key)
+        ranks = Ranks(place, self._stores)
+        self._released = self._saver is None
+        with self._lock:
+            self._ranks = ranks
+            broken = self._broken >= order.round
+        if broken:
+            ranks.interrupt()
+        try:
+            # All that refers to the old groups is gone when this returns: its frames are cleared.
+            return self._attempt(order, ranks)
+        finally:
+            self._state._on_commit = None
+            if why := self._state.leave():
+                self._here.note("state.unfit", step=self._state.step, reason=why)
+            with self._lock:
+                self._ranks = None
+            ranks.take_apart()
+
+    def _attempt(self, order: Enter, ranks: Ranks) -> _Done | _Out:
+        began = time.monotonic()
+        try:
+            ranks.build()
+            return self._train_in(order, ranks, time.monotonic() - began)
+        except WorldChanged as change:
+            error_classification.forget(change)
+            reason = str(change) or "the script was thrown out of a broken round"
+            return _Out(planned=not ranks.interrupted.is_set(), reason=reason)
+        except Exception as error:
+            if not error_classification.is_worlds_fault(error, ranks):
+                raise
+            reason = error_classification.in_one_line(error, ranks)
+            # The agent listens to the first one that leaves: what the others say is in the log.
+            self._here.note("round.error", reason=reason)
+            error_classification.forget(error)
+            return _Out(planned=False, reason=reason)
+
+    def _train_in(self, order: Enter, ranks: Ranks, connecting: float) -> _Done:
+        world = World.of_order(order)
+        group = ranks.group
+        assert group is not None
+        world.publish()
+        incarnation = order.key.rpartition("/")[0]
+        self._here.enter(order.round, order.rank, incarnation)
+        began = time.monotonic()
+        connection = Connection(group, ranks.another_group, ranks.interrupted.is_set)
+        past = Past(incarnation, order.committed)
+        self._settling.settle(connection, world, past)
+        settling = time.monotonic() - began
+        self._note("round.entered", connect=round(connecting, 4), sync=round(settling, 4))
+        self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
+        self._connect_ahead(order.spares)
+        commit = _Commit(self, group, ranks)
+        self._state._on_commit = commit
+        self._state._gate = Gate(partial(error_classification.check_groups, ranks))
+        self._state._inspection = commit.inspection()
+        with self._here.in_train():
+            with error_classification.explained():
+                value = self._train(world)
+            self._state._on_commit = None
+            self._await_all(commit, order)
+        self._finish_saving()
+        self._here.tell(Returned(order.round))
+        return _Done(value)
+
+    def _await_all(self, commit: _Commit, order: Enter) -> None:
+        """Waits until ``train`` has returned on all ranks.
+
+        Raises:
+            UsageError: the others wait for this one in a collective of theirs.
+        """
+        try:
+            commit.until_all_return()
+            return
+        except Exception:
+            if HANG not in self._why:
+                raise
+        raise UsageError(
+            f"train returned on rank {order.rank} after step {self._state.step}, and others wait "
+            "for it in a further step; return on all ranks after the same step: let them decide by "
+            "what is the same everywhere, such as state.step"
+        )
+
+    def _finish_saving(self) -> None:
+        """Waits for the last save: the groups that it needs are about to end."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def _connect_ahead(self, places: list[list[Any]]) -> None:
+        """Connects to the stores that the next rounds are likely to use."""
+
+        def connect() -> None:
+            for host, port in places:
+                try:
+                    self._stores.client(host, port, _AHEAD)
+                except RuntimeError:
+                    continue  # it is tried again when it is needed
+
+        threading.Thread(target=connect, name="elastic-ahead", daemon=True).start()
+
+    def look_for_forgotten(self) -> None:
+        """Says once, in the first steps, what the script has left out of its State.
+
+        Raises:
+            UsageError: it cannot be right.
+        """
+        if self._watch is not None and (found := self._watch.committed()) is not None:
+            self._watch = None
+            report(found, self._note)
+
+    def end(self) -> None:
+        """Leaves nothing behind in torch."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def _note(self, name: str, **fields: Any) -> None:
+        if self._here.rank == 0:
+            self._here.note(name, **fields)
+
+    def _save_alone(self, saver: Saver) -> None:
+        """Saves what this process remembers between two rounds, in a world of its own."""
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        group = dist.group.WORLD
+        assert group is not None
+        connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
+        if self._settling.alone(connection, World(0, 1, 0, 1, 0, 1, round=self._state._round)):
+            saver.save(sync=True)
+
+    def _end(self) -> NoReturn:
+        saver = self._saver
+        code = EXIT_DRAINED if saver is not None and saver.held == self._state.step else 0
+        if not self._here.has_agent:
+            code = 128 + signal.SIGTERM  # whoever has sent it expects the usual exit code
+        end_quickly(code)
+        raise SystemExit(code)
+
+
+class _Commit:
+    """What follows from a commit, in one round."""
+
+    def __init__(self, loop: _Loop, group: dist.ProcessGroup, ranks: Ranks | None) -> None:
+        self._loop = loop
+        self._ranks = ranks
+        self._group = group if group.size() > 1 else None
+        self._agreement = Agreement(self._group)
+        if loop._saver is not None:
+            loop._saver.count(loop._state.step)
+
+    def __call__(self) -> None:
+        """Publishes the step, saves if that is due, and leaves the round if all agree to.
+
+        Raises:
+            WorldChanged: the round ends here for this rank.
+        """
+        loop, ranks = self._loop, self._ranks
+        step = loop._state.step
+        loop._here.report_step(step)
+        loop.look_for_forgotten()
+        if ranks is not None and ranks.interrupted.is_set():
+            raise WorldChanged("the round is broken")
+        agreed = self._agreement.step(self._wishes(Wish.TRAINS))
+        if ranks is not None:
+            ranks.met = True
+        if loop._saver is not None:
+            loop._saver.count(step)
+            loop._saver.heed(agreed)
+        if Wish.CHANGE in agreed:
+            self._leave()
+        if Wish.LEAVE in agreed:
+            # Without an agent, SIGTERM asks for this.
+            self._save_now(step)
+            loop._end()
+
+    def inspection(self) -> Inspection:
+        """What compares the ranks of this round."""
+        return Inspection(self._loop._state._parts, self._group)
+
+    def until_all_return(self) -> None:
+        """Waits for the other ranks after ``train`` has returned here.
+
+        Raises:
+            WorldChanged: the round ends before.
+        """
+        while True:
+            agreed = self._agreement.step(self._wishes(Wish.NOTHING))
+            if Wish.CHANGE in agreed:
+                self._leave()
+            if agreed and Wish.TRAINS not in agreed:
+                return
+            if self._agreement.alone:
+                return
+
+    def _wishes(self, facts: Wish) -> Wish:
+        loop, ranks = self._loop, self._ranks
+        change = loop._change
+        saver = loop._saver
+        wishes = facts
+        if saver is not None:
+            wishes |= saver.wishes() & ~Wish.LEAVE
+        if ranks is None:
+            return wishes | (Wish.LEAVE if loop._here.drain.is_set() else Wish.NOTHING)
+        if change is not None and change.round == ranks.place.round:
+            wishes |= Wish.CHANGE
+        if change is None or not change.goes:
+            wishes |= Wish.STAYS
+        return wishes
+
+    def _leave(self) -> NoReturn:
+        if self._loop._saver is not None:
+            # Those who were asked to leave since they last said that they stay count as well.
+            wishes = self._wishes(Wish.TRAINS)
+            agreed = self._agreement.at_once(wishes)
+            # From here on it is too late: who is asked to leave now has said that it stays.
+            self._loop._released = Wish.STAYS not in wishes
+            if Wish.STAYS not in agreed:
+                self._save_now(self._loop._state.step)
+        change = self._loop._change
+        raise WorldChanged(change.reason if change else "another rank leaves or joins")
+
+    def _save_now(self, step: int) -> None:
+        saver = self._loop._saver
+        if saver is not None:
+            saver.count(step)
+            saver.save(sync=True)

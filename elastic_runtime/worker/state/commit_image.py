@@ -1,0 +1,69 @@
+"""The whole state of a commit as it is given to another rank, and a number that stands for it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import zlib
+from typing import Any, NamedTuple
+
+import torch
+
+from elastic_runtime.worker.state import json_tensors
+from elastic_runtime.worker.state.state_parts import Form
+
+# How much of each tensor the digest looks at.
+_SAMPLE_BYTES = 4096
+
+
+class Picture(NamedTuple):
+    """The whole state of a commit.
+
+    Attributes:
+        meta: for JSON: the step, all plain values, and the form of each tensor.
+        tensors: those in use, not copies; they change with the next step.
+    """
+
+    meta: dict[str, Any]
+    tensors: list[torch.Tensor]
+
+
+def digest_of(picture: Picture) -> int:
+    """A number that is the same for two pictures that hold the same.
+
+    It covers all plain values, names, shapes and types, and a sample of each tensor.
+    """
+    meta, tensors = picture
+    words = {name: json_tensors.canonical(part) for name, part in meta["parts"].items()}
+    # What a rank has learned of its script ("tail") is no part of its state.
+    words |= {name: value for name, value in meta.items() if name not in ("parts", "tail")}
+    words |= {"counters": json_tensors.canonical(meta["counters"])}
+    digest = zlib.crc32(json.dumps(words, sort_keys=True).encode())
+    samples: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            samples.setdefault(tensor.device, []).append(_sample(tensor))
+    # By the device of their first tensor, which is the same one on every rank.
+    for parts in samples.values():
+        digest = zlib.crc32(tensor_bytes(torch.cat(parts).cpu()), digest)
+    return digest
+
+
+def forms_of(meta: dict[str, Any]) -> list[Form]:
+    """The forms of all tensors of a picture."""
+    return [Form(dtype, tuple(shape), device) for dtype, shape, device, _ in meta["tensors"]]
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of a contiguous CPU tensor, without NumPy."""
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+
+
+def sample_of(tensor: torch.Tensor) -> torch.Tensor:
+    """At most about 4 KiB of a tensor, evenly spread."""
+    stride = -(-tensor.nbytes // _SAMPLE_BYTES)
+    return tensor.reshape(-1)[:: max(1, stride)]
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    return sample_of(tensor).contiguous().view(torch.uint8)

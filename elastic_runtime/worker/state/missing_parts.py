@@ -1,0 +1,211 @@
+"""What a script trains with and has left out of its ``State``, found in its first two steps.
+
+Nothing would fail before the first fault, and then nothing would say so: ranks go on with other
+values, or with the same samples again. What takes part in both of the first two steps is no
+passing helper. What cannot be told for certain is a hint; what may well be right is not spoken of.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.state.state_parts import unwrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from elastic_runtime.worker.state.training_state import State
+
+# An object that refers to more than so many others is not searched to its end.
+_MOST = 200_000
+# What refers to much and keeps nothing for a script.
+_LEAVES = (torch.Tensor, types.ModuleType, types.CodeType, types.FrameType, type)
+_OWN = "elastic_runtime.worker."
+# Of torch's, and without a place among the samples.
+_WITHOUT_PLACE = (
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler,
+)
+
+
+class _Sampler(Protocol):
+    epoch: int
+    cursor: int
+
+
+class Batches(Protocol):
+    """One iteration over batches, which a loader makes.
+
+    Attributes:
+        sampler: gives them, and is moved on by commits if it is in the State.
+        began: its epoch and cursor at the beginning of the iteration.
+        given: batches so far.
+    """
+
+    sampler: Any
+    began: tuple[int, int]
+    given: int
+
+
+_latest: weakref.ref[Any] | None = None
+
+
+def begun(batches: Batches) -> None:
+    """Takes note of an iteration over batches, the newest of this process."""
+    global _latest
+    _latest = weakref.ref(batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is not in the State.
+
+    Attributes:
+        text: for people: what, what comes of it, and what to write.
+        certain: it cannot be right.
+    """
+
+    text: str
+    certain: bool
+
+
+class Watch:
+    """Looks on until the second commit of this process, and costs nothing after it."""
+
+    def __init__(self, state: State) -> None:
+        """Begins to look which optimizers make steps.
+
+        Args:
+            state: what the script has given.
+        """
+        self._state = state
+        self._stepped: dict[int, torch.optim.Optimizer] = {}
+        self._first: dict[int, torch.optim.Optimizer] | None = None  # before the first commit
+        self._batches: tuple[Any, int] | None = None
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+
+    def committed(self) -> list[Finding] | None:
+        """Takes note of a commit.
+
+        Returns:
+            What is missing in the State; None: it is too early to tell.
+        """
+        batches = _latest() if _latest is not None else None
+        if self._first is None:
+            self._first, self._stepped = self._stepped, {}
+            self._batches = None if batches is None else (batches, batches.given)
+            return None
+        twice = [one for key, one in self._stepped.items() if key in self._first]
+        found = [_about_optimizer(self._state, optimizer) for optimizer in twice]
+        if self._batches is not None and batches is self._batches[0]:
+            if self._batches[1] < batches.given:
+                found.append(_about_sampler(self._state, batches))
+        self.close()
+        return [one for one in found if one is not None]
+
+    def close(self) -> None:
+        """Looks on no more."""
+        self._hook.remove()
+        self._stepped, self._first, self._batches = {}, {}, None
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._stepped[id(optimizer)] = optimizer
+
+
+def report(found: Sequence[Finding], note: Callable[..., None]) -> None:
+    """Says what is missing in the State.
+
+    Args:
+        found: what is.
+        note: takes an event, once for each.
+
+    Raises:
+        UsageError: for the first that is certain.
+    """
+    for one in found:
+        if one.certain:
+            raise UsageError(one.text)
+        note("state.lacks", problem=one.text)
+
+
+def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding | None:
+    objects = list(state.parts.values())
+    ours = [one for one in objects if isinstance(one, torch.optim.Optimizer)]
+    # A wrapper may hold the optimizer that is in the State, as well as the other way round.
+    if reaches(objects, optimizer) or any(reaches([optimizer], one) for one in ours):
+        return None
+    kind = type(optimizer).__name__
+    modules = {n: unwrapped(m) for n, m in state.parts.items() if isinstance(m, torch.nn.Module)}
+    changed = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, module in modules.items():
+        if any(id(parameter) in changed for parameter in module.parameters()):
+            if not any(optimizer.state.values()):  # plain SGD, of which nothing can be lost
+                return None
+            return Finding(
+                f"{kind} changes parameters of the State's {name!r} and is not in the State: "
+                f"after a fault it would differ between workers; write State({name}=…, optim=…)",
+                certain=False,
+            )
+    others = [o for o in objects if not type(o).__module__.startswith("elastic_runtime.")]
+    return Finding(
+        f"{kind} changes parameters that are not in the State: after a fault they would differ "
+        "between workers; write State(model=…, optim=…)",
+        certain=not others and not state.has_counters,
+    )
+
+
+def _about_sampler(state: State, batches: Batches) -> Finding | None:
+    sampler: _Sampler = batches.sampler
+    objects = list(state.parts.values())
+    moved = batches.began != (sampler.epoch, sampler.cursor)
+    # Any other object may be what says where the script is, and move the sampler there.
+    placed = any(not isinstance(one, _WITHOUT_PLACE) for one in objects)
+    if moved or placed or reaches(objects, sampler):
+        return None
+    return Finding(
+        "the loader's sampler is not in the State: no commit moves it on, and it would give the "
+        "same batches again and again; write State(…, sampler=sampler)",
+        certain=not state.has_counters,
+    )
+
+
+def reaches(roots: Sequence[object], wanted: object) -> bool:
+    """Whether objects refer to another: by attributes, containers, bound methods or closures.
+
+    Args:
+        roots: where to begin.
+        wanted: what to look for.
+
+    Returns:
+        True also if there is too much to search.
+    """
+    seen: set[int] = set()
+    stack: list[Any] = list(roots)
+    first = len(stack)
+    while stack:
+        one = stack.pop()
+        if one is wanted:
+            return True
+        if id(one) in seen or isinstance(one, _LEAVES):
+            continue
+        if len(seen) >= first and type(one).__module__.startswith(_OWN):
+            continue  # from a hook of an optimizer there is a way to all that the script has
+        seen.add(id(one))
+        if len(seen) > _MOST:
+            return True
+        if isinstance(one, types.FunctionType):  # its globals are those of the whole script
+            stack.extend((one.__closure__, one.__defaults__, one.__kwdefaults__))
+        else:
+            stack.extend(gc.get_referents(one))
+    return False

@@ -1,0 +1,528 @@
+"""``State``: what a training job must not lose, as one rank remembers it.
+
+Memory is *clean* while it is exactly that of the last commit, or can be made so again: parameters
+and optimizer state change only inside an optimizer's step, which its hooks mark, and all that
+changes elsewhere (buffers, counters, generators, schedulers) is remembered at each commit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Never
+
+import torch
+
+from elastic_runtime.errors import ElasticError, UsageError
+from elastic_runtime.worker.recovery.optimizer_prealloc import Room
+from elastic_runtime.worker.recovery.recovery_source import Condition, Standing
+from elastic_runtime.worker.recovery.replica_check import refuse_sharded
+from elastic_runtime.worker.state import json_tensors
+from elastic_runtime.worker.state.commit_image import Picture, digest_of, forms_of
+from elastic_runtime.worker.state.counters import CountersEntry
+from elastic_runtime.worker.state.optimizer_gate import Gate
+from elastic_runtime.worker.state.outside_changes import Changes
+from elastic_runtime.worker.state.rng_state import Generators
+from elastic_runtime.worker.state.state_parts import (
+    Form,
+    ModulePart,
+    OptimizerPart,
+    Slot,
+    StatefulPart,
+    same_keys,
+)
+from elastic_runtime.worker.state.tensor_copies import receives, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elastic_runtime.worker.recovery.replica_check import Inspection
+    from elastic_runtime.worker.state.state_parts import Part
+
+
+class StateLost(ElasticError):
+    """This rank cannot go back to its last commit: a step is half done."""
+
+
+class State:
+    """What all ranks must agree on: models, optimizers, and whatever else moves with the steps.
+
+    Example::
+
+        state = elastic.State(model=model, optim=optim, sampler=sampler)
+        state.epoch = 0              # a plain counter
+
+        def train(world):
+            ...
+            optim.step()
+            state.commit()           # right after the optimizer
+
+        elastic.run(train, state)
+
+    Everything that was given is an attribute under its name. Any other attribute that is set is
+    a counter: a plain value that is remembered with each commit and given to new ranks. A subclass
+    that only annotates them tells a type checker what they are::
+
+        class Work(elastic.State):
+            model: Net
+            epoch: int
+    """
+
+    # Attributes that are declared here are the State's own; all others are counters.
+    _named: dict[str, Any]
+    _parts: list[Part]
+    _counters: dict[str, Any]
+    _kept_counters: dict[str, Any]
+    _shadow: bool
+    _generators: Generators | None
+    _step: int
+    _round: int  # see Standing; set by elastic.run
+    _commits: int  # made since the job began or was started again, the same on all ranks
+    _condition: Condition
+    _running: int  # optimizers inside their step
+    _finished: Counter[str]  # steps of each optimizer since the last commit
+    _usual: dict[str, int]  # the most that each optimizer has made from one commit to the next
+    _changes: Changes | None  # None with a shadow, which undoes all
+    _spare: Room  # for what may be received
+    _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
+    _gate: Gate  # set by elastic.run; what optimizers and commits must pass
+    _inspection: Inspection | None  # set by elastic.run; compares the ranks of a round
+
+    def __init__(
+        self, *unnamed: Never, shadow: bool = False, generators: bool = True, **named: Any
+    ) -> None:
+        """Takes the objects; they are first touched when training begins.
+
+        Args:
+            *unnamed: nothing; each object needs its name.
+            shadow: also keep a copy of all parameters and optimizer state, so that a step with a
+                collective between two optimizers (a GAN) can be undone. Costs that much memory,
+                and the time to copy it at each commit.
+            generators: also remember the random generators of PyTorch, Python and NumPy.
+            **named: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
+                All modules whose parameters the optimizers hold must be among them.
+
+        Raises:
+            UsageError: an object or a name cannot be used.
+        """
+        if unnamed:
+            raise UsageError(
+                "the objects of a State go by name, on all ranks and in checkpoints; name the "
+                "objects: State(model=model, optim=optim)"
+            )
+        if not isinstance(shadow, bool) or not isinstance(generators, bool):
+            raise UsageError(
+                "shadow and generators are switches of a State; give the object another name"
+            )
+        self._named = dict(named)
+        self._counters = {}
+        self._kept_counters = {}
+        self._shadow = shadow
+        self._generators = Generators() if generators else None
+        self._step = 0
+        self._commits = 0
+        self._round = 0
+        self._condition = Condition.NEW
+        self._running = 0
+        self._finished = Counter()
+        self._usual = {}
+        self._spare = Room(())
+        self._on_commit = None
+        self._gate = Gate(lambda: None)
+        self._inspection = None
+        self._parts = list(self._sorted(named))
+        self._changes = None if shadow else Changes(self._parts, self._counters)
+        refuse_sharded(self._parts)
+        for part in self._parts:
+            if isinstance(part, OptimizerPart):
+                part.optimizer.register_step_pre_hook(self._inspect)
+                # With a shadow a step can be undone wherever it is: it leaves the memory clean.
+                if self._changes is not None:
+                    self._watch(part, self._changes)
+
+    # What users call
+
+    @property
+    def step(self) -> int:
+        """How many steps are committed."""
+        return self._step
+
+    def commit(self) -> None:
+        """Says that a step is complete: it will not be lost while any rank lives that got here.
+
+        Raises:
+            UsageError: called outside of ``elastic.run``.
+        """
+        if self._on_commit is None:
+            raise UsageError(
+                "commit() outside of elastic.run: only inside the function that elastic.run calls "
+                "does the runtime know of the other ranks; call it there, after optimizer.step()"
+            )
+        self._gate.before_commit()
+        if self._inspection is not None:
+            self._inspection.before_commit(self._commits + 1)
+        self._advance()
+        self._on_commit()
+
+    def __repr__(self) -> str:
+        """The names and kinds of the objects, the counters, and the step."""
+        objects = [f"{name}: {type(part).__name__}" for name, part in self._named.items()]
+        counters = [f"{name}={value!r:.40}" for name, value in self._counters.items()]
+        return f"{type(self).__name__}({', '.join((*objects, *counters))}; step {self._step})"
+
+    # What the runtime calls
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The objects that were given, by name."""
+        return dict(self._named)
+
+    @property
+    def has_counters(self) -> bool:
+        """Whether the script keeps plain values here."""
+        return bool(self._counters)
+
+    def counters_entry(self) -> CountersEntry:
+        """The counters, for a checkpoint."""
+        return CountersEntry(self._counters)
+
+    def standing(self) -> Standing:
+        """How far this rank is and what its memory is worth; may be called from any thread."""
+        return Standing(self._step, self._condition, self._round)
+
+    def hold(self, step: int) -> None:
+        """Says that the objects are now exactly the state of a commit: at a start, after a load.
+
+        Args:
+            step: how many steps that commit counts.
+        """
+        self._condition = Condition.DIRTY  # until it is remembered
+        if self._changes is not None:
+            self._changes.choose()
+        for part in self._parts:
+            part.snapshot()
+        self._kept_counters = {k: json_tensors.copied(v) for k, v in self._counters.items()}
+        if self._generators is not None:
+            self._generators.snapshot()
+        if self._changes is not None:
+            self._changes.record()
+        self._step = step
+        self._finished.clear()
+        self._running = 0
+        self._condition = Condition.CLEAN
+
+    def give_up(self, step: int) -> None:
+        """Says that what is here will be overwritten, and is worth nothing until a load is done.
+
+        Args:
+            step: a commit that other ranks hold; what is lost is known to be at least that far.
+        """
+        self._step = step
+        self._condition = Condition.DIRTY
+
+    def leave(self) -> str:
+        """Says that training ends or was interrupted here: finds out what memory is worth now.
+
+        To be called before the groups are taken apart.
+
+        Returns:
+            Why this rank can neither go back to its last commit nor take the step that was under
+            way as committed, though no optimizer is in the middle of it; "" if it can.
+        """
+        why = ""
+        self._inspection = None
+        if self._changes is not None and self._condition is Condition.CLEAN:
+            why = self._changes.undoable()
+        elif self._changes is not None and self._condition is Condition.FINISHED:
+            why = self._changes.unfinished(certain=self._gate.certain)
+        if why:
+            self._condition = Condition.DIRTY
+        return why
+
+    def roll_back(self) -> None:
+        """Goes back to the last commit, exactly; gradients become None, and scalers ready.
+
+        Raises:
+            StateLost: a step is half done and there is no shadow, or there is no commit yet.
+        """
+        standing = self.standing()
+        if standing.condition is not Condition.CLEAN:
+            raise StateLost(
+                f"this rank cannot go back to step {standing.step}: its memory is "
+                f"{standing.condition.name.lower()}; State(shadow=True) keeps a copy"
+            )
+        with torch.no_grad():
+            for part in self._parts:
+                part.roll_back()
+        self._counters.clear()
+        self._counters.update({k: json_tensors.copied(v) for k, v in self._kept_counters.items()})
+        if self._generators is not None:
+            self._generators.restore()
+        if self._changes is not None:
+            self._changes.record()
+        self._drop_rests()
+        self._finished.clear()
+        self._running = 0
+        self._condition = Condition.CLEAN
+
+    def adopt(self) -> None:
+        """Takes a step that is finished as committed; gradients become None, and scalers ready.
+
+        Raises:
+            StateLost: no step is finished.
+        """
+        if self.standing().condition is not Condition.FINISHED:
+            raise StateLost(f"step {self._step + 1} is not finished and cannot be adopted")
+        self._drop_rests()
+        self._advance()
+
+    def picture(self) -> Picture:
+        """The whole state as plain values and tensors, to be given to other ranks.
+
+        Raises:
+            UsageError: an object's state dict holds something that cannot be given away.
+        """
+        tensors: list[torch.Tensor] = []
+        structure = {p.name: json_tensors.encode(p.tree(), p.name, tensors) for p in self._parts}
+        meta = {
+            "step": self._step,
+            "commits": self._commits,
+            "parts": structure,
+            "counters": json_tensors.encode(self._counters, "state", tensors),
+            "usual": self._usual,
+            "tail": sorted(self._changes.tail) if self._changes is not None else [],
+        }
+        alike = {slot for slot, _, same in self._room(meta, len(tensors)) if same}
+        meta["tensors"] = [
+            [form.dtype, form.shape, form.device, number in alike]
+            for number, form in enumerate(map(Form.of, tensors))
+        ]
+        return Picture(meta, tensors)
+
+    def check(self, meta: dict[str, Any]) -> None:
+        """Finds out whether the state of another rank fits the objects of this one.
+
+        Raises:
+            UsageError: it does not; the message names what differs.
+        """
+        same_keys("the objects of the State", {p.name: p for p in self._parts}, meta["parts"])
+        forms = forms_of(meta)
+        for part in self._parts:
+            part.check(json_tensors.decode(meta["parts"][part.name], forms))
+
+    def make_room(self) -> None:
+        """Touches memory for optimizer state that this rank may receive, while nobody waits.
+
+        The first touch of fresh memory takes several times as long as writing to it: a newcomer
+        would make all others wait for it. See ``room.Room``.
+        """
+        self._spare = Room(
+            parameter
+            for part in self._parts
+            if isinstance(part, OptimizerPart)
+            for parameter in part.stateless()
+        )
+
+    def drop_room(self) -> None:
+        """Gives back what ``make_room`` has made and nobody needed."""
+        self._spare = Room(())
+
+    def room_for(self, form: Form) -> torch.Tensor:
+        """A tensor of this form, to be received into."""
+        return self._spare.take(form)
+
+    def destinations(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
+        """Where the tensors of another rank's state may be received without a copy.
+
+        Args:
+            meta: of its picture; it has passed ``check``.
+
+        Returns:
+            For each tensor the memory of this rank's own, or None: it needs room elsewhere.
+        """
+        return [
+            tensor if tensor is not None and receives(tensor) else None
+            for tensor in self._present(meta)
+        ]
+
+    def common(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
+        """This rank's parameters and optimizer state, for a commit that it holds as well.
+
+        Args:
+            meta: of the picture of another rank with the same commit.
+
+        Returns:
+            For each tensor of the picture this rank's own, or None where ranks may differ.
+        """
+        present = self._present(meta)
+        flags = [description[3] for description in meta["tensors"]]
+        return [tensor if same else None for tensor, same in zip(present, flags, strict=True)]
+
+    def load(
+        self, meta: dict[str, Any], tensors: list[torch.Tensor], *, alike: int | None = None
+    ) -> None:
+        """Takes over the state of another rank and holds it as this one's.
+
+        Gradients become None, and scalers ready for a step.
+
+        Args:
+            meta: of its picture.
+            tensors: of its picture, on any device; they belong to this State from now on. Those
+                that are ``destinations`` or ``common`` of this State are in place already.
+            alike: the last round in which the other rank was alike with all others. Whatever
+                happens next, from here on this memory is of that history. None: it has been, too.
+
+        Raises:
+            UsageError: it does not fit; nothing has been changed then.
+        """
+        self.check(meta)
+        present = self._present(meta)
+        self.give_up(meta["step"])  # until all is done it is neither the old state nor the new one
+        with torch.no_grad():
+            for number, (target, form) in enumerate(zip(present, forms_of(meta), strict=True)):
+                source = tensors[number]
+                if target is None:
+                    tensors[number] = source.to(form.device) if source.is_cpu else source
+                else:
+                    if target.data_ptr() != source.data_ptr():
+                        write(target, source)
+                    tensors[number] = target
+            for part in self._parts:
+                part.load(json_tensors.decode(meta["parts"][part.name], tensors))
+        self._counters.clear()
+        self._counters.update(json_tensors.decode(meta["counters"], tensors))
+        self._usual = dict(meta["usual"])
+        self._commits = meta["commits"]
+        if self._changes is not None:
+            self._changes.tail = set(meta["tail"])
+        self._drop_rests()
+        self._round = self._round if alike is None else alike
+        self.hold(meta["step"])
+
+    def digest(self) -> int:
+        """A number that is the same on ranks that hold the same, but for random generators.
+
+        It covers all plain values, names, shapes and types, and a sample of each tensor.
+        """
+        return digest_of(self.picture())
+
+    # Counters
+
+    def __getattr__(self, name: str) -> Any:
+        # Only asked for what is no attribute of the class and none of __init__.
+        if not name.startswith("_"):
+            for held in (self._counters, self._named):
+                if name in held:
+                    return held[name]
+        raise AttributeError(f"this State has no {name!r}; set it first: state.{name} = 0")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+            return
+        self._check_name(name)
+        if name in self._named:
+            raise UsageError(
+                f"state.{name} was given to the State when it was made; "
+                "change the object itself, or give the counter another name"
+            )
+        json_tensors.check(value, f"state.{name}")
+        self._counters[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if self._counters.pop(name, self) is self:
+            raise AttributeError(f"this State has no counter {name!r}")
+
+    # Inside
+
+    def _sorted(self, named: dict[str, Any]) -> Iterator[Part]:
+        modules = {n: value for n, value in named.items() if isinstance(value, torch.nn.Module)}
+        for name, value in named.items():
+            self._check_name(name)
+            if name in modules:
+                yield ModulePart(name, value, shadow=self._shadow)
+            elif isinstance(value, torch.optim.Optimizer):
+                yield OptimizerPart(name, value, modules, shadow=self._shadow)
+            elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+                yield StatefulPart(name, value)
+            else:
+                raise UsageError(
+                    f"State({name}=...) is a {type(value).__qualname__} without state_dict and "
+                    "load_state_dict; give it these two methods, or, if it is a plain value, set "
+                    f"it afterwards: state.{name} = ..."
+                )
+
+    def _check_name(self, name: str) -> None:
+        if name.startswith("_") or hasattr(type(self), name):
+            raise UsageError(f"{name!r} is a name of State's own; take another one")
+
+    def _watch(self, part: OptimizerPart, changes: Changes) -> None:
+
+        def before(*_: object) -> None:
+            self._gate.before_optimizer(part.optimizer)
+            if not self._running and not self._finished:
+                changes.before_optimizers()
+            self._running = self._running + 1
+            if self._condition is not Condition.NEW:
+                self._condition = Condition.DIRTY
+
+        def after(*_: object) -> None:
+            self._running = self._running - 1
+            self._finished[part.name] += 1
+            finished = self._is_usual()
+            if self._condition is Condition.DIRTY and finished:
+                self._condition = Condition.FINISHED
+            if finished or not (self._usual or self._running):
+                changes.after_optimizers()
+
+        part.optimizer.register_step_pre_hook(before)
+        part.optimizer.register_step_post_hook(after)
+
+    def _inspect(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._inspection is not None:
+            self._inspection.before_optimizer(optimizer, self._commits + 1)
+
+    def _is_usual(self) -> bool:
+        """Whether as many optimizer steps are done as any commit has ever waited for.
+
+        Adopting too little would count a half-done step; so a step that differs, as in a GAN with
+        a ratio, or the very first one, is not taken as finished before it is committed.
+        """
+        usual = self._usual
+        return (
+            bool(usual)
+            and not self._running
+            and all(self._finished[name] >= count for name, count in usual.items())
+        )
+
+    def _advance(self) -> None:
+        self._condition = Condition.DIRTY
+        for name, count in self._finished.items():
+            self._usual[name] = max(count, self._usual.get(name, 0))
+        if self._changes is not None:
+            self._changes.commit(optimized=bool(self._finished))
+        for part in self._parts:
+            if isinstance(part, StatefulPart):
+                part.commit()
+        self._commits = self._commits + 1
+        self.hold(self._step + 1)
+
+    def _drop_rests(self) -> None:
+        for part in self._parts:
+            part.drop_rests()
+
+    def _room(self, meta: dict[str, Any], count: int) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+        slots = [Slot(number) for number in range(count)]
+        for part in self._parts:
+            yield from part.room(json_tensors.decode(meta["parts"][part.name], slots))
+
+    def _present(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
+        """For each tensor of a picture the one of the same form that has its place here."""
+        forms = forms_of(meta)
+        present: list[torch.Tensor | None] = [None] * len(forms)
+        for slot, tensor, _ in self._room(meta, len(forms)):
+            if Form.of(tensor) == forms[slot]:
+                present[slot] = tensor.detach()
+        return present
+
+
+_OWN = frozenset(State.__annotations__)

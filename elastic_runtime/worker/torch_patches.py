@@ -1,0 +1,56 @@
+"""What is done to torch in a worker, so that scripts need not know of it.
+
+A warm worker gets it from the process that it is forked from. One that starts cold may never import
+torch, or fail before that; so there it is done as soon as torch is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+_MODULE = "torch.distributed"
+
+
+def tend() -> None:
+    """Has torch listen no further than it must, notice lost peers, and bear that groups are gone.
+
+    torch's distributed package is imported, and belongs to this process alone.
+    """
+    from elastic_runtime.system import tcp_keepalive, torch_private
+    from elastic_runtime.worker.context import spares_groups
+
+    torch_private.host_where_reached()
+    torch_private.tend_groups(tcp_keepalive.tended)
+    torch_private.spare_groups(spares_groups)
+
+
+def tend_when_imported() -> None:
+    """Does it as soon as this process has imported torch's distributed package."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Finds that one module where it is, and has a word when it has been executed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_tend(module: ModuleType) -> None:
+                execute(module)
+                tend()
+
+            spec.loader.exec_module = execute_and_tend  # type: ignore[method-assign]
+        return spec

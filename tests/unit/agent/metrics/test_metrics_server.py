@@ -1,0 +1,362 @@
+"""The HTTP server of an agent's metrics, over real sockets, with clients that mean no good."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elastic_runtime.agent.metrics.meter import Meter
+from elastic_runtime.agent.metrics.metrics_fold import TURNED
+from elastic_runtime.agent.metrics.metrics_server import Answer, MetricsServer
+from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
+from tests import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "the run", node_name="n1")
+LOCAL = "127.0.0.1"
+PATIENCE = 10.0  # of a test
+# How long a client may take where a test wants to see the end of it.
+SHORT = 0.5
+
+
+class Events(list[tuple[str, dict[str, Any]]]):
+    """An ``Emit`` that keeps what it is told."""
+
+    def __call__(self, name: str, /, **fields: Any) -> None:
+        self.append((name, fields))
+
+
+def answer(path: str) -> Answer:
+    if path == "/raises":
+        raise RuntimeError("this path is broken")
+    return Answer(HTTPStatus.OK, f"you asked for {path}\n".encode())
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    server = MetricsServer(LOCAL, 0, answer, patience=SHORT)
+    yield server
+    server.close()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection((LOCAL, port), timeout=PATIENCE)
+
+
+def say(port: int, data: bytes) -> bytes:
+    """All that the server says to these bytes, until it hangs up."""
+    with connect(port) as line:
+        line.sendall(data)
+        return everything(line)
+
+
+def everything(line: socket.socket) -> bytes:
+    said = b""
+    try:
+        while part := line.recv(65536):
+            said += part
+    except ConnectionResetError:
+        pass
+    return said
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{LOCAL}:{port}{path}", timeout=PATIENCE) as answered:
+            return answered.status, answered.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+# ---------------------------------------------------------------- requests
+
+
+def test_a_request_is_answered(server: MetricsServer) -> None:
+    assert get(server.port, "/x?y=1") == (200, "you asked for /x\n")
+
+
+def test_head_has_no_body(server: MetricsServer) -> None:
+    head, _, body = say(server.port, b"HEAD /x HTTP/1.1\r\nHost: a\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Content-Length: 17" in head
+    assert body == b""
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST /x HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"GET /x\r\n\r\n", 400),
+        (b"GET  /x HTTP/1.1\r\n\r\n", 400),
+        (b"GET /x HTTP/2.0\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
+        (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", 200),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n", 431),
+        (b"GET /raises HTTP/1.1\r\n\r\n", 500),
+    ],
+)
+def test_an_odd_request_is_answered_and_shown_nowhere(
+    server: MetricsServer,
+    request_: bytes,
+    status: int,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = say(server.port, request_)
+    assert said.startswith(b"HTTP/1.1 %d " % status)
+    assert get(server.port, "/x")[0] == 200
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /x HT", b"GET /x HTTP/1.1\r\nHost: a\r\n"])
+def test_half_a_request_is_cut_off_and_keeps_nobody_waiting(data: bytes) -> None:
+    # No client of this server is ever cut off by the clock.
+    patient = MetricsServer(LOCAL, 0, answer, patience=3600.0)
+    try:
+        with connect(patient.port) as half:
+            half.sendall(data)
+            assert get(patient.port, "/x")[0] == 200
+    finally:
+        patient.close()
+    short = MetricsServer(LOCAL, 0, answer, patience=SHORT)
+    try:
+        assert say(short.port, data) == b""
+    finally:
+        short.close()
+
+
+def test_a_client_that_says_a_byte_now_and_then_is_cut_off(server: MetricsServer) -> None:
+    over = threading.Event()
+
+    def trickle(line: socket.socket) -> None:
+        while not over.wait(0.02):
+            try:
+                line.sendall(b"a")
+            except OSError:
+                return
+
+    with connect(server.port) as line:
+        teller = threading.Thread(target=trickle, args=(line,))
+        teller.start()
+        try:
+            assert everything(line) == b""
+        finally:
+            over.set()
+            teller.join()
+
+
+def test_a_client_that_goes_on_after_its_request_is_cut_off(
+    server: MetricsServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with connect(server.port) as line:
+        line.sendall(b"GET /x HTTP/1.1\r\n\r\n")
+        line.sendall(b"more, and no end" * 1000)
+        # It is the clock that ends this: the server waits for the client's end.
+        assert everything(line).startswith(b"HTTP/1.1 200 ")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_many_that_say_nothing_keep_nobody_waiting() -> None:
+    server = MetricsServer(LOCAL, 0, answer, patience=3600.0)
+    try:
+        with ExitStack() as lines:
+            for _ in range(200):
+                lines.enter_context(connect(server.port))
+            assert get(server.port, "/x")[0] == 200
+    finally:
+        server.close()
+
+
+def test_there_are_never_too_many_clients(capfd: pytest.CaptureFixture[str]) -> None:
+    server = MetricsServer(LOCAL, 0, answer, patience=3600.0)
+    try:
+        with ExitStack() as lines:
+            held = [lines.enter_context(connect(server.port)) for _ in range(300)]
+            # What is too much is cut off without the clock.
+            processes.wait_for(
+                lambda: len(select.select(held, [], [], 0)[0]) == 300 - 256, PATIENCE, "an end"
+            )
+        processes.wait_for(lambda: _answers(server.port), PATIENCE, "room for others")
+    finally:
+        server.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def _answers(port: int) -> bool:
+    try:
+        return get(port, "/x")[0] == 200
+    except OSError:
+        return False
+
+
+def test_after_the_end_nothing_listens_and_nobody_is_left() -> None:
+    server = MetricsServer(LOCAL, 0, answer, patience=3600.0)
+    with connect(server.port) as line:
+        line.sendall(b"GET /x")
+        assert get(server.port, "/x")[0] == 200  # it has taken the first one as well, by now
+        server.close()
+        assert everything(line) == b""
+    with pytest.raises(ConnectionRefusedError):
+        connect(server.port)
+    assert "metrics-server" not in {thread.name for thread in threading.enumerate()}
+    server.close()
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_it_listens_at_addresses_of_ipv6(host: str) -> None:
+    try:
+        server = MetricsServer(host, 0, answer)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    try:
+        with socket.create_connection(("::1", server.port), timeout=PATIENCE) as line:
+            line.sendall(b"GET /x HTTP/1.0\r\n\r\n")
+            assert everything(line).startswith(b"HTTP/1.1 200 ")
+        if host == "::":
+            assert get(server.port, "/x")[0] == 200  # and at those of IPv4
+    finally:
+        server.close()
+
+
+# ---------------------------------------------------------------- the agent's answers
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server((LOCAL, 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
+SEALED = {
+    "round": 3,
+    "workers": 4,
+    "nodes": 2,
+    "group_rank": 0,
+    "restarts": {"failed": 0, "killed": 1, "lost": 0, "planned": 0},
+}
+
+
+def test_what_the_agent_says(free_port: int) -> None:
+    events = Events()
+    with Meter(CONFIG.with_(metrics_port=free_port), events) as meter:
+        assert get(free_port, "/healthz") == (200, "the agent lives\n")
+        assert get(free_port, "/readyz") == (503, "this node is in no round\n")
+        meter.emit("round.sealed", **SEALED)
+        now = time.monotonic()
+        meter.watch(TURNED, step=12, count=2, moment=now)
+        assert get(free_port, "/readyz") == (200, "in round 3\n")
+        status, text = get(free_port, "/status")
+        assert (status, json.loads(text)) == (
+            200,
+            {
+                "run_id": "the run",
+                "node": "n1",
+                "round": 3,
+                "world": 4,
+                "step": 12,
+                "checkpoint_step": -1,
+                "ready": True,
+                "restarts": SEALED["restarts"],
+            },
+        )
+        status, text = get(free_port, "/metrics")
+        assert status == 200
+        assert 'elastic_restarts_total{class="killed"} 1.0\n' in text
+        assert get(free_port, "/")[0] == 404
+        assert "/metrics, /status" in get(free_port, "/nowhere")[1]
+    # What is for the measurements alone is in no log.
+    assert events == [("round.sealed", SEALED)]
+    with pytest.raises(ConnectionRefusedError):
+        connect(free_port)
+
+
+def test_an_agent_whose_loop_hangs_says_so(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Meter(CONFIG.with_(metrics_port=free_port), Events()) as meter:
+        meter.watch(TURNED, step=-1, count=0, moment=0.0)
+        monkeypatch.setattr("elastic_runtime.agent.metrics.metrics_fold.HANGS_AFTER", -1.0)
+        status, text = get(free_port, "/healthz")
+        assert (status, text) == (503, "the agent's loop has not turned for 0 s\n")
+
+
+def test_an_event_with_other_fields_than_ours_is_passed_on(free_port: int) -> None:
+    events = Events()
+    with Meter(CONFIG.with_(metrics_port=free_port), events) as meter:
+        meter.emit("checkpoint.saved", path="x")
+    assert events == [("checkpoint.saved", {"path": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [(LOCAL, "Address already in use"), ("192.0.2.7", "Cannot assign requested address")],
+)
+def test_a_port_that_cannot_be_had_is_a_warning(host: str, why: str) -> None:
+    events = Events()
+    with socket.create_server((LOCAL, 0)) as taken:
+        port = taken.getsockname()[1]
+        config = CONFIG.with_(metrics_port=port, metrics_host=host)
+        with Meter(config, events) as meter:
+            meter.emit("round.sealed", **SEALED)
+    assert events[0] == ("metrics.off", {"where": f"{host}:{port}", "why": why})
+    assert events[1][0] == "round.sealed"
+
+
+def test_a_host_that_is_unknown_is_a_warning(free_port: int) -> None:
+    events = Events()
+    config = CONFIG.with_(metrics_port=free_port, metrics_host="no-such-host.invalid")
+    with Meter(config, events):
+        pass
+    assert [name for name, _ in events] == ["metrics.off"]
+
+
+def test_events_of_many_threads_are_all_counted(free_port: int) -> None:
+    with Meter(CONFIG.with_(metrics_port=free_port), Events()) as meter:
+        saves = 200
+
+        def save() -> None:
+            for _ in range(saves):
+                meter.emit("checkpoint.saved", step=1, bytes=1, seconds=0.1)
+
+        threads = [threading.Thread(target=save) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        text = get(free_port, "/metrics")[1]
+    assert f"elastic_checkpoint_saved_bytes_total {4.0 * saves}\n" in text
+
+
+def test_without_a_port_nothing_of_it_is_imported() -> None:
+    code = (
+        "import sys, elastic_runtime.agent.launch, elastic_runtime.cli.run.elastic_run, "
+        "elastic_runtime.agent.metrics.metrics_fold\n"
+        "bad = {'prometheus_client', 'asyncio', 'elastic_runtime.agent.metrics.metrics_server'}\n"
+        "bad &= set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    ended = _python(code)
+    assert ended == (0, "")
+
+
+def _python(code: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stderr

@@ -1,0 +1,119 @@
+"""What dead agents leave behind is swept; what living ones use is not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_runtime.agent import runtime_dir
+from elastic_runtime.agent.runtime_dir import PrivateDirectory
+from elastic_runtime.errors import UsageError
+
+HOLDER = """
+from elastic_runtime.agent.runtime_dir import PrivateDirectory
+import sys
+print(PrivateDirectory().path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_directory_of_a_killed_agent_is_swept_and_that_of_a_living_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    foreign = tmp_path / "elastic-agent-of-somebody"
+    foreign.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as holder:
+        assert holder.stdout is not None
+        theirs = Path(holder.stdout.readline().strip())
+        first = PrivateDirectory()
+        assert theirs.is_dir()
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    second = PrivateDirectory()
+    assert not theirs.exists()
+    assert Path(first.path).is_dir()
+    assert foreign.is_dir()
+    first.remove()
+    second.remove()
+    assert not Path(first.path).exists()
+
+
+def test_a_directory_is_not_swept_while_it_is_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    real = fcntl.flock
+
+    def others_come_first(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            runtime_dir.sweep()  # as another agent does that starts at this moment
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", others_come_first)
+    made = PrivateDirectory()
+    assert Path(made.path).is_dir()
+    made.remove()
+
+
+def test_what_people_were_told_of_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directory = PrivateDirectory()
+    told = Path(directory.path, "logs", "error.json")
+    told.parent.mkdir()
+    told.write_text("{}")
+    Path(directory.path, "agent.sock").touch()
+    directory.remove(keep="logs")
+    PrivateDirectory().remove()
+    assert told.exists()
+    assert not Path(directory.path, "agent.sock").exists()
+
+
+def test_one_that_was_removed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directory = PrivateDirectory()
+    assert not directory.renew()
+    shutil.rmtree(directory.path)
+    assert directory.renew()
+    runtime_dir.sweep()
+    assert Path(directory.path).is_dir()
+    assert Path(directory.path).stat().st_mode & 0o777 == 0o700
+    assert not directory.renew()
+    directory.remove(keep="logs")
+    shutil.rmtree(directory.path)
+
+
+def test_what_somebody_else_has_made_under_its_name_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    directory = PrivateDirectory()
+    shutil.rmtree(directory.path)
+    Path(directory.path).symlink_to(tmp_path)
+    with pytest.raises(FileExistsError):
+        directory.renew()
+    Path(directory.path).unlink()
+    directory.remove(keep="logs")
+
+
+def test_without_a_place_for_temporary_files_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=r"temporary files are kept .*nowhere.*; set TMPDIR to"):
+        PrivateDirectory()

@@ -1,0 +1,202 @@
+"""What each rank has for itself: the same world gives it back, another one makes sense of it."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import elastic_runtime
+from elastic_runtime.checkpoint.entries.flat_state import Entries
+from elastic_runtime.checkpoint.entries.per_rank_values import (
+    GlobalGenerators,
+    PerRank,
+    Place,
+    digest,
+)
+from elastic_runtime.checkpoint.load.load_run import Loading
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.errors import CheckpointError
+from tests.checkpoints import write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from elastic_runtime.checkpoint.format.manifest import CheckpointId
+
+KINDS: list[tuple[Callable[[int], Any], Callable[[Any], float]]] = [
+    (lambda seed: torch.Generator().manual_seed(seed), lambda g: torch.rand(1, generator=g).item()),
+    (lambda seed: random.Random(seed), lambda g: g.random()),
+    (lambda seed: np.random.default_rng(seed), lambda g: g.random()),
+    (lambda seed: np.random.Generator(np.random.Philox(seed)), lambda g: g.random()),
+    (lambda seed: np.random.Generator(np.random.MT19937(seed)), lambda g: g.random()),
+]
+
+
+def save(path: Path, entries: Sequence[dict[str, Any]]) -> tuple[LocalStorage, CheckpointId]:
+    """A checkpoint of a world in which each rank has these entries."""
+    storage = LocalStorage(path)
+    storage.prepare()
+    return storage, write(storage, [Entries(e).state(r) for r, e in enumerate(entries)])
+
+
+def load(
+    storage: LocalStorage, which: CheckpointId, entries: dict[str, Any], rank: int, world: int
+) -> list[str]:
+    loading = Loading(storage, which, Entries(entries), Place(rank, world))
+    loading.prepare()
+    loading.read()
+    return loading.restore()
+
+
+@pytest.mark.parametrize(("make", "draw"), KINDS)
+def test_in_a_world_of_the_same_size_each_rank_goes_on(
+    tmp_path: Path, make: Callable[[int], Any], draw: Callable[[Any], float]
+) -> None:
+    before = [make(seed) for seed in (1, 2, 3)]
+    for generator in before:
+        draw(generator)
+    storage, which = save(tmp_path, [{"rng": generator} for generator in before])
+    for rank, generator in enumerate(before):
+        other = make(9)
+        load(storage, which, {"rng": other}, rank, 3)
+        assert [draw(other) for _ in range(5)] == [draw(generator) for _ in range(5)]
+
+
+@pytest.mark.parametrize(("make", "draw"), KINDS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_in_another_world_all_draw_different_numbers_and_always_the_same(
+    tmp_path: Path, make: Callable[[int], Any], draw: Callable[[Any], float], world: int
+) -> None:
+    storage, which = save(tmp_path, [{"rng": make(seed)} for seed in (1, 2, 3)])
+
+    def drawn() -> list[float]:
+        found = []
+        for rank in range(world):
+            generator = make(9)
+            load(storage, which, {"rng": generator}, rank, world)
+            found.append(draw(generator))
+        return found
+
+    once = drawn()
+    assert once == drawn()
+    assert len({*once, *(draw(make(seed)) for seed in (1, 2, 3, 9))}) == world + 4
+
+
+@pytest.mark.parametrize(("make", "draw"), KINDS)
+def test_a_generator_that_was_the_same_everywhere_stays_so(
+    tmp_path: Path, make: Callable[[int], Any], draw: Callable[[Any], float]
+) -> None:
+    storage, which = save(tmp_path, [{"rng": make(5)}] * 3)
+    expected = draw(make(5))
+    for rank in range(4):
+        generator = make(9)
+        load(storage, which, {"rng": generator}, rank, 4)
+        assert draw(generator) == expected
+
+
+def test_the_global_generators_go_on(tmp_path: Path) -> None:
+    def draw() -> tuple[float, float, float, float]:
+        return (
+            torch.rand(1).item(),
+            random.random(),
+            float(np.random.rand()),
+            float(np.random.randn()),
+        )
+
+    draw()  # the normal numbers of NumPy come in pairs: the second one is kept
+    storage, which = save(tmp_path, [{"rng": GlobalGenerators()}])
+    expected = [draw(), draw()]
+    load(storage, which, {"rng": elastic_runtime.GlobalGenerators()}, 0, 1)
+    assert [draw(), draw()] == expected
+    storage, which = save(tmp_path / "two", [{"rng": GlobalGenerators()}, {"rng": random.Random()}])
+    with pytest.raises(CheckpointError, match="the entry 'rng' refused what was loaded for it"):
+        load(storage, which, {"rng": GlobalGenerators()}, 1, 2)
+
+
+def test_values_of_each_rank(tmp_path: Path) -> None:
+    saved = [{"seen": PerRank([rank])} for rank in range(3)]
+    storage, which = save(tmp_path, saved)
+    for rank in range(3):
+        mine = elastic_runtime.PerRank([])
+        assert load(storage, which, {"seen": mine}, rank, 3) == []
+        assert mine.value == [rank]
+    fresh = PerRank(["fresh"])
+    assert load(storage, which, {"seen": fresh}, 0, 2) == ["seen"]
+    assert fresh.value == ["fresh"]
+
+
+def test_the_program_says_what_becomes_of_them(tmp_path: Path) -> None:
+    storage, which = save(tmp_path, [{"seen": PerRank([rank])} for rank in range(5)])
+
+    def share(saved: Sequence[list[int]], rank: int, world: int) -> list[int]:
+        return [one for part in saved[rank::world] for one in part]
+
+    shares = [PerRank([], adapt=share) for _ in range(2)]
+    for rank, mine in enumerate(shares):
+        assert load(storage, which, {"seen": mine}, rank, 2) == []
+    assert [mine.value for mine in shares] == [[0, 2, 4], [1, 3]]
+
+
+def test_objects_of_each_rank(tmp_path: Path) -> None:
+    class Cursor:
+        def __init__(self, at: int) -> None:
+            self.at = at
+
+        def state_dict(self) -> dict[str, int]:
+            return {"at": self.at}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.at = state["at"]
+
+    storage, which = save(tmp_path, [{"data": PerRank(Cursor(at))} for at in (7, 8)])
+    mine = PerRank(Cursor(0))
+    load(storage, which, {"data": mine}, 1, 2)
+    assert mine.value.at == 8
+
+
+def test_tensors_of_each_rank_may_have_different_shapes(tmp_path: Path) -> None:
+    storage, which = save(tmp_path, [{"n": PerRank(torch.arange(size))} for size in (3, 5)])
+    mine = PerRank(torch.zeros(1))
+    load(storage, which, {"n": mine}, 1, 2)
+    assert mine.value.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_was_one_value_of_all_ranks_can_become_one_of_each(tmp_path: Path) -> None:
+    storage, which = save(tmp_path, [{"n": 3}, {"n": 3}])
+    mine = PerRank(0)
+    load(storage, which, {"n": mine}, 2, 3)
+    assert mine.value == 3
+
+
+def test_a_checkpoint_without_it_is_told_by_its_name(tmp_path: Path) -> None:
+    storage, which = save(tmp_path, [{"a": 1}])
+    with pytest.raises(CheckpointError, match="it lacks rng;"):
+        load(storage, which, {"a": 1, "rng": torch.Generator()}, 0, 1)
+
+
+def test_a_digest_tells_values_apart() -> None:
+    values: list[Any] = [
+        1,
+        1.0,
+        "1",
+        b"1",
+        True,
+        None,
+        [1],
+        (1,),
+        {1},
+        {1: 1},
+        [[1]],
+        torch.tensor(1),
+        torch.tensor(1.0),
+        torch.tensor([1]),
+        ["a", "b"],
+        ["ab"],
+    ]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest({"a": torch.ones(3)}) == digest({"a": torch.ones(3)})

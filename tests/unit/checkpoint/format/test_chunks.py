@@ -1,0 +1,61 @@
+"""Where the chunks of a tensor overlap, compared with what indexing picks."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_runtime.checkpoint.format.chunks import Box
+
+
+@st.composite
+def boxes(draw: st.DrawFn, inside: Box) -> Box:
+    """A box within another, maybe without elements."""
+    offsets, sizes = [], []
+    for offset, size in zip(inside.offsets, inside.sizes, strict=True):
+        begin = draw(st.integers(0, size))
+        offsets.append(offset + begin)
+        sizes.append(draw(st.integers(0, size - begin)))
+    return Box(tuple(offsets), tuple(sizes))
+
+
+WHOLES = st.lists(st.integers(0, 4), max_size=4).map(lambda shape: Box.of(tuple(shape)))
+
+
+def elements(whole: Box, box: Box) -> list[int]:
+    numbered = torch.arange(whole.count).reshape(whole.sizes)
+    return list(numbered[whole.index(box)].flatten().tolist())
+
+
+@given(WHOLES.flatmap(lambda whole: st.tuples(st.just(whole), boxes(whole), boxes(whole))))
+def test_the_overlap_is_what_both_hold(found: tuple[Box, Box, Box]) -> None:
+    whole, one, other = found
+    common = set(elements(whole, one)) & set(elements(whole, other))
+    overlap = one.overlap(other)
+    assert set(elements(whole, overlap) if overlap else []) == common
+    assert one.overlap(other) == other.overlap(one)
+    assert whole.holds(one)
+    if other.count:
+        assert one.holds(other) == (set(elements(whole, other)) <= set(elements(whole, one)))
+
+
+@given(
+    WHOLES.flatmap(lambda whole: boxes(whole).flatmap(lambda b: st.tuples(st.just(b), boxes(b))))
+)
+def test_a_run_is_found_exactly_where_there_is_one(found: tuple[Box, Box]) -> None:
+    outer, inner = found
+    if not inner.count:
+        return
+    picked = list(
+        torch.arange(outer.count).reshape(outer.sizes)[outer.index(inner)].flatten().tolist()
+    )
+    one_run = picked == list(range(picked[0], picked[0] + len(picked)))
+    assert outer.run(inner) == (picked[0] if one_run else None)
+
+
+def test_a_scalar_is_one_element() -> None:
+    scalar = Box.of(())
+    assert scalar.count == 1
+    assert scalar.overlap(scalar) == scalar
+    assert scalar.run(scalar) == 0

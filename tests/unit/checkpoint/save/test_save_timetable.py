@@ -1,0 +1,122 @@
+"""When saves are due, when they are tried again, and when failures are too many."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_runtime.checkpoint.save.save_timetable import Limit, Timetable, parse_limit
+from elastic_runtime.checkpoint.save_interval import Every, parse_every
+from elastic_runtime.errors import CheckpointUsageError
+
+
+def table(every: int | str | None, limit: str | None = None, now: float = 0.0) -> Timetable:
+    interval = parse_every(every)
+    return Timetable.at_start(interval, parse_limit(limit, interval), now)
+
+
+@pytest.mark.parametrize("every", [100, "1h", "100 steps, 1h"])
+def test_the_first_save_is_due_as_soon_as_there_is_memory_for_it(every: int | str) -> None:
+    new = table(every)
+    assert not new.wish(1.0, ready=False)
+    assert new.wish(1.0, ready=True)
+    assert not new.asked().wish(2.0, ready=True), "once"
+    assert not new.begin(2.0).wish(3.0, ready=True)
+
+
+def test_no_first_save_if_only_the_user_says_when() -> None:
+    assert not table(None).wish(1e9, ready=True)
+
+
+def test_none_is_due_at_once_after_a_state_was_resumed() -> None:
+    assert not table("1h").resumed(1.0, 7).wish(2.0, ready=True)
+    assert table("1h").resumed(1.0, 7).wish(3601.0, ready=True)
+
+
+def test_a_failed_save_is_tried_again_after_pauses_that_grow_and_not_before() -> None:
+    now, pauses = 0.0, []
+    this = table("10 steps").begin(0.0)
+    for _ in range(8):
+        this = this.fail(now, 10, None)
+        assert not this.due_at(20), "a step that is due does not count now"
+        assert not this.wish(this.soon - 0.01, ready=True)
+        assert this.wish(this.soon, ready=True)
+        pauses.append(this.soon - now)
+        now = this.soon
+        this = this.asked().begin(now)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert this.due_at(20)
+
+
+def test_the_pause_is_never_longer_than_the_interval() -> None:
+    this = table("3s")
+    for _ in range(5):
+        this = this.fail(100.0, 10, None)
+    assert this.soon == 103.0
+
+
+def test_a_success_in_between_begins_the_count_anew() -> None:
+    this = table("30s").fail(10.0, 1, None).fail(20.0, 2, None)
+    assert this.failures == 2
+    this = this.fail(30.0, 9, (25.0, 8))
+    assert (this.failures, this.soon) == (1, 31.0)
+    assert (this.whole_at, this.whole_step) == (25.0, 8)
+
+
+def test_what_was_given_up_is_done_again_and_so_is_what_had_failed() -> None:
+    begun = table("1h").begin(0.0)
+    assert begun.enter(5.0, lost=True).wish(5.0, ready=True)
+    assert not begun.enter(5.0, lost=False).wish(5.0, ready=True)
+    failed = begun.fail(4.0, 3, None).enter(5.0, lost=False)
+    assert failed.wish(5.0, ready=True)
+    assert not failed.pausing, "a rank that is new would not know of it"
+
+
+@pytest.mark.parametrize(
+    ("every", "given", "steps", "seconds", "exceeded"),
+    [
+        ("30s", None, 10**6, 299, False),
+        ("30s", None, 0, 300, True),
+        ("1s", None, 0, 59, False),  # ten intervals, but at least a minute
+        ("1s", None, 0, 60, True),
+        (100, None, 999, 1e6, False),
+        (100, None, 1000, 1e6, True),
+        (1, None, 10**6, 59, False),
+        ("100 steps, 1h", None, 1000, 100, True),
+        (None, None, 10**9, 3599, False),
+        (None, None, 0, 3600, True),
+        ("30s", "5s", 0, 5, True),
+        ("30s", "20 steps, 5m", 20, 1, True),
+    ],
+)
+def test_how_long_no_save_may_succeed(
+    every: int | str | None, given: str | None, steps: int, seconds: float, exceeded: bool
+) -> None:
+    assert parse_limit(given, parse_every(every)).exceeded(steps, seconds) is exceeded
+
+
+def test_a_limit_that_is_none() -> None:
+    with pytest.raises(CheckpointUsageError, match="max_save_age='soon' is not understood"):
+        parse_limit("soon", Every())
+    assert parse_limit("2m", Every()) == Limit(Every(seconds=120.0))
+
+
+def test_it_says_how_long_nothing_was_saved() -> None:
+    this = table("30s").fail(301.0, 40, (1.0, 12))
+    assert not this.overdue(200.0, 40)
+    assert "nothing was saved for 300 s and 28 steps, since step 12" in this.overdue(301.0, 40)
+
+
+def test_without_an_interval_the_first_failure_begins_the_time() -> None:
+    this = table(None).fail(5000.0, 40, None)
+    assert not this.overdue(5000.0, 40), "nothing had been due in that time"
+    assert this.fail(8600.0, 50, None).overdue(8600.0, 50)
+
+
+@pytest.mark.parametrize("every", ["10 steps", "30s"])
+def test_what_is_put_off_is_no_failure_and_follows_soon(every: str) -> None:
+    this = table(every).begin(0.0).put_off(40.0)
+    assert not this.due_at(20)
+    assert not this.wish(40.5, ready=True)
+    assert this.wish(41.5, ready=True)
+    assert not this.failures
+    assert this.begin(42.0).due_at(20) is (every == "10 steps")

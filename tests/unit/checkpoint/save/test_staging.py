@@ -1,0 +1,145 @@
+"""The image of a file, the copies into it, and what optimizers wait for."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
+from elastic_runtime.checkpoint.save import staging
+from elastic_runtime.checkpoint.save.staging import Image, PlainCopies, describe, matches, of_tensor
+from elastic_runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+TENSORS = [
+    torch.arange(6, dtype=torch.float64).view(2, 3),
+    torch.tensor(3.5),
+    torch.zeros(0, 3),
+    torch.randn(4, 3).t(),
+    torch.randn(5, dtype=torch.complex64).conj(),
+    torch.ones(7, dtype=torch.bfloat16),
+    torch.arange(1000),
+]
+
+
+def contents(sources: Any) -> bytes:
+    return b"".join(bytes(view) for source in sources for view in source.views)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_image_holds_what_would_be_written_without_one(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_WORTH_THREADS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    image = Image([describe(str(n), t) for n, t in enumerate(TENSORS)], PlainCopies())
+    image.warm()
+    for factor in (1, 2):  # it is used again
+        tensors = [tensor * factor for tensor in TENSORS]
+        image.stage(tensors, lambda tensor: False)
+        found = list(image.sources())
+        expected = [of_tensor(tensor) for tensor in tensors]
+        assert contents(found) == contents(expected)
+        assert [source.data for source in found] == [source.data for source in expected]
+        assert image.size == sum(source.size for source in expected)
+
+
+def test_a_view_keeps_its_tensor_alive() -> None:
+    view = bytes_of(torch.full((1000,), 7, dtype=torch.uint8))
+    torch.zeros(1000, dtype=torch.uint8)
+    assert bytes(view) == b"\x07" * 1000
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.eye(3).to_sparse(),
+        torch.empty(3, device="meta"),
+        TwoTensor(torch.eye(3), torch.eye(3)),
+    ],
+)
+def test_tensors_without_plain_bytes_are_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.w is a torch\.\w+ \w+ on"):
+        describe("model.w", tensor)
+
+
+def test_memory_that_was_given_back_is_not_read() -> None:
+    tensor = torch.ones(3)
+    item = describe("model.w", tensor)
+    assert matches(item, "model.w", tensor)
+    tensor.untyped_storage().resize_(0)
+    assert not matches(item, "model.w", tensor)
+    with pytest.raises(CheckpointError, match="no plain bytes"):
+        describe("model.w", tensor)
+
+
+class LateCopies:
+    """Copies as a GPU does: what may wait is copied at the last moment."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.release = threading.Event()
+        self._due: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copy(self, places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        self.log.append(f"{len(tensors)} at once")
+        PlainCopies().copy(places, tensors)
+
+    def copy_late(self, places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        self.log.append(f"{len(tensors)} late")
+        self._due = list(zip(places, tensors, strict=True))
+
+    def fence(self) -> None:
+        for place, tensor in self._due:
+            place.copy_(tensor)
+        self._due = []
+
+    def wait(self) -> None:
+        assert self.release.wait(60)
+
+
+def test_optimizers_wait_for_the_copies_and_nothing_else_does(
+    tmp_path: Path,
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    optim = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    average = nn.Linear(3, 3)  # updated by hand: no optimizer knows of it
+    copies = LateCopies()
+
+    def train() -> None:
+        optim.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optim.step()
+
+    train()
+    entries = {"model": model, "optim": optim, "average": average}
+    ckpt = Checkpointer(tmp_path, entries)
+    ckpt._saves._make_copies = lambda tensors: copies
+    ckpt.steps = 1
+    ckpt.save()
+    expected = {k: v.clone() for k, v in model.state_dict().items()}
+    momentum = [optim.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+    # 4 parameters and their momentum may wait; 3 statistics and the average may not.
+    assert copies.log == ["5 at once", "8 late"]
+    train()
+    with torch.no_grad():
+        average.weight.zero_()
+    copies.release.set()
+    ckpt.close()
+    assert not torch.equal(model.state_dict()["0.weight"], expected["0.weight"])
+
+    Checkpointer(tmp_path, entries).resume()
+    assert all(torch.equal(v, expected[k]) for k, v in model.state_dict().items())
+    found = [optim.state[p]["momentum_buffer"] for p in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(found, momentum, strict=True))
+    assert average.weight.abs().sum() > 0
+    train()  # the hook is gone with the checkpointer

@@ -1,0 +1,66 @@
+"""No snapshot is taken that does not fit, and it is said why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_runtime.checkpoint.snapshot.memory_budget import Room, refusal, size
+
+MIB = 1 << 20
+ROOM = Room(
+    node="n0",
+    machine="m0",
+    needed=100 * MIB,
+    beside=50 * MIB,
+    kept=100 * MIB,
+    limit=200 * MIB,
+    free=1000 * MIB,
+    available=1000 * MIB,
+    total=2000 * MIB,
+)
+
+
+def kind(*rooms: Room) -> str:
+    found = refusal(rooms)
+    return found.kind if found else ""
+
+
+def test_it_fits() -> None:
+    assert not kind(ROOM)
+    assert not kind(*[replace(ROOM, machine=f"m{n}") for n in range(50)])
+
+
+def test_the_one_before_is_kept_and_counts() -> None:
+    found = refusal([replace(ROOM, kept=101 * MIB)])
+    assert found is not None
+    assert found.kind == "limit"
+    assert "--snapshot-memory is 200 MiB; give it 201 MiB" in found.text
+
+
+def test_nodes_of_one_machine_share_its_memory() -> None:
+    assert not kind(*[replace(ROOM, node=f"n{n}") for n in range(6)])
+    # 7 x (100 + 50) MiB is more than what is available, 11 x 100 MiB more than is free.
+    assert kind(*[replace(ROOM, node=f"n{n}") for n in range(7)]) == "memory"
+    assert kind(*[replace(ROOM, node=f"n{n}") for n in range(11)]) == "tmpfs"
+
+
+def test_a_part_of_the_memory_is_left_to_others() -> None:
+    assert not kind(replace(ROOM, available=250 * MIB))
+    assert kind(replace(ROOM, available=249 * MIB)) == "memory"
+
+
+def test_a_small_tmpfs_is_told_how_to_grow() -> None:
+    found = refusal([replace(ROOM, free=64 * MIB)])
+    assert found is not None
+    assert "/dev/shm has 64 MiB left" in found.text
+    assert "--shm-size" in found.text
+
+
+def test_sizes_for_people() -> None:
+    sizes = [0, 1023, 1536, 999 * MIB, 1000 * MIB, 5 << 40]
+    expected = ["0 bytes", "1023 bytes", "1.5 KiB", "999 MiB", "0.977 GiB", "5 TiB"]
+    assert [size(count) for count in sizes] == expected
+
+
+def test_what_is_told_is_json() -> None:
+    assert Room(*ROOM.encode()) == ROOM

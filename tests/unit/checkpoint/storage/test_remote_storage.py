@@ -1,0 +1,460 @@
+"""What an object store may do to a save or a load: fail for a while, lose answers, tell secrets."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+import tenacity
+from fsspec.implementations.memory import MemoryFileSystem
+
+from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, Manifest
+from elastic_runtime.checkpoint.storage import first_contact, remote_storage
+from elastic_runtime.checkpoint.storage.first_contact import Patience, of_a_job
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.checkpoint.storage.open_storage import open_storage
+from elastic_runtime.checkpoint.storage.remote_storage import RemoteReader, RemoteStorage
+from elastic_runtime.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+)
+from elastic_runtime.protocol.messages import EXIT_DRAINED
+from tests.small_checkpoints import FILE, HOLDER, put, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class Flaky(MemoryFileSystem):
+    """Runs a hook before each request; the hook may raise, and may put things."""
+
+    protocol = "flaky"
+    store: dict[str, Any] = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    hook: Callable[[str, str], None] = staticmethod(lambda request, path: None)
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        Flaky.hook("ls", path)
+        return super().ls(path, detail, **kwargs)
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        Flaky.hook("info", path)
+        return super().info(path, **kwargs)
+
+    def cat_file(self, path: str, **kwargs: Any) -> Any:
+        Flaky.hook("cat", path)
+        return super().cat_file(path, **kwargs)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        Flaky.hook("pipe", path)
+        super().pipe_file(path, value, mode, **kwargs)
+        Flaky.hook("piped", path)
+
+    def rm_file(self, path: str) -> None:
+        Flaky.hook("rm", path)
+        super()._rm(path)
+
+
+class Failing:
+    """Fails each request a few times."""
+
+    def __init__(self, times: int, error: Exception) -> None:
+        self.times = times
+        self.error = error
+        self.failed: dict[tuple[str, str], int] = {}
+
+    def __call__(self, request: str, path: str) -> None:
+        count = self.failed.get((request, path), 0)
+        if request != "piped" and count < self.times:
+            self.failed[request, path] = count + 1
+            raise self.error
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteStorage]:
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    monkeypatch.setattr(remote_storage, "_WAIT", tenacity.wait_none())
+    monkeypatch.setattr(Flaky, "hook", staticmethod(lambda request, path: None))
+    storage = open_storage(f"flaky://{uuid.uuid4().hex}/run")
+    assert isinstance(storage, RemoteStorage)
+    storage.prepare()
+    yield storage
+
+
+def test_what_fails_for_a_while_is_tried_again(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Failing(2, OSError("Please reduce your request rate"))
+    monkeypatch.setattr(Flaky, "hook", failing)
+    term = flaky.take_term(HOLDER)
+    manifest = put(flaky, 10, term)
+    assert flaky.read_manifest(manifest.id) == manifest
+    with flaky.reader(manifest.id, FILE) as reader:
+        reader.readinto(0, [memoryview(bytearray(8))])
+    flaky.remove(manifest)
+    for _ in range(2):
+        flaky.finish_removals()
+    assert flaky.names() == ["term-1"]
+    assert {request for request, _ in failing.failed} == {"ls", "info", "cat", "pipe", "rm"}
+
+
+class Silent:
+    """Answers nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def __call__(self, request: str, path: str) -> None:
+        assert self.over.wait(60)
+
+
+def test_a_store_that_has_never_answered_is_given_up_soon(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What cannot be tried again and again by us: the library of the store does so by itself.
+    silent = Silent()
+    unreachable = Failing(10**9, OSError("nobody is there"))
+    for hook, why in ((silent, "it is silent"), (unreachable, "nobody is there")):
+        monkeypatch.setattr(Flaky, "hook", staticmethod(hook))
+        storage = open_storage("flaky://me:pa55word@bucket/run", Patience(0.1))
+        with pytest.raises(CheckpointUsageError, match=f"cannot reach flaky://.*{why}") as told:
+            storage.names()
+        assert "pa55word" not in str(told.value)
+    silent.over.set()
+
+
+def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_contact, "_FIRST_WORD", 0.0)
+    monkeypatch.setattr(first_contact, "_NEXT_WORD", 0.0)
+    silent, said = Silent(), list[dict[str, Any]]()
+
+    def note(name: str, **fields: Any) -> None:
+        said.append({"event": name, **fields})
+        silent.over.set()  # it is back
+
+    monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
+    assert open_storage("flaky://bucket/run", of_a_job(note, lambda: None)).names() == []
+    first = said[0]
+    assert (first["event"], first["why"]) == ("checkpoint.unreachable", "it is silent")
+    assert first["path"] == "flaky://bucket/run"
+
+
+def test_a_job_whose_store_stays_away_has_failed_for_now(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is no wrong setting: another try may do better."""
+    monkeypatch.setattr(Flaky, "hook", Failing(10**9, OSError("nobody is there")))
+    patience = Patience(0.1, lambda name, **fields: None)
+    with pytest.raises(CheckpointFailed, match=r"cannot reach .*nobody is there"):
+        open_storage("flaky://bucket/run", patience).names()
+
+
+def test_what_will_not_change_is_told_a_job_at_once(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoCredentials(Exception):
+        pass
+
+    for error in (NoCredentials("none"), PermissionError("not you")):
+        monkeypatch.setattr(Flaky, "hook", Failing(10**9, error))
+        with pytest.raises(CheckpointFailed, match="give the job credentials") as told:
+            first = of_a_job(lambda name, **fields: None, lambda: None)
+            open_storage("flaky://bucket/run", first).prepare()
+        assert told.value.refused
+
+
+def test_a_store_that_has_answered_is_waited_for(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(f"flaky://{uuid.uuid4().hex}/run", Patience(1.0))
+    assert storage.names() == []
+    monkeypatch.setattr(Flaky, "hook", Failing(2, OSError("Please reduce your request rate")))
+    assert storage.names() == []
+
+
+def test_what_goes_on_failing_is_an_error_and_no_damage(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = put(flaky, 10)
+    monkeypatch.setattr(Flaky, "hook", Failing(99, OSError("the network is gone\nwith details")))
+    # An older checkpoint must not be taken because the newest cannot be reached at present.
+    calls: list[Callable[[], object]] = [
+        flaky.names,
+        lambda: flaky.has_manifest(manifest.id),
+        lambda: flaky.read_manifest(manifest.id),
+        lambda: flaky.read_bytes(manifest.id, FILE),
+        lambda: flaky.sizes(manifest.id),
+    ]
+    for call in calls:
+        with pytest.raises(CheckpointError, match="the network is gone; check the URL") as caught:
+            call()
+        assert not isinstance(caught.value, DamagedCheckpoint)
+        assert flaky.where in str(caught.value)
+
+
+def test_a_refusal_is_not_tried_again(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Failing(99, PermissionError("Access Denied"))
+    monkeypatch.setattr(Flaky, "hook", failing)
+    with pytest.raises(CheckpointError, match="Access Denied; give the job credentials"):
+        flaky.prepare()
+    assert set(failing.failed.values()) == {1}
+
+
+def test_a_term_whose_answer_was_lost_is_held(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = iter([True])
+
+    def lose(request: str, path: str) -> None:
+        if request == "piped" and next(lost, False):
+            raise OSError("no answer")
+
+    monkeypatch.setattr(Flaky, "hook", lose)
+    assert flaky.take_term(HOLDER) == 1
+    flaky.check_term(1)
+
+
+def test_a_term_that_another_takes_first_is_not_held(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = b'{"run": "r9", "round": 1, "host": "there"}'
+    first = iter([True])
+
+    def overtake(request: str, path: str) -> None:
+        if request == "pipe" and next(first, False):
+            flaky._fs.pipe_file(path, theirs)
+
+    monkeypatch.setattr(Flaky, "hook", overtake)
+    assert flaky.take_term(HOLDER) == 2
+
+
+def test_of_two_that_took_a_term_at_the_same_moment_one_stops(flaky: RemoteStorage) -> None:
+    # As in a store that cannot create exclusively: the other's put comes after ours was read back.
+    term = flaky.take_term(HOLDER)
+    flaky._fs.pipe_file(f"{flaky._root}/term-{term}", b'{"run": "r9", "round": 1, "host": "there"}')
+    with pytest.raises(CheckpointError, match=r"run r9.*same moment"):
+        flaky.check_term(term)
+    with pytest.raises(CheckpointError, match="same moment"):
+        flaky.commit(Manifest(step=1, term=term, world=1))
+
+
+def test_the_manifest_is_the_last_to_come_and_the_first_to_go(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[tuple[str, str]] = []
+    monkeypatch.setattr(Flaky, "hook", lambda request, path: story.append((request, path)))
+    manifest = put(flaky, 10)
+    at = f"{flaky._root}/{manifest.id.name}"
+    changes = [(request, path) for request, path in story if request in ("pipe", "rm")]
+    assert changes == [("pipe", f"{at}/{MANIFEST}")]
+    story.clear()
+    flaky.remove(manifest)
+    moved = f"{flaky._root}/{manifest.id.pruned_name}/{MANIFEST}"
+    assert [(request, path) for request, path in story if request in ("pipe", "rm")] == [
+        ("pipe", moved),
+        ("rm", f"{at}/{MANIFEST}"),
+        ("rm", f"{at}/{FILE}"),
+        ("rm", moved),
+    ]
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_a_deletion_that_stops_anywhere_is_finished_later(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    manifest, other = put(flaky, 10), put(flaky, 20)
+    done = 0
+
+    def stop(request: str, path: str) -> None:
+        nonlocal done
+        if request in ("pipe", "rm"):
+            if done == last:
+                raise PermissionError("no more")
+            done += 1
+
+    monkeypatch.setattr(Flaky, "hook", stop)
+    with pytest.raises(CheckpointError, match="no more"):
+        flaky.remove(manifest)
+    monkeypatch.setattr(Flaky, "hook", lambda request, path: None)
+    assert flaky.read_manifest(manifest.id) in (manifest, None)
+    flaky.finish_removals()
+    whole = [other.id.name] if last else [manifest.id.name, other.id.name]
+    assert sorted(flaky.names()) == whole
+
+
+def test_files_beside_those_of_a_manifest_survive_its_deletion(flaky: RemoteStorage) -> None:
+    manifest = put(flaky, 10)
+    flaky._fs.pipe_file(f"{flaky._root}/{manifest.id.name}/mine.txt", b"a person's")
+    flaky.remove(manifest)
+    assert flaky.sizes(manifest.id) == {"mine.txt": 10}
+
+
+# Large files
+
+
+def test_a_large_file_is_never_held_twice(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library of a store copies what it is given; so it is given little at a time."""
+    monkeypatch.setattr(remote_storage, "_PART", 1000)
+    written: list[int] = []
+    opened: dict[str, Any] = {}
+
+    class File:
+        def write(self, data: memoryview) -> None:
+            written.append(data.nbytes)
+
+        def close(self) -> None:
+            written.append(-1)
+
+    monkeypatch.setattr(Flaky, "open", lambda self, path, mode, **kw: opened.update(kw) or File())
+    with flaky.writer(CheckpointId(1, 1), FILE, 50 << 30) as out:
+        out.write([memoryview(bytes(2500)), memoryview(bytes(10))])
+    assert written == [1000, 1000, 500, 10, -1]
+    assert opened["block_size"] * 10_000 > 50 << 30, "S3 takes 10,000 parts"
+
+
+def test_a_file_that_could_not_be_written_is_abandoned(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[str] = []
+
+    class File:
+        closed = False
+
+        def write(self, data: memoryview) -> None:
+            raise OSError("the connection was reset")
+
+        def discard(self) -> None:
+            story.append("discard")
+
+        def close(self) -> None:
+            story.append("close")
+
+    monkeypatch.setattr(Flaky, "open", lambda *args, **kwargs: File())
+    with (
+        pytest.raises(CheckpointError, match=r"cannot save to flaky://.*connection was reset"),
+        flaky.writer(CheckpointId(1, 1), FILE, 10) as out,
+    ):
+        out.write([memoryview(b"0123456789")])
+    assert story == ["discard"]
+
+
+def test_ranges_are_read_side_by_side(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_storage, "_RANGE", 10)
+    which = CheckpointId(1, 1)
+    content = bytes(range(95))
+    write(flaky, which, FILE, content)
+    # Three have to be under way at the same time, or this breaks.
+    meeting = threading.Barrier(3, timeout=20)
+
+    def meet(request: str, path: str) -> None:
+        if request == "cat":
+            meeting.wait()
+
+    monkeypatch.setattr(Flaky, "hook", meet)
+    buffers = [memoryview(bytearray(size)) for size in (0, 3, 40, 0, 47)]
+    with flaky.reader(which, FILE) as reader:
+        reader.readinto(5, buffers)
+    assert b"".join(buffers) == content[5:]
+
+
+def test_a_read_that_fails_writes_nothing_afterwards(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_storage, "_RANGE", 10)
+    running, returned = threading.Event(), threading.Event()
+    late: list[bool] = []
+
+    def fetch(start: int, end: int) -> bytes:
+        if start == 0:
+            assert running.wait(20)
+            raise CheckpointFailed("the network is gone")
+        running.set()
+        late.append(returned.wait(0.3))  # who waits for this one does not return before
+        return bytes(end - start)
+
+    with remote_storage.ThreadPoolExecutor(2) as pool:
+        reader = RemoteReader("there", 100, fetch, pool)
+        with pytest.raises(CheckpointError, match="network"):
+            reader.readinto(0, [memoryview(bytearray(20))])
+        returned.set()
+    assert late == [False]
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/run/", "s3://bucket/run"),
+        ("sftp://me:pa55word@host/run", "sftp://host/run"),
+        ("https://host/run?token=t0ken&x=1", "https://host/run"),
+        ("gs://bucket", "gs://bucket"),
+    ],
+)
+def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
+    assert remote_storage.without_credentials(url) == shown
+
+
+def test_what_a_library_says_is_shown_without_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    text = "refused: key wJalrXUtnFEMI, password pa55word, token t0ken"
+    monkeypatch.setattr(Flaky, "hook", Failing(99, PermissionError(text)))
+    storage = open_storage("flaky://me:pa55word@bucket/run?token=t0ken")
+    with pytest.raises(CheckpointError) as caught:
+        storage.names()
+    assert "refused: key ***, password ***, token ***" in str(caught.value)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    with pytest.raises(CheckpointError, match=r"pip install 'elastic-runtime\[storage\]'"):
+        open_storage("s3://bucket/run")
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(CheckpointError, match=r"pip install 'elastic-runtime\[storage\]'"):
+        open_storage("s3://bucket/run")
+
+
+def test_an_unknown_kind_of_url_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"cannot open x3://bucket/run: Protocol not known"):
+        open_storage("x3://bucket/run")
+
+
+def test_a_path_and_a_file_url_are_directories(tmp_path: Path) -> None:
+    for directory in (tmp_path, str(tmp_path), f"file://{tmp_path}"):
+        storage = open_storage(directory)
+        assert isinstance(storage, LocalStorage) and storage.path == tmp_path
+
+
+def test_a_job_that_is_asked_to_leave_does_not_wait_for_a_store(
+    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Silent()
+    monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
+
+    def leave() -> None:
+        raise SystemExit(EXIT_DRAINED)
+
+    with pytest.raises(SystemExit):
+        open_storage("flaky://bucket/run", of_a_job(lambda name, **fields: None, leave)).names()
+    silent.over.set()

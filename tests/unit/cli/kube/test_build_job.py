@@ -1,0 +1,221 @@
+"""``elasticctl submit``: what flags and files become, and what is refused before it is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, read_job
+from elastic_runtime.controller.decide.job_spec import LONGEST_NAME, InvalidSpec, JobSpec
+from elastic_runtime.errors import UsageError
+
+MANIFEST = """
+apiVersion: elastic.pytorch.org/v1alpha1
+kind: ElasticJob
+metadata: {name: digits}
+spec:
+  minReplicas: 1
+  maxReplicas: 2
+  replicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - {name: elasticjob-worker, image: "x:1", args: [train.py]}
+"""
+
+
+def _job(**flags: Any) -> dict[str, Any]:
+    return make_job(Submission(**{"script": "train.py", "image": "x:1", "name": "one", **flags}))
+
+
+def _container(job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    return found[0]
+
+
+def test_every_flag_has_its_place() -> None:
+    job = _job(
+        namespace="team",
+        args=("--lr", "1"),
+        low=2,
+        high=4,
+        replicas=3,
+        nproc="2",
+        gpus=2,
+        cpu="500m",
+        memory="8Gi",
+        env=("A=b=c", "EMPTY="),
+        checkpoint="s3://bucket/run",
+        spares=1,
+        max_restarts=0,
+        endpoint="etcd://etcd:2379",
+    )
+    assert job == {
+        "apiVersion": "elastic.pytorch.org/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": "one", "namespace": "team"},
+        "spec": {
+            "minReplicas": 2,
+            "maxReplicas": 4,
+            "nprocPerNode": 2,
+            "spares": 1,
+            "maxRestarts": 0,
+            "rdzvEndpoint": "etcd://etcd:2379",
+            "checkpoint": {"url": "s3://bucket/run"},
+            "replicaSpecs": {
+                "Worker": {
+                    "replicas": 3,
+                    "template": {
+                        "spec": {
+                            "containers": [
+                                {
+                                    "name": "elasticjob-worker",
+                                    "image": "x:1",
+                                    "args": ["train.py", "--lr", "1"],
+                                    "env": [
+                                        {"name": "A", "value": "b=c"},
+                                        {"name": "EMPTY", "value": ""},
+                                    ],
+                                    "resources": {
+                                        "requests": {"cpu": "500m", "memory": "8Gi"},
+                                        "limits": {"memory": "8Gi", "nvidia.com/gpu": "2"},
+                                    },
+                                }
+                            ]
+                        }
+                    },
+                }
+            },
+        },
+    }
+
+
+def test_what_was_not_said_is_not_there() -> None:
+    job = _job()
+    assert job["metadata"] == {"name": "one"}
+    assert job["spec"].keys() == {"minReplicas", "maxReplicas", "replicaSpecs"}
+    assert _container(job).keys() == {"name", "image", "args"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        ({}, (1, 1, 1)),
+        ({"high": 4}, (1, 4, 4)),
+        ({"low": 2}, (2, 2, 2)),
+        ({"replicas": 3}, (1, 3, 3)),
+        ({"low": 1, "high": 4, "replicas": 2}, (1, 2, 4)),
+    ],
+)
+def test_sizes_that_were_not_said_follow_from_the_others(
+    flags: dict[str, int], sizes: tuple[int, int, int]
+) -> None:
+    job = _job(**flags)
+    spec = job["spec"]
+    size = spec["replicaSpecs"]["Worker"]["replicas"]
+    assert (spec["minReplicas"], size, spec["maxReplicas"]) == sizes
+    # The controller reads the same.
+    read = JobSpec.of(job)
+    assert (read.minimum, read.replicas, read.maximum) == sizes
+
+
+def test_a_gpu_gets_a_worker_unless_it_is_said_otherwise() -> None:
+    assert _job(gpus=4)["spec"]["nprocPerNode"] == 4
+    assert _job(gpus=4, nproc="1")["spec"]["nprocPerNode"] == 1
+    assert _job(nproc="auto")["spec"]["nprocPerNode"] == "auto"
+
+
+def test_a_module_is_run_with_m() -> None:
+    job = _job(script="package.train", module=True, args=("x",))
+    assert _container(job)["args"] == ["-m", "package.train", "x"]
+
+
+def test_a_claim_is_a_checkpoint_too() -> None:
+    assert _job(checkpoint="runs")["spec"]["checkpoint"] == {"claimName": "runs"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        ({"low": 3, "high": 2}, "spec.minReplicas"),
+        ({"high": 2, "replicas": 3}, "spec.replicaSpecs.Worker.replicas"),
+        ({"low": 2, "high": 4, "replicas": 1}, "spec.replicaSpecs.Worker.replicas"),
+        ({"name": "Upper"}, "metadata.name"),
+        ({"name": "a" * (LONGEST_NAME + 1)}, "metadata.name"),
+        ({"nproc": "many"}, "spec.nprocPerNode"),
+        ({"endpoint": "c10d://host"}, "spec.rdzvEndpoint"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_its_field(
+    flags: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        _job(**flags)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"env": ("A",)}, "--env 'A' is not NAME=VALUE"),
+        ({"env": ("1=2",)}, "is not NAME=VALUE"),
+        ({"cpu": "two"}, "--cpu 'two'"),
+        ({"memory": "8 GB"}, "--memory '8 GB'"),
+        ({"checkpoint": "/data"}, "--checkpoint '/data' is a path"),
+        ({"script": "--lr"}, "'--lr' is no script"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_named(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        _job(**flags)
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "name"),
+    [
+        ("train.py", False, "train-x1"),
+        ("/app/My_Script.v2.py", False, "my-script-v2-x1"),
+        ("package.train", True, "train-x1"),
+        ("2d.py", False, "job-2d-x1"),
+        ("__.py", False, "job-x1"),
+        ("a" * 99, False, "a" * 40 + "-x1"),
+    ],
+)
+def test_a_job_without_a_name_is_called_after_its_script(
+    script: str, module: bool, name: str
+) -> None:
+    assert name_after(script, "x1", module) == name
+    _job(name=name)  # it can be one
+
+
+def test_a_manifest_is_read_as_it_is() -> None:
+    job = read_job(MANIFEST, "f")
+    assert job["metadata"] == {"name": "digits"}
+    assert _container(job)["image"] == "x:1"
+    assert read_job(json.dumps(job), "f") == job
+    assert read_job(MANIFEST, "f", "team")["metadata"] == {"name": "digits", "namespace": "team"}
+    assert read_job(f"---\n{MANIFEST}---\n", "f") == job
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [b", "f is not YAML"),
+        ("", "f is empty"),
+        (f"{MANIFEST}---{MANIFEST}", "f holds 2 documents"),
+        ("hello", "f holds no ElasticJob .its kind is 'str'"),
+        (MANIFEST.replace("ElasticJob", "PyTorchJob"), "its kind is 'PyTorchJob'"),
+        (MANIFEST.replace("v1alpha1", "v7"), "apiVersion is 'elastic.pytorch.org/v7'"),
+        (MANIFEST.replace("name: digits", ""), "metadata.name is missing"),
+        (MANIFEST.replace("minReplicas: 1", "minReplicas: 3"), "spec.minReplicas: 3"),
+        (MANIFEST.replace("digits", "digits, namespace: other"), "for the namespace 'other'"),
+        (MANIFEST.replace("template:", "templates:"), r"spec.replicaSpecs.Worker.template"),
+    ],
+)
+def test_a_manifest_that_is_no_job_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_job(text, "f", "team")

@@ -1,0 +1,107 @@
+"""``elastic-run`` as a whole, up to the agent; what it says of mistakes is in test_mistakes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.cli.run.elastic_run import main
+from elastic_runtime.cli.run.store_host import listening
+from elastic_runtime.cli.run.store_target import Embedded
+from elastic_runtime.errors import EXIT_LEFT, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def calm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("PET_", "ELASTIC_")) and name != "ELASTIC_TEST_MARK":
+            monkeypatch.delenv(name)
+
+
+def test_an_address_of_another_machine_cannot_be_listened_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--listen", "192.0.2.7:29400", "train.py"]) == 2
+    assert "cannot listen at 192.0.2.7, port 29400" in capsys.readouterr().err
+
+
+def test_a_bad_command_line_in_a_process_of_its_own(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic_runtime", "--max", "0", "train.py"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "elastic-run: error: --max=0: a job needs at least one node"
+    )
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, words in (("--help", "usage: elastic-run"), ("--version", "elastic-run ")):
+        with pytest.raises(SystemExit) as ended:
+            main([flag])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(words)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_embedded_store_listens_on_loopback_only() -> None:
+    with listening(Embedded(), "") as store:
+        store.open()
+        host, _, port = store.endpoint.hosts[0].rpartition(":")
+        assert (host, store.endpoint.hosted_here) == ("127.0.0.1", True)
+        assert _listens("127.0.0.1", int(port))
+        assert not _listens("127.0.0.2", int(port))
+    assert not _listens("127.0.0.1", int(port))
+
+
+def test_the_embedded_store_can_be_opened_to_others() -> None:
+    with listening(Embedded(""), "node-a.example") as store:
+        store.open()
+        host, _, port = store.endpoint.hosts[0].rpartition(":")
+        assert host == "node-a.example"
+        assert _listens("127.0.0.2", int(port))
+
+
+def test_a_taken_port_is_a_usage_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UsageError, match=f"port {port}: Address already in use"),
+            listening(Embedded("127.0.0.1", port), ""),
+        ):
+            pass
+
+
+_AS_INIT = """
+import os, signal, sys
+from elastic_runtime.cli.run import elastic_run
+
+elastic_run._main = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or 0
+sys.exit(elastic_run.main([]))
+"""
+
+
+def test_the_first_process_of_a_container_can_be_ended_while_it_starts() -> None:
+    isolate = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*isolate, "true"], check=False).returncode:
+        pytest.skip("no namespace of processes can be made here")
+    ended = subprocess.run([*isolate, sys.executable, "-c", _AS_INIT], timeout=60, check=False)
+    assert ended.returncode == EXIT_LEFT

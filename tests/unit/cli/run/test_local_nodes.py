@@ -1,0 +1,61 @@
+"""Several local nodes: one exit code, and a store that cannot be opened."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_runtime.cli.run.local_nodes import combined, run_nodes, watched
+from elastic_runtime.errors import StoreUnreachable
+from elastic_runtime.events import silent
+
+if TYPE_CHECKING:
+    import random
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([0, 0, 0], 0),
+        ([0, -9, 0], 0),  # a node was killed, the others ended well: the job is done
+        ([5, 0, 4], 0),
+        ([1, 5, -9], 1),
+        ([3, 3], 3),
+        ([5, 4, 3], 3),
+        ([5, 5], 5),
+        ([2, 2], 2),
+        ([-9, -9], 137),
+        ([-15, -15], 143),
+        ([], 1),
+    ],
+)
+def test_one_exit_code_of_many(codes: list[int], expected: int) -> None:
+    assert combined(codes) == expected
+
+
+@given(st.lists(st.integers(-15, 5), min_size=1), st.randoms(use_true_random=False))
+def test_the_order_of_the_nodes_does_not_matter(codes: list[int], chance: random.Random) -> None:
+    shuffled = list(codes)
+    chance.shuffle(shuffled)
+    assert combined(codes) == combined(shuffled)
+    assert (combined(codes) == 0) == (0 in codes)
+
+
+def test_a_store_that_cannot_be_opened_ends_the_nodes() -> None:
+    def refused() -> None:
+        raise StoreUnreachable("no store here")
+
+    signals = watched(["SIGTERM", "SIGINT"])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        with pytest.raises(StoreUnreachable, match="no store here"):
+            run_nodes({"node0": ["train.py"]}, True, os.environ, silent, signals, refused)
+    finally:
+        while signal.sigtimedwait(signals, 0):  # of the node that was ended
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

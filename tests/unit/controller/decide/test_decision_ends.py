@@ -1,0 +1,416 @@
+"""What is done when pods end, and when the job does, rule by rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_runtime.controller.decide.job_types import (
+    CreatePod,
+    DeleteJob,
+    Report,
+)
+from elastic_runtime.controller.decide.pod_planning import pause
+from elastic_runtime.controller.decide.status_builder import moment
+from tests.unit.controller.jobs import CLASSIC, UID, job
+from tests.unit.controller.simulated import BEGINNING, Cluster, running
+
+# ---------------------------------------------------------------- pods that end
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(137, "OOMKilled"), (143, ""), (None, "Evicted"), (5, ""), (None, "NodeLost")],
+)
+def test_a_pod_that_was_taken_away_is_replaced_at_once(code: int | None, reason: str) -> None:
+    cluster = running(3)
+    before = cluster.pods["digits-worker-1"].uid
+    cluster.now += 60
+    cluster.end(1, code, reason)
+    cluster.settle()
+    assert cluster.indices == [0, 1, 2]
+    assert cluster.pods["digits-worker-1"].uid != before
+    assert cluster.status["attempt"] == 0
+    assert not cluster.ended
+
+
+def test_restarting_is_seen_until_the_pods_run_again() -> None:
+    cluster = running()
+    cluster.now += 60
+    cluster.end(1, 137)
+    cluster.settle()
+    assert cluster.holds("Restarting")
+    assert "digits-worker-1 ended: exit code 137" in cluster.condition("Restarting")["message"]
+    assert cluster.holds("Running")  # the other one goes on
+    cluster.now += 5
+    cluster.settle()
+    assert cluster.holds("Restarting")
+    cluster.run()
+    cluster.settle()
+    assert cluster.condition("Restarting")["status"] == "False"
+    assert cluster.reasons().count("PodReplaced") == 1
+
+
+def test_a_job_below_its_minimum_does_not_say_that_it_runs() -> None:
+    cluster = running(2, minReplicas=2)
+    cluster.vanish(0)
+    cluster.settle()
+    assert not cluster.holds("Running")
+    assert cluster.holds("Restarting")
+    assert cluster.indices == [0, 1]
+
+
+def test_a_deleted_pod_is_followed_when_its_name_is_free() -> None:
+    cluster = running()
+    cluster.delete(1)
+    cluster.settle()
+    assert cluster.indices == [0]
+    cluster.vanish()
+    plan = cluster.step()
+    assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [1]
+
+
+def test_pods_that_fall_again_and_again_wait_longer_and_longer() -> None:
+    cluster = running()
+    waits = []
+    for _ in range(5):
+        cluster.end(1, 137)
+        fallen = cluster.now
+        plan = cluster.settle()
+        while 1 not in {pod.index for pod in cluster.pods.values() if not pod.ended}:
+            cluster.now = plan.wake_at
+            plan = cluster.settle()
+        waits.append(cluster.now - fallen)
+        cluster.run()
+        cluster.settle()
+    assert waits == [0, 1, 2, 4, 8]
+    cluster.now += 60  # a long life
+    cluster.end(1, 137)
+    cluster.settle()
+    assert cluster.pods["digits-worker-1"].phase == "Pending"
+    assert [pause(n) for n in (1, 2, 7, 8, 9999)] == [0, 1, 32, 60, 60]
+
+
+def test_a_fallen_pod_is_counted_once_however_often_it_is_looked_at() -> None:
+    cluster = running(1)
+    for _ in range(2):
+        cluster.end(0, 137)
+        cluster.settle()
+        cluster.now += 1
+        cluster.settle()
+        cluster.run()
+        cluster.settle()
+    assert cluster.status["restarts"]["lost"] == 2
+    assert cluster.status["restartCount"] == 2
+
+
+def test_agents_count_what_they_live_through() -> None:
+    cluster = running(2)
+    cluster.report = Report(round=3, world=2, restarts={"killed": 2, "planned": 1}, ready=True)
+    cluster.settle()
+    cluster.report = Report(round=4, world=2, restarts={"killed": 2, "lost": 1}, ready=True)
+    cluster.settle()  # it shrank: another life of the job, with a fresh budget
+    assert cluster.status["restarts"] == {"failed": 0, "killed": 4, "lost": 1, "planned": 1}
+    assert cluster.status["restartCount"] == 5
+    cluster.end(1, 137)
+    cluster.settle()
+    assert cluster.status["restartCount"] == 5  # the other agent will say so
+    cluster.run()
+    cluster.settle()
+    cluster.report = Report(run_id="another-0", round=9, world=9, restarts={"killed": 99})
+    cluster.settle()
+    assert (cluster.status["round"], cluster.status["restartCount"]) == (4, 5)
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_failure_of_the_script_ends_the_job_with_the_reason() -> None:
+    cluster = running(3)
+    cluster.end(1, 1)
+    cluster.end(2, 1)
+    cluster.settle()
+    failed = cluster.condition("Failed")
+    assert failed["reason"] == "PodFailed"
+    assert "digits-worker-1 ended: exit code 1" in failed["message"]
+    assert moment(cluster.status["completionTime"]) == cluster.now
+    assert not cluster.holds("Running")
+    assert cluster.reasons("Warning") == ["PodFailed"]
+
+
+def test_exit_1_under_exit_code_ends_the_job() -> None:
+    cluster = Cluster(CLASSIC)
+    cluster.settle()
+    cluster.run()
+    cluster.settle()
+    cluster.end(0, 1)
+    cluster.settle()
+    assert cluster.holds("Failed")
+
+
+def test_the_end_is_written_before_anything_follows_from_it() -> None:
+    cluster = running(2)
+    cluster.end(0, 1)
+    plan = cluster.step()
+    assert not plan.actions
+    assert plan.wake_at <= cluster.now
+    assert cluster.holds("Failed")
+
+
+def test_the_whole_job_is_tried_again_under_another_run_id() -> None:
+    cluster = running(2, backoffLimit=1)
+    cluster.now += 60
+    cluster.end(0, 1)
+    cluster.end(1, 1)
+    cluster.settle()
+    assert cluster.status["attempt"] == 1
+    assert cluster.holds("Restarting")
+    assert not cluster.holds("Running")
+    assert cluster.status["restarts"]["failed"] == 1  # two pods, one failure
+    assert {pod.attempt for pod in cluster.pods.values()} == {1}
+    args = cluster.manifests["digits-worker-0"]["spec"]["containers"][0]["args"]
+    assert f"--rdzv_id={UID}-1" in args
+    cluster.run()
+    cluster.settle()
+    assert cluster.holds("Running")
+    assert not cluster.holds("Restarting")
+    cluster.end(1, 1)
+    cluster.settle()
+    assert cluster.condition("Failed")["reason"] == "BackoffLimitExceeded"
+    assert "backoffLimit 1 is used up" in cluster.condition("Failed")["message"]
+
+
+def test_the_next_attempt_waits_for_pods_of_the_last_one() -> None:
+    cluster = running(2, backoffLimit=1)
+    cluster.now += 60
+    cluster.end(0, 1)
+    cluster.settle()
+    assert cluster.indices == []  # the other one is saving, perhaps
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.indices == [0, 1]
+
+
+def test_attempts_that_fall_at_once_wait_longer_and_longer() -> None:
+    cluster = running(1, backoffLimit=4)
+    waits = []
+    for _ in range(4):
+        cluster.end(0, 1)
+        fallen = cluster.now
+        plan = cluster.settle()
+        while not cluster.indices:
+            cluster.now = plan.wake_at
+            plan = cluster.settle()
+        waits.append(cluster.now - fallen)
+        cluster.run()
+        cluster.settle()
+    assert waits == [0, 1, 2, 4]
+
+
+def test_an_attempt_does_not_pay_for_the_falls_of_the_last_one() -> None:
+    cluster = running(2, backoffLimit=1)
+    for _ in range(3):
+        cluster.now += 20
+        cluster.end(1, 137)
+        cluster.settle()
+        cluster.now += 2
+        cluster.settle()
+        cluster.run()
+    cluster.end(1, 137)
+    cluster.settle()
+    assert 1 not in {pod.index for pod in cluster.pods.values() if not pod.ended}
+    cluster.end(0, 1)
+    cluster.settle()
+    assert cluster.indices == [0, 1]
+
+
+def test_a_usage_error_ends_the_job_whatever_the_limits_say() -> None:
+    cluster = running(2, backoffLimit=9)
+    cluster.end(0, 2)
+    cluster.settle()
+    assert cluster.condition("Failed")["reason"] == "UsageError"
+
+
+def test_pods_that_may_fail_are_left_as_long_as_enough_are_there() -> None:
+    rule = {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [42]}}
+    cluster = running(3, minReplicas=2, failurePolicy={"rules": [rule]})
+    cluster.end(2, 42)
+    cluster.settle()
+    assert cluster.holds("Running")
+    assert cluster.pods["digits-worker-2"].phase == "Failed"
+    cluster.end(1, 42)
+    cluster.settle()
+    assert cluster.condition("Failed")["reason"] == "TooFewPods"
+
+
+# ---------------------------------------------------------------- success
+
+
+def test_the_job_has_succeeded_when_no_pod_runs_any_more() -> None:
+    cluster = running(3)
+    cluster.end(0, 0)
+    cluster.settle()
+    assert not cluster.ended
+    cluster.vanish(1)
+    cluster.settle()
+    assert cluster.indices == [0, 2]  # nothing is created any more
+    cluster.end(2, 0)
+    cluster.settle()
+    assert cluster.holds("Succeeded")
+    assert cluster.reasons()[-1] == "Succeeded"
+
+
+def test_a_failure_beside_a_success_is_a_failure() -> None:
+    cluster = running(2)
+    cluster.end(0, 0)
+    cluster.end(1, 1)
+    cluster.settle()
+    assert cluster.holds("Failed")
+
+
+def test_a_failure_beside_a_success_is_tried_again_where_that_is_allowed() -> None:
+    cluster = running(2, backoffLimit=1)
+    cluster.end(0, 0)
+    cluster.settle()
+    cluster.end(1, 1)
+    cluster.settle()
+    assert cluster.indices == [0, 1]
+    cluster.run()
+    cluster.settle()
+    assert cluster.holds("Running")
+
+
+def test_a_sidecar_does_not_keep_the_job_from_its_end() -> None:
+    cluster = running(1)
+    cluster.change(0, exit_code=0, finished_at=cluster.now)  # the pod's phase is still Running
+    cluster.settle()
+    assert cluster.holds("Succeeded")
+
+
+# ---------------------------------------------------------------- deadline, clean-up, time to live
+
+
+def test_the_deadline_ends_the_job_and_its_pods() -> None:
+    cluster = running(2, activeDeadlineSeconds=60, cleanPodPolicy="None")
+    assert cluster.last.wake_at == BEGINNING + 60
+    cluster.now += 59
+    cluster.settle()
+    assert not cluster.ended
+    cluster.now += 1
+    cluster.settle()
+    assert cluster.condition("Failed")["reason"] == "DeadlineExceeded"
+    assert "spec.activeDeadlineSeconds" in cluster.condition("Failed")["message"]
+    assert cluster.indices == []
+
+
+def test_being_suspended_does_not_count_as_being_active() -> None:
+    cluster = running(1, activeDeadlineSeconds=60)
+    cluster.edit(suspend=True)
+    cluster.settle()
+    cluster.vanish()
+    cluster.now += 1000
+    cluster.settle()
+    assert cluster.holds("Suspended")
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"), [("All", []), ("Running", [0]), ("None", [0, 1]), (None, [0])]
+)
+def test_pods_are_cleaned_up_as_asked(policy: str | None, left: list[int]) -> None:
+    cluster = Cluster(job(replicas=3, cleanPodPolicy=policy))
+    cluster.settle()
+    cluster.run(0, 1)
+    cluster.settle()
+    cluster.end(0, 1)
+    cluster.settle()
+    assert cluster.holds("Failed")
+    assert cluster.indices == left  # the third one, which has not begun, goes in any case
+    assert cluster.status["replicaStatuses"]["Worker"]["failed"] == 1
+    assert bool(cluster.etcd) is any(pod.phase == "Running" for pod in cluster.pods.values())
+    cluster.vanish(1)
+    cluster.settle()
+    assert (cluster.etcd, cluster.pdb, cluster.services) == (None, None, {})
+
+
+@pytest.mark.parametrize("ttl", [0, 30])
+def test_the_job_goes_when_its_time_has_come(ttl: int) -> None:
+    cluster = running(1, ttlSecondsAfterFinished=ttl)
+    cluster.end(0, 0)
+    cluster.settle()
+    assert cluster.deleted is (ttl == 0)
+    if ttl:
+        assert cluster.last.wake_at == cluster.now + 30
+        cluster.now += 30
+        assert [type(each) for each in cluster.step().actions] == [DeleteJob]
+
+
+def test_without_a_time_to_live_it_stays() -> None:
+    cluster = running(1)
+    cluster.end(0, 0)
+    cluster.settle()
+    cluster.now += 1e9
+    assert not cluster.settle().actions
+
+
+def test_an_ended_job_is_not_begun_again_by_an_edit() -> None:
+    cluster = running(1)
+    cluster.end(0, 0)
+    cluster.settle()
+    cluster.edit(replicas=3)
+    cluster.settle()
+    assert cluster.indices == [0]
+    assert cluster.holds("Succeeded")
+
+
+def test_nothing_is_done_about_a_job_that_is_being_deleted() -> None:
+    cluster = running(2)
+    cluster.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    cluster.vanish(1)
+    before = cluster.status
+    plan = cluster.step()
+    assert (plan.actions, plan.status) == ((), before)
+
+
+def test_an_end_that_was_said_by_hand_is_an_end() -> None:
+    cluster = running(2, ttlSecondsAfterFinished=60)
+    cluster.job["status"]["conditions"] = [{"type": "Failed", "status": "True"}]
+    cluster.settle()
+    assert moment(cluster.status["completionTime"]) == int(cluster.now)
+    cluster.now += 60
+    cluster.settle()
+    assert cluster.deleted
+
+
+def _life(cluster: Cluster, name: str) -> int:
+    (told,) = (
+        int(each["value"])
+        for each in cluster.manifests[name]["spec"]["containers"][0]["env"]
+        if each["name"] == "ELASTIC_NODE_LIFE"
+    )
+    return told
+
+
+def test_a_later_pod_of_a_name_says_so() -> None:
+    cluster = running(2)
+    first = _life(cluster, "digits-worker-0")
+    assert first > 0
+    cluster.now += 0.01
+    cluster.vanish(0)
+    cluster.settle()
+    assert _life(cluster, "digits-worker-0") > first
+
+
+def test_only_a_pod_that_comes_to_a_job_at_work_is_told_that_it_has_run() -> None:
+    def told(name: str) -> bool:
+        worker = cluster.manifests[name]["spec"]["containers"][0]
+        return any(each["name"] == "ELASTIC_RESUMING" for each in worker["env"])
+
+    cluster = running(2)
+    assert not told("digits-worker-1")
+    cluster.job["status"]["round"] = 1
+    cluster.vanish(1)
+    cluster.settle()
+    assert told("digits-worker-1")
+    cluster.vanish(0)
+    cluster.vanish(1)
+    cluster.settle()
+    assert not told("digits-worker-0")

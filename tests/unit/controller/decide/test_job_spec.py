@@ -1,0 +1,193 @@
+"""What an ElasticJob asks for, and how a wrong field is named."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from elastic_runtime.controller.decide.job_spec import Checkpoint, Etcd, InvalidSpec, JobSpec, Rule
+from tests.unit.controller.jobs import CLASSIC, UID, container, job
+
+
+def test_a_classic_manifest_is_read_unchanged() -> None:
+    spec = JobSpec.of(CLASSIC)
+    assert (spec.name, spec.namespace, spec.uid) == ("imagenet", "elastic-job", UID)
+    assert spec.endpoint == "etcd-service:2379"
+    assert (spec.minimum, spec.maximum, spec.replicas) == (1, 2, 2)
+    assert spec.restart_policy == "ExitCode"
+    assert list(spec.images.values()) == ["torchelastic/examples:0.2.0"]
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    spec = JobSpec.of(job(replicas=None, minReplicas=None, maxReplicas=None))
+    assert (spec.minimum, spec.maximum, spec.replicas) == (1, 1, 1)
+    assert (spec.clean, spec.restart_policy, spec.backoff_limit) == ("Running", "OnFailure", 0)
+    assert (spec.ttl, spec.deadline, spec.max_restarts, spec.checkpoint) == (None,) * 4
+    assert (spec.spares, spec.suspend, spec.endpoint, spec.rules) == (0, False, "", ())
+
+
+@pytest.mark.parametrize(
+    ("replicas", "low", "high", "read"),
+    [
+        (None, 2, 4, (2, 4, 2)),
+        (3, None, None, (3, 3, 3)),
+        (3, None, 5, (3, 5, 3)),
+        (3, 1, None, (1, 3, 3)),
+    ],
+)
+def test_sizes_that_are_left_out(
+    replicas: int | None, low: int | None, high: int | None, read: tuple[int, int, int]
+) -> None:
+    spec = JobSpec.of(job(replicas=replicas, minReplicas=low, maxReplicas=high))
+    assert (spec.minimum, spec.maximum, spec.replicas) == read
+
+
+def test_every_field_is_read() -> None:
+    spec = JobSpec.of(
+        job(
+            rdzvEndpoint="etcds://etcd.ns:2379",
+            rdzvId="mine",
+            nprocPerNode=2,
+            suspend=True,
+            spares=1,
+            maxRestarts=0,
+            cleanPodPolicy="None",
+            ttlSecondsAfterFinished=0,
+            activeDeadlineSeconds=60,
+            backoffLimit=3,
+            failurePolicy={
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"operator": "NotIn", "values": [1, 2]},
+                    },
+                    {"action": "Ignore", "onReasons": ["OOMKilled"]},
+                ]
+            },
+            checkpoint={"claimName": "disk", "mountPath": "/ckpt"},
+            etcd={"tls": {"secretName": "certs"}, "auth": {"secretName": "login"}},
+        )
+    )
+    assert (spec.nproc, spec.spares, spec.max_restarts, spec.suspend) == ("2", 1, 0, True)
+    assert (spec.clean, spec.ttl, spec.deadline, spec.backoff_limit) == ("None", 0, 60, 3)
+    assert spec.rules == (
+        Rule("FailJob", frozenset({1, 2}), within=False),
+        Rule("Ignore", reasons=frozenset({"OOMKilled"})),
+    )
+    assert spec.checkpoint == Checkpoint("disk", "", "/ckpt")
+    assert spec.etcd == Etcd("", "certs", "login")
+    assert spec.secrets == {
+        "spec.etcd.tls.secretName": "certs",
+        "spec.etcd.auth.secretName": "login",
+    }
+    assert [spec.run_id(0), spec.run_id(1)] == ["mine", "mine-1"]
+
+
+def test_each_attempt_has_a_run_id_of_its_own() -> None:
+    spec = JobSpec.of(job())
+    assert [spec.run_id(0), spec.run_id(2)] == [f"{UID}-0", f"{UID}-2"]
+
+
+def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
+    made = job()
+    containers = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers.append({"name": "elasticjob-worker", "image": "img:2"})
+    assert JobSpec.of(made).container == 1
+    assert list(JobSpec.of(made).images.values()) == ["img:2", "img:1"]
+    containers[1]["name"] = "sidecar"
+    assert JobSpec.of(made).container == 0
+
+
+WORKER = "spec.replicaSpecs.Worker"
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"minReplicas": 3, "maxReplicas": 2}, "spec.minReplicas", "above maxReplicas 2"),
+    ({"minReplicas": 0}, "spec.minReplicas", "less than 1"),
+    ({"replicas": 5}, f"{WORKER}.replicas", "not between minReplicas 1 and maxReplicas 4"),
+    ({"replicas": 1, "minReplicas": 2}, f"{WORKER}.replicas", "not between"),
+    ({"maxReplicas": 10**6}, "spec.maxReplicas", "more than 10000"),
+    ({"maxReplicas": "4"}, "spec.maxReplicas", "not a whole number"),
+    ({"maxReplicas": True}, "spec.maxReplicas", "not a whole number"),
+    ({"worker": {"restartPolicy": "Sometimes"}}, f"{WORKER}.restartPolicy", "Always, OnFailure"),
+    ({"worker": {"template": None}}, f"{WORKER}.template", "missing"),
+    ({"worker": {"template": {}}}, f"{WORKER}.template.spec", "missing"),
+    ({"worker": {"template": {"spec": {}}}}, f"{WORKER}.template.spec.containers", "container"),
+    (
+        {"worker": {"template": {"spec": {"containers": [{"name": "a"}]}}}},
+        f"{WORKER}.template.spec.containers[0].image",
+        "needs an image",
+    ),
+    (
+        {"worker": {"template": {"spec": {"containers": ["a"]}}}},
+        f"{WORKER}.template.spec.containers[0]",
+        "not an object",
+    ),
+    ({"replicaSpecs": None}, "spec.replicaSpecs", "missing"),
+    ({"replicaSpecs": {"Master": {}}}, "spec.replicaSpecs.Master", "Worker"),
+    ({"rdzvEndpoint": "<your_etcd_endpoint>:<port>"}, "spec.rdzvEndpoint", "endpoint"),
+    ({"rdzvEndpoint": "c10d://a:1"}, "spec.rdzvEndpoint", "etcd"),
+    ({"rdzvEndpoint": "etcd://u:secret@a:1"}, "spec.rdzvEndpoint", "password"),
+    ({"rdzvBackend": "zookeeper", "rdzvEndpoint": "a:1"}, "spec.rdzvBackend", "etcd-v2"),
+    ({"rdzvBackend": "etcd-v2"}, "spec.rdzvBackend", "rdzvEndpoint"),
+    ({"etcd": {"tls": {"secretName": "s"}}}, "spec.etcd.tls", "rdzvEndpoint"),
+    ({"etcd": {"auth": {"secretName": "s"}}}, "spec.etcd.auth", "rdzvEndpoint"),
+    ({"nprocPerNode": "many"}, "spec.nprocPerNode", "neither a number"),
+    ({"nprocPerNode": 0}, "spec.nprocPerNode", "neither a number"),
+    ({"cleanPodPolicy": "Some"}, "spec.cleanPodPolicy", "All, Running, None"),
+    ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished", "less than 0"),
+    ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "less than 1"),
+    ({"suspend": "yes"}, "spec.suspend", "neither true nor false"),
+    ({"checkpoint": {"claimName": "a", "url": "s3://b"}}, "spec.checkpoint", "either"),
+    ({"checkpoint": {"mountPath": "/a"}}, "spec.checkpoint", "either"),
+    (
+        {"checkpoint": {"claimName": "a", "mountPath": "b"}},
+        "spec.checkpoint.mountPath",
+        "absolute path",
+    ),
+    (
+        {"failurePolicy": {"rules": [{"action": "Shrug", "onReasons": ["A"]}]}},
+        "spec.failurePolicy.rules[0].action",
+        "FailJob",
+    ),
+    (
+        {"failurePolicy": {"rules": [{"action": "Count"}]}},
+        "spec.failurePolicy.rules[0]",
+        "onExitCodes or onReasons",
+    ),
+    (
+        {
+            "failurePolicy": {
+                "rules": [{"action": "Count", "onExitCodes": {"operator": "In", "values": ["1"]}}]
+            }
+        },
+        "spec.failurePolicy.rules[0].onExitCodes.values",
+        "whole numbers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "field", "why"), WRONG, ids=[case[1] for case in WRONG])
+def test_what_is_wrong_is_named_with_its_field(
+    fields: dict[str, Any], field: str, why: str
+) -> None:
+    with pytest.raises(InvalidSpec) as raised:
+        JobSpec.of(job(**fields))
+    assert raised.value.field == field
+    assert why in raised.value.why
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 51, "a.b", "1a", "A"])
+def test_a_name_that_pods_cannot_have(name: str) -> None:
+    made = job()
+    made["metadata"]["name"] = name
+    with pytest.raises(InvalidSpec, match=r"metadata\.name"):
+        JobSpec.of(made)
+
+
+def test_null_is_as_if_left_out() -> None:
+    made = container(job(), args=None, env=None)
+    made["spec"]["etcd"] = None
+    assert JobSpec.of(made) == JobSpec.of(copy.deepcopy(made))
+    assert JobSpec.of(made).etcd == Etcd()

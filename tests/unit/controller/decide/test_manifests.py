@@ -1,0 +1,209 @@
+"""The manifests that a job is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic_runtime.controller.decide import manifests
+from elastic_runtime.controller.decide.job_spec import JobSpec
+from tests.unit.controller.jobs import CLASSIC, UID, container, job
+
+
+def pod(made: Any, index: int = 0, attempt: int = 0, endpoint: str = "") -> Any:
+    spec = JobSpec.of(made)
+    endpoint = endpoint or spec.endpoint or "10.0.0.7:2379"
+    return manifests.worker_pod(spec, index, attempt, endpoint, (spec.minimum, spec.maximum), 7)
+
+
+def env(manifest: Any, of: int = 0) -> dict[str, Any]:
+    return {
+        each["name"]: each.get("value", each.get("valueFrom"))
+        for each in manifest["spec"]["containers"][of].get("env", ())
+    }
+
+
+def test_a_classic_pod_is_started_as_the_classic_controller_did() -> None:
+    made = pod(CLASSIC, 1)
+    assert made["metadata"]["name"] == "imagenet-worker-1"
+    worker = made["spec"]["containers"][0]
+    assert worker["args"] == [
+        "--rdzv_backend=etcd",
+        "--rdzv_endpoint=etcd-service:2379",
+        f"--rdzv_id={UID}-0",
+        "--nnodes=1:2",
+        "--nproc_per_node=1",
+        "/workspace/main.py",
+        "--epochs=1",
+    ]
+    labels = made["metadata"]["labels"]
+    assert labels["group-name"] == "elastic.pytorch.org"
+    assert (labels["job-name"], labels["replica-index"]) == ("imagenet", "1")
+    assert labels["replica-type"] == "worker"
+
+
+def test_a_pod_belongs_to_its_job() -> None:
+    (owner,) = pod(job())["metadata"]["ownerReferences"]
+    assert owner == {
+        "apiVersion": "elastic.pytorch.org/v1alpha1",
+        "kind": "ElasticJob",
+        "name": "digits",
+        "uid": UID,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def test_a_pod_has_a_name_in_dns() -> None:
+    made = pod(job(), 1)["spec"]
+    assert (made["hostname"], made["subdomain"]) == ("digits-worker-1", "digits")
+
+
+def test_a_pod_is_told_all_that_its_agent_needs() -> None:
+    made = pod(job(nprocPerNode=2, maxRestarts=0, checkpoint={"url": "s3://b/c"}), 3, 1)
+    told = env(made)
+    assert next(iter(told)) == "POD_IP"  # before what refers to it
+    assert told["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    del told["POD_IP"]
+    assert told == {
+        "PET_LOCAL_ADDR": "$(POD_IP)",
+        "ELASTIC_NODE_LIFE": "7",
+        "PET_RDZV_BACKEND": "etcd-v3",
+        "PET_RDZV_ENDPOINT": "10.0.0.7:2379",
+        "PET_RDZV_ID": f"{UID}-1",
+        "PET_NNODES": "1:4",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MAX_RESTARTS": "0",
+        "ELASTIC_NODE_NAME": "digits-worker-3",
+        "ELASTIC_METRICS_PORT": "9404",
+        "ELASTIC_METRICS_HOST": "::",
+        "ELASTIC_GRACE": "25",
+        "ELASTIC_CHECKPOINT": "s3://b/c",
+    }
+
+
+def test_a_url_says_itself_what_it_is() -> None:
+    made = pod(job(rdzvEndpoint="etcds://a:1,b:2/jobs"))
+    assert "PET_RDZV_BACKEND" not in env(made)
+    assert made["spec"]["containers"][0]["args"][0] == "--rdzv_endpoint=etcds://a:1,b:2/jobs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "added"),
+    [
+        ({}, True),
+        ({"args": ["train.py"]}, True),
+        ({"command": ["elastic-run"], "args": ["train.py"]}, True),
+        ({"command": ["python", "-m", "torch.distributed.run"], "args": ["train.py"]}, True),
+        ({"command": ["elastic-run", "train.py"]}, False),
+        ({"command": ["/bin/bash", "-c"], "args": ["elastic-run train.py"]}, False),
+    ],
+)
+def test_arguments_are_added_where_they_reach_the_launcher(
+    fields: dict[str, Any], added: bool
+) -> None:
+    worker = pod(container(job(), **fields))["spec"]["containers"][0]
+    first = (worker.get("args") or [""])[0]
+    assert first.startswith("--rdzv") is added
+    assert (worker.get("args") or [])[-1:] == list(fields.get("args", ()))[-1:] or added
+    assert worker.get("command") == fields.get("command")
+
+
+def test_what_the_template_says_stands() -> None:
+    made = container(job(), env=[{"name": "PET_MAX_RESTARTS", "value": "7"}])
+    made["spec"]["maxRestarts"] = 1
+    template = made["spec"]["replicaSpecs"]["Worker"]["template"]
+    template["metadata"] = {"labels": {"team": "a"}, "annotations": {"note": "b"}}
+    template["spec"]["terminationGracePeriodSeconds"] = 120
+    template["spec"]["restartPolicy"] = "Always"
+    worker = pod(made)
+    assert env(worker)["PET_MAX_RESTARTS"] == "7"
+    assert env(worker)["ELASTIC_GRACE"] == "115"
+    assert worker["metadata"]["labels"]["team"] == "a"
+    assert worker["metadata"]["annotations"]["note"] == "b"
+    assert worker["spec"]["restartPolicy"] == "Never"  # the controller restarts
+
+
+def test_sidecars_are_left_alone() -> None:
+    made = job()
+    sidecar = {"name": "log", "image": "b", "args": ["-v"]}
+    containers = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers.insert(0, sidecar)
+    containers[1]["name"] = "elasticjob-worker"
+    assert pod(made)["spec"]["containers"][0] == {"name": "log", "image": "b", "args": ["-v"]}
+
+
+def mounts(manifest: Any) -> dict[str, str]:
+    return {
+        each["mountPath"]: each["name"]
+        for each in manifest["spec"]["containers"][0]["volumeMounts"]
+    }
+
+
+def test_shared_memory_a_claim_and_certificates_are_mounted() -> None:
+    made = pod(
+        job(
+            rdzvEndpoint="etcd:2379",
+            checkpoint={"claimName": "disk"},
+            etcd={"tls": {"secretName": "certs"}, "auth": {"secretName": "login"}},
+        )
+    )
+    volumes = {each.pop("name"): each for each in made["spec"]["volumes"]}
+    at = {path: volumes[name] for path, name in mounts(made).items()}
+    assert at["/dev/shm"] == {"emptyDir": {"medium": "Memory"}}
+    assert at["/checkpoints"] == {"persistentVolumeClaim": {"claimName": "disk"}}
+    assert at["/etc/elastic/etcd-tls"] == {"secret": {"secretName": "certs"}}
+    told = env(made)
+    assert told["ELASTIC_CHECKPOINT"] == "/checkpoints"
+    assert told["ELASTIC_ETCD_CA"] == "/etc/elastic/etcd-tls/ca.crt"
+    assert told["ELASTIC_ETCD_USER"] == {"secretKeyRef": {"name": "login", "key": "username"}}
+    assert told["ELASTIC_ETCD_PASSWORD"] == {"secretKeyRef": {"name": "login", "key": "password"}}
+
+
+def test_a_mount_of_the_template_is_not_covered_and_names_do_not_clash() -> None:
+    made = container(job(), volumeMounts=[{"name": "mine", "mountPath": "/dev/shm/"}])
+    made["spec"]["checkpoint"] = {"claimName": "disk"}
+    pod_spec = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    pod_spec["volumes"] = [{"name": "mine"}, {"name": "elastic-checkpoint"}]
+    worker = pod(made)
+    names = [each["name"] for each in worker["spec"]["volumes"]]
+    assert len(set(names)) == len(names) == 3
+    assert mounts(worker)["/dev/shm/"] == "mine"
+    assert "/dev/shm" not in mounts(worker)
+
+
+def test_making_a_pod_leaves_the_template_as_it_is() -> None:
+    made = container(job(), args=["train.py"], env=[], volumeMounts=[])
+    before = repr(made)
+    pod(made)
+    assert repr(made) == before
+
+
+def test_the_disruption_budget_keeps_the_minimum() -> None:
+    budget = manifests.disruption_budget(JobSpec.of(job(minReplicas=2)))
+    assert budget["spec"]["minAvailable"] == 2
+    labels = pod(job())["metadata"]["labels"]
+    selected = budget["spec"]["selector"]["matchLabels"]
+    assert selected.items() <= labels.items()
+
+
+def test_nothing_of_the_workers_selects_etcd() -> None:
+    spec = JobSpec.of(job(etcd={"image": "etcd:1"}))
+    etcd, behind = manifests.etcd_pod(spec), manifests.etcd_service(spec)
+    assert etcd["spec"]["containers"][0]["image"] == "etcd:1"
+    assert behind["spec"]["selector"].items() <= etcd["metadata"]["labels"].items()
+    for selected in (
+        manifests.selector("digits"),
+        manifests.worker_service(spec)["spec"]["selector"],
+    ):
+        assert not selected.items() <= etcd["metadata"]["labels"].items()
+        assert selected.items() <= pod(job())["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [("10.0.0.7", "10.0.0.7:2379"), ("fd00::7", "[fd00::7]:2379"), ("", ""), ("None", "")],
+)
+def test_workers_get_the_address_of_the_service(address: str, endpoint: str) -> None:
+    assert manifests.etcd_endpoint(JobSpec.of(job()), {"digits-etcd": address}) == endpoint

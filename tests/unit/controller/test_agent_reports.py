@@ -1,0 +1,55 @@
+"""What comes from pods, whoever wrote the server in them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from elastic_runtime.controller.agent_reports import read_report
+from elastic_runtime.controller.decide.job_types import CLASSES, Report
+
+SAID = {
+    "run_id": "u-0",
+    "node": "a",
+    "round": 3,
+    "world": 2,
+    "step": 7,
+    "checkpoint_step": None,
+    "ready": True,
+    "restarts": {"failed": 1},
+}
+
+
+def test_what_an_agent_says_is_understood() -> None:
+    restarts = {name: int(name == "failed") for name in CLASSES}
+    assert read_report(json.dumps(SAID).encode()) == Report("u-0", 3, 2, 7, -1, restarts, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": float("inf")},
+        {"round": float("nan")},
+        {"round": 1.5},
+        {"round": "3"},
+        {"round": -1},
+        {"world": [2]},
+        {"step": 2**63},
+        {"step": -2},
+        {"restarts": [1]},
+        {"restarts": {"failed": {}}},
+    ],
+)
+def test_what_no_agent_says_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no"):
+        read_report(json.dumps({**SAID, **change}).encode())
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"3", b"{", b"\xff", b"[" * 60_000, b'{"round": 1e999}']
+)
+def test_what_is_no_report_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_report(body)

@@ -1,0 +1,235 @@
+"""What a broken round costs, when the next try comes, and when the job ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_runtime.protocol.records import (
+    ASKED,
+    FAILED,
+    KILLED,
+    LOST,
+    NO_ROOM,
+    PLANNED,
+    START,
+    Budget,
+    FaultReport,
+)
+from elastic_runtime.rendezvous.core.formation.failure_budget import (
+    LONGEST_PAUSE,
+    MAX_FRUITLESS,
+    judge,
+    root_cause,
+)
+
+KINDS = (FAILED, KILLED, LOST, START, ASKED, PLANNED)
+
+
+def _fault(kind: str, **fields: object) -> FaultReport:
+    return FaultReport(1, kind, **{"reason": f"it was {kind}", **fields})  # type: ignore[arg-type]
+
+
+ERROR = _fault(FAILED, signature="ValueError: x", reason="ValueError: x", step=7)
+ECHO = _fault(FAILED, consequence=True, reason="connection reset by peer", step=7)
+TOLD = _fault(PLANNED, step=7)
+
+
+@pytest.mark.parametrize(
+    ("reports", "kind", "costs"),
+    [
+        ([ERROR, ECHO, TOLD], FAILED, 1),
+        ([ECHO, ERROR], FAILED, 1),
+        ([ERROR, replace(ERROR, rank=3)], FAILED, 1),
+        ([_fault(KILLED), ERROR], KILLED, 0),
+        ([_fault(LOST), ECHO, ERROR], LOST, 0),
+        ([_fault(START), ECHO, TOLD], START, 0),
+        ([_fault(ASKED), ECHO, TOLD], ASKED, 0),
+        ([ECHO, TOLD], FAILED, 0),
+        ([TOLD, TOLD], PLANNED, 0),
+    ],
+)
+def test_a_round_costs_what_its_cause_costs(
+    reports: list[FaultReport], kind: str, costs: int
+) -> None:
+    for order in (reports, reports[::-1]):
+        verdict = judge(Budget(), order, members=3, max_restarts=3)
+        assert verdict.cause is not None
+        assert verdict.cause.kind == kind
+        assert verdict.budget.failures == costs
+        assert verdict.free is (costs == 0)
+        assert not verdict.ends
+
+
+def test_the_budget_is_spent_one_failure_at_a_time() -> None:
+    budget = Budget()
+    for number in range(1, 4):
+        verdict = judge(budget, [replace(ERROR, step=number)], members=1, max_restarts=3)
+        assert not verdict.ends
+        budget = verdict.budget
+    last = judge(budget, [replace(ERROR, step=9)], members=1, max_restarts=3)
+    assert last.ends
+    assert last.reason == "ValueError: x; all 3 restarts are used (--max-restarts)"
+
+
+def test_no_restart_may_be_allowed() -> None:
+    verdict = judge(Budget(), [ERROR], members=1, max_restarts=0)
+    assert verdict.ends
+    assert verdict.reason == "ValueError: x; no restart is allowed (--max-restarts)"
+
+
+@pytest.mark.parametrize("report", [_fault(KILLED), _fault(LOST), _fault(START), ECHO])
+def test_rounds_without_progress_end_the_job_whatever_ended_them(report: FaultReport) -> None:
+    budget, pauses = Budget(best_step=50), []
+    for _ in range(MAX_FRUITLESS - 1):
+        verdict = judge(budget, [report, TOLD], members=2, max_restarts=3)
+        assert not verdict.ends
+        pauses.append(verdict.delay)
+        budget = verdict.budget
+    assert pauses == [0.0, 0.5, 1.0, 2.0]
+    assert judge(budget, [report, TOLD], members=2, max_restarts=3).ends
+
+
+def test_progress_makes_up_for_fruitless_rounds() -> None:
+    budget = Budget(best_step=50, fruitless=4)
+    for report in (replace(ECHO, step=51), _fault(ASKED, step=51), replace(TOLD, step=51)):
+        verdict = judge(budget, [report], members=2, max_restarts=3)
+        assert (verdict.budget.fruitless, verdict.budget.best_step) == (0, 51)
+        assert not verdict.ends
+        assert verdict.delay == 0.0
+
+
+def test_a_planned_change_is_not_fruitless_either() -> None:
+    verdict = judge(Budget(best_step=50, fruitless=4), [TOLD], members=2, max_restarts=3)
+    assert verdict.budget.fruitless == 4
+    assert not verdict.ends
+
+
+@pytest.mark.parametrize(
+    ("reports", "before", "ends"),
+    [
+        # The same error at once on every node of several.
+        ([_fault(FAILED, signature="E")] * 2, Budget(), True),
+        # One node alone gets a second try, unless the error is certain to come again.
+        ([_fault(FAILED, signature="E")], Budget(), False),
+        ([_fault(FAILED, signature="E")], Budget(signature="E"), True),
+        ([_fault(FAILED, signature="ImportError: x")], Budget(), True),
+        # Different errors, or one node that was only told to stop.
+        ([_fault(FAILED, signature="E"), _fault(FAILED, signature="F")], Budget(), False),
+        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(), False),
+        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(signature="E"), False),
+        ([_fault(FAILED, signature="E"), ECHO], Budget(signature="E"), False),
+        # After a step, or a long life, it is another matter.
+        ([_fault(FAILED, signature="E", step=1)] * 2, Budget(), False),
+        ([_fault(FAILED, signature="E", lifetime=12.0)] * 2, Budget(), False),
+        ([_fault(FAILED, signature="E")] * 2, Budget(best_step=3), False),
+    ],
+)
+def test_a_script_that_cannot_even_begin_ends_the_job(
+    reports: list[FaultReport], before: Budget, ends: bool
+) -> None:
+    assert judge(before, reports, members=len(reports), max_restarts=9).ends is ends
+
+
+def test_one_rank_that_fails_again_and_again_on_one_node_has_all_its_restarts() -> None:
+    budget = Budget()
+    for _ in range(3):
+        report = _fault(FAILED, signature="ValueError: x", lifetime=3.0, rank=1)
+        verdict = judge(budget, [report], members=1, workers=2, max_restarts=3)
+        assert not verdict.ends
+        budget = verdict.budget
+    last = judge(budget, [report], members=1, workers=2, max_restarts=3)
+    assert last.reason == "it was failed; all 3 restarts are used (--max-restarts)"
+
+
+@pytest.mark.parametrize(
+    ("report", "before", "useful"),
+    [
+        (_fault(KILLED, lifetime=6.0), Budget(), True),
+        (_fault(KILLED, lifetime=1.0), Budget(), False),
+        (_fault(FAILED, lifetime=31.0, signature="E"), Budget(signature="E"), True),
+        (_fault(FAILED, lifetime=6.0, signature="E"), Budget(signature="E"), False),
+        (_fault(FAILED, lifetime=6.0, signature="F"), Budget(signature="E"), True),
+    ],
+)
+def test_progress_of_a_script_that_reports_no_steps(
+    report: FaultReport, before: Budget, useful: bool
+) -> None:
+    verdict = judge(before, [report], members=2, max_restarts=9)
+    assert (verdict.budget.fruitless == 0) is useful
+
+
+def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
+    refused = _fault(START, signature=NO_ROOM, lifetime=200.0)
+    budget = Budget()
+    for _ in range(MAX_FRUITLESS - 1):
+        verdict = judge(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)
+        assert not verdict.ends
+        assert verdict.budget.failures == 0
+        budget = verdict.budget
+    assert judge(budget, [refused], members=2, max_restarts=0).ends
+
+
+reports = st.builds(
+    FaultReport,
+    round=st.just(1),
+    kind=st.sampled_from(KINDS),
+    reason=st.just("because"),
+    signature=st.sampled_from(("", "E", "F")),
+    step=st.integers(-1, 30),
+    lifetime=st.floats(0.0, 100.0),
+    consequence=st.booleans(),
+)
+rounds = st.lists(st.lists(reports, max_size=4), max_size=40)
+
+
+@given(rounds, st.integers(0, 4))
+def test_every_history_of_faults_is_accounted_for(
+    history: list[list[FaultReport]], max_restarts: int
+) -> None:
+    budget = Budget()
+    for broken in history:
+        verdict = judge(budget, broken, members=4, max_restarts=max_restarts)
+        after = verdict.budget
+        assert 0 <= after.failures - budget.failures <= 1
+        assert after.best_step == max([budget.best_step, *(report.step for report in broken)])
+        counts = [(b.failures, b.killed, b.lost, b.planned) for b in (budget, after)]
+        assert all(new >= old for old, new in zip(*counts, strict=True))
+        assert 0.0 <= verdict.delay <= LONGEST_PAUSE
+        assert verdict.ends or after.failures <= max_restarts
+        assert verdict.ends or after.fruitless < MAX_FRUITLESS
+        if verdict.ends:
+            assert verdict.reason
+            return
+        budget = after
+
+
+@given(st.lists(reports, min_size=1, max_size=5), st.randoms())
+def test_the_cause_does_not_depend_on_the_order(broken: list[FaultReport], chance: object) -> None:
+    mixed = list(broken)
+    chance.shuffle(mixed)  # type: ignore[attr-defined]
+    one, other = root_cause(broken), root_cause(mixed)
+    assert one is not None
+    assert other is not None
+    assert (one.kind, one.consequence, one.lifetime) == (
+        other.kind,
+        other.consequence,
+        other.lifetime,
+    )
+    own = [report for report in broken if report.kind != PLANNED and not report.consequence]
+    assert not own or one in own
+
+
+@given(st.lists(st.sampled_from(KINDS), min_size=30, max_size=30))
+def test_a_job_that_never_gets_anywhere_ends(kinds: list[str]) -> None:
+    """Whatever breaks it: only changes that were asked for are no sign of trouble."""
+    budget = Budget(best_step=10)
+    for kind in kinds:
+        verdict = judge(budget, [_fault(kind, step=3)], members=1, max_restarts=100)
+        if verdict.ends:
+            return
+        budget = verdict.budget
+    assert sum(kind not in (ASKED, PLANNED) for kind in kinds) < MAX_FRUITLESS

@@ -1,0 +1,206 @@
+"""What a node does while the store does not serve it, and when it gives up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import FaultReport
+from elastic_runtime.rendezvous.core.membership import LOOK_AROUND
+from elastic_runtime.rendezvous.core.node_state import Applied, Done, Event, Goodbye, Left, Tick
+from elastic_runtime.rendezvous.core.notices import (
+    Fenced,
+    Sealed,
+    StoreState,
+    StoreTimeout,
+    StoreTrouble,
+    Waiting,
+)
+from elastic_runtime.rendezvous.core.store_outage import AGAIN, FENCE_SHARE
+from elastic_runtime.rendezvous.store_contract import Found, LeaseLost, Lost, Snapshot
+from tests.unit.rendezvous.seat import POLICY, Seat, job, node, sealed
+
+NO_SPACE = "the store answers: database space exceeded"
+FULL = Applied("own", None, NO_SPACE)
+LEFT = Left(3, FaultReport(3, records.KILLED, "killed"))
+
+
+def member() -> Seat:
+    """A node that runs round 3 of a and b; a leads."""
+    seat = Seat("b").sees(job(), sealed(3, "a", "b"), node("a"), node("b"), wide=False)
+    assert seat.told(Sealed)
+    return seat
+
+
+# ---------------------------------------------------------------- the fence
+
+
+def test_a_group_without_the_store_goes_on_for_most_of_the_fence() -> None:
+    seat = member().feed(Lost("refused"))
+    assert seat.told(StoreState) == [StoreState(False, "refused")]
+    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.fence - 0.1).told(Fenced)
+    assert seat.feed(Tick(), 0.1).told(Fenced)
+    assert not seat.feed(Tick(), 1.0).told(Fenced)
+
+
+def test_the_fence_counts_from_the_last_sign_of_life_that_the_store_has_acknowledged() -> None:
+    seat = member()
+    seat.feed(Lost("no answer", acked_at=seat.now), 8.6)
+    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.fence - 8.7).told(Fenced)
+    assert seat.feed(Tick(), 0.1).told(Fenced)
+
+
+def test_a_lease_that_is_lost_behind_a_dead_connection_is_a_loss_of_the_store() -> None:
+    seat = member()
+    seat.feed(LeaseLost(acked_at=seat.now), 5.0)
+    assert seat.transaction("own") is not None
+    seat.feed(Applied("own", None, "no answer"), POLICY.answer)
+    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.fence - 9.1).told(Fenced)
+    assert seat.feed(Tick(), 0.1).told(Fenced)
+
+
+def test_a_node_that_stood_still_asks_the_store_before_it_stops_its_workers() -> None:
+    seat = member()
+    seat.feed(LeaseLost(acked_at=seat.now), 2 * POLICY.fence)
+    assert not seat.told(Fenced)
+    assert seat.transaction("own") is not None
+    assert not seat.changes(node("b"), after=0.1).told(Fenced)
+    assert not seat.feed(Tick(), POLICY.answer).told(Fenced)
+
+
+def test_contact_that_comes_back_in_time_saves_the_group() -> None:
+    seat = member().feed(Lost("refused")).feed(Found(), 0.7 * POLICY.fence)
+    assert seat.told(StoreState) == [StoreState(True)]
+    seat.feed(Lost("again"), 1.0)
+    assert not seat.feed(Tick(), 0.7 * POLICY.fence).told(Fenced)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def ends_after(seat: Seat, patience: float) -> str:
+    """Asserts that the node gives up after so many seconds, and says why."""
+    assert not seat.feed(Tick(), patience - 0.1).told(StoreTimeout)
+    (said,) = seat.feed(Tick(), 0.1).told(StoreTimeout)
+    assert not seat.feed(Tick(), 1.0).told(StoreTimeout)
+    return said.why
+
+
+def test_a_store_that_never_answers_is_given_the_time_to_connect() -> None:
+    assert "is --rdzv-endpoint right" in ends_after(Seat(), POLICY.connect)
+
+
+def test_the_first_contact_takes_no_longer_than_the_node_may_wait() -> None:
+    policy = replace(POLICY, join=5.0)
+    seat = Seat(policy=policy).feed(Lost("refused"), 3.0)
+    assert "is --rdzv-endpoint right" in ends_after(seat, 2.0)
+
+
+@pytest.mark.parametrize("event", [LEFT, Done(3)], ids=["a round", "the end"])
+def test_who_waits_without_the_store_gives_up(event: Event) -> None:
+    """The loss came while a round ran, and what is waited for began later."""
+    seat = member().feed(Lost("refused")).feed(event, 100.0)
+    assert "refused" in ends_after(seat, POLICY.join)
+
+
+def test_the_loss_may_come_while_it_waits() -> None:
+    assert "refused" in ends_after(member().feed(LEFT).feed(Lost("refused"), 100.0), POLICY.join)
+
+
+def test_the_wait_after_the_fence_has_an_end() -> None:
+    seat = member().feed(Lost("refused"))
+    assert seat.feed(Tick(), POLICY.fence).told(Fenced)
+    assert "refused" in ends_after(seat.feed(LEFT, 2.0), POLICY.join)
+
+
+def test_a_store_that_comes_back_is_given_all_the_time_again() -> None:
+    seat = member().feed(LEFT).feed(Lost("refused")).feed(Found(), 0.9 * POLICY.join)
+    assert not seat.feed(Tick(), POLICY.join).told(StoreTimeout)
+    ends_after(seat.feed(Lost("again"), 1.0), POLICY.join)
+
+
+def test_who_trains_or_has_said_goodbye_gives_up_nothing() -> None:
+    assert not member().feed(Lost("refused")).feed(Tick(), 10 * POLICY.join).told(StoreTimeout)
+    seat = member().feed(LEFT).feed(Lost("refused")).feed(Goodbye())
+    assert not seat.feed(Tick(), 10 * POLICY.join).told(StoreTimeout)
+
+
+# ---------------------------------------------------------------- a store that takes no writes
+
+
+def full() -> Seat:
+    """A node that has left its round, and cannot say so."""
+    seat = member().feed(LEFT)
+    assert seat.transaction("own") is not None
+    return seat.feed(FULL)
+
+
+def test_a_store_that_takes_no_writes_is_told_of_time_and_again() -> None:
+    seat = full()
+    told = 0
+    for _ in range(100):
+        seat.feed(FULL if seat.transaction("own") else Tick(), 1.0)
+        said = [notice for notice in seat.told(Waiting) if NO_SPACE in notice.reason]
+        told += len(said)
+        assert all("giving up in" in notice.reason for notice in said)
+    assert told == 1 + 99 // AGAIN
+
+
+def test_it_goes_on_as_soon_as_a_write_is_taken() -> None:
+    seat = full()
+    while not seat.transaction("own"):
+        seat.feed(Tick(), 0.5)
+    seat.feed(Applied("own", True))
+    for _ in range(100):
+        assert not seat.feed(Tick(), 1.0).told(Waiting)
+
+
+def test_who_waits_behind_it_gives_up() -> None:
+    seat, seconds = full(), 0.0
+    while not seat.told(StoreTimeout):
+        seat.feed(FULL if seat.transaction("own") else Tick(), 1.0)
+        seconds += 1.0
+        assert seconds < POLICY.join + 5.0
+    assert seconds >= POLICY.join
+    assert NO_SPACE in seat.told(StoreTimeout)[0].why
+
+
+def test_who_trains_says_it_as_well() -> None:
+    seat = member().feed(Applied("events/", None, NO_SPACE))
+    said = seat.feed(Tick(), 1.0).told(StoreTrouble)
+    assert said == [StoreTrouble(NO_SPACE, 1.0)]
+    # Nothing more was tried, so nothing more is known.
+    for _ in range(60):
+        assert not seat.feed(Tick(), 1.0).told(StoreTrouble)
+
+
+# ---------------------------------------------------------------- whatever happens
+
+EVENTS = st.one_of(
+    st.just(Lost("refused")),
+    st.just(Found()),
+    st.just(LeaseLost()),
+    st.just(Snapshot((), False)),
+    st.just(LEFT),
+    st.just(Done(3)),
+    st.just(FULL),
+    st.just(Tick()),
+)
+
+
+@given(st.lists(st.tuples(EVENTS, st.floats(0.0, 2000.0)), max_size=20))
+def test_nobody_waits_for_ever_for_a_store_that_is_gone(story: list[tuple[Event, float]]) -> None:
+    seat = member()
+    last = [(Lost("gone for good"), 0.0)]
+    last += [(Tick(), max(POLICY.fence, POLICY.join))] * 3
+    for event, after in [*story, *last]:
+        seat.feed(event, after)
+        assert seat.wake <= seat.now + LOOK_AROUND
+        if seat.told(Fenced):
+            seat.feed(LEFT, 2.0)
+    gave_up = any(name.startswith("timeout/") for name in seat.state.told)
+    assert gave_up or seat.state.excluded

@@ -1,0 +1,37 @@
+"""A node says goodbye to whoever listens, and waits for nobody who does not."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from elastic_runtime.protocol.records import NODES
+from elastic_runtime.rendezvous.core.node_state import Policy
+from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
+from tests.processes import wait_for
+
+PATIENCE = 30.0
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_store_that_is_away_is_not_waited_for(away: bool) -> None:
+    server = MemoryServer()
+    store = MemoryStore(server)
+    part = Participant(store, Policy(2, 2), Seed("a", "127.0.0.1", 1), lambda notice: None)
+    part.join()
+    wait_for(lambda: store.read(NODES), PATIENCE, "its key")
+    if away:
+        server.stop()
+        wait_for(lambda: not part.state.connected, PATIENCE, "the loss of the store")
+    known: list[bool] = []
+
+    def leave() -> None:
+        known.append(part.goodbye(3600.0))
+
+    leaving = threading.Thread(target=leave, daemon=True)
+    leaving.start()
+    leaving.join(PATIENCE)
+    part.close()
+    assert known == [not away]

@@ -1,0 +1,113 @@
+"""Tensors that torch lets nobody write to are brought back all the same, or refused at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.state.commit_image import Picture
+from elastic_runtime.worker.state.training_state import State
+
+KINDS = ("expanded", "inference", "conjugate", "negative", "plain")
+
+
+def made(kind: str, start: float) -> torch.Tensor:
+    """A tensor of this kind, with other values for another start."""
+    values = torch.arange(4.0) + start
+    if kind == "expanded":
+        return values.expand(3, -1)
+    if kind == "inference":
+        with torch.inference_mode():
+            return values + 0
+    if kind == "plain":
+        return values
+    conjugate = torch.complex(values, values + 1).conj()
+    return conjugate if kind == "conjugate" else conjugate.imag
+
+
+class Net(nn.Module):
+    """Has all kinds of buffers, and a weight that was made for inference."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        for kind in KINDS:
+            self.register_buffer(kind, made(kind, start))
+        self.register_buffer("late", None, persistent=False)
+        self.frozen = nn.Parameter(made("inference", start), requires_grad=False)
+
+    def values(self) -> list[Any]:
+        """Of all that is there."""
+        own = dict(self.named_buffers())
+        return [own[name].resolve_conj().tolist() for name in sorted(own)] + [self.frozen.tolist()]
+
+    def change(self) -> None:
+        """What a step may do to them."""
+        with torch.inference_mode():
+            self.inference.add_(7)
+        self.expanded[:1].add_(7)
+        self.conjugate.add_(7)
+        self.negative.add_(7)
+
+
+def committed(net: Net, *, shadow: bool = False) -> State:
+    state = State(shadow=shadow, net=net)
+    state._on_commit = lambda: None
+    state.hold(0)
+    with torch.inference_mode():
+        net.late = torch.ones(2)  # as a cache that the first evaluation fills
+    state.commit()
+    return state
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+def test_all_are_rolled_back(shadow: bool) -> None:
+    net = Net(1)
+    state = committed(net, shadow=shadow)
+    before, expanded = net.values(), net.expanded
+    for _ in range(2):
+        net.change()
+        assert net.values() != before
+        assert state.leave() == ""
+        state.roll_back()
+        assert net.values() == before
+    assert net.expanded is expanded and expanded.stride() == (0, 1)
+
+
+def test_all_are_given_to_another_rank() -> None:
+    giver, taker = Net(1), Net(5)
+    source, target = committed(giver), committed(taker)
+    meta, tensors = source.picture()
+    picture = Picture(json.loads(json.dumps(meta)), [tensor.clone() for tensor in tensors])
+    room = target.destinations(picture.meta)
+    for place, tensor in zip(room, picture.tensors, strict=True):
+        if place is not None:
+            with torch.no_grad():
+                place.copy_(tensor)  # as it is received
+    target.load(picture.meta, picture.tensors)
+    assert taker.values() == giver.values()
+    assert source.digest() == target.digest()
+    assert taker.expanded.stride() == (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_scripted_module_is_refused_with_its_name() -> None:
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(UsageError, match=r"^model\.1 is a scripted module.*torch\.compile"):
+        State(model=nn.Sequential(nn.ReLU(), scripted))
+
+
+def test_a_module_without_values_is_refused_until_it_has_some() -> None:
+    model = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    with pytest.raises(UsageError, match=r"^model\.0\.weight has no values yet.*LazyLinear"):
+        State(model=model)
+    model[0](torch.ones(2, 3))
+    with pytest.raises(UsageError, match=r"^model\.1\..* has no values yet"):
+        State(model=model)
+    model(torch.ones(2, 3))
+    State(model=model).hold(0)

@@ -1,0 +1,70 @@
+"""A quick end is an end all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+import pytest
+
+_SCRIPT = """
+import atexit, sys, threading
+from elastic_runtime.worker.fast_exit import end_quickly
+left_open = open(sys.argv[1], "w")
+left_open.write("file\\n")
+atexit.register(print, "early")
+over = threading.Event()
+thread = threading.Thread(target=lambda: over.wait() and print("thread"))
+try:
+    end_quickly(79)
+    {late}
+    thread.start()
+    raise SystemExit(79)
+finally:
+    print("finally")
+    over.set()
+"""
+
+
+@pytest.mark.parametrize(("late", "said"), [("", []), ("atexit.register(print, 'late')", ["late"])])
+def test_everything_but_the_interpreter_is_ended_in_order(
+    tmp_path: Path, late: str, said: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(late=late), str(tmp_path / "file")],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (79, "")
+    assert done.stdout.split() == ["finally", "thread", *said, "early"]
+    assert (tmp_path / "file").read_text() == "file\n"
+
+
+_WITH_GARBAGE = """
+import sys
+from elastic_runtime.worker.fast_exit import end_quickly
+class Slow:
+    def __del__(self):
+        print("taken apart")
+sys.keeper = Slow()
+end_quickly(3)
+sys.exit(3)
+"""
+
+
+def test_the_interpreter_is_not_taken_apart() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITH_GARBAGE],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
