@@ -5,7 +5,7 @@ that everything after it (exit codes, atexit, threads that are waited for) is th
 own doing. What is added is small: a traceback left in torch's error file, and children that do
 not outlive the worker.
 
-In a fresh interpreter this file is run by its path, ``python -u …/worker_main.py script train.py ARGS``,
+In a fresh interpreter this file is run by its path (``python -u …/worker_main.py script x.py``),
 and so uses nothing but the standard library: any interpreter can run it, and a script that fails
 at once has not waited for torch.
 """

@@ -4,8 +4,9 @@ The rules:
 
 - What must not be forgotten is written down before anything follows from it: a plan that ends the
   job, or orders another attempt, does nothing else. What follows is decided anew from the status.
-- A pod that ends is replaced, left, counted or fatal (``pod_failures.py``). One failure of user code
-  is one, however many pods it takes with it: the next attempt has other pods and another run id.
+- A pod that ends is replaced, left, counted or fatal (``pod_failures.py``). One failure of user
+  code is one, however many pods it takes with it: the next attempt has other pods and another run
+  id.
 - Nothing waits for pods above the minimum. What the cluster cannot place stays pending.
 - Suspending and scaling down end pods with SIGTERM and their grace; they save and say goodbye.
 - The end is final: afterwards pods are cleaned up, and the job itself when its time has come.
