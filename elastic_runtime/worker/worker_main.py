@@ -46,7 +46,7 @@ _COLLECTIVES = (
     os.path.join("torch", "nn", "parallel", "distributed.py"),
     os.path.join("torch", "_ops.py"),
     os.path.join("elastic_runtime", "worker", ""),
-    os.path.join("elastic_runtime", "torch_private.py"),  # through which groups are made
+    os.path.join("elastic_runtime", "system", "torch_private.py"),  # through which groups are made
 )
 
 # Of torch, when DDP or a group is made where there are no groups.

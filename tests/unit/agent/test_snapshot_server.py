@@ -330,7 +330,7 @@ def test_no_memory_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 _HOLDER = """
 import sys
-from tests.unit.agent import test_snapshots as here
+from tests.unit.agent import test_snapshot_server as here
 from elastic_runtime.config import MemoryLimit
 store = here.SnapshotStore(here.config(MemoryLimit(bytes=1000)), "127.0.0.1")
 print(store.memory.directory, store._reaper.pid, flush=True)

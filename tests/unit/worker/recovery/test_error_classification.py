@@ -167,7 +167,7 @@ def test_whoever_loses_a_peer_is_not_to_blame(meets: Callable[[], None]) -> None
     assert said.startswith("the connection to a peer is lost (")
     kind = "ValueError" if meets is _wrapped else "RuntimeError"
     assert f"({kind}: " in said
-    assert "at test_blame.py:" in said, "the place in the script"
+    assert "at test_error_classification.py:" in said, "the place in the script"
 
 
 def test_what_torch_raises_of_a_script_that_is_wrong_is_the_scripts() -> None:

@@ -61,7 +61,7 @@ def test_the_place_is_that_of_the_script_and_no_collective() -> None:
     stop.set()
     thread.join(PATIENCE)
     assert not any(collective for collective, _ in seen)
-    assert any("test_whereabouts.py" in where and "in script" in where for _, where in seen)
+    assert any("test_thread_inspection.py" in where and "in script" in where for _, where in seen)
     assert thread_inspection.of(0) == (False, "nowhere")
 
 
