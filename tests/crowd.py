@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import GROUP, PLANNED, FaultReport
+from elastic_runtime.rendezvous.core.events import Join, LeftRound
 from elastic_runtime.rendezvous.core.node_state import Layout, Policy
 from elastic_runtime.rendezvous.core.notices import Excluded, Notice, Sealed, Surveyed, Switch
-from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -53,17 +54,17 @@ class Job:
                         self.sealed.setdefault(last.number, {})[part.node] = notice
                     case Switch(number, _, reason):
                         self.reasons.add(reason)
-                        part.leave(number, FaultReport(number, PLANNED, reason))
+                        part.say(LeftRound(number, FaultReport(number, PLANNED, reason)))
                     case Surveyed():
                         self.surveyed.append(notice)
                     case Excluded(reason):
                         self.excluded.append(reason)
 
         few = Policy(min_nodes=1, max_nodes=NODES, last_call=60.0, batch=0.1, layout=LAYOUT)
-        seed = Seed(f"n{number}", "127.0.0.1", 1 + number % 3)
-        part = Participant(self.store(), replace(few, settle=self.settle), seed, hear)
+        identity = NodeIdentity(f"n{number}", "127.0.0.1", 1 + number % 3)
+        part = Participant(self.store(), replace(few, settle=self.settle), identity, hear)
         self.parts.append(part)
-        part.join(1)
+        part.say(Join(1))
         return part
 
     def wait(self, number: int, size: int) -> dict[str, Sealed]:

@@ -73,7 +73,7 @@ from elastic_runtime.agent.workers.worker_group import Crew, FromWorker
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, ElasticError
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
 from elastic_runtime.protocol.records import EventRecord, Member, RoundRecord, event_key
-from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.reporting.log import remembered
 from elastic_runtime.system import threads
@@ -159,7 +159,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         if where.why:
             emit("listening.wide", address=address, reason=where.why)
         self._address = address
-        seed = Seed(
+        identity = NodeIdentity(
             config.node_name,
             address,
             config.workers,
@@ -168,7 +168,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             config.node_life,
         )
         self._participant = Participant(
-            store, policy_of(config), seed, self._inbox.put, config.timeouts.probe
+            store, policy_of(config), identity, self._inbox.put, config.timeouts.probe
         )
         self._turned = time.time()
         # For threads that must not look at workers that come and go.

@@ -17,29 +17,32 @@ from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.peer_proof import new_secret
 from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
 from elastic_runtime.rendezvous.core import membership
+from elastic_runtime.rendezvous.core.events import (
+    Applied,
+    Done,
+    Drain,
+    Event,
+    Goodbye,
+    Join,
+    LeftRound,
+    LookForMembers,
+    NewNode,
+    Probed,
+    RecoversInPlace,
+    Tick,
+    WorkersAvailable,
+)
 from elastic_runtime.rendezvous.core.formation.member_status import accompanied, alone, leader_of
 from elastic_runtime.rendezvous.core.node_state import (
     Action,
-    Applied,
     Apply,
-    Available,
     Complete,
-    Done,
-    Doubt,
-    Drain,
-    Event,
     Follow,
-    Goodbye,
-    InPlace,
-    Join,
-    Left,
     Look,
     LookAtParts,
     Notify,
     Policy,
     Probe,
-    Probed,
-    Tick,
 )
 from elastic_runtime.rendezvous.core.reducer import absorb_all
 from elastic_runtime.rendezvous.core.round_parts import Completer, parts_seen
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.clock import Clock
     from elastic_runtime.protocol.records import EventRecord, FaultReport
+    from elastic_runtime.rendezvous.core.events import AgentEvent
     from elastic_runtime.rendezvous.core.node_state import State
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.store_contract import Entry, Store
@@ -62,7 +66,7 @@ _MOMENT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class NodeIdentity:
     """What does not change over the lives of this agent; see ``NodeRecord``."""
 
     name: str
@@ -92,7 +96,7 @@ class Participant:
     Args:
         store: a store that was not started yet; the participant starts and closes it.
         policy: the settings of the decisions.
-        seed: who this node is.
+        identity: who this node is.
         notify: called with each notice, from the participant's thread; must not block.
         probe_timeout: seconds that a probe may take.
         clock: the time.
@@ -104,7 +108,7 @@ class Participant:
         self,
         store: Store,
         policy: Policy,
-        seed: Seed,
+        identity: NodeIdentity,
         notify: Callable[[Notice], None],
         probe_timeout: float = 0.5,
         clock: Clock | None = None,
@@ -112,7 +116,7 @@ class Participant:
         prober: Prober | None = None,
     ) -> None:
         self._store = store
-        self._seed = seed
+        self._identity = identity
         self._notify = notify
         self._clock = clock or MonotonicClock()
         self._driven = inbox is not None
@@ -167,36 +171,63 @@ class Participant:
         """Seconds until a silent node's key vanishes, as granted by the store."""
         return self._store.granted_ttl
 
-    def join(self, store_port: int = 0, workers: int | None = None) -> None:
-        """Asks to be in the next round, as a new life.
+    def say(self, event: AgentEvent) -> None:
+        """Tells the rendezvous what happens on this node; returns at once.
+
+        With ``Join`` it begins to follow the store. Whether a ``Goodbye`` has arrived,
+        ``wait_for_goodbye`` tells.
 
         Args:
-            store_port: where this node would host the round's store.
-            workers: how many workers it can take into it; None: all.
+            event: what happens.
         """
+        if isinstance(event, Join):
+            self._inbox.put(NewNode(self._new_record(event)))
+            self.watch()
+        else:
+            self._inbox.put(event)
+
+    def _new_record(self, join: Join) -> NodeRecord:
         if self._started:
             self._node = uuid.uuid4().hex
-        record = NodeRecord(
+        identity = self._identity
+        return NodeRecord(
             node=self._node,
-            name=self._seed.name,
-            address=self._seed.address,
-            workers=self._seed.workers if workers is None else workers,
-            probe_port=self._seed.probe_port,
-            store_port=store_port,
-            settings=self._seed.settings,
-            life=self._seed.life,
+            name=identity.name,
+            address=identity.address,
+            workers=identity.workers if join.workers is None else join.workers,
+            probe_port=identity.probe_port,
+            store_port=join.store_port,
+            settings=identity.settings,
+            life=identity.life,
         )
-        self._inbox.put(Join(record))
-        self.watch()
 
     def watch(self) -> None:
-        """Begins to follow the store, unless it does so already; ``join`` needs no such call."""
+        """Begins to follow the store, unless it does so already; ``Join`` does so too."""
         if not self._started:
             self._started = True
             self._following = node_key(self._node)
             self._store.start(self._following, self._inbox.put)
             if not self._driven:
                 self._thread = threads.spawn(self._run, name="participant")
+
+    def wait_for_goodbye(self, timeout: float) -> bool:
+        """Waits until the store knows that this node has said goodbye.
+
+        Args:
+            timeout: seconds to wait at most; a store that is known to be away is not waited for.
+
+        Returns:
+            Whether the store knows.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            return False
+        return self._said_goodbye.wait(timeout if self._state.connected else _MOMENT)
+
+    # Until the agent says the events themselves: the same, as methods.
+
+    def join(self, store_port: int = 0, workers: int | None = None) -> None:
+        """As ``say(Join(...))``."""
+        self.say(Join(store_port, workers))
 
     def leave(
         self,
@@ -206,36 +237,33 @@ class Participant:
         stays: bool = True,
         workers: int | None = None,
     ) -> None:
-        """Says that all workers of the round have ended here, and why.
-
-        Args:
-            round_number: the round.
-            fault: the reason.
-            store_port: where this node would host the next round's store.
-            stays: whether it wants to be in the next round.
-            workers: how many workers it can take into that; None: as many as before.
-        """
-        self._inbox.put(Left(round_number, fault, store_port, stays, workers))
+        """As ``say(LeftRound(...))``."""
+        self.say(LeftRound(round_number, fault, store_port, stays, workers))
 
     def available(self, workers: int, store_port: int = 0) -> None:
-        """Says how many workers can take part in a round now, of a job in place."""
-        self._inbox.put(Available(workers, store_port))
+        """As ``say(WorkersAvailable(...))``."""
+        self.say(WorkersAvailable(workers, store_port))
 
     def in_place(self) -> None:
-        """Says that the script recovers in place."""
-        self._inbox.put(InPlace())
+        """As ``say(RecoversInPlace())``."""
+        self.say(RecoversInPlace())
 
     def look_for_members(self, round_number: int) -> None:
-        """Has the other members of the present round probed; ``Surveyed`` says what was found."""
-        self._inbox.put(Doubt(round_number))
+        """As ``say(LookForMembers(...))``."""
+        self.say(LookForMembers(round_number))
 
     def done(self, round_number: int, step: int = -1) -> None:
-        """Says that the script has ended well on this node."""
-        self._inbox.put(Done(round_number, step))
+        """As ``say(Done(...))``."""
+        self.say(Done(round_number, step))
 
     def drain(self) -> None:
-        """Says that this node was asked to leave."""
-        self._inbox.put(Drain())
+        """As ``say(Drain())``."""
+        self.say(Drain())
+
+    def goodbye(self, timeout: float) -> bool:
+        """As ``say(Goodbye())``, and ``wait_for_goodbye``."""
+        self.say(Goodbye())
+        return self.wait_for_goodbye(timeout)
 
     def record_event(self, key: str, event: EventRecord) -> None:
         """Keeps an event in the store for ``elasticctl``; lost without harm if the store is away.
@@ -249,20 +277,6 @@ class Participant:
     def beat(self) -> None:
         """Says that the agent's main loop lives; without it the lease is not kept."""
         self._store.beat()
-
-    def goodbye(self, timeout: float) -> bool:
-        """Says that nothing runs here any more; waits until the store knows.
-
-        Args:
-            timeout: seconds to wait at most; a store that is known to be away is not waited for.
-
-        Returns:
-            Whether the store knows.
-        """
-        self._inbox.put(Goodbye())
-        if self._thread is None or not self._thread.is_alive():
-            return False
-        return self._said_goodbye.wait(timeout if self._state.connected else _MOMENT)
 
     def outlast(self, timeout: float) -> None:
         """Waits until every other node has said goodbye or is gone.
@@ -327,7 +341,7 @@ class Participant:
         happened = [event for event in events if not isinstance(event, _Write)]
         before = self._state
         for event in self._rounds.take(happened, self._node, before.wide, now):
-            if isinstance(event, Join):
+            if isinstance(event, NewNode):
                 self._state = absorb_all(self._state, news, now)
                 decision = membership.step(self._state, event, now)
                 self._state, news = decision.state, []

@@ -42,9 +42,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_runtime.config import Endpoint
 from elastic_runtime.protocol.records import KILLED, PLANNED, FaultReport
-from elastic_runtime.rendezvous.core.node_state import REFUSED, SILENT, Policy
+from elastic_runtime.rendezvous.core.events import REFUSED, SILENT
+from elastic_runtime.rendezvous.core.node_state import Policy
 from elastic_runtime.rendezvous.core.notices import Notice, Sealed, Switch
-from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.probe import Prober
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
@@ -149,10 +150,10 @@ class Node(Participant):
         policy = Policy(max_nodes=total, entry="bench", last_call=_LIMIT)
         self.listener = socket.create_server((_HERE, 0)) if dies else None
         self.port = self.listener.getsockname()[1] if self.listener else 0
-        seed = Seed(f"node-{number:05d}", _HERE, 8, probe_port=self.port, life=1)
+        identity = NodeIdentity(f"node-{number:05d}", _HERE, 8, probe_port=self.port, life=1)
         inbox = _Inbox(self, stage) if stage else None
         prober = Told(self._probed, stage.is_dead) if stage else None
-        super().__init__(store, policy, seed, self._hear, inbox=inbox, prober=prober)
+        super().__init__(store, policy, identity, self._hear, inbox=inbox, prober=prober)
         self.number, self.dead, self.cpu = number, False, 0.0
         self.round = 0
         self._sealed_here = sealed

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import pytest
 
 from elastic_runtime.protocol.records import node_key
+from elastic_runtime.rendezvous.core.events import Join
 from elastic_runtime.rendezvous.core.node_state import Policy
-from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
     Entry,
@@ -358,10 +359,10 @@ class StoreContract:
         self, open_node: OpenNode, new_store: NewStore
     ) -> None:
         other, silent = open_node("b", wide=True), open_node("silent", ttl=1.0)
-        seed = Seed("hangs", "127.0.0.1", 1)
-        participant = Participant(new_store(1.0), Policy(), seed, lambda notice: None)
+        identity = NodeIdentity("hangs", "127.0.0.1", 1)
+        participant = Participant(new_store(1.0), Policy(), identity, lambda notice: None)
         try:
-            participant.join()
+            participant.say(Join())
             key = node_key(participant.node)
             other.ear.has("round")
             other.ear.lacks(key)

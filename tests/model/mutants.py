@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,8 +18,8 @@ from elastic_runtime.rendezvous.core import (
     store_outage,
 )
 from elastic_runtime.rendezvous.core.actions import Plan
+from elastic_runtime.rendezvous.core.events import SILENT
 from elastic_runtime.rendezvous.core.formation import reachability_survey, round_formation
-from elastic_runtime.rendezvous.core.node_state import SILENT, State
 from elastic_runtime.rendezvous.store_contract import Transaction
 from tests.model.themes import (
     CHURN,
@@ -35,6 +35,9 @@ from tests.model.themes import (
     STALLED,
     Theme,
 )
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.core.node_state import State
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -11,32 +11,34 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport, NodeRecord, RoundRecord
 from elastic_runtime.rendezvous.core import membership
-from elastic_runtime.rendezvous.core.node_state import (
+from elastic_runtime.rendezvous.core.events import (
     ALIVE,
     OTHER,
     REFUSED,
     SILENT,
-    Action,
     Applied,
-    Apply,
-    Available,
-    Complete,
     Done,
-    Doubt,
     Drain,
     Event,
-    Follow,
     Goodbye,
-    InPlace,
-    Join,
-    Left,
+    LeftRound,
+    LookForMembers,
+    NewNode,
+    Probed,
+    RecoversInPlace,
+    Tick,
+    WorkersAvailable,
+)
+from elastic_runtime.rendezvous.core.node_state import (
+    Action,
+    Apply,
+    Complete,
+    Follow,
     Look,
     LookAtParts,
     Notify,
     Policy,
     Probe,
-    Probed,
-    Tick,
 )
 from elastic_runtime.rendezvous.core.notices import (
     Conflict,
@@ -203,7 +205,7 @@ class Node:
         )
         if first:
             self.client.start(records.node_key(self.uuid))
-        self.feed(Join(record))
+        self.feed(NewNode(record))
 
     def feed(self, event: Event) -> None:
         """Puts an event into the inbox."""
@@ -235,7 +237,7 @@ class Node:
                 clock.log(self.name, f"<- {brief(event)}")
         before = self.state
         for event in self.rounds.take(events, self.uuid, before.wide, now):
-            if isinstance(event, Join):
+            if isinstance(event, NewNode):
                 self.state = absorb_all(self.state, news, now)
                 decision = membership.step(self.state, event, now)
                 self.state, news = decision.state, []
@@ -369,7 +371,7 @@ class Agent:
     def _ready(self) -> None:
         self.lacking = False
         if self.phase != "over":
-            self.node.feed(Available(1, self.node.port))
+            self.node.feed(WorkersAvailable(1, self.node.port))
 
     def _end_with(self, code: str) -> None:
         self.then, self.code = "end", code
@@ -417,7 +419,7 @@ class Agent:
         self.began = self.clock.now
         self.clock.log(self.node.name, f"   workers of round {self.round.number} start")
         if self.node.world.in_place and not self.node.state.policy.in_place:
-            self.node.feed(InPlace())
+            self.node.feed(RecoversInPlace())
         self.node.world.workers_started(self.node, self.round)
 
     def _switch(self, number: int, broken: bool, reason: str) -> None:
@@ -465,7 +467,7 @@ class Agent:
             self.phase, number, self.round = "waiting", self.round.number, None
             in_place = self.node.world.in_place
             workers = (0 if lost else 1) if in_place else None
-            self.node.feed(Left(number, fault, self.node.port, stays, workers))
+            self.node.feed(LeftRound(number, fault, self.node.port, stays, workers))
             if lost and stays and in_place:
                 self.lacking = True
                 self._replace()
@@ -511,7 +513,7 @@ class Agent:
     def doubt(self, number: int) -> None:
         """All workers wait for each other: the agent asks whether the others are in reach."""
         if self.phase == "running" and self.round is not None and self.round.number == number:
-            self.node.feed(Doubt(number))
+            self.node.feed(LookForMembers(number))
 
     def _surveyed(self, number: int, missed: tuple[str, ...]) -> None:
         if not missed or self.phase != "running" or self.round is None:

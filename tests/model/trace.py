@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import NodeRecord, RoundRecord
-from elastic_runtime.rendezvous.core.node_state import (
-    Apply,
-    Join,
-    Notify,
-)
+from elastic_runtime.rendezvous.core.events import NewNode
+from elastic_runtime.rendezvous.core.node_state import Apply, Notify
 from elastic_runtime.rendezvous.core.notices import Sealed
 from elastic_runtime.rendezvous.store_contract import Changed, Snapshot
 
@@ -25,8 +22,8 @@ def brief(thing: object) -> str:
             return f"Notify {brief(notice)}"
         case Sealed(sealed, rank):
             return f"Sealed {brief_round(sealed)} as rank {rank}"
-        case Join(record):
-            return f"Join {record.node}"
+        case NewNode(record):
+            return f"NewNode {record.node}"
         case Snapshot():
             found = " ".join(_brief_put(e.key, e.value) for e in thing.entries)
             wide = " wide" if thing.wide else ""

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, SILENT
 from elastic_runtime.rendezvous.core.formation.member_status import leader_of
-from elastic_runtime.rendezvous.core.node_state import (
-    ALIVE,
-    BUSY,
-    SILENT,
-    Peer,
-    State,
-)
 from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import JobRecord, Member, NodeRecord
     from elastic_runtime.rendezvous.core.actions import Plan
-    from elastic_runtime.rendezvous.core.node_state import Policy
+    from elastic_runtime.rendezvous.core.node_state import Peer, Policy, State
 
 # How often a joiner that cannot reach the group tries again, in seconds.
 UNREACHABLE_PAUSE = 1.0

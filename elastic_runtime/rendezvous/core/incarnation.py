@@ -17,12 +17,13 @@ from elastic_runtime.protocol.records import (
     listed,
     node_key,
 )
-from elastic_runtime.rendezvous.core.node_state import OTHER, REFUSED, State
+from elastic_runtime.rendezvous.core.events import OTHER, REFUSED
 from elastic_runtime.rendezvous.core.round_parts import apart, head_of, keys
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.actions import Plan
+    from elastic_runtime.rendezvous.core.node_state import State
 
 
 def restore(state: State, ours: RoundRecord, plan: Plan, now: float) -> State:

@@ -9,16 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_runtime.rendezvous.core.actions import Plan
+from elastic_runtime.rendezvous.core.events import Event, NewNode
 from elastic_runtime.rendezvous.core.leader import lead
-from elastic_runtime.rendezvous.core.node_state import (
-    Action,
-    Event,
-    Follow,
-    Join,
-    Notify,
-    Policy,
-    State,
-)
+from elastic_runtime.rendezvous.core.node_state import Action, Follow, Notify, Policy, State
 from elastic_runtime.rendezvous.core.own_node import conduct
 from elastic_runtime.rendezvous.core.reducer import absorb
 
@@ -66,7 +59,7 @@ def step(state: State, event: Event, now: float) -> Decision:
 def decide(state: State, now: float, event: Event | None = None) -> Decision:
     """Decides on what is known. Several events may be absorbed before one decision."""
     plan = Plan()
-    if isinstance(event, Join):
+    if isinstance(event, NewNode):
         plan.actions.append(Follow(f"nodes/{event.record.node}"))
     state = conduct(state, plan, now)
     state = lead(state, plan, now)

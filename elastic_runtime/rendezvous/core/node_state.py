@@ -1,4 +1,4 @@
-"""What one node knows of the rendezvous, and the words in which things happen to it.
+"""What one node knows of the rendezvous, and what it can ask for.
 
 ``absorb`` takes events into a ``State``. What follows is decided in ``member`` (for this node) and
 ``leader`` (for all, when this node leads); ``membership`` puts the three together.
@@ -21,184 +21,18 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
-from elastic_runtime.rendezvous.store_contract import ABSENT, StoreEvent, Transaction
+from elastic_runtime.rendezvous.store_contract import ABSENT, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.rendezvous.core.events import PartsSeen
     from elastic_runtime.rendezvous.core.notices import Notice
 
 # A write that failed so long ago, and was not tried again, says nothing about the store (seconds).
 STALE = 15.0
 # The tag under which a node writes its own key; other writes go by the key that they write.
 OWN = "own"
-
-# ---------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """The agent is ready for a round, as the node that ``record`` describes (a new life)."""
-
-    record: NodeRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """All workers of the round have ended here.
-
-    Attributes:
-        round: its number.
-        fault: why.
-        store_port: where this node would host the next round's store.
-        stays: it wants to be in the next round.
-        workers: how many workers it can take into that; None: as many as before.
-    """
-
-    round: int
-    fault: records.FaultReport
-    store_port: int = 0
-    stays: bool = True
-    workers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Available:
-    """In place: so many workers of this node can take part in a round now.
-
-    Attributes:
-        workers: how many.
-        store_port: where this node hosts the store of a round.
-    """
-
-    workers: int
-    store_port: int
-
-
-@dataclass(frozen=True, slots=True)
-class InPlace:
-    """The script recovers in place: workers keep their process from round to round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """All workers of this round wait for each other: are the other members in reach?"""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The script has ended well on this node, in this round."""
-
-    round: int
-    step: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """This node was asked to leave, once its workers have stopped at a step boundary."""
-
-
-@dataclass(frozen=True, slots=True)
-class Goodbye:
-    """This node leaves now; nothing runs here any more."""
-
-
-# Answers to a probe.
-ALIVE = "alive"
-BUSY = "busy"  # alive, and one of its workers makes no steps, as its script has said
-REFUSED = "refused"  # nothing listens there
-OTHER = "other"  # another life answers
-SILENT = "silent"  # no answer in time: no proof of anything
-# A proof of death that needs no probe: a later life of the node of this name.
-REPLACED = "replaced"
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """A probe of a node came to its end."""
-
-    node: str
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """Those members of a round are known whom this node is to look for.
-
-    Attributes:
-        group: as in the round's record.
-    """
-
-    group: str
-
-
-@dataclass(frozen=True, slots=True)
-class PartsGone:
-    """The members of the round that the store shows are not there, and have not been for a while.
-
-    Attributes:
-        version: of the round's record.
-        wrong: parts that are there, but not as they were written, by key, and why.
-    """
-
-    version: int
-    wrong: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class PartsSeen:
-    """All parts of rounds that lie in the store.
-
-    Attributes:
-        version: of the round's record when they were asked for.
-        intact: keys of those that are what was written there.
-        wrong: keys of the others.
-    """
-
-    version: int
-    intact: frozenset[str] = frozenset()
-    wrong: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A transaction came to its end.
-
-    Attributes:
-        tag: as in ``Apply``.
-        ok: whether its conditions held; None: the store did not perform it, as far as is known.
-        why: the reason for that.
-    """
-
-    tag: str
-    ok: bool | None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Only time has passed."""
-
-
-Event = (
-    StoreEvent
-    | Join
-    | Left
-    | Available
-    | InPlace
-    | Doubt
-    | Done
-    | Drain
-    | Goodbye
-    | Probed
-    | Around
-    | PartsGone
-    | PartsSeen
-    | Applied
-    | Tick
-)
 
 # ---------------------------------------------------------------- actions
 

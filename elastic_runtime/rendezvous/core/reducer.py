@@ -19,33 +19,35 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     node_key,
 )
-from elastic_runtime.rendezvous.core.node_state import (
-    COMMON,
-    EMPTY,
+from elastic_runtime.rendezvous.core.events import (
     OTHER,
-    OWN,
     REFUSED,
     REPLACED,
     SILENT,
-    STALE,
     Applied,
     Around,
-    Available,
     Done,
-    Doubt,
     Drain,
     Event,
     Goodbye,
-    InPlace,
-    Join,
-    Left,
+    LeftRound,
+    LookForMembers,
+    NewNode,
     PartsGone,
     PartsSeen,
-    Peer,
     Probed,
+    RecoversInPlace,
+    Tick,
+    WorkersAvailable,
+)
+from elastic_runtime.rendezvous.core.node_state import (
+    COMMON,
+    EMPTY,
+    OWN,
+    STALE,
+    Peer,
     Slot,
     State,
-    Tick,
     Trouble,
 )
 from elastic_runtime.rendezvous.core.notices import BadRecord, StoreState
@@ -157,13 +159,13 @@ def absorb(state: State, event: Event, now: float) -> State:
             return replace(state, around=group)
         case PartsSeen():
             return replace(state, parts=event)
-        case Join(record):
+        case NewNode(record):
             return _joined(state, record, now)
-        case Left() | Available() | Done() | Drain() | Goodbye():
+        case LeftRound() | WorkersAvailable() | Done() | Drain() | Goodbye():
             return _command(state, event, now)
-        case Doubt(number):
+        case LookForMembers(number):
             return replace(state, doubted=number)
-        case InPlace():
+        case RecoversInPlace():
             return replace(state, policy=replace(state.policy, in_place=True), prepared=True)
         case Tick():
             return state
@@ -297,16 +299,18 @@ def _joined(state: State, record: NodeRecord, now: float) -> State:
     )
 
 
-def _command(state: State, event: Left | Available | Done | Drain | Goodbye, now: float) -> State:
+def _command(
+    state: State, event: LeftRound | WorkersAvailable | Done | Drain | Goodbye, now: float
+) -> State:
     record = state.record
     if record is None:
         return state
     incarnation = state.current.incarnation if state.current else record.incarnation
-    if incarnation != record.incarnation and isinstance(event, Left | Done):
+    if incarnation != record.incarnation and isinstance(event, LeftRound | Done):
         # What it says of rounds is of another life of the job, whose numbers mean nothing here.
         record = replace(record, incarnation=incarnation, left=0, rank=-1, done_round=0, fault=None)
     match event:
-        case Left(number, fault, store_port, stays, workers):
+        case LeftRound(number, fault, store_port, stays, workers):
             record = replace(
                 record,
                 left=max(number, record.left),
@@ -320,7 +324,7 @@ def _command(state: State, event: Left | Available | Done | Drain | Goodbye, now
             if state.current is not None and state.current.number >= record.left:
                 record = replace(record, rank=state.current.rank_of(record.node))
             state = replace(state, current=None, marks={**state.marks, "wait": now})
-        case Available(workers, store_port):
+        case WorkersAvailable(workers, store_port):
             record = replace(record, workers=workers, store_port=store_port or record.store_port)
             state = replace(state, prepared=True)
         case Done(number, step):

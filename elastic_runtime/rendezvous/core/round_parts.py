@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.records import GROUP, ROUND, GroupRecord, RoundRecord
+from elastic_runtime.rendezvous.core.events import Around, PartsGone, PartsSeen
 from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
-from elastic_runtime.rendezvous.core.node_state import Around, PartsGone, PartsSeen
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
     Entry,
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from elastic_runtime.protocol.records import Member
-    from elastic_runtime.rendezvous.core.node_state import Event, Layout
+    from elastic_runtime.rendezvous.core.events import Event
+    from elastic_runtime.rendezvous.core.node_state import Layout
 
     Read = Callable[[str], Sequence[Entry]]
 

@@ -70,7 +70,7 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
     """
     from elastic_runtime.rendezvous.core.node_state import IN_ONE_PIECE, Layout, Policy
     from elastic_runtime.rendezvous.node_address import own_address
-    from elastic_runtime.rendezvous.participant import Seed
+    from elastic_runtime.rendezvous.participant import NodeIdentity
     from elastic_runtime.rendezvous.stores.open_store import open_store
     from elastic_runtime.rendezvous.torchrun.torch_handler import ElasticRendezvousHandler
 
@@ -91,14 +91,14 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
         protocol=PROTOCOL,
         release=__version__,
     )
-    seed = Seed(
+    identity = NodeIdentity(
         name=f"{socket.gethostname()}-{os.getpid()}",
         address=own_address(params.local_addr or "", endpoint),
         workers=1,
         settings=f"torchrun {PROTOCOL} {params.min_nodes}:{params.max_nodes}",
     )
     store = open_store(endpoint, params.run_id, times.lease_ttl, times.connect)
-    return ElasticRendezvousHandler(name, params.run_id, store, policy, seed)
+    return ElasticRendezvousHandler(name, params.run_id, store, policy, identity)
 
 
 def endpoint_of(name: str, params: RendezvousParameters) -> Endpoint:

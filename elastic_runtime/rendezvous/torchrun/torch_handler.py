@@ -41,6 +41,7 @@ from elastic_runtime.protocol.records import (
     JobRecord,
     OutcomeRecord,
 )
+from elastic_runtime.rendezvous.core.events import Done, Goodbye, Join, LeftRound
 from elastic_runtime.rendezvous.core.notices import (
     Conflict,
     Ended,
@@ -51,7 +52,7 @@ from elastic_runtime.rendezvous.core.notices import (
     StoreTimeout,
     Switch,
 )
-from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction
 from elastic_runtime.rendezvous.stores.c10d.link import ANSWER, Link
@@ -82,7 +83,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         run_id: names the run.
         store: a store that was not started yet.
         policy: the settings of the decisions.
-        seed: who this node is, but for its probe port.
+        identity: who this node is, but for its probe port.
     """
 
     def __init__(
@@ -91,20 +92,20 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         run_id: str,
         store: Store,
         policy: Policy,
-        seed: Seed,
+        identity: NodeIdentity,
     ) -> None:
         self._name = name
         self._run_id = run_id
         self._store = store
-        self._where = where_reached(seed.address)
+        self._where = where_reached(identity.address)
         self._probes = ProbeServer(
             self._where.address,
             lambda: {"node": self._participant.node},
             lambda: self._participant.secret,
         )
-        seed = replace(seed, probe_port=self._probes.port)
-        self._participant = Participant(store, policy, seed, self._hear)
-        self._seed = seed
+        identity = replace(identity, probe_port=self._probes.port)
+        self._participant = Participant(store, policy, identity, self._hear)
+        self._identity = identity
         self._listener: socket.socket | None = None
         self._round_store: TCPStore | None = None
         self._round: RoundRecord | None = None
@@ -156,7 +157,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             if info is not None:
                 self._round = sealed.round
                 return info
-            reason = f"{self._seed.name} cannot reach the store of round {sealed.round.number}"
+            reason = f"{self._identity.name} cannot reach the store of round {sealed.round.number}"
             self._leave(sealed.round, reason)
 
     def num_nodes_waiting(self) -> int:
@@ -185,7 +186,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         Raises:
             RendezvousConnectionError: the store does not answer, so that nobody else hears of it.
         """
-        if not self._close_job(f"torchrun closed the rendezvous on {self._seed.name}"):
+        if not self._close_job(f"torchrun closed the rendezvous on {self._identity.name}"):
             raise RendezvousConnectionError(
                 "the rendezvous is closed on this node only: the store does not answer"
             )
@@ -202,9 +203,9 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             return True
         error = sys.exc_info()[1]
         if error is not None and self._joined:
-            self._close_job(f"{self._seed.name}: {type(error).__name__}")
+            self._close_job(f"{self._identity.name}: {type(error).__name__}")
         elif self._round is not None:
-            self._participant.done(self._round.number)
+            self._participant.say(Done(self._round.number))
             with self._news:
                 self._news.wait_for(lambda: self._outcome is not None, _END)
         return self._depart()
@@ -217,21 +218,21 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             # torch does not call shutdown() for an agent that a signal ends.
             atexit.register(self._depart)
             threads.spawn(self._keep_beating, name="beats")
-            self._participant.join(self._reserve())
+            self._participant.say(Join(self._reserve()))
             return
         with self._news:
             reason, out = self._why_leave, self._out
         if out:
             self._begin_anew()
         elif self._round is not None:
-            self._leave(self._round, reason or f"the workers ended on {self._seed.name}")
+            self._leave(self._round, reason or f"the workers ended on {self._identity.name}")
 
     def _begin_anew(self) -> None:
         """The job went on without this node: it comes back as another."""
         with self._news:
             self._sealed, self._out = None, ""
         self._round, self._round_store = None, None
-        self._participant.join(self._reserve())
+        self._participant.say(Join(self._reserve()))
 
     def _leave(self, last: RoundRecord, reason: str) -> None:
         with self._news:
@@ -239,7 +240,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._round, self._round_store = None, None
         # To torch every restart is alike; it counts them itself.
         fault = FaultReport(last.number, PLANNED, reason)
-        self._participant.leave(last.number, fault, self._reserve())
+        self._participant.say(LeftRound(last.number, fault, self._reserve()))
 
     def _wait_for_round(self) -> Sealed:
         while True:
@@ -266,7 +267,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         try:
             store = self._open_round_store(last, rank)
             store.set_timeout(timedelta(seconds=_READ))
-            address = RendezvousStoreInfo.build(rank, store, self._seed.address)
+            address = RendezvousStoreInfo.build(rank, store, self._identity.address)
         except (StoreUnavailable, RuntimeError):
             return None
         self._round_store = store
@@ -276,7 +277,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         listener, self._listener = self._listener, None
         if rank == 0 and listener is not None:
             return TCPStore(
-                self._seed.address,
+                self._identity.address,
                 last.store_port,
                 is_master=True,
                 wait_for_workers=False,
@@ -335,7 +336,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         life, old = JobRecord.decode(JOB, found[JOB].value).incarnation, found.get(OUTCOME)
         if old is not None and OutcomeRecord.decode(OUTCOME, old.value).incarnation == life:
             return
-        record = OutcomeRecord(life, False, EXIT_FAILED, reason, node=self._seed.name)
+        record = OutcomeRecord(life, False, EXIT_FAILED, reason, node=self._identity.name)
         expected = (Expect(OUTCOME, old.version if old else ABSENT),)
         # If one is there meanwhile, the job is over as well.
         self._store.apply(Transaction(expected, (Put(OUTCOME, record.encode()),)))
@@ -346,7 +347,10 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._gone.set()
         self._unwatch()
         atexit.unregister(self._depart)
-        known = not self._joined or self._participant.goodbye(_FAREWELL)
+        known = True
+        if self._joined:
+            self._participant.say(Goodbye())
+            known = self._participant.wait_for_goodbye(_FAREWELL)
         self._participant.close()
         self._probes.close()
         if self._listener is not None:
@@ -374,8 +378,8 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         path = threads.write_down(crash)
         with self._news:
             self._crash = (
-                f"the rendezvous of {self._seed.name} has crashed: {crash.error} (in its thread "
-                f"{crash.thread}); the traceback is in {path or 'no file'}"
+                f"the rendezvous of {self._identity.name} has crashed: {crash.error} (in its "
+                f"thread {crash.thread}); the traceback is in {path or 'no file'}"
             )
             self._news.notify_all()
 

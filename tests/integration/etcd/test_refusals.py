@@ -12,9 +12,10 @@ import pytest
 
 from elastic_runtime.cli.ctl.elasticctl import main
 from elastic_runtime.protocol.records import KILLED, FaultReport
+from elastic_runtime.rendezvous.core.events import Join, LeftRound
 from elastic_runtime.rendezvous.core.node_state import Policy
 from elastic_runtime.rendezvous.core.notices import Notice, Sealed, StoreState, Waiting
-from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
 from tests.etcd_server import etcdctl
 from tests.integration.etcd.listening import endpoint
@@ -44,11 +45,11 @@ class Seat:
         store = EtcdStore(endpoint(hosts, **account), self.run_id, 5.0, PATIENCE)
         self._heard: list[Notice] = []
         self._news = threading.Condition()
-        self.part = Participant(store, Policy(), Seed("a", "127.0.0.1", 1), self._hear)
+        self.part = Participant(store, Policy(), NodeIdentity("a", "127.0.0.1", 1), self._hear)
         self._over = threading.Event()
         self._loop = threading.Thread(target=self._beat)
         self._loop.start()
-        self.part.join()
+        self.part.say(Join())
 
     def _beat(self) -> None:
         while not self._over.wait(0.3):
@@ -77,7 +78,7 @@ class Seat:
 
     def leaves(self, number: int) -> None:
         """Says that the workers of a round have ended."""
-        self.part.leave(number, FaultReport(number, KILLED, "killed"))
+        self.part.say(LeftRound(number, FaultReport(number, KILLED, "killed")))
 
     def close(self) -> None:
         self._over.set()
@@ -117,7 +118,7 @@ def test_a_write_that_is_too_large_is_told_and_not_swallowed(
 ) -> None:
     seat = seated(new_etcd("--max-request-bytes", "4000").endpoint)
     seat.sealed(1)
-    seat.part.leave(1, FaultReport(1, KILLED, "killed", traceback="x" * 6000))
+    seat.part.say(LeftRound(1, FaultReport(1, KILLED, "killed", traceback="x" * 6000)))
     said = seat.told(Waiting, lambda notice: "request is too large" in notice.reason)
     assert "--max-request-bytes" in said.reason
     assert "giving up in" in said.reason

@@ -18,16 +18,8 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.rendezvous.core import membership
-from elastic_runtime.rendezvous.core.node_state import (
-    Action,
-    Apply,
-    Event,
-    Join,
-    Notify,
-    Policy,
-    Probe,
-    State,
-)
+from elastic_runtime.rendezvous.core.events import Event, NewNode
+from elastic_runtime.rendezvous.core.node_state import Action, Apply, Notify, Policy, Probe, State
 from elastic_runtime.rendezvous.store_contract import Changed, Entry, Snapshot, Transaction
 
 POLICY = Policy(min_nodes=1, max_nodes=4, entry="train.py", max_restarts=3)
@@ -83,7 +75,7 @@ class Seat:
         self.state: State = membership.begin(policy)
         self.actions: list[Action] = []
         self.wake = float("inf")
-        self.feed(Join(node(name)))
+        self.feed(NewNode(node(name)))
 
     def feed(self, event: Event, after: float = 0.0) -> Seat:
         """Something happens, ``after`` so many seconds."""

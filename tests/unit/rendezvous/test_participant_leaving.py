@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from elastic_runtime.protocol.records import NODES
+from elastic_runtime.rendezvous.core.events import Goodbye, Join
 from elastic_runtime.rendezvous.core.node_state import Policy
-from elastic_runtime.rendezvous.participant import Participant, Seed
+from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from tests.processes import wait_for
 
@@ -19,8 +20,8 @@ PATIENCE = 30.0
 def test_a_store_that_is_away_is_not_waited_for(away: bool) -> None:
     server = MemoryServer()
     store = MemoryStore(server)
-    part = Participant(store, Policy(2, 2), Seed("a", "127.0.0.1", 1), lambda notice: None)
-    part.join()
+    part = Participant(store, Policy(2, 2), NodeIdentity("a", "127.0.0.1", 1), lambda notice: None)
+    part.say(Join())
     wait_for(lambda: store.read(NODES), PATIENCE, "its key")
     if away:
         server.stop()
@@ -28,7 +29,8 @@ def test_a_store_that_is_away_is_not_waited_for(away: bool) -> None:
     known: list[bool] = []
 
     def leave() -> None:
-        known.append(part.goodbye(3600.0))
+        part.say(Goodbye())
+        known.append(part.wait_for_goodbye(3600.0))
 
     leaving = threading.Thread(target=leave, daemon=True)
     leaving.start()

@@ -18,12 +18,14 @@ from elastic_runtime.protocol.records import (
     called,
     node_key,
 )
+from elastic_runtime.rendezvous.core.events import OTHER, REFUSED, REPLACED
 from elastic_runtime.rendezvous.core.formation.failure_budget import Verdict, explained, judge
 from elastic_runtime.rendezvous.core.formation.reachability import severed_pairs, told
-from elastic_runtime.rendezvous.core.node_state import OTHER, REFUSED, REPLACED, Peer, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from elastic_runtime.rendezvous.core.node_state import Peer, State
 
 RUNNING = "running"  # as far as we know
 BACK = "back"  # its workers have ended, it wants to go on

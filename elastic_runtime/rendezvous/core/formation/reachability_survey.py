@@ -14,12 +14,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import GONE, Member, RoundRecord
-from elastic_runtime.rendezvous.core.node_state import BUSY, SILENT, State
+from elastic_runtime.rendezvous.core.events import BUSY, SILENT
 from elastic_runtime.rendezvous.core.notices import Surveyed
 from elastic_runtime.rendezvous.core.round_parts import looked_for
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.actions import Plan
+    from elastic_runtime.rendezvous.core.node_state import State
 
 # Silence counts if a probe that is sent so much later meets it as well: a packet may be lost, a
 # moment be busy (seconds).

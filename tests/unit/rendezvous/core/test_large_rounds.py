@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.protocol.records import PLANNED, FaultReport
+from elastic_runtime.rendezvous.core.events import Goodbye, LeftRound
 from elastic_runtime.rendezvous.core.round_parts import keys
 from elastic_runtime.rendezvous.store_contract import Transaction
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
@@ -37,8 +38,10 @@ def test_all_members_agree_and_the_former_round_leaves_nothing_behind(job: Job) 
     known = sorted(len(one.round.members) for one in first.values())
     assert known[0] < NODES == known[-1]  # some know all, others only what they need
     part = job.of(1, lambda one: not one.round.whole)[0]
-    part.leave(1, FaultReport(1, PLANNED, "to see the next round"), stays=False)
-    part.goodbye(10)
+    fault = FaultReport(1, PLANNED, "to see the next round")
+    part.say(LeftRound(1, fault, stays=False))
+    part.say(Goodbye())
+    assert part.wait_for_goodbye(10)
     second = job.wait(2, NODES - 1)
     assert part.node not in second
     assert job.groups() == set(keys(next(iter(second.values())).round))

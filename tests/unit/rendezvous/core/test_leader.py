@@ -25,13 +25,13 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
-from elastic_runtime.rendezvous.core.node_state import (
+from elastic_runtime.rendezvous.core.events import (
     OTHER,
     REFUSED,
     REPLACED,
     SILENT,
     Applied,
-    Join,
+    NewNode,
     Probed,
     Tick,
 )
@@ -268,7 +268,7 @@ def _pod(node_: str, index: int, life: int) -> Member:
 def test_a_later_life_of_a_name_proves_that_earlier_ones_are_over(
     former: int, own: int, over: bool
 ) -> None:
-    seat = Seat("d").feed(Join(node("d", name="pod-0", life=own)))
+    seat = Seat("d").feed(NewNode(node("d", name="pod-0", life=own)))
     last = replace(sealed(3, "a"), members=(_pod("a", 0, former),))
     seat.sees(job(), last, node("d", name="pod-0", life=own))
     assert (seat.state.dead == {"a": REPLACED}) is over
@@ -277,7 +277,7 @@ def test_a_later_life_of_a_name_proves_that_earlier_ones_are_over(
 
 
 def test_a_later_life_says_nothing_about_other_names() -> None:
-    seat = Seat("d").feed(Join(node("d", name="pod-0", life=8)))
+    seat = Seat("d").feed(NewNode(node("d", name="pod-0", life=8)))
     last = replace(sealed(3, "a", "b"), members=(_pod("a", 0, 5), _pod("b", 1, 6)))
     seat.sees(job(), last, node("d", name="pod-0", life=8))
     assert seat.transaction(JOB) is None
@@ -287,7 +287,7 @@ def test_a_later_life_says_nothing_about_other_names() -> None:
 
 
 def test_a_former_life_does_not_lead_for_as_long_as_its_lease() -> None:
-    seat = Seat("d").feed(Join(node("d", name="pod-0", life=8)))
+    seat = Seat("d").feed(NewNode(node("d", name="pod-0", life=8)))
     former = node("a", name="pod-0", life=5)
     seat.sees(job(low=2), former, node("b", name="pod-1", life=6), node("d", name="pod-0", life=8))
     seat.feed(Tick(), POLICY.last_call + 0.1)

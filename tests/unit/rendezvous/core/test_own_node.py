@@ -19,25 +19,22 @@ from elastic_runtime.protocol.records import (
     OutcomeRecord,
     RoundRecord,
 )
-from elastic_runtime.rendezvous.core.formation.member_status import accompanied
-from elastic_runtime.rendezvous.core.node_state import (
+from elastic_runtime.rendezvous.core.events import (
     ALIVE,
     BUSY,
-    OWN,
     REFUSED,
     SILENT,
     Applied,
-    Apply,
     Done,
     Drain,
-    Follow,
     Goodbye,
-    Join,
-    Left,
-    Look,
+    LeftRound,
+    NewNode,
     Probed,
     Tick,
 )
+from elastic_runtime.rendezvous.core.formation.member_status import accompanied
+from elastic_runtime.rendezvous.core.node_state import OWN, Apply, Follow, Look
 from elastic_runtime.rendezvous.core.notices import (
     BadRecord,
     Conflict,
@@ -113,7 +110,7 @@ def test_an_answer_that_comes_after_the_change_holds_nothing_up() -> None:
 def test_what_the_agent_says_is_written() -> None:
     seat = _member()
     fault = FaultReport(3, "failed", "ValueError: x", step=12)
-    written = _own(seat.feed(Left(3, fault, store_port=77)))
+    written = _own(seat.feed(LeftRound(3, fault, store_port=77)))
     assert written == node(
         "b", incarnation=LIFE, left=3, rank=1, fault=fault, step=12, store_port=77
     )
@@ -201,11 +198,13 @@ def test_a_round_without_this_node_excludes_it(newer: RoundRecord) -> None:
     assert not seat.feed(Tick(), 1.0).actions
 
 
-LEFT = Left(3, FaultReport(3, "planned"))
+LEFT = LeftRound(3, FaultReport(3, "planned"))
 
 
 @pytest.mark.parametrize("event", [LEFT, None], ids=["has left", "is told to"])
-def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(event: Left | None) -> None:
+def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(
+    event: LeftRound | None,
+) -> None:
     """What its workers hold may be held by nobody else."""
     seat = _member().changes(switch(3, broken=True))
     if event is not None:
@@ -257,7 +256,7 @@ def test_a_leader_that_said_goodbye_hides_nobody() -> None:
 
 
 def test_who_waits_for_the_next_round_makes_sure_that_somebody_leads() -> None:
-    seat = _member().feed(Left(3, FaultReport(3, "failed")))
+    seat = _member().feed(LeftRound(3, FaultReport(3, "failed")))
     assert seat.probes() == []
     turn = POLICY.ahead
     assert seat.feed(Tick(), POLICY.probe_after + turn).probes() == ["a"]
@@ -286,7 +285,7 @@ def test_whom_a_node_reached_before_it_was_left_out_says_nothing_about_now() -> 
     seat = Seat("c").sees(*members, wide=False)
     seat.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", ALIVE), 0.001)
     assert _own(seat) is not None
-    seat.feed(Join(node("d"))).sees(*members, wide=False)
+    seat.feed(NewNode(node("d"))).sees(*members, wide=False)
     assert (_own(seat), sorted(seat.probes())) == (None, ["a", "b"])
     seat.feed(Probed("a", ALIVE), 0.001)
     assert _own(seat) is None
@@ -310,10 +309,10 @@ def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_de
 
 def test_who_was_left_out_behind_a_firewall_does_not_take_the_others_for_dead_for_ever() -> None:
     far = node("a", address="10.0.0.1")
-    seat = _member().feed(Left(3, FaultReport(3, "failed")))
+    seat = _member().feed(LeftRound(3, FaultReport(3, "failed")))
     seat.feed(Tick(), POLICY.probe_after + POLICY.ahead).feed(Probed("a", REFUSED), 0.001)
     assert "a" in seat.state.dead
-    seat.feed(Join(node("c"))).sees(job(), sealed(4, "a"), far)
+    seat.feed(NewNode(node("c"))).sees(job(), sealed(4, "a"), far)
     assert (_own(seat), seat.transaction(JOB)) == (None, None)
 
 
@@ -430,7 +429,7 @@ def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_ou
     shown = (job(), sealed(3, "a", "c" if was_member else "b"), node("a"), node("c"))
     seat = Seat("c").sees(*shown, wide=False)
     if was_member:
-        seat.feed(Left(3, FaultReport(3, "killed", "killed")))
+        seat.feed(LeftRound(3, FaultReport(3, "killed", "killed")))
     _came_back_to_an_empty_store(POLICY.fence, seat)
     # Others may have begun another life and been cut off since: until their own fence is over.
     for wait in (POLICY.settle + 0.1, POLICY.fence - POLICY.settle - 0.2):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport
+from elastic_runtime.rendezvous.core.events import Applied, Done, Event, Goodbye, LeftRound, Tick
 from elastic_runtime.rendezvous.core.membership import LOOK_AROUND
-from elastic_runtime.rendezvous.core.node_state import Applied, Done, Event, Goodbye, Left, Tick
 from elastic_runtime.rendezvous.core.notices import (
     Fenced,
     Sealed,
@@ -26,7 +26,7 @@ from tests.unit.rendezvous.seat import POLICY, Seat, job, node, sealed
 
 NO_SPACE = "the store answers: database space exceeded"
 FULL = Applied("own", None, NO_SPACE)
-LEFT = Left(3, FaultReport(3, records.KILLED, "killed"))
+LEFT = LeftRound(3, FaultReport(3, records.KILLED, "killed"))
 
 
 def member() -> Seat:

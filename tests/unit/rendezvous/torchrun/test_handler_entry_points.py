@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from elastic_runtime.config import Endpoint, Timeouts, Tls
 from elastic_runtime.errors import UsageError
 from elastic_runtime.rendezvous.core.node_state import Policy
-from elastic_runtime.rendezvous.participant import Seed
+from elastic_runtime.rendezvous.participant import NodeIdentity
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from elastic_runtime.rendezvous.torchrun.handler_entry_points import (
     C10D,
@@ -55,9 +55,9 @@ def new_handler(server: MemoryServer) -> Iterator[NewHandler]:
 
     def make(least: int, most: int, join: float = 60.0) -> ElasticRendezvousHandler:
         settings = replace(POLICY, min_nodes=least, max_nodes=most, join=join)
-        seed = Seed(f"n{len(made)}", "127.0.0.1", 1)
+        identity = NodeIdentity(f"n{len(made)}", "127.0.0.1", 1)
         store = MemoryStore(server, 2.0)
-        made.append(ElasticRendezvousHandler("test", "run", store, settings, seed))
+        made.append(ElasticRendezvousHandler("test", "run", store, settings, identity))
         return made[-1]
 
     yield make

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from elastic_runtime.protocol.records import ROUND, RoundRecord
-from elastic_runtime.rendezvous.core.node_state import Apply, Layout, LookAtParts, PartsSeen, Tick
+from elastic_runtime.rendezvous.core.events import PartsSeen, Tick
+from elastic_runtime.rendezvous.core.node_state import Apply, Layout, LookAtParts
 from elastic_runtime.rendezvous.core.notices import BadRecord
 from elastic_runtime.rendezvous.core.round_parts import apart, keys, parts_seen
 from elastic_runtime.rendezvous.store_contract import ABSENT, Entry, Expect

@@ -20,16 +20,16 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
-from elastic_runtime.rendezvous.core.node_state import (
+from elastic_runtime.rendezvous.core.events import (
     ALIVE,
     BUSY,
-    OWN,
     REFUSED,
     SILENT,
-    Doubt,
+    LookForMembers,
     Probed,
     Tick,
 )
+from elastic_runtime.rendezvous.core.node_state import OWN
 from elastic_runtime.rendezvous.core.notices import Surveyed, Waiting
 from tests.unit.rendezvous.seat import POLICY, Seat, back, job, node, sealed, switch
 
@@ -192,7 +192,7 @@ def test_an_agent_hears_whether_the_others_are_in_reach(answer: str) -> None:
     assert seat.state.record is not None
     seat.sees(job(), sealed(3, "a", "b"), node("a"), seat.state.record, wide=False)
     assert seat.feed(Tick()).probes() == [], "a round that runs is not disturbed"
-    assert seat.feed(Doubt(3)).probes() == ["a"]
+    assert seat.feed(LookForMembers(3)).probes() == ["a"]
     seat.feed(Probed("a", answer), 0.5)
     if answer == SILENT:
         seat.feed(Probed("a", answer), 0.5)

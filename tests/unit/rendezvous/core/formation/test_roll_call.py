@@ -17,7 +17,8 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
-from elastic_runtime.rendezvous.core.node_state import Applied, Apply, Layout, Left, PartsGone, Tick
+from elastic_runtime.rendezvous.core.events import Applied, LeftRound, PartsGone, Tick
+from elastic_runtime.rendezvous.core.node_state import Apply, Layout
 from elastic_runtime.rendezvous.core.notices import Sealed, Waiting
 from elastic_runtime.rendezvous.core.round_parts import all_members, apart
 from elastic_runtime.rendezvous.store_contract import Changed, Entry
@@ -54,7 +55,7 @@ def _members(*names: str, **fields: object) -> list[NodeRecord]:
 
 def _leaves(seat: Seat) -> None:
     """The leader's own workers have left the round."""
-    seat.feed(Left(3, FaultReport(3, PLANNED, "told to")))
+    seat.feed(LeftRound(3, FaultReport(3, PLANNED, "told to")))
     assert seat.state.record is not None
     seat.changes(seat.state.record)
 

@@ -1,0 +1,209 @@
+"""What happens to one node: what its agent says, and what comes of its probes, reads and writes.
+
+An agent hands an ``AgentEvent`` to ``Participant.say``. What a store tells is in
+``store_contract``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_runtime.rendezvous.store_contract import StoreEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.protocol.records import FaultReport, NodeRecord
+
+# ---------------------------------------------------------------- what the agent says
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """This node asks to be in the next round, as a new node.
+
+    Attributes:
+        store_port: where it would host the round's store.
+        workers: how many workers it can take into the round; None: all.
+    """
+
+    store_port: int = 0
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRound:
+    """All workers of the round have ended here, or have left it.
+
+    Attributes:
+        round: its number.
+        fault: why.
+        store_port: where this node would host the next round's store.
+        stays: it wants to be in the next round.
+        workers: how many workers it can take into that; None: as many as before.
+    """
+
+    round: int
+    fault: FaultReport
+    store_port: int = 0
+    stays: bool = True
+    workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersAvailable:
+    """In place: so many workers of this node can take part in a round now.
+
+    Attributes:
+        workers: how many.
+        store_port: where this node hosts the store of a round.
+    """
+
+    workers: int
+    store_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecoversInPlace:
+    """The script recovers in place: workers keep their process from round to round."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookForMembers:
+    """All workers of this round wait for each other: are the other members in reach?
+
+    ``notices.Surveyed`` says what was found.
+    """
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The script has ended well on this node, in this round, at this step."""
+
+    round: int
+    step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """This node was asked to leave, once its workers have stopped at a step boundary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """This node leaves now; nothing runs here any more."""
+
+
+AgentEvent = (
+    Join | LeftRound | WorkersAvailable | RecoversInPlace | LookForMembers | Done | Drain | Goodbye
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """The agent has asked to join, as the node that ``record`` describes."""
+
+    record: NodeRecord
+
+
+# ---------------------------------------------------------------- what probes find
+
+ALIVE = "alive"
+BUSY = "busy"  # alive, and one of its workers makes no steps, as its script has said
+REFUSED = "refused"  # nothing listens there
+OTHER = "other"  # another life answers
+SILENT = "silent"  # no answer in time: no proof of anything
+# A proof of death that needs no probe: a later life of the node of this name.
+REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe of a node came to its end."""
+
+    node: str
+    answer: str
+
+
+# ---------------------------------------------------------------- what reads and writes find
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Those members of a round are known whom this node is to look for.
+
+    Attributes:
+        group: as in the round's record.
+    """
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartsGone:
+    """The members of the round that the store shows are not there, and have not been for a while.
+
+    Attributes:
+        version: of the round's record.
+        wrong: parts that are there, but not as they were written, by key, and why.
+    """
+
+    version: int
+    wrong: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartsSeen:
+    """All parts of rounds that lie in the store.
+
+    Attributes:
+        version: of the round's record when they were asked for.
+        intact: keys of those that are what was written there.
+        wrong: keys of the others.
+    """
+
+    version: int
+    intact: frozenset[str] = frozenset()
+    wrong: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A transaction came to its end.
+
+    Attributes:
+        tag: as in ``Apply``.
+        ok: whether its conditions held; None: the store did not perform it, as far as is known.
+        why: the reason for that.
+    """
+
+    tag: str
+    ok: bool | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Only time has passed."""
+
+
+Event = (
+    StoreEvent
+    | NewNode
+    | LeftRound
+    | WorkersAvailable
+    | RecoversInPlace
+    | LookForMembers
+    | Done
+    | Drain
+    | Goodbye
+    | Probed
+    | Around
+    | PartsGone
+    | PartsSeen
+    | Applied
+    | Tick
+)
