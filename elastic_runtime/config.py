@@ -6,11 +6,15 @@ Python. Nothing below reads a flag or an environment variable for a setting of i
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime import defaults
+from elastic_runtime.defaults import STORE_ANSWER
 from elastic_runtime.errors import UsageError
 from elastic_runtime.reporting.json_lines import AUTO
 
@@ -23,9 +27,8 @@ COMMAND = "command"
 FUNCTION = "function"
 
 LOOPBACK = "127.0.0.1"
+LAST_PORT = 65535
 
-# Seconds that a write to the store may take to fail.
-ANSWER = 4.0
 # The part of the fence time-out that is left for an agent without a store to stop its workers in.
 FENCE_REST = 0.2
 
@@ -33,6 +36,38 @@ FENCE_REST = 0.2
 # Of what nodes say to each other. It grows when that changes in a way that older versions do not
 # understand: versions of this package that differ in it do not form one job.
 PROTOCOL = "2"
+
+
+class InvalidSetting(UsageError):
+    """A value of a setting that no job can have.
+
+    ``elastic-run`` says where a value was given instead of the name of its field.
+
+    Args:
+        why: what is wrong, and what to give instead.
+        **values: by the fields of ``JobConfig`` or ``Timeouts`` that are wrong, their values.
+    """
+
+    def __init__(self, why: str, **values: object) -> None:
+        super().__init__(f"{', '.join(f'{name}={value}' for name, value in values.items())}: {why}")
+        self.why = why
+        self.values = values
+
+
+def check_bounds(min_nodes: int, max_nodes: int) -> None:
+    """Makes sure that there can be a world of so many nodes.
+
+    Raises:
+        InvalidSetting: there cannot.
+    """
+    for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
+        if value < 1:
+            raise InvalidSetting("a job needs at least one node", **{name: value})
+    if max_nodes < min_nodes:
+        why = (
+            f"the minimum {min_nodes} is above the maximum {max_nodes}; lower the minimum or raise"
+        )
+        raise InvalidSetting(f"{why} the maximum", min_nodes=min_nodes, max_nodes=max_nodes)
 
 
 @dataclass(frozen=True)
@@ -85,7 +120,7 @@ class Endpoint:
 
     backend: str
     hosts: tuple[str, ...]
-    prefix: str = "elastic"
+    prefix: str = defaults.PREFIX
     secure: bool = False
     tls: Tls = field(default_factory=Tls)
     user: str = ""
@@ -99,38 +134,77 @@ class Endpoint:
         return f"{'etcds' if self.secure else 'etcd'}://{','.join(self.hosts)}/{self.prefix}"
 
 
+# Names that fields of ``Timeouts`` once had: they were not those of the flags.
+_FORMER_NAMES = {
+    "connect": "connect_timeout",
+    "join": "join_timeout",
+    "rejoin": "rejoin_timeout",
+    "fence": "fence_timeout",
+    "hang": "hang_timeout",
+}
+
+
+def _with_former_names(cls: type[Timeouts]) -> type[Timeouts]:
+    """Lets the class be made, and read, with the former names of its fields too."""
+    make = cls.__init__
+
+    def warn(former: str, level: int = 3) -> None:
+        text = f"Timeouts.{former} is now called {_FORMER_NAMES[former]}"
+        warnings.warn(text, DeprecationWarning, stacklevel=level)
+
+    @functools.wraps(make)
+    def init(self: Timeouts, *args: Any, **given: Any) -> None:
+        for former in _FORMER_NAMES.keys() & given.keys():
+            warn(former)
+            given[_FORMER_NAMES[former]] = given.pop(former)
+        make(self, *args, **given)
+
+    def read(former: str) -> property:
+        def get(self: Timeouts) -> Any:
+            warn(former)
+            return getattr(self, _FORMER_NAMES[former])
+
+        return property(get)
+
+    for former in _FORMER_NAMES:
+        setattr(cls, former, read(former))
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@_with_former_names
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds, all of them.
+    """Seconds, all of them; ``defaults`` says why they are what they are.
 
     Attributes:
-        connect: for the first contact with the store.
+        connect_timeout: for the first contact with the store.
         last_call: how long the first round waits for more than the minimum.
-        join: how long a job waits for its minimum before it gives up.
-        rejoin: how long a member of a broken round may take to return before it is left out, and a
-            worker that is on its way into a round to say where it is.
-        fence: how long silent members of a round are taken to be training still.
+        join_timeout: how long a job waits for its minimum before it gives up.
+        rejoin_timeout: how long a member of a broken round may take to return before it is left
+            out, and a worker that is on its way into a round to say where it is.
+        fence_timeout: how long silent members of a round are taken to be training still.
         lease_ttl: the lease asked for; the store may grant a longer one.
         grace: between SIGTERM and SIGKILL for a worker that is asked to end.
         broken_grace: the same for a worker whose group is broken already.
         kill: how long a killed worker may take to be gone.
         batch: how long the first joiner of a running job waits for others.
         probe: how long a probe may take.
-        hang: how long no step may be committed in place, at least; 0: for ever.
+        hang_timeout: how long no step may be committed in place, at least; 0: for ever.
     """
 
-    connect: float = 15.0
-    last_call: float = 3.0
-    join: float = 600.0
-    rejoin: float = 60.0
-    fence: float = 600.0
-    lease_ttl: float = 5.0
-    grace: float = 30.0
-    broken_grace: float = 0.2
-    kill: float = 1.8
-    batch: float = 2.0
-    probe: float = 0.5
-    hang: float = 30.0
+    connect_timeout: float = defaults.CONNECT_TIMEOUT
+    last_call: float = defaults.LAST_CALL
+    join_timeout: float = defaults.JOIN_TIMEOUT
+    rejoin_timeout: float = defaults.REJOIN_TIMEOUT
+    fence_timeout: float = defaults.FENCE_TIMEOUT
+    lease_ttl: float = defaults.LEASE_TTL
+    grace: float = defaults.GRACE
+    broken_grace: float = defaults.BROKEN_GRACE
+    kill: float = defaults.KILL
+    batch: float = defaults.BATCH
+    probe: float = defaults.PROBE
+    hang_timeout: float = defaults.HANG_TIMEOUT
 
     @property
     def stop(self) -> float:
@@ -141,11 +215,11 @@ class Timeouts:
     def lag(self) -> float:
         """After which a node certainly knows that its lease is lost: when its own clock says so, a
         write is under way that the store does not answer, and one more is tried."""
-        return self.lease_ttl + 2 * ANSWER
+        return self.lease_ttl + 2 * STORE_ANSWER
 
     @property
     def shortest_fence(self) -> float:
-        """The shortest ``fence`` with which no worker trains on when others stop waiting for it.
+        """The shortest ``fence_timeout`` with which no worker trains on when others stop waiting.
 
         All counts from the last sign of life that the store has acknowledged: a node without the
         store stops its workers after ``1 - FENCE_REST`` of the fence, or when it knows of its loss
@@ -175,7 +249,7 @@ class Output:
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
     prefix: str = ""
-    keep: int = 100
+    keep: int = defaults.KEEP_LOGS
 
     def shows(self, local_rank: int) -> bool:
         """Whether anybody wants to see what this worker prints."""
@@ -252,65 +326,68 @@ class JobConfig:
     entry: Entry = Entry(FUNCTION, "")
     endpoint: Endpoint = Endpoint("c10d", ())
     run_id: str = ""
-    min_nodes: int = 1
-    max_nodes: int = 1
-    workers: int = 1
-    min_workers: int = 1
-    node_unit: int = 1
+    min_nodes: int = defaults.MIN_NODES
+    max_nodes: int = defaults.MIN_NODES
+    workers: int = defaults.WORKERS
+    min_workers: int = defaults.MIN_WORKERS
+    node_unit: int = defaults.NODE_UNIT
     node_name: str = ""
     node_life: int = 0
     resuming: bool = False
     invocation: str = ""
     siblings: Siblings | None = None
     local_addr: str = ""
-    max_restarts: int = 3
+    max_restarts: int = defaults.MAX_RESTARTS
     timeouts: Timeouts = field(default_factory=Timeouts)
     output: Output = field(default_factory=Output)
     preload: tuple[str, ...] = ()
     cold: bool = False
-    role: str = "default"
-    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    role: str = defaults.ROLE
+    signals: tuple[str, ...] = defaults.SIGNALS
     virtual_local_rank: bool = False
     numa_binding: str = ""
     event_log_handler: str = "null"
-    snapshot_memory: MemoryLimit = MemoryLimit(share=0.25)
+    snapshot_memory: MemoryLimit = MemoryLimit(share=defaults.SNAPSHOT_MEMORY_SHARE)
     health_port: int = 0
     metrics_port: int = 0
-    metrics_host: str = LOOPBACK
+    metrics_host: str = defaults.METRICS_HOST
     log_format: str = AUTO
     log_file: str = ""
 
     def __post_init__(self) -> None:
-        if self.min_nodes < 1:
-            raise UsageError(f"--min is {self.min_nodes}: a job needs at least one node")
-        if self.max_nodes < self.min_nodes:
-            raise UsageError(
-                f"--min {self.min_nodes} is above --max {self.max_nodes}: swap them or raise --max"
-            )
-        if self.node_unit < 1 or self.max_nodes < self.node_unit:
-            raise UsageError(
-                f"--node-unit is {self.node_unit}: it must lie between 1 and --max {self.max_nodes}"
-            )
+        """Refuses what no job can be run with; the only place where bounds of settings are.
+
+        Raises:
+            InvalidSetting: a setting is out of bounds.
+        """
+        check_bounds(self.min_nodes, self.max_nodes)
+        self._check_range("node_unit", 1, self.max_nodes, f"the maximum of {self.max_nodes} nodes")
         if self.workers < 1:
-            raise UsageError(f"--nproc-per-node is {self.workers}: a node runs at least one worker")
-        if not 1 <= self.min_workers <= self.workers:
-            raise UsageError(
-                f"--min-workers is {self.min_workers}: it must lie between 1 and "
-                f"--nproc-per-node {self.workers}"
-            )
-        if self.max_restarts < 0:
-            raise UsageError(f"--max-restarts is {self.max_restarts}: it cannot be negative")
-        if not 0 <= self.metrics_port <= 65535:
-            raise UsageError(f"--metrics-port is {self.metrics_port}: a port is at most 65535")
+            raise InvalidSetting("a node runs at least one worker", workers=self.workers)
+        self._check_range("min_workers", 1, self.workers, f"the {self.workers} workers of a node")
+        for name in ("max_restarts", "node_life"):
+            if getattr(self, name) < 0:
+                raise InvalidSetting("it cannot be negative", **{name: getattr(self, name)})
+        for name in ("health_port", "metrics_port"):
+            self._check_range(name, 0, LAST_PORT, str(LAST_PORT))
+        self._check_fence()
+
+    def _check_range(self, name: str, lowest: int, highest: int, end: str) -> None:
+        value = getattr(self, name)
+        if not lowest <= value <= highest:
+            raise InvalidSetting(f"it must lie between {lowest} and {end}", **{name: value})
+
+    def _check_fence(self) -> None:
         times = self.timeouts
-        if times.fence < times.shortest_fence:
-            raise UsageError(
-                f"--fence-timeout is {times.fence:g} s, too short for a node that has lost the "
-                f"store: it stops its workers after four fifths of it, but knows of the loss only "
-                f"after {times.lag:g} s (--lease-ttl {times.lease_ttl:g} s + 2 × {ANSWER:g} s for "
-                f"a write to fail), and they need {times.stop:g} s to end; "
-                f"give {times.shortest_fence:g} s or more"
-            )
+        if times.fence_timeout >= times.shortest_fence:
+            return
+        raise InvalidSetting(
+            "too short for a node that has lost the store: it stops its workers after four fifths "
+            f"of it, but knows of the loss only after {times.lag:g} s (--lease-ttl "
+            f"{times.lease_ttl:g} s + 2 × {STORE_ANSWER:g} s for a write to fail), and they need "
+            f"{times.stop:g} s to end; give {times.shortest_fence:g} s or more",
+            fence_timeout=times.fence_timeout,
+        )
 
     @property
     def settings(self) -> str:

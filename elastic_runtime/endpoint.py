@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_runtime import defaults
 from elastic_runtime.config import Endpoint, Tls
 from elastic_runtime.errors import UsageError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 ETCD = "etcd"
 C10D = "c10d"
-DEFAULT_PORTS = {ETCD: 2379, C10D: 29400}
+DEFAULT_PORTS = {ETCD: defaults.ETCD_PORT, C10D: defaults.C10D_PORT}
 PASSWORD_VARIABLE = "ELASTIC_ETCD_PASSWORD"
 
 _BACKENDS = {"etcd": ETCD, "etcd-v3": ETCD, "c10d": C10D, "elastic-c10d": C10D}

@@ -6,11 +6,12 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.config import Timeouts
 from elastic_runtime.protocol.records import GROUP, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core.events import Join, LeftRound
-from elastic_runtime.rendezvous.core.node_state import Layout, Policy
 from elastic_runtime.rendezvous.core.notices import Excluded, Notice, Sealed, Surveyed, Switch
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
+from elastic_runtime.rendezvous.policy import Layout, Policy
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Job:
                     case Excluded(reason):
                         self.excluded.append(reason)
 
-        few = Policy(min_nodes=1, max_nodes=NODES, last_call=60.0, batch=0.1, layout=LAYOUT)
+        timeouts = Timeouts(last_call=60.0, batch=0.1)
+        few = Policy(min_nodes=1, max_nodes=NODES, timeouts=timeouts, layout=LAYOUT)
         identity = NodeIdentity(f"n{number}", "127.0.0.1", 1 + number % 3)
         part = Participant(self.store(), replace(few, settle=self.settle), identity, hear)
         self.parts.append(part)

@@ -38,6 +38,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Finish,
     InterruptWorkers,
     KillWorkers,
+    LifecycleSettings,
     LookForMembers,
     NoNews,
     NoProgress,
@@ -62,7 +63,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 from elastic_runtime.agent.lifecycle.recovery_timing import Trouble, Troubles
 from elastic_runtime.agent.lifecycle.termination import last_words, reached_before
 from elastic_runtime.agent.metrics.metrics_fold import TROUBLE, TURNED
-from elastic_runtime.agent.policy import policy_of, settings_of
 from elastic_runtime.agent.runtime_dir import PrivateDirectory
 from elastic_runtime.agent.snapshot_server import SnapshotStore
 from elastic_runtime.agent.start_notice import Starting
@@ -70,10 +70,12 @@ from elastic_runtime.agent.workers import worker_processes
 from elastic_runtime.agent.workers.torch_watchdogs import Watchdogs
 from elastic_runtime.agent.workers.worker_environment import provisional
 from elastic_runtime.agent.workers.worker_group import Crew, FromWorker
+from elastic_runtime.defaults import AGENT_BEAT
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, ElasticError
 from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
 from elastic_runtime.protocol.records import EventRecord, Member, RoundRecord, event_key
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
+from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.reporting.log import remembered
 from elastic_runtime.system import threads
@@ -92,9 +94,6 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.records import FaultReport
     from elastic_runtime.rendezvous.store_contract import Store
 
-# The agent says that it lives this often even if nothing happens (seconds); a third of the
-# shortest lease that a store grants.
-_BEAT = 0.6
 # Seconds in train without a first step that a person wants to hear of; a compiler may need as long.
 _STRANGE = 60.0
 _FAREWELL = 2.0
@@ -135,7 +134,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._crash: threads.Crash | None = None
         self._directory = PrivateDirectory()
         self._unwatch = threads.watch(self._inbox.put)
-        self._life = lifecycle_step.begin(settings_of(config))
+        self._life = lifecycle_step.begin(LifecycleSettings.of(config))
         self._finish: Finish | None = None
         self._alarm = float("inf")
         where = where_reached(address)
@@ -168,7 +167,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             config.node_life,
         )
         self._participant = Participant(
-            store, policy_of(config), identity, self._inbox.put, config.timeouts.probe
+            store, Policy.of(config), identity, self._inbox.put, config.timeouts.probe
         )
         self._turned = time.time()
         # For threads that must not look at workers that come and go.
@@ -184,7 +183,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._troubles = Troubles()
         self._events = 0
         self._closed = False
-        self._clock = HangClock(config.timeouts.hang)
+        self._clock = HangClock(config.timeouts.hang_timeout)
         self._said_fruitless = False
         self._importing = Starting(emit, "importing what the script needs")
 
@@ -208,7 +207,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._reached = self._crew.step()
             self._observe(TURNED)
             self._look_for_progress()
-            timeout = max(0.0, min(self._alarm - time.monotonic(), _BEAT))
+            timeout = max(0.0, min(self._alarm - time.monotonic(), AGENT_BEAT))
             try:
                 item = self._inbox.get(timeout=timeout)
             except queue.Empty:
@@ -403,7 +402,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._said_fruitless = True
             self._tell("step.none", {"seconds": round(self._clock.fruitless(now))})
         way, busy = self._clock.on_the_way(now), self._clock.busy_for(now)
-        if max(way, busy) > self._config.timeouts.rejoin and self._inbox.empty():
+        if max(way, busy) > self._config.timeouts.rejoin_timeout and self._inbox.empty():
             self._take(NoNews(way, "not in train") if way else NoNews(busy, "busy"))
         # Not before all is read that has come: an answer of a worker may be among it.
         if self._clock.overdue(now) and self._inbox.empty():

@@ -208,7 +208,7 @@ def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Emit | None)
     from elastic_runtime.rendezvous.stores.open_store import open_store
 
     times = config.timeouts
-    store = open_store(config.endpoint, config.run_id, times.lease_ttl, times.connect)
+    store = open_store(config.endpoint, config.run_id, times.lease_ttl, times.connect_timeout)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.workers,

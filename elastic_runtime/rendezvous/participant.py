@@ -41,7 +41,6 @@ from elastic_runtime.rendezvous.core.node_state import (
     Look,
     LookAtParts,
     Notify,
-    Policy,
     Probe,
 )
 from elastic_runtime.rendezvous.core.reducer import absorb_all
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.events import AgentEvent
     from elastic_runtime.rendezvous.core.node_state import State
     from elastic_runtime.rendezvous.core.notices import Notice
+    from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Entry, Store
 
 _ASK_AGAIN = 0.05

@@ -40,12 +40,12 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_runtime.config import Endpoint
+from elastic_runtime.config import Endpoint, Timeouts
 from elastic_runtime.protocol.records import KILLED, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core.events import REFUSED, SILENT
-from elastic_runtime.rendezvous.core.node_state import Policy
 from elastic_runtime.rendezvous.core.notices import Notice, Sealed, Switch
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
+from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.probe import Prober
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
@@ -147,7 +147,7 @@ class Node(Participant):
         dies: bool,
         stage: Stage | None = None,
     ) -> None:
-        policy = Policy(max_nodes=total, entry="bench", last_call=_LIMIT)
+        policy = Policy(max_nodes=total, entry="bench", timeouts=Timeouts(last_call=_LIMIT))
         self.listener = socket.create_server((_HERE, 0)) if dies else None
         self.port = self.listener.getsockname()[1] if self.listener else 0
         identity = NodeIdentity(f"node-{number:05d}", _HERE, 8, probe_port=self.port, life=1)

@@ -27,7 +27,7 @@ ELASTIC_RUN = (
     ),
     Mistake(
         "--min 3 --max 2 train.py",
-        "--min=3 is above --max=2: lower the minimum or raise the maximum",
+        "--min=3 and --max=2: the minimum 3 is above the maximum 2 … raise the maximum",
     ),
     Mistake("--min 0 train.py", "--min=0: a job needs at least one node"),
     Mistake("--max 0 train.py", "--max=0: a job needs at least one node"),
@@ -37,7 +37,8 @@ ELASTIC_RUN = (
     Mistake("--max '' train.py", "--max='' is not a whole number"),
     Mistake("--nnodes 0 train.py", "--nnodes=0: a job needs at least one node"),
     Mistake(
-        "--nnodes 3:2 train.py", "--nnodes=3:2: the minimum 3 is above the maximum 2; swap them"
+        "--nnodes 3:2 train.py",
+        "--nnodes=3:2: the minimum 3 is above the maximum 2 … raise the maximum",
     ),
     Mistake("--nnodes 1:2:3 train.py", "--nnodes='1:2:3' is not a number of nodes (N or MIN:MAX)"),
     Mistake("--nnodes a:b train.py", "--nnodes='a:b' is not a number of nodes (N or MIN:MAX)"),
@@ -65,11 +66,11 @@ ELASTIC_RUN = (
     Mistake("--node-life -1 train.py", "--node-life=-1: it cannot be negative"),
     Mistake(
         "--nproc-per-node 0 train.py",
-        "--nproc-per-node=0: a node runs at least one worker, and this makes 0",
+        "--nproc-per-node=0: a node runs at least one worker",
     ),
     Mistake(
         "--nproc-per-node -2 train.py",
-        "--nproc-per-node=-2: a node runs at least one worker, and this makes -2",
+        "--nproc-per-node=-2: a node runs at least one worker",
     ),
     Mistake(
         "--nproc-per-node many train.py",
@@ -106,7 +107,7 @@ ELASTIC_RUN = (
         "--join-timeout 1d train.py",
         "--join-timeout='1d' is not a number of seconds above 0 (such as 2, 1.5",
     ),
-    Mistake("--fence-timeout 2 train.py", "--fence-timeout is 2 s, too short … give 15 s or more"),
+    Mistake("--fence-timeout 2 train.py", "--fence-timeout=2: too short … give 15 s or more"),
     Mistake(
         "--grace -1 train.py",
         "--grace='-1' is not a number of seconds (such as 2, 1.5, 30s or 10m)",

@@ -98,12 +98,15 @@ SCRIPTS = (
     ("loader(data, sampler, seed=3)", "seed are the sampler's; give them to ElasticBatchSampler"),
     ("sample_rng(3)", "call it in the __getitem__ of a data set … or give it seed= and epoch="),
     # launch
-    ('JobConfig(None, None, "x", min_nodes=0)', "--min is 0: a job needs at least one node"),
-    ('JobConfig(None, None, "x", min_nodes=3, max_nodes=2)', "--min 3 is above --max 2: swap them"),
-    ('JobConfig(None, None, "x", workers=0)', "--nproc-per-node is 0"),
-    ('JobConfig(None, None, "x", max_restarts=-1)', "--max-restarts is -1: it cannot be negative"),
+    ('JobConfig(None, None, "x", min_nodes=0)', "min_nodes=0: a job needs at least one node"),
+    (
+        'JobConfig(None, None, "x", min_nodes=3, max_nodes=2)',
+        "the minimum 3 is above the maximum 2",
+    ),
+    ('JobConfig(None, None, "x", workers=0)', "workers=0: a node runs at least one worker"),
+    ('JobConfig(None, None, "x", max_restarts=-1)', "max_restarts=-1: it cannot be negative"),
     (
         'JobConfig(None, None, "x", metrics_port=99999)',
-        "--metrics-port is 99999: a port",
+        "metrics_port=99999: it must lie between 0 and 65535",
     ),
 )

@@ -37,7 +37,6 @@ from elastic_runtime.rendezvous.core.node_state import (
     Look,
     LookAtParts,
     Notify,
-    Policy,
     Probe,
 )
 from elastic_runtime.rendezvous.core.notices import (
@@ -62,6 +61,7 @@ from tests.model.trace import brief
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_runtime.rendezvous.policy import Policy
     from tests.model.world import World
 
 PROBE_TIMEOUT = 0.5
@@ -143,7 +143,7 @@ class Node:
     def resume(self) -> None:
         """SIGCONT: the clock has jumped, and a lease that has run out is noticed first."""
         assert self.paused_at is not None
-        if self.clock.now - self.paused_at > 0.8 * self.state.policy.fence:
+        if self.clock.now - self.paused_at > 0.8 * self.state.policy.timeouts.fence_timeout:
             self.world.excuse(self)
         self.paused_at = None
         early, self.inbox = self.inbox, []
@@ -165,7 +165,7 @@ class Node:
     def go_on(self) -> None:
         """The main loop turns again, and finds what was told to it."""
         assert self.hung_at is not None
-        if self.clock.now - self.hung_at > 0.8 * self.state.policy.fence:
+        if self.clock.now - self.hung_at > 0.8 * self.state.policy.timeouts.fence_timeout:
             self.world.excuse(self)
         self.hung_at = None
         self.client.keep_lease()

@@ -6,11 +6,12 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.config import Timeouts
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import RoundRecord
-from elastic_runtime.rendezvous.core.node_state import Layout, Policy
 from elastic_runtime.rendezvous.core.round_parts import all_members, keys
+from elastic_runtime.rendezvous.policy import Layout, Policy
 from elastic_runtime.rendezvous.store_contract import Put
 from tests.model.clockwork import Clockwork, Violation
 from tests.model.store import ANSWER, RECONNECT
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 POLICY = Policy(
     min_nodes=1,
     max_nodes=4,
-    last_call=1.5,
-    join=12.0,
-    rejoin=3.0,
-    fence=8.0,
-    batch=0.4,
+    timeouts=Timeouts(
+        last_call=1.5,
+        join_timeout=12.0,
+        rejoin_timeout=3.0,
+        fence_timeout=8.0,
+        batch=0.4,
+        connect_timeout=6.0,
+    ),
     settle=1.5,
-    connect=6.0,
     answer=ANSWER,
     max_restarts=6,
 )
@@ -61,7 +64,7 @@ class Schedule:
             min_nodes=low,
             max_nodes=high,
             node_unit=unit,
-            batch=chance.choice((0.1, 0.4)),
+            timeouts=replace(POLICY.timeouts, batch=chance.choice((0.1, 0.4))),
             entry="train.py",
         )
         # Drawn apart, so that a seed means what it always meant.
@@ -127,7 +130,7 @@ class Schedule:
         policy, clock, world = self.policy, self.clock, self.world
         world.release(clock.now)
         # The fence, the stop of stubborn workers, and the wait; and some reserve.
-        limit = policy.fence + 5.0 + policy.join + 5.0
+        limit = policy.timeouts.fence_timeout + 5.0 + policy.timeouts.join_timeout + 5.0
         clock.run(clock.now + limit, lambda: not world.living())
         waiting = [node.name for node in world.living()]
         if waiting:
@@ -459,7 +462,7 @@ class Schedule:
         self.clock.log("", "== the store forgets everything")
         world.store.stop()
         world.store.start(forget=True)
-        self.calm_until = self.clock.now + RECONNECT + 2.5 * self.policy.last_call
+        self.calm_until = self.clock.now + RECONNECT + 2.5 * self.policy.timeouts.last_call
         return True
 
     def worker_fails(self) -> bool:

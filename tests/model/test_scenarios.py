@@ -118,15 +118,15 @@ def test_the_first_round_of_a_full_world_waits_for_nobody() -> None:
 
 def test_the_first_round_of_others_waits_for_the_last_call() -> None:
     scene = _Scene(2, high=3)
-    assert POLICY.last_call < scene.clock.now < POLICY.last_call + SOON
+    assert POLICY.timeouts.last_call < scene.clock.now < POLICY.timeouts.last_call + SOON
 
 
 def test_joiners_are_gathered_then_taken_in() -> None:
     scene = _Scene(2, high=5)
     scene.world.add()
-    scene.clock.run(scene.clock.now + POLICY.batch / 2, lambda: False)
+    scene.clock.run(scene.clock.now + POLICY.timeouts.batch / 2, lambda: False)
     scene.world.add()
-    assert scene.until(lambda: scene.whole(4), 5.0) < POLICY.batch + SOON
+    assert scene.until(lambda: scene.whole(4), 5.0) < POLICY.timeouts.batch + SOON
     assert scene.world.seals == 2
 
 

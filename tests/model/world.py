@@ -16,7 +16,7 @@ from tests.model.store import SimStore
 from tests.model.trace import brief_round
 
 if TYPE_CHECKING:
-    from elastic_runtime.rendezvous.core.node_state import Policy
+    from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Entry
 
 # What somebody else left under one of our keys.
@@ -144,7 +144,7 @@ class World:
             raise Violation(f"two rounds can make progress at once: {text}")
 
     def _paused_too_long(self, key: Key) -> bool:
-        limit = 0.8 * self.policy.fence
+        limit = 0.8 * self.policy.timeouts.fence_timeout
         nodes = [self.by_uuid[uuid] for uuid in key[2]]
         stood = [since for node in nodes for since in (node.paused_at, node.hung_at) if since]
         return any(self.clock.now - since > limit for since in stood)

@@ -52,7 +52,7 @@ def asked(state: State, event: Asked, now: float) -> Step | None:
         return _asked_between(state, event, now)
     if state.phase is not Phase.RUNNING or not state.seated(Seat.IN):
         return None
-    state, drains = drained(_on_its_way(state, event, now), now + state.settings.grace)
+    state, drains = drained(_on_its_way(state, event, now), now + state.settings.timeouts.grace)
     if state.interrupted_at is not None:
         drains = (SayDrain(),)
     actions = (_leaving(event), *passed_on(event.signum), *drains)
@@ -118,7 +118,7 @@ def hold(state: State, actions: list[Action], seen: Asked | Alarm, now: float) -
     seconds, part = _LEADER_HOLDS if seen.leads else _HOLDS
     if not seen.served:
         seconds, part = _UNSERVED_HOLDS
-    grace = state.settings.grace
+    grace = state.settings.timeouts.grace
     due = min(state.holds_from + min(seconds, part * grace), state.asked.at + grace)
     remembering = _remembering(state)
     if seen.alone and remembering:
@@ -139,6 +139,6 @@ def dismiss(
     # Those on their way to elastic.run would hear of it only there.
     if coming := state.seated(Seat.BOOT):
         actions.append(StopWorkers(0.0, coming))
-    actions += [DismissWorkers(saves), SetAlarm(now + state.settings.grace)]
+    actions += [DismissWorkers(saves), SetAlarm(now + state.settings.timeouts.grace)]
     state = replace(state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, draining=True)
     return Step(state, tuple(actions), reason)

@@ -42,7 +42,7 @@ class HangClock:
     """How long the present step takes, and how long it may.
 
     Attributes:
-        least: a step may always take so long, in seconds; 0: for ever.
+        hang_timeout: a step may always take so long, in seconds; 0: for ever.
         round: the round that runs.
         began: when the present step began; None: none is expected.
         entered: since when the workers are on their way into ``train``; None: they were there.
@@ -56,7 +56,7 @@ class HangClock:
             they are, or somebody was busy in the middle of it.
     """
 
-    least: float
+    hang_timeout: float
     round: int = 0
     began: float | None = None
     entered: float | None = None
@@ -68,15 +68,15 @@ class HangClock:
 
     @property
     def limit(self) -> float:
-        """How long the present step may take, in seconds: ``least``, or three times as long as it
-        usually does, if that is more. The first one of a round may take three times as long as the
-        first of all did."""
+        """How long the present step may take, in seconds: ``hang_timeout``, or three times as long
+        as it usually does, if that is more. The first one of a round may take three times as long
+        as the first of all did."""
         usual = median_low(self.steps) if self.steps else 0.0
-        return max(self.least, _PATIENCE * max(usual, 0.0 if self.count else self.first))
+        return max(self.hang_timeout, _PATIENCE * max(usual, 0.0 if self.count else self.first))
 
     def idle(self, now: float) -> float:
         """For how many seconds a step has been expected; 0.0 if none is."""
-        if self.began is None or not self.first or not self.least:
+        if self.began is None or not self.first or not self.hang_timeout:
             return 0.0
         return now - self.began
 

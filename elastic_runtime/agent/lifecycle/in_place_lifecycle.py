@@ -219,7 +219,7 @@ def _sealed(state: State, event: Sealed) -> Step:
     entered = _enter(state, chosen, actions)
     if state.asked is None:
         return entered
-    due = state.asked.at + state.settings.grace
+    due = state.asked.at + state.settings.timeouts.grace
     state, drains = drained(entered.state, due)
     return Step(state, (*entered.actions, *drains), last.reason)
 
@@ -290,7 +290,7 @@ def _unless_in(state: State, actions: list[Action], now: float) -> Step:
     if state.seated(Seat.IN):
         return Step(state, tuple(actions), "workers are leaving the round")
     if state.seated(Seat.OUT):  # these are past elastic.run: they start anew
-        return stop_all(state, state.settings.broken_grace, "the round is over", actions)
+        return stop_all(state, state.settings.timeouts.broken_grace, "the round is over", actions)
     fault = root_cause(state.faults) or state.why
     fault = fault or FaultReport(last.number, PLANNED, "the membership changes")
     if state.then is Then.LEAVE and not state.faults:
@@ -332,7 +332,10 @@ def _switch(state: State, event: Switch, now: float) -> Step | None:
         return _interrupt(state, event.reason, [], now)
     if state.interrupted_at is not None:
         return Step(state)
-    actions = (ChangeWorkers(last.number, event.reason), SetAlarm(now + state.settings.grace))
+    actions = (
+        ChangeWorkers(last.number, event.reason),
+        SetAlarm(now + state.settings.timeouts.grace),
+    )
     return Step(state, actions, event.reason)
 
 
@@ -390,7 +393,7 @@ def _finished(state: State) -> Step:
 def _undone(state: State, fault: FaultReport, actions: list[Action]) -> Step:
     """A worker failed after ``train`` had returned everywhere: what follows it starts anew."""
     state = replace(state, faults=(*state.faults, fault))
-    return stop_all(state, state.settings.broken_grace, fault.reason, actions)
+    return stop_all(state, state.settings.timeouts.broken_grace, fault.reason, actions)
 
 
 def _boot_failed(state: State, fault: FaultReport, actions: list[Action], now: float) -> Step:

@@ -30,6 +30,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Asked,
     Event,
     Finish,
+    LifecycleSettings,
     Phase,
     Report,
     SayDrain,
@@ -37,7 +38,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     ServerDied,
     ServerReady,
     SetAlarm,
-    Settings,
     StartServer,
     StartWorkers,
     State,
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 _MOST_SERVER_DEATHS = 3
 
 
-def begin(settings: Settings) -> Step:
+def begin(settings: LifecycleSettings) -> Step:
     """The first step of a life."""
     return Step(State(settings), (StartServer(),), "starting")
 
@@ -228,7 +228,7 @@ def _worker_exited(state: State, event: WorkerExited, now: float) -> Step:
             if fault.signature == NO_ROOM:
                 state = without_room(state, fault)
             if state.alive:
-                actions.append(StopWorkers(state.settings.broken_grace))
+                actions.append(StopWorkers(state.settings.timeouts.broken_grace))
                 actions.append(SetAlarm(float("inf")))
     if state.alive:
         return Step(state, tuple(actions))
@@ -247,7 +247,7 @@ def _switch(state: State, event: Switch, now: float) -> Step:
     if event.broken:
         if state.told_to_stop and not state.draining:
             return Step(state)
-        return stop_all(state, state.settings.broken_grace, event.reason)
+        return stop_all(state, state.settings.timeouts.broken_grace, event.reason)
     if state.told_to_stop or state.draining:
         return Step(state)
     return _drain(state, event.reason, now)
@@ -257,15 +257,17 @@ def _drain(state: State, reason: str, now: float, signum: int = signal.SIGTERM) 
     """Asks the workers to leave: at a step boundary if they can, else by a signal."""
     last = state.round
     if last is None or not state.alive <= state.drains or not state.alive:
-        return stop_all(state, state.settings.grace, reason, signum=signum)
+        return stop_all(state, state.settings.timeouts.grace, reason, signum=signum)
     state = replace(state, draining=True)
-    alarm = SetAlarm(now + state.settings.grace)
+    alarm = SetAlarm(now + state.settings.timeouts.grace)
     return Step(state, (*passed_on(signum), AskDrain(last.number, reason), alarm), reason)
 
 
 def _alarm(state: State) -> Step:
     if state.draining:
-        return stop_all(state, state.settings.broken_grace, "the workers did not leave in time")
+        return stop_all(
+            state, state.settings.timeouts.broken_grace, "the workers did not leave in time"
+        )
     return Step(state)
 
 
@@ -301,7 +303,7 @@ def _excluded(state: State, reason: str) -> Step:
     report = Report("node.excluded", {"reason": reason})
     if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
         then = state.then if state.then is not Then.REJOIN else Then.NEW_LIFE
-        stopped = stop_all(replace(state, then=then), state.settings.broken_grace, reason)
+        stopped = stop_all(replace(state, then=then), state.settings.timeouts.broken_grace, reason)
         return Step(stopped.state, (report, *stopped.actions), reason)
     if state.phase is Phase.STARTING:
         return Step(state, (report,), reason)

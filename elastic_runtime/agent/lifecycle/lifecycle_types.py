@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime import defaults
+from elastic_runtime.config import Timeouts
 from elastic_runtime.rendezvous.core.notices import Notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.records import FaultReport, OutcomeRecord, RoundRecord
     from elastic_runtime.system.repeated_signals import Request
 
@@ -445,19 +448,28 @@ class Seated:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Times in seconds, as in ``config.Timeouts``; ``workers`` is the number of local workers.
+class LifecycleSettings:
+    """What the life of an agent depends on.
 
-    ``max_restarts`` is only told to people: the leader's budget decides.
+    Attributes:
+        workers: on this node.
+        min_workers: in place, how many of them are enough for the node to go on.
+        max_restarts: only told to people: the leader's budget decides.
+        timeouts: the job's.
+        stuck: how long workers that were told to leave a round have before they are asked where
+            they are (seconds).
     """
 
     workers: int
-    grace: float
-    broken_grace: float
-    max_restarts: int = 3
-    min_workers: int = 1
-    stuck: float = 2.0
-    rejoin: float = 60.0
+    min_workers: int = defaults.MIN_WORKERS
+    max_restarts: int = defaults.MAX_RESTARTS
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    stuck: float = defaults.LOOK_FOR_STUCK
+
+    @classmethod
+    def of(cls, config: JobConfig) -> LifecycleSettings:
+        """The lifecycle's part of a job's settings."""
+        return cls(config.workers, config.min_workers, config.max_restarts, config.timeouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,7 +510,7 @@ class State:
         boots: in place, how many workers in a row ended before they came to ``elastic.run``.
     """
 
-    settings: Settings
+    settings: LifecycleSettings
     phase: Phase = Phase.STARTING
     then: Then = Then.REJOIN
     round: RoundRecord | None = None

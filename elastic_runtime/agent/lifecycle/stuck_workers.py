@@ -36,7 +36,11 @@ def who_is_stuck(state: State, inside: tuple[int, ...], now: float) -> dict[int,
     # Nobody waits for a node that leaves; whoever has asked it to waits for its end.
     leaves = state.then is Then.LEAVE
     begun = max(begun, state.asked.at) if state.asked else begun
-    patience = min(settings.grace, settings.rejoin) if leaves else settings.rejoin
+    patience = (
+        min(settings.timeouts.grace, settings.timeouts.rejoin_timeout)
+        if leaves
+        else settings.timeouts.rejoin_timeout
+    )
     option = "--grace" if leaves else "--rejoin-timeout"
     # All others have waited for it, perhaps in the first step of this process, of which its own
     # agent does not know how long it may take.
@@ -94,7 +98,7 @@ def no_news(state: State, event: NoNews, now: float) -> Step:
         now: seconds on the monotonic clock.
     """
     inside = state.seated(Seat.IN)
-    patience = max(state.settings.rejoin, SILENCE)
+    patience = max(state.settings.timeouts.rejoin_timeout, SILENCE)
     if state.phase is not Phase.RUNNING or not inside or state.interrupted_at is not None:
         return Step(state)
     if now < state.asked_at + patience:

@@ -183,7 +183,7 @@ def leave_with(state: State, finish: Finish) -> Step:
     """Ends this agent's life, its workers first."""
     state = replace(state, then=Then.END, finish=finish)
     if state.alive and state.phase in (Phase.RUNNING, Phase.STOPPING):
-        return stop_all(state, state.settings.broken_grace, finish.message)
+        return stop_all(state, state.settings.timeouts.broken_grace, finish.message)
     return end(state, [])
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags import value_types
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
-from elastic_runtime.config import LOOPBACK, Endpoint, Entry, JobConfig, Output, Timeouts
+from elastic_runtime.config import (
+    LAST_PORT,
+    LOOPBACK,
+    Endpoint,
+    Entry,
+    InvalidSetting,
+    JobConfig,
+    Output,
+    Timeouts,
+)
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,29 +28,28 @@ if TYPE_CHECKING:
 
 # Keys of --rdzv-conf: which of our settings they are. The rest has no meaning here.
 _CONF = {
-    "join_timeout": "join",
+    "join_timeout": "join_timeout",
     "last_call_timeout": "last_call",
     "lease_ttl": "lease_ttl",
     "ttl": "lease_ttl",
-    "timeout": "connect",
-    "read_timeout": "connect",
+    "timeout": "connect_timeout",
+    "read_timeout": "connect_timeout",
 }
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _TORCHS_ATTEMPTS = 3.0
 _TORCHS_LOGS = "default"
 _TORCHS_INTERVAL = 5.0
-_LAST_PORT = 65535
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
-# Our options that set one time-out each.
-_OPTIONS = {
-    "hang": "hang_timeout",
-    "last_call": "last_call",
-    "join": "join_timeout",
-    "rejoin": "rejoin_timeout",
-    "fence": "fence_timeout",
-    "lease_ttl": "lease_ttl",
-}
+# Fields of ``JobConfig`` that an option of another name sets.
+_OPTION_OF = {"workers": "nproc_per_node"}
+
+# Fields of ``JobConfig`` that an option of the same name sets, just as it was given.
+_AS_GIVEN = (
+    *("min_workers", "node_unit", "node_name", "node_life", "resuming", "max_restarts"),
+    *("preload", "cold", "role", "virtual_local_rank", "event_log_handler", "snapshot_memory"),
+    *("log_format", "log_file"),
+)
 
 _WITHOUT_MEANING = {
     "monitor_interval": "the agent waits for events and does not poll",
@@ -85,68 +93,44 @@ def job_config(
     Raises:
         UsageError: a setting is out of bounds.
     """
-    unit = settings.of("node_unit")
-    if unit.value < 1 or unit.value > bounds.high:
-        raise UsageError(f"{unit}: it must lie between 1 and the maximum of {bounds.high} nodes")
     _check_logs_specs(settings)
-    workers, fewest = _workers(settings), settings.of("min_workers")
-    if not 1 <= fewest.value <= workers:
-        raise UsageError(f"{fewest}: it must lie between 1 and the {workers} workers of a node")
+    workers = _workers(settings)
     _check_devices(settings, workers, around)
-    restarts = settings.of("max_restarts")
-    if restarts.value < 0:
-        raise UsageError(f"{restarts}: it cannot be negative")
-    return JobConfig(
+    values = dict(
         entry=entry,
         endpoint=endpoint,
         run_id=run_id,
         min_nodes=bounds.low,
         max_nodes=bounds.high,
         workers=workers,
-        min_workers=fewest.value,
-        node_unit=unit.value,
-        node_name=settings["node_name"],
-        node_life=_life(settings),
-        resuming=settings["resuming"],
         local_addr=settings["local_addr"] or "",
-        max_restarts=restarts.value,
         timeouts=_timeouts(settings, around),
         output=_output(settings, around),
-        preload=settings["preload"],
-        cold=settings["cold"],
-        role=settings["role"],
         signals=settings["signals_to_handle"],
-        virtual_local_rank=settings["virtual_local_rank"],
         numa_binding=settings["numa_binding"] or "",
-        event_log_handler=settings["event_log_handler"],
-        snapshot_memory=settings["snapshot_memory"],
         health_port=_health_port(around),
         metrics_port=_metrics_port(settings),
         metrics_host=settings["metrics_host"] or LOOPBACK,  # "" would be every address
-        log_format=settings["log_format"],
-        log_file=settings["log_file"],
+        **{name: settings[name] for name in _AS_GIVEN},
     )
-
-
-def _life(settings: Settings) -> int:
-    given = settings.of("node_life")
-    if given.value < 0:
-        raise UsageError(f"{given}: it cannot be negative")
-    return int(given.value)
+    try:
+        return JobConfig(**values)
+    except InvalidSetting as error:
+        (name, value), *_ = error.values.items()
+        given = settings.of(_OPTION_OF.get(name, name))
+        said = given if given.given else f"{given.option.flags[0]}={value}"
+        raise UsageError(f"{said}: {error.why}") from None
 
 
 def _workers(settings: Settings) -> int:
     given = settings.of("nproc_per_node")
     try:
-        workers = _count(given.value)
+        return _count(given.value)
     except ValueError as error:
         # torch says "Cuda is not available." for a known word, and repeats an unknown one.
         missing = f"{str(error).rstrip('.')} here; give a number, or cpu"
         why = missing if "available" in str(error) else f"it is not {given.option.kind.what}"
         raise UsageError(f"{given}: {why}") from None
-    if workers < 1:
-        raise UsageError(f"{given}: a node runs at least one worker, and this makes {workers}")
-    return workers
 
 
 def _count(text: str) -> int:
@@ -222,10 +206,10 @@ def _check_logs_specs(settings: Settings) -> None:
 def _timeouts(settings: Settings, around: Surroundings) -> Timeouts:
     conf = settings.of("rdzv_conf")
     found: dict[str, float] = _from_conf(conf.value or {}, str(conf))
-    for field, dest in _OPTIONS.items():
-        own = settings.of(dest)
-        if own.given and (field not in found or own.level >= conf.level):
-            found[field] = own.value
+    for name in (field.name for field in fields(Timeouts) if field.name in settings):
+        own = settings.of(name)
+        if own.given and (name not in found or own.level >= conf.level):
+            found[name] = own.value
     grace = _grace(settings, around)
     if grace is not None:
         found["grace"] = grace
@@ -295,8 +279,8 @@ def _health_port(around: Surroundings) -> int:
 
 def _metrics_port(settings: Settings) -> int:
     given, nodes = settings.of("metrics_port"), settings["local_nodes"]
-    if given.value and given.value + nodes - 1 > _LAST_PORT:
-        raise UsageError(f"{given}: {nodes} nodes need a port each, and {_LAST_PORT} is the last")
+    if given.value and given.value + nodes - 1 > LAST_PORT:
+        raise UsageError(f"{given}: {nodes} nodes need a port each, and {LAST_PORT} is the last")
     return int(given.value)
 
 

@@ -76,6 +76,10 @@ class Settings:
         """The value of an option."""
         return self.by_dest[dest].value
 
+    def __contains__(self, dest: str) -> bool:
+        """Whether there is such an option."""
+        return dest in self.by_dest
+
     def of(self, dest: str) -> Setting:
         """The setting with its source."""
         return self.by_dest[dest]

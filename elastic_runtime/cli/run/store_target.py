@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags.setting_sources import Level
-from elastic_runtime.config import LOOPBACK, Endpoint
+from elastic_runtime.config import LOOPBACK, Endpoint, InvalidSetting, check_bounds
 from elastic_runtime.endpoint import C10D, parse_endpoint, split_address
 from elastic_runtime.errors import UsageError
 
@@ -70,13 +70,12 @@ def read_bounds(settings: Settings) -> Bounds:
         low = 1
     if high is None:
         high = max(low, local.value)
-    for value, source in ((low, low_from), (high, high_from)):
-        if value < 1:
-            raise UsageError(f"{source}: a job needs at least one node")
-    if low > high and low_from is high_from:
-        raise UsageError(f"{low_from}: the minimum {low} is above the maximum {high}; swap them")
-    if low > high:
-        raise UsageError(f"{low_from} is above {high_from}: lower the minimum or raise the maximum")
+    try:
+        check_bounds(low, high)
+    except InvalidSetting as error:
+        sources = {"min_nodes": str(low_from), "max_nodes": str(high_from)}
+        said = dict.fromkeys(sources[name] for name in error.values)  # --nnodes gives both
+        raise UsageError(f"{' and '.join(said)}: {error.why}") from None
     return Bounds(low, high)
 
 

@@ -15,7 +15,8 @@ from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import JobRecord, Member, NodeRecord
     from elastic_runtime.rendezvous.core.actions import Plan
-    from elastic_runtime.rendezvous.core.node_state import Peer, Policy, State
+    from elastic_runtime.rendezvous.core.node_state import Peer, State
+    from elastic_runtime.rendezvous.policy import Policy
 
 # How often a joiner that cannot reach the group tries again, in seconds.
 UNREACHABLE_PAUSE = 1.0

@@ -76,7 +76,7 @@ def create_job(state: State, plan: Plan, now: float) -> State:
         # Its members may be training out of sight of the store, also those of a life that began
         # while we had no contact. They have stopped, or have given it back, when the fence is over.
         state = state.marked("resuming", now)
-        due = state.marks["resuming"] + state.policy.fence
+        due = state.marks["resuming"] + state.policy.timeouts.fence_timeout
         if now < due:
             plan.wake_at(due)
             text = "the store is empty, but the job has run before: its members may still train"
@@ -102,7 +102,7 @@ def succeed_old_life(state: State, plan: Plan, now: float) -> State:
         state = plan.probe(state, member, 4 * state.policy.probe_every, now)
     if silent:
         state = state.marked("ghosts", now)
-        due = state.marks["ghosts"] + state.policy.fence
+        due = state.marks["ghosts"] + state.policy.timeouts.fence_timeout
         lingering = any(member.node in state.peers for member in silent)
         if now < due or lingering:
             plan.wake_at(due) if now < due else None
@@ -141,7 +141,9 @@ def _await_silent(state: State, silent: list[Member], lingering: bool, plan: Pla
     if any(answer in (None, REFUSED, OTHER) for answer in asked):
         return state
     text = f"an earlier life of this job may still run on {names} (no word from there); "
-    return plan.wait(state, text + f"waiting {state.policy.fence:g} s (--fence-timeout)")
+    return plan.wait(
+        state, text + f"waiting {state.policy.timeouts.fence_timeout:g} s (--fence-timeout)"
+    )
 
 
 def _new_job(state: State, first_round: int) -> JobRecord:

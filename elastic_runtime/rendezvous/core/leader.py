@@ -254,7 +254,7 @@ def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, no
     if size <= last.size or any(record.node not in kept for record in here):
         return ""
     seen = [state.peers[node.node].seen for node in fresh if node.node in state.peers]
-    batch = state.policy.batch_in_place if job.in_place else state.policy.batch
+    batch = state.policy.batch_in_place if job.in_place else state.policy.timeouts.batch
     due = max([state.round.seen, *seen[:1]]) + batch
     if size < job.max_nodes and now < due:
         plan.wake_at(due)
@@ -292,9 +292,9 @@ def _gather(
         if standings[member.node] == RUNNING
         or (standings[member.node] == ENDED_WELL and _is_there(state, member.node))
     ]
-    if missing and now < begun + state.policy.rejoin:
+    if missing and now < begun + state.policy.timeouts.rejoin_timeout:
         plan.reason = f"waiting for {listed([member.name for member in missing])}"
-        plan.wake_at(begun + state.policy.rejoin)
+        plan.wake_at(begun + state.policy.timeouts.rejoin_timeout)
         if now < state.settled_at:
             plan.wake_at(state.settled_at)
         assert state.switch_record is not None

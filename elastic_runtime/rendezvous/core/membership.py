@@ -7,13 +7,17 @@ what it asks for; the model test feeds it simulated worlds.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from elastic_runtime.rendezvous.core.actions import Plan
 from elastic_runtime.rendezvous.core.events import Event, NewNode
 from elastic_runtime.rendezvous.core.leader import lead
-from elastic_runtime.rendezvous.core.node_state import Action, Follow, Notify, Policy, State
+from elastic_runtime.rendezvous.core.node_state import Action, Follow, Notify, State
 from elastic_runtime.rendezvous.core.own_node import conduct
 from elastic_runtime.rendezvous.core.reducer import absorb
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.policy import Policy
 
 # Seconds after which a node decides again, whatever has happened.
 LOOK_AROUND = 60.0

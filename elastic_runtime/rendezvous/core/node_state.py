@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from elastic_runtime.config import ANSWER
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import (
     JobRecord,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.rendezvous.core.events import PartsSeen
     from elastic_runtime.rendezvous.core.notices import Notice
+    from elastic_runtime.rendezvous.policy import Policy
 
 # A write that failed so long ago, and was not tried again, says nothing about the store (seconds).
 STALE = 15.0
@@ -109,80 +109,6 @@ Action = Apply | Look | Follow | Probe | Complete | LookAtParts | Notify
 
 
 # ---------------------------------------------------------------- knowledge
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How the members of a round lie in the store; see ``group``.
-
-    Attributes:
-        most: a round of more members lies in parts.
-        part: members in a part, on average.
-        first: so many members are named in the round's record: who hosts its store, who could.
-        keepers: so many members, spread over the ranks, keep the whole list.
-    """
-
-    most: int = 128
-    part: int = 16
-    first: int = 8
-    keepers: int = 8
-
-
-# A TCPStore takes records of any length, and keeps the name of each key that there ever was.
-IN_ONE_PIECE = Layout(most=1_000_000)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The settings that decisions depend on; times in seconds.
-
-    Attributes:
-        min_nodes, max_nodes, node_unit, entry, in_place: for the job's record if we write it.
-        secret: the job's, if we write its first record; "" for an agent of a test.
-        max_restarts: failures of user code that the job may have.
-        last_call, join, rejoin, fence, batch: as in ``config.Timeouts``.
-        batch_in_place: ``batch`` where a change does not cost the members their processes.
-        settle: after contact to the store was regained, or it lost its memory, how long an absent
-            key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
-        probe_after, probe_every: when a silent node is probed first, and how often.
-        check: how long the leader waits for members to say whom they reach.
-        ahead: extra wait per rank before a waiting member probes the leader, against storms.
-        connect: how long the first contact with the store may take.
-        answer: how long a write may take to succeed or to fail.
-        remedy: what people can do about a store that is lost for good.
-        layout: how the members of a large round lie in the store.
-        resuming: the job has run before, as who started this node says: where the store shows
-            nothing of it, it may have lost its memory.
-        invocation: the command that has started this node together with others; "": it is alone.
-        protocol, release: of this package here; as in the job's record.
-    """
-
-    min_nodes: int = 1
-    max_nodes: int = 1
-    node_unit: int = 1
-    entry: str = ""
-    in_place: bool = False
-    secret: str = field(default="", repr=False)
-    max_restarts: int = 3
-    last_call: float = 3.0
-    join: float = 600.0
-    rejoin: float = 60.0
-    fence: float = 600.0
-    batch: float = 2.0
-    batch_in_place: float = 0.2
-    settle: float = 3.0
-    probe_after: float = 0.03
-    probe_every: float = 0.25
-    check: float = 3.0
-    ahead: float = 0.005
-    connect: float = 15.0
-    answer: float = ANSWER
-    remedy: str = ""
-    layout: Layout = Layout()
-    resuming: bool = False
-    invocation: str = ""
-    protocol: str = ""
-    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)

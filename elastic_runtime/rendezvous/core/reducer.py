@@ -177,7 +177,11 @@ def _acked(state: State, acked_at: float | None, now: float) -> State:
 
 
 def _regained(state: State, now: float) -> State:
-    if state.contacted and not state.connected and now - state.acked_at >= state.policy.fence:
+    if (
+        state.contacted
+        and not state.connected
+        and now - state.acked_at >= state.policy.timeouts.fence_timeout
+    ):
         state = replace(state, behind=True).unmarked("resuming")
     return replace(state, connected=True, contacted=True, regained_at=now)
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.protocol.records import Member
     from elastic_runtime.rendezvous.core.events import Event
-    from elastic_runtime.rendezvous.core.node_state import Layout
+    from elastic_runtime.rendezvous.policy import Layout
 
     Read = Callable[[str], Sequence[Entry]]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime.config import FENCE_REST
 from elastic_runtime.protocol.records import DONE, GONE
 from elastic_runtime.rendezvous.core.notices import Fenced, StoreTimeout, StoreTrouble
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.node_state import State, Trouble
 
 # An agent without contact stops its workers a little before the others stop waiting for it.
-FENCE_SHARE = 0.8
+FENCE_SHARE = 1.0 - FENCE_REST
 # Seconds from one word about the same trouble to the next; a write may fail for this long before
 # the first.
 AGAIN = 30.0
@@ -50,7 +51,7 @@ def _fence(state: State, plan: Plan, now: float) -> State:
         return state  # nothing runs here
     if state.connected and not state.lease_lost:
         return state
-    limit = state.acked_at + FENCE_SHARE * state.policy.fence
+    limit = state.acked_at + FENCE_SHARE * state.policy.timeouts.fence_timeout
     if state.connected:
         # We may have stood still ourselves, and the store is about to tell us how things are.
         limit = max(limit, state.regained_at + state.policy.answer)
@@ -97,5 +98,5 @@ def _give_up(state: State, trouble: Trouble, plan: Plan, now: float) -> State:
 def _deadline(state: State, trouble: Trouble) -> float:
     waiting, policy = state.marks["wait"], state.policy
     if not state.contacted:  # from the start on, and not from when the first try has failed
-        return waiting + min(policy.connect, policy.join)
-    return max(trouble.since, waiting) + policy.join
+        return waiting + min(policy.timeouts.connect_timeout, policy.timeouts.join_timeout)
+    return max(trouble.since, waiting) + policy.timeouts.join_timeout

@@ -10,8 +10,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime import __version__
-from elastic_runtime.config import PROTOCOL, Endpoint, Timeouts, Tls
+from elastic_runtime import defaults
+from elastic_runtime.config import COMMAND, PROTOCOL, Endpoint, Entry, JobConfig, Timeouts, Tls
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 ETCD_V3 = "etcd-v3"
 C10D = "elastic-c10d"
 
-_DEFAULT_PORTS = {ETCD_V3: 2379, C10D: 29400}
+_DEFAULT_PORTS = {ETCD_V3: defaults.ETCD_PORT, C10D: defaults.C10D_PORT}
 
 # Options of ``--rdzv-conf`` that are time-outs, and their names here; all in seconds.
 _TIMES = {
-    "join_timeout": "join",
+    "join_timeout": "join_timeout",
     "last_call_timeout": "last_call",
-    "rejoin_timeout": "rejoin",
-    "fence_timeout": "fence",
-    "connect_timeout": "connect",
+    "rejoin_timeout": "rejoin_timeout",
+    "fence_timeout": "fence_timeout",
+    "connect_timeout": "connect_timeout",
     "lease_ttl": "lease_ttl",
     "batch": "batch",
 }
@@ -68,28 +68,21 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
     Raises:
         UsageError: an option or the endpoint is wrong.
     """
-    from elastic_runtime.rendezvous.core.node_state import IN_ONE_PIECE, Layout, Policy
     from elastic_runtime.rendezvous.node_address import own_address
     from elastic_runtime.rendezvous.participant import NodeIdentity
+    from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.stores.open_store import open_store
     from elastic_runtime.rendezvous.torchrun.torch_handler import ElasticRendezvousHandler
 
     endpoint = endpoint_of(name, params)
     times = times_of(params)
-    policy = Policy(
+    config = JobConfig(
+        Entry(COMMAND, "torchrun"),
+        endpoint,
+        params.run_id,
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
-        entry="torchrun",
-        last_call=times.last_call,
-        join=times.join,
-        rejoin=times.rejoin,
-        fence=times.fence,
-        batch=times.batch,
-        settle=max(3.0, times.lease_ttl),
-        connect=times.connect,
-        layout=IN_ONE_PIECE if name == C10D else Layout(),
-        protocol=PROTOCOL,
-        release=__version__,
+        timeouts=times,
     )
     identity = NodeIdentity(
         name=f"{socket.gethostname()}-{os.getpid()}",
@@ -97,8 +90,8 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
         workers=1,
         settings=f"torchrun {PROTOCOL} {params.min_nodes}:{params.max_nodes}",
     )
-    store = open_store(endpoint, params.run_id, times.lease_ttl, times.connect)
-    return ElasticRendezvousHandler(name, params.run_id, store, policy, identity)
+    store = open_store(endpoint, params.run_id, times.lease_ttl, times.connect_timeout)
+    return ElasticRendezvousHandler(name, params.run_id, store, Policy.of(config), identity)
 
 
 def endpoint_of(name: str, params: RendezvousParameters) -> Endpoint:
@@ -119,7 +112,7 @@ def endpoint_of(name: str, params: RendezvousParameters) -> Endpoint:
     return Endpoint(
         "etcd",
         hosts,
-        prefix=str(params.get("prefix", "elastic")).strip("/"),
+        prefix=str(params.get("prefix", defaults.PREFIX)).strip("/"),
         secure=params.get("protocol", "http") == "https",
         tls=Tls(
             str(params.get("ca_cert", "")),

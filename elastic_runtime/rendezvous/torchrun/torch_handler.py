@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from elastic_runtime.defaults import AGENT_BEAT
 from elastic_runtime.errors import (
     EXIT_FAILED,
     EXIT_NOT_ENOUGH_NODES,
@@ -63,13 +64,12 @@ if TYPE_CHECKING:
     import socket
 
     from elastic_runtime.protocol.records import RoundRecord
-    from elastic_runtime.rendezvous.core.node_state import Policy
     from elastic_runtime.rendezvous.core.notices import Notice
+    from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Store
 
-# Seconds: between two signs of life, a third of the shortest lease; that a round's store may take
-# for one answer (the exit barrier sets its own); that the end of the job is waited for.
-_BEAT = 0.6
+# Seconds: that a round's store may take for one answer (the exit barrier sets its own); that the
+# end of the job is waited for.
 _READ = 60.0
 _END = 3.0
 _FAREWELL = 1.0
@@ -245,7 +245,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
     def _wait_for_round(self) -> Sealed:
         while True:
             with self._news:
-                self._news.wait_for(self._has_news, _BEAT)
+                self._news.wait_for(self._has_news, AGENT_BEAT)
                 sealed, out, trouble = self._sealed, self._out, self._trouble
             self._raise_if_over()
             if isinstance(trouble, Conflict):
@@ -385,5 +385,5 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def _keep_beating(self) -> None:
         """torch's agent is silent for minutes where it waits; its process lives all the same."""
-        while not self._gone.wait(_BEAT):
+        while not self._gone.wait(AGENT_BEAT):
             self._participant.beat()

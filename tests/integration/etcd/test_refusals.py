@@ -13,9 +13,9 @@ import pytest
 from elastic_runtime.cli.ctl.elasticctl import main
 from elastic_runtime.protocol.records import KILLED, FaultReport
 from elastic_runtime.rendezvous.core.events import Join, LeftRound
-from elastic_runtime.rendezvous.core.node_state import Policy
 from elastic_runtime.rendezvous.core.notices import Notice, Sealed, StoreState, Waiting
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
+from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
 from tests.etcd_server import etcdctl
 from tests.integration.etcd.listening import endpoint

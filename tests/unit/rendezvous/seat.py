@@ -19,7 +19,8 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.events import Event, NewNode
-from elastic_runtime.rendezvous.core.node_state import Action, Apply, Notify, Policy, Probe, State
+from elastic_runtime.rendezvous.core.node_state import Action, Apply, Notify, Probe, State
+from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import Changed, Entry, Snapshot, Transaction
 
 POLICY = Policy(min_nodes=1, max_nodes=4, entry="train.py", max_restarts=3)

@@ -138,9 +138,9 @@ def _gather(state: State, silent: list[NodeRecord], plan: Plan, now: float) -> t
     """Waits until everybody who lives has left the round, or had the time to."""
     state, policy, switch = state.marked("gather", now), state.policy, state.switch_record
     begun = state.marks["gather"]
-    if not silent or now >= begun + policy.rejoin:
+    if not silent or now >= begun + policy.timeouts.rejoin_timeout:
         return state, True
-    plan.wake_at(begun + policy.rejoin)
+    plan.wake_at(begun + policy.timeouts.rejoin_timeout)
     plan.reason = f"waiting for {listed([node.name for node in silent])} to say where they were"
     if switch is None or not switch.broken:
         return state, False
@@ -167,7 +167,7 @@ def _found(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
 def _begin_anew(state: State, silent: list[NodeRecord], plan: Plan, now: float) -> State:
     """Begins another life when nobody who was in the round can be training any more."""
     state = state.marked("ghosts", now)
-    due = state.marks["ghosts"] + state.policy.fence
+    due = state.marks["ghosts"] + state.policy.timeouts.fence_timeout
     if now >= due and not silent:
         return succeed_old_life(state, plan, now)
     if now < due:
@@ -175,4 +175,6 @@ def _begin_anew(state: State, silent: list[NodeRecord], plan: Plan, now: float) 
     text = (
         "the store has lost who was in the last round, and nobody who was is here: they may train"
     )
-    return plan.wait(state, f"{text}; waiting {state.policy.fence:g} s (--fence-timeout)")
+    return plan.wait(
+        state, f"{text}; waiting {state.policy.timeouts.fence_timeout:g} s (--fence-timeout)"
+    )

@@ -84,7 +84,7 @@ def form_first(state: State, job: JobRecord, plan: Plan, now: float) -> State:
     state = state.unmarked("short")
     if size < job.max_nodes:
         state = state.marked("call", now)
-        due = state.marks["call"] + state.policy.last_call
+        due = state.marks["call"] + state.policy.timeouts.last_call
         if now < due:
             plan.wake_at(due)
             return plan.wait(state, "last call for more nodes", len(chosen))
@@ -126,7 +126,7 @@ def form_next(
     state = state.unmarked("short")
     if not _is_safe(standings):
         state = state.marked("island", now)
-        due = state.marks["island"] + state.policy.fence
+        due = state.marks["island"] + state.policy.timeouts.fence_timeout
         if now < due:
             plan.wake_at(due)
             return plan.wait(state, "the members of the last round are silent (--fence-timeout)")
@@ -194,7 +194,7 @@ def _too_few(
     state: State, job: JobRecord, have: int, plan: Plan, now: float, cut: str = ""
 ) -> State:
     state = state.marked("short", now).unmarked("call")
-    due = state.marks["short"] + state.policy.join
+    due = state.marks["short"] + state.policy.timeouts.join_timeout
     for _, until in state.suspects.values():
         if until > now:
             plan.wake_at(until)
@@ -210,7 +210,7 @@ def _too_few(
         False,
         EXIT_NOT_ENOUGH_NODES,
         f"{have} of at least {job.min_nodes} nodes came together within "
-        f"{state.policy.join:g} s (--join-timeout){f': {cut}' if cut else ''}",
+        f"{state.policy.timeouts.join_timeout:g} s (--join-timeout){f': {cut}' if cut else ''}",
     )
     return end(state, outcome, plan, now)
 

@@ -19,6 +19,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     EnterWorkers,
     Finish,
     InterruptWorkers,
+    LifecycleSettings,
     NoProgress,
     PassOn,
     Phase,
@@ -33,7 +34,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     ServerDied,
     ServerReady,
     SetAlarm,
-    Settings,
     StartServer,
     StartWorkers,
     State,
@@ -63,7 +63,7 @@ from elastic_runtime.rendezvous.core.notices import (
     Waiting,
 )
 
-SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2)
+SETTINGS = LifecycleSettings(workers=2)
 
 
 def sealed(number: int, workers: int = 2, others: int = 1) -> Sealed:
@@ -75,7 +75,7 @@ def sealed(number: int, workers: int = 2, others: int = 1) -> Sealed:
 class Life:
     """Feeds events to the lifecycle and remembers what it asked for last."""
 
-    def __init__(self, settings: Settings = SETTINGS) -> None:
+    def __init__(self, settings: LifecycleSettings = SETTINGS) -> None:
         step = lifecycle_step.begin(settings)
         self.state: State = step.state
         self.actions = step.actions

@@ -19,6 +19,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Asked,
     Event,
     Finish,
+    LifecycleSettings,
     PassOn,
     Phase,
     Report,
@@ -30,7 +31,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     ServerDied,
     ServerReady,
     SetAlarm,
-    Settings,
     StartServer,
     StartWorkers,
     State,
@@ -65,7 +65,7 @@ from elastic_runtime.rendezvous.core.notices import (
     Waiting,
 )
 
-SETTINGS = Settings(workers=2, grace=30.0, broken_grace=0.2)
+SETTINGS = LifecycleSettings(workers=2)
 A = TypeVar("A")
 
 
@@ -143,7 +143,7 @@ def test_a_sealed_round_starts_its_workers() -> None:
 
 def test_a_killed_worker_takes_its_siblings_along_and_the_round_is_left_after_them() -> None:
     walk = running(killed(1))
-    assert walk.one(StopWorkers).grace == SETTINGS.broken_grace
+    assert walk.one(StopWorkers).grace == SETTINGS.timeouts.broken_grace
     assert walk.none(SayLeft)
     walk.play(ended_by_us(0))
     left = walk.one(SayLeft)
@@ -170,7 +170,7 @@ def test_an_own_error_right_after_the_order_to_stop_is_still_told() -> None:
 
 def test_a_planned_change_gives_plain_scripts_the_grace() -> None:
     walk = running(Switch(1, False, "node c joins"))
-    assert walk.one(StopWorkers).grace == SETTINGS.grace
+    assert walk.one(StopWorkers).grace == SETTINGS.timeouts.grace
 
 
 def test_a_planned_change_lets_workers_with_a_checkpointer_choose_the_step() -> None:
@@ -186,19 +186,19 @@ def test_a_planned_change_lets_workers_with_a_checkpointer_choose_the_step() -> 
 def test_a_worker_that_makes_no_more_steps_is_not_asked_to_leave_at_one() -> None:
     walk = running(WorkerDrains(1, 0), WorkerDrains(1, 1), WorkerDrains(1, 1, can=False))
     walk.play(Switch(1, False, "node c joins"))
-    assert walk.one(StopWorkers).grace == SETTINGS.grace
+    assert walk.one(StopWorkers).grace == SETTINGS.timeouts.grace
     assert walk.none(AskDrain)
 
 
 def test_workers_that_do_not_leave_in_time_are_ended() -> None:
     walk = running(WorkerDrains(1, 0), WorkerDrains(1, 1), Switch(1, False, "x"), Alarm())
-    assert walk.one(StopWorkers).grace == SETTINGS.broken_grace
+    assert walk.one(StopWorkers).grace == SETTINGS.timeouts.broken_grace
 
 
 def test_a_round_that_breaks_while_it_is_drained_is_ended_at_once() -> None:
     walk = running(WorkerDrains(1, 0), WorkerDrains(1, 1), Switch(1, False, "x"))
     walk.play(Switch(1, True, "node b lost"))
-    assert walk.one(StopWorkers).grace == SETTINGS.broken_grace
+    assert walk.one(StopWorkers).grace == SETTINGS.timeouts.broken_grace
 
 
 def test_all_workers_ending_well_is_done_and_not_left() -> None:

@@ -36,7 +36,7 @@ def test_who_answers_may_load_for_ever() -> None:
     for _ in range(5):
         life.take(WorkerHeard(0, True, "train.py:7", ""))
         life.take(WorkerHeard(1, False, "train.py:7", ""))
-        life.now += life.state.settings.rejoin + 1.0
+        life.now += life.state.settings.timeouts.rejoin_timeout + 1.0
         life.take(NoNews(200.0, "busy"))
         assert life.asked(AskWorkers), "they are asked again"
         assert not life.asked(KillWorkers)
@@ -45,7 +45,7 @@ def test_who_answers_may_load_for_ever() -> None:
 def test_who_does_not_answer_for_long_is_replaced() -> None:
     life = _asked()
     life.take(WorkerHeard(0, True, "train.py:7", ""))
-    life.now += life.state.settings.rejoin - 1.0
+    life.now += life.state.settings.timeouts.rejoin_timeout - 1.0
     assert not life.take(NoNews(120.0, "not in train")), "loading may hold Python's lock for long"
     life.now += 2.0
     life.take(NoNews(122.0, "not in train"))
@@ -85,11 +85,11 @@ def test_a_worker_that_does_not_leave_is_ended_unless_it_is_busy(
 def test_a_busy_worker_of_a_node_that_leaves_gets_no_more_than_the_grace_again() -> None:
     life = Life().in_round()
     life.take(Asked(15))
-    life.now += life.state.settings.grace
+    life.now += life.state.settings.timeouts.grace
     life.take(Alarm())
     assert life.asked(InterruptWorkers), "it has come to no commit"
     life.take(left(1, 1))
-    for more, ends in ((2.0, False), (life.state.settings.grace, True)):
+    for more, ends in ((2.0, False), (life.state.settings.timeouts.grace, True)):
         life.now += more
         life.take(Alarm())
         life.take(WorkerHeard(0, False, "train.py:9", "evaluation"))
@@ -173,7 +173,7 @@ def test_a_busy_worker_is_ended_when_the_others_have_waited_for_too_long() -> No
     life.take(Alarm())
     life.take(WorkerHeard(0, False, "train.py:9", ""))
     life.take(WorkerHeard(1, False, "train.py:9", ""))
-    life.now += SETTINGS.rejoin
+    life.now += SETTINGS.timeouts.rejoin_timeout
     life.take(Alarm())
     assert life.asked(KillWorkers)[0].local_ranks == (0, 1)
 

@@ -22,8 +22,8 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
-from elastic_runtime.rendezvous.core.node_state import Layout
 from elastic_runtime.rendezvous.core.round_parts import apart
+from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import Entry
 
 JOB = JobRecord("life", 1, 2, 1, 3, entry="train.py")

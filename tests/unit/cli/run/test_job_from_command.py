@@ -61,8 +61,8 @@ def test_bounds(
         ("--min 1 --nnodes 2", {}, "--min=1 and --nnodes=2 say the same thing"),
         ("--max 3 --nnodes 2", {}, "--max=3 and --nnodes=2 say the same thing"),
         ("", {"PET_MAX": "3", "PET_NNODES": "2"}, "PET_MAX=3 and PET_NNODES=2 say the same"),
-        ("--min 3 --max 2", {}, "--min=3 is above --max=2"),
-        ("--min 3", {"ELASTIC_MAX": "2"}, "--min=3 is above ELASTIC_MAX=2"),
+        ("--min 3 --max 2", {}, "--min=3 and --max=2: the minimum 3 is above the maximum 2"),
+        ("--min 3", {"ELASTIC_MAX": "2"}, "--min=3 and ELASTIC_MAX=2: the minimum 3 is above"),
         ("--nnodes 3:2", {}, "--nnodes=3:2: the minimum 3 is above the maximum 2"),
         ("--min 0", {}, "--min=0: a job needs at least one node"),
         ("--max 0", {}, "--max=0: a job needs at least one node"),
@@ -215,7 +215,8 @@ def test_everything_reaches_the_config(job_of: JobOf) -> None:
     assert (config.numa_binding, config.event_log_handler) == ("node", "console")
     assert (config.log_format, config.health_port) == ("json", 9)
     assert config.entry.python == "/usr/bin/python3"
-    assert (times.last_call, times.join, times.rejoin, times.fence) == (1, 2, 3, 240)
+    assert (times.last_call, times.join_timeout, times.rejoin_timeout) == (1, 2, 3)
+    assert times.fence_timeout == 240
     assert (times.lease_ttl, times.grace) == (6, 7)
     assert (output.log_dir, output.redirects, output.tee) == ("logs", {-1: 3}, {0: 1})
     assert (output.ranks, output.stdout_filters) == (frozenset({0, 2}), ("x,y", "z"))
@@ -231,16 +232,16 @@ def test_defaults_are_those_of_the_config(job_of: JobOf) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "field", "expected"),
     [
-        ("--rdzv-conf join_timeout=9", {}, "join", 9),
+        ("--rdzv-conf join_timeout=9", {}, "join_timeout", 9),
         ("--rdzv-conf last_call_timeout=9", {}, "last_call", 9),
         ("--rdzv-conf lease_ttl=9", {}, "lease_ttl", 9),
         ("--rdzv-conf 'join_timeout=9,lease_ttl=8'", {}, "lease_ttl", 8),  # as of YAML
-        ("--rdzv-conf read_timeout=9", {}, "connect", 9),
+        ("--rdzv-conf read_timeout=9", {}, "connect_timeout", 9),
         ("--rdzv-conf keep_alive_interval=2,keep_alive_max_attempt=4", {}, "lease_ttl", 8),
         ("--rdzv-conf keep_alive_interval=2", {}, "lease_ttl", 6),
-        ("--rdzv-conf join_timeout=9 --join-timeout 8", {}, "join", 8),
-        ("--rdzv-conf join_timeout=9", {"PET_JOIN_TIMEOUT": "8"}, "join", 9),
-        ("", {"PET_RDZV_CONF": "join_timeout=9", "ELASTIC_JOIN_TIMEOUT": "8"}, "join", 9),
+        ("--rdzv-conf join_timeout=9 --join-timeout 8", {}, "join_timeout", 8),
+        ("--rdzv-conf join_timeout=9", {"PET_JOIN_TIMEOUT": "8"}, "join_timeout", 9),
+        ("", {"PET_RDZV_CONF": "join_timeout=9", "ELASTIC_JOIN_TIMEOUT": "8"}, "join_timeout", 9),
         ("--shutdown-timeout 9", {}, "grace", 9),
         ("--shutdown-timeout 9", {"PET_GRACE": "8"}, "grace", 9),
         ("", {"PET_SHUTDOWN_TIMEOUT": "9", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "8"}, "grace", 9),

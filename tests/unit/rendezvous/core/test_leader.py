@@ -85,7 +85,7 @@ def test_the_first_round(terms: JobRecord, names: str, at_once: str, after_last_
     seat = Seat().sees(terms, *(node(name) for name in names))
     assert seat.members() == list(at_once)
     if not at_once:
-        seat.feed(Tick(), POLICY.last_call)
+        seat.feed(Tick(), POLICY.timeouts.last_call)
         assert seat.members() == list(after_last_call)
 
 
@@ -136,7 +136,7 @@ def test_too_few_nodes_end_the_job_after_the_join_time_out() -> None:
     seat = Seat().sees(job(3, 4), node("a"), node("b"))
     (waiting,) = seat.told(Waiting)
     assert (waiting.have, waiting.minimum, waiting.maximum) == (2, 3, 4)
-    assert not seat.feed(Tick(), POLICY.join - 0.1).written(OutcomeRecord, OUTCOME)
+    assert not seat.feed(Tick(), POLICY.timeouts.join_timeout - 0.1).written(OutcomeRecord, OUTCOME)
     outcome = seat.feed(Tick(), 0.1).written(OutcomeRecord, OUTCOME)
     assert outcome is not None
     assert (outcome.succeeded, outcome.exit_code) == (False, 3)
@@ -204,7 +204,7 @@ def test_an_absent_key_proves_nothing_just_after_contact_was_regained() -> None:
 
 def test_a_member_that_never_comes_back_is_left_out() -> None:
     seat = _broken()
-    assert seat.feed(Tick(), POLICY.rejoin - 0.1).members() == []
+    assert seat.feed(Tick(), POLICY.timeouts.rejoin_timeout - 0.1).members() == []
     assert seat.feed(Tick(), 0.1).members() == ["a", "c"]
     transaction = seat.transaction(ROUND)
     assert transaction is not None
@@ -218,7 +218,7 @@ def test_no_islands_while_all_of_the_last_round_are_silent() -> None:
     for name in "ab":
         seat.feed(Probed(name, SILENT), 0.5)
     assert seat.transaction(JOB) is None
-    seat.feed(Tick(), POLICY.fence - 2.0)
+    seat.feed(Tick(), POLICY.timeouts.fence_timeout - 2.0)
     assert seat.transaction(JOB) is None
     fresh = seat.feed(Tick(), 2.0).written(JobRecord, JOB)
     assert fresh is not None
@@ -290,7 +290,7 @@ def test_a_former_life_does_not_lead_for_as_long_as_its_lease() -> None:
     seat = Seat("d").feed(NewNode(node("d", name="pod-0", life=8)))
     former = node("a", name="pod-0", life=5)
     seat.sees(job(low=2), former, node("b", name="pod-1", life=6), node("d", name="pod-0", life=8))
-    seat.feed(Tick(), POLICY.last_call + 0.1)
+    seat.feed(Tick(), POLICY.timeouts.last_call + 0.1)
     assert seat.state.dead == {"a": REPLACED}
     # It is no leader, and no member of the round that follows.
     assert "a" not in seat.members()
@@ -342,8 +342,8 @@ def test_joiners_are_gathered_unless_they_fill_the_world() -> None:
     shown = (job(1, 4), sealed(3, "a"), node("a"))
     seat = Seat().sees(*shown).changes(node("b"), after=10.0)
     assert seat.transaction(SWITCH) is None
-    assert seat.changes(node("c"), after=POLICY.batch / 2).transaction(SWITCH) is None
-    order = seat.feed(Tick(), POLICY.batch / 2).written(SwitchRecord, SWITCH)
+    assert seat.changes(node("c"), after=POLICY.timeouts.batch / 2).transaction(SWITCH) is None
+    order = seat.feed(Tick(), POLICY.timeouts.batch / 2).written(SwitchRecord, SWITCH)
     assert order is not None
     assert order.reason == "nodes b, c join"
     full = Seat().sees(job(1, 2), sealed(3, "a"), node("a")).changes(node("b"), after=10.0)
@@ -423,7 +423,7 @@ def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
     seat.changes(
         sealed(4, "a", survivors=1), replace(other, checked=4), gone=("switch",), after=0.01
     )
-    assert seat.feed(Tick(), POLICY.batch).transaction(SWITCH) is None
+    assert seat.feed(Tick(), POLICY.timeouts.batch).transaction(SWITCH) is None
     assert seat.feed(Tick(), 10.0).transaction(SWITCH) is not None
 
 

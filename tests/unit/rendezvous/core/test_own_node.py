@@ -430,9 +430,9 @@ def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_ou
     seat = Seat("c").sees(*shown, wide=False)
     if was_member:
         seat.feed(LeftRound(3, FaultReport(3, "killed", "killed")))
-    _came_back_to_an_empty_store(POLICY.fence, seat)
+    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, seat)
     # Others may have begun another life and been cut off since: until their own fence is over.
-    for wait in (POLICY.settle + 0.1, POLICY.fence - POLICY.settle - 0.2):
+    for wait in (POLICY.settle + 0.1, POLICY.timeouts.fence_timeout - POLICY.settle - 0.2):
         seat.feed(Tick(), wait)
         assert seat.transaction(ROUND) is None
         assert seat.transaction(JOB) is None
@@ -442,14 +442,14 @@ def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_ou
 
 def test_who_was_away_for_less_than_the_fence_gives_the_round_back_soon() -> None:
     seat = Seat("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
-    _came_back_to_an_empty_store(POLICY.fence - 1.0, seat)
+    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout - 1.0, seat)
     seat.feed(Tick(), POLICY.settle + 0.1)
     assert seat.written(RoundRecord, ROUND) == sealed(3, "a", "b")
 
 
 def test_who_was_away_for_the_fence_is_told_by_a_job_in_the_store_how_things_are() -> None:
     seat = Seat("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
-    _came_back_to_an_empty_store(POLICY.fence, seat)
+    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, seat)
     assert seat.state.behind
     seat.changes(job(), sealed(4, "a", "b"))
     assert not seat.state.behind

@@ -15,8 +15,8 @@ from elastic_runtime.protocol.records import ROUND, Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core import round_parts
 from elastic_runtime.rendezvous.core.events import Around, PartsGone
 from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
-from elastic_runtime.rendezvous.core.node_state import Layout
 from elastic_runtime.rendezvous.core.round_parts import Completer, apart
+from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
     Entry,

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_runtime.config import Timeouts
+from elastic_runtime.defaults import JOIN_TIMEOUT
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport
 from elastic_runtime.rendezvous.core.events import Applied, Done, Event, Goodbye, LeftRound, Tick
@@ -42,7 +44,7 @@ def member() -> Seat:
 def test_a_group_without_the_store_goes_on_for_most_of_the_fence() -> None:
     seat = member().feed(Lost("refused"))
     assert seat.told(StoreState) == [StoreState(False, "refused")]
-    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.fence - 0.1).told(Fenced)
+    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.timeouts.fence_timeout - 0.1).told(Fenced)
     assert seat.feed(Tick(), 0.1).told(Fenced)
     assert not seat.feed(Tick(), 1.0).told(Fenced)
 
@@ -50,7 +52,7 @@ def test_a_group_without_the_store_goes_on_for_most_of_the_fence() -> None:
 def test_the_fence_counts_from_the_last_sign_of_life_that_the_store_has_acknowledged() -> None:
     seat = member()
     seat.feed(Lost("no answer", acked_at=seat.now), 8.6)
-    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.fence - 8.7).told(Fenced)
+    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.timeouts.fence_timeout - 8.7).told(Fenced)
     assert seat.feed(Tick(), 0.1).told(Fenced)
 
 
@@ -59,13 +61,13 @@ def test_a_lease_that_is_lost_behind_a_dead_connection_is_a_loss_of_the_store() 
     seat.feed(LeaseLost(acked_at=seat.now), 5.0)
     assert seat.transaction("own") is not None
     seat.feed(Applied("own", None, "no answer"), POLICY.answer)
-    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.fence - 9.1).told(Fenced)
+    assert not seat.feed(Tick(), FENCE_SHARE * POLICY.timeouts.fence_timeout - 9.1).told(Fenced)
     assert seat.feed(Tick(), 0.1).told(Fenced)
 
 
 def test_a_node_that_stood_still_asks_the_store_before_it_stops_its_workers() -> None:
     seat = member()
-    seat.feed(LeaseLost(acked_at=seat.now), 2 * POLICY.fence)
+    seat.feed(LeaseLost(acked_at=seat.now), 2 * POLICY.timeouts.fence_timeout)
     assert not seat.told(Fenced)
     assert seat.transaction("own") is not None
     assert not seat.changes(node("b"), after=0.1).told(Fenced)
@@ -73,10 +75,10 @@ def test_a_node_that_stood_still_asks_the_store_before_it_stops_its_workers() ->
 
 
 def test_contact_that_comes_back_in_time_saves_the_group() -> None:
-    seat = member().feed(Lost("refused")).feed(Found(), 0.7 * POLICY.fence)
+    seat = member().feed(Lost("refused")).feed(Found(), 0.7 * POLICY.timeouts.fence_timeout)
     assert seat.told(StoreState) == [StoreState(True)]
     seat.feed(Lost("again"), 1.0)
-    assert not seat.feed(Tick(), 0.7 * POLICY.fence).told(Fenced)
+    assert not seat.feed(Tick(), 0.7 * POLICY.timeouts.fence_timeout).told(Fenced)
 
 
 # ---------------------------------------------------------------- the end
@@ -91,11 +93,11 @@ def ends_after(seat: Seat, patience: float) -> str:
 
 
 def test_a_store_that_never_answers_is_given_the_time_to_connect() -> None:
-    assert "is --rdzv-endpoint right" in ends_after(Seat(), POLICY.connect)
+    assert "is --rdzv-endpoint right" in ends_after(Seat(), POLICY.timeouts.connect_timeout)
 
 
 def test_the_first_contact_takes_no_longer_than_the_node_may_wait() -> None:
-    policy = replace(POLICY, join=5.0)
+    policy = replace(POLICY, timeouts=Timeouts(join_timeout=5.0))
     seat = Seat(policy=policy).feed(Lost("refused"), 3.0)
     assert "is --rdzv-endpoint right" in ends_after(seat, 2.0)
 
@@ -104,29 +106,29 @@ def test_the_first_contact_takes_no_longer_than_the_node_may_wait() -> None:
 def test_who_waits_without_the_store_gives_up(event: Event) -> None:
     """The loss came while a round ran, and what is waited for began later."""
     seat = member().feed(Lost("refused")).feed(event, 100.0)
-    assert "refused" in ends_after(seat, POLICY.join)
+    assert "refused" in ends_after(seat, JOIN_TIMEOUT)
 
 
 def test_the_loss_may_come_while_it_waits() -> None:
-    assert "refused" in ends_after(member().feed(LEFT).feed(Lost("refused"), 100.0), POLICY.join)
+    assert "refused" in ends_after(member().feed(LEFT).feed(Lost("refused"), 100.0), JOIN_TIMEOUT)
 
 
 def test_the_wait_after_the_fence_has_an_end() -> None:
     seat = member().feed(Lost("refused"))
-    assert seat.feed(Tick(), POLICY.fence).told(Fenced)
-    assert "refused" in ends_after(seat.feed(LEFT, 2.0), POLICY.join)
+    assert seat.feed(Tick(), POLICY.timeouts.fence_timeout).told(Fenced)
+    assert "refused" in ends_after(seat.feed(LEFT, 2.0), JOIN_TIMEOUT)
 
 
 def test_a_store_that_comes_back_is_given_all_the_time_again() -> None:
-    seat = member().feed(LEFT).feed(Lost("refused")).feed(Found(), 0.9 * POLICY.join)
-    assert not seat.feed(Tick(), POLICY.join).told(StoreTimeout)
-    ends_after(seat.feed(Lost("again"), 1.0), POLICY.join)
+    seat = member().feed(LEFT).feed(Lost("refused")).feed(Found(), 0.9 * JOIN_TIMEOUT)
+    assert not seat.feed(Tick(), JOIN_TIMEOUT).told(StoreTimeout)
+    ends_after(seat.feed(Lost("again"), 1.0), JOIN_TIMEOUT)
 
 
 def test_who_trains_or_has_said_goodbye_gives_up_nothing() -> None:
-    assert not member().feed(Lost("refused")).feed(Tick(), 10 * POLICY.join).told(StoreTimeout)
+    assert not member().feed(Lost("refused")).feed(Tick(), 10 * JOIN_TIMEOUT).told(StoreTimeout)
     seat = member().feed(LEFT).feed(Lost("refused")).feed(Goodbye())
-    assert not seat.feed(Tick(), 10 * POLICY.join).told(StoreTimeout)
+    assert not seat.feed(Tick(), 10 * JOIN_TIMEOUT).told(StoreTimeout)
 
 
 # ---------------------------------------------------------------- a store that takes no writes
@@ -164,8 +166,8 @@ def test_who_waits_behind_it_gives_up() -> None:
     while not seat.told(StoreTimeout):
         seat.feed(FULL if seat.transaction("own") else Tick(), 1.0)
         seconds += 1.0
-        assert seconds < POLICY.join + 5.0
-    assert seconds >= POLICY.join
+        assert seconds < JOIN_TIMEOUT + 5.0
+    assert seconds >= JOIN_TIMEOUT
     assert NO_SPACE in seat.told(StoreTimeout)[0].why
 
 
@@ -196,7 +198,7 @@ EVENTS = st.one_of(
 def test_nobody_waits_for_ever_for_a_store_that_is_gone(story: list[tuple[Event, float]]) -> None:
     seat = member()
     last = [(Lost("gone for good"), 0.0)]
-    last += [(Tick(), max(POLICY.fence, POLICY.join))] * 3
+    last += [(Tick(), max(POLICY.timeouts.fence_timeout, JOIN_TIMEOUT))] * 3
     for event, after in [*story, *last]:
         seat.feed(event, after)
         assert seat.wake <= seat.now + LOOK_AROUND

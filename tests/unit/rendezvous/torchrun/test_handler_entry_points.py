@@ -23,8 +23,8 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from elastic_runtime.config import Endpoint, Timeouts, Tls
 from elastic_runtime.errors import UsageError
-from elastic_runtime.rendezvous.core.node_state import Policy
 from elastic_runtime.rendezvous.participant import NodeIdentity
+from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from elastic_runtime.rendezvous.torchrun.handler_entry_points import (
     C10D,
@@ -39,7 +39,8 @@ from tests.processes import wait_for
 PATIENCE = 20.0
 assert RESOLVER  # importing it has set it
 
-POLICY = Policy(last_call=0.2, batch=0.05, rejoin=5.0, settle=0.5, connect=2.0)
+TIMEOUTS = Timeouts(last_call=0.2, batch=0.05, rejoin_timeout=5.0, connect_timeout=2.0)
+POLICY = Policy(timeouts=TIMEOUTS, settle=0.5)
 
 NewHandler = Callable[..., ElasticRendezvousHandler]
 
@@ -54,7 +55,8 @@ def new_handler(server: MemoryServer) -> Iterator[NewHandler]:
     made: list[ElasticRendezvousHandler] = []
 
     def make(least: int, most: int, join: float = 60.0) -> ElasticRendezvousHandler:
-        settings = replace(POLICY, min_nodes=least, max_nodes=most, join=join)
+        timeouts = replace(TIMEOUTS, join_timeout=join)
+        settings = replace(POLICY, min_nodes=least, max_nodes=most, timeouts=timeouts)
         identity = NodeIdentity(f"n{len(made)}", "127.0.0.1", 1)
         store = MemoryStore(server, 2.0)
         made.append(ElasticRendezvousHandler("test", "run", store, settings, identity))
@@ -305,7 +307,7 @@ def test_wrong_endpoints(name: str, text: str) -> None:
 
 def test_times() -> None:
     given = params("h", join_timeout="7", lease_ttl="2.5", timeout="900")
-    assert times_of(given) == Timeouts(join=7.0, lease_ttl=2.5)
+    assert times_of(given) == Timeouts(join_timeout=7.0, lease_ttl=2.5)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1"])

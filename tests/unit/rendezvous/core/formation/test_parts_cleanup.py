@@ -8,9 +8,10 @@ import pytest
 
 from elastic_runtime.protocol.records import ROUND, RoundRecord
 from elastic_runtime.rendezvous.core.events import PartsSeen, Tick
-from elastic_runtime.rendezvous.core.node_state import Apply, Layout, LookAtParts
+from elastic_runtime.rendezvous.core.node_state import Apply, LookAtParts
 from elastic_runtime.rendezvous.core.notices import BadRecord
 from elastic_runtime.rendezvous.core.round_parts import apart, keys, parts_seen
+from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import ABSENT, Entry, Expect
 from tests.unit.rendezvous.seat import POLICY, Seat, job, node, sealed
 

@@ -18,8 +18,8 @@ from elastic_runtime.rendezvous.core.formation.reachability import (
     told,
 )
 from elastic_runtime.rendezvous.core.formation.round_formation import sampled
-from elastic_runtime.rendezvous.core.node_state import Layout
 from elastic_runtime.rendezvous.core.round_parts import apart
+from elastic_runtime.rendezvous.policy import Layout
 from tests.unit.rendezvous.seat import node
 
 if TYPE_CHECKING:

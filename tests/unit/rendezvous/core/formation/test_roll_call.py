@@ -18,9 +18,10 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
 )
 from elastic_runtime.rendezvous.core.events import Applied, LeftRound, PartsGone, Tick
-from elastic_runtime.rendezvous.core.node_state import Apply, Layout
+from elastic_runtime.rendezvous.core.node_state import Apply
 from elastic_runtime.rendezvous.core.notices import Sealed, Waiting
 from elastic_runtime.rendezvous.core.round_parts import all_members, apart
+from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import Changed, Entry
 from tests.unit.rendezvous.seat import LIFE, POLICY, Seat, back, job, node, sealed, switch
 
@@ -124,7 +125,7 @@ def test_who_was_in_no_place_is_a_newcomer_and_who_says_nothing_is_waited_for(la
     _leaves(seat.changes(ROLL, *_members(*"acde"), back("x", 3)))
     assert seat.members() == []
     if late:
-        seat.feed(Tick(), PARTED.rejoin)
+        seat.feed(Tick(), PARTED.timeouts.rejoin_timeout)
     else:
         seat.changes(*_members("f"))
     written = seat.written(RoundRecord, "round")
@@ -150,7 +151,7 @@ def test_where_no_member_is_left_they_may_train_out_of_sight() -> None:
     seat.changes(seat.state.record)
     assert seat.transaction("job") is None
     seat.state = replace(seat.state, dead={"a": "refused", "b": "refused"})
-    seat.feed(Tick(), PARTED.fence + 0.1)
+    seat.feed(Tick(), PARTED.timeouts.fence_timeout + 0.1)
     assert seat.transaction("job") is not None
 
 

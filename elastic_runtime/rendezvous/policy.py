@@ -1,0 +1,110 @@
+"""What the rendezvous is told of a job's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_runtime import __version__, defaults
+from elastic_runtime.config import PROTOCOL, Timeouts
+
+if TYPE_CHECKING:
+    from elastic_runtime.config import Endpoint, JobConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the members of a round lie in the store; see ``core.round_parts``.
+
+    Attributes:
+        most: a round of more members lies in parts.
+        part: members in a part, on average.
+        first: so many members are named in the round's record: who hosts its store, who could.
+        keepers: so many members, spread over the ranks, keep the whole list.
+    """
+
+    most: int = 128
+    part: int = 16
+    first: int = 8
+    keepers: int = 8
+
+
+# A TCPStore takes records of any length, and keeps the name of each key that there ever was.
+IN_ONE_PIECE = Layout(most=1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that decisions depend on; times in seconds.
+
+    Attributes:
+        min_nodes, max_nodes, node_unit, entry, in_place: for the job's record if we write it.
+        secret: the job's, if we write its first record; "" for an agent of a test.
+        max_restarts: failures of user code that the job may have.
+        timeouts: the job's.
+        batch_in_place: ``timeouts.batch`` where a change does not cost the members their processes.
+        settle: after contact to the store was regained, or it lost its memory, how long an absent
+            key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
+        probe_after, probe_every: when a silent node is probed first, and how often.
+        check: how long the leader waits for members to say whom they reach.
+        ahead: extra wait per rank before a waiting member probes the leader, against storms.
+        answer: how long a write may take to succeed or to fail.
+        remedy: what people can do about a store that is lost for good.
+        layout: how the members of a large round lie in the store.
+        resuming: the job has run before, as who started this node says: where the store shows
+            nothing of it, it may have lost its memory.
+        invocation: the command that has started this node together with others; "": it is alone.
+        protocol, release: of this package here; as in the job's record.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_unit: int = defaults.NODE_UNIT
+    entry: str = ""
+    in_place: bool = False
+    secret: str = field(default="", repr=False)
+    max_restarts: int = defaults.MAX_RESTARTS
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    batch_in_place: float = defaults.BATCH_IN_PLACE
+    settle: float = defaults.SETTLE
+    probe_after: float = defaults.PROBE_AFTER
+    probe_every: float = defaults.PROBE_EVERY
+    check: float = defaults.CHECK
+    ahead: float = defaults.AHEAD
+    answer: float = defaults.STORE_ANSWER
+    remedy: str = ""
+    layout: Layout = Layout()
+    resuming: bool = False
+    invocation: str = ""
+    protocol: str = ""
+    release: str = ""
+
+    @classmethod
+    def of(cls, config: JobConfig) -> Policy:
+        """The rendezvous' part of a job's settings."""
+        return cls(
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            node_unit=config.node_unit,
+            entry=config.entry.name,
+            max_restarts=config.max_restarts,
+            timeouts=config.timeouts,
+            settle=max(defaults.SETTLE, config.timeouts.lease_ttl),
+            remedy=_remedy(config.endpoint),
+            layout=IN_ONE_PIECE if config.endpoint.backend == "c10d" else Layout(),
+            resuming=config.resuming,
+            invocation=config.invocation,
+            protocol=PROTOCOL,
+            release=__version__,
+        )
+
+
+def _remedy(endpoint: Endpoint) -> str:
+    """What people can do about a store that is lost for good."""
+    if endpoint.backend != "c10d":
+        return ""
+    host = endpoint.hosts[0]
+    return (
+        f"it was hosted at {host}: if that machine is gone, start the job anew with another "
+        "--rdzv-endpoint, and it resumes from its checkpoint; an etcd outlives any node"
+    )
