@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.etcd_server import EtcdCluster, EtcdContainer, EtcdProcess, EtcdServer, why_no_docker
+from tests.etcd_server import (
+    EtcdCluster,
+    EtcdContainer,
+    EtcdProcess,
+    EtcdServer,
+    remove_leftovers,
+    why_no_docker,
+)
+
+pytest_plugins = ["tests.lanes"]
 
 # No test is about how long anything takes: machines are busy with other things, too.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +47,29 @@ def docker_works(pytestconfig: pytest.Config) -> bool:
     reason = why_no_docker()
     pytestconfig.stash[_REASON] = reason
     return not reason
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Takes over what a process of pytest-xdist has learned, for the summary."""
+    config, told = node.config, getattr(node, "workeroutput", {})
+    for key, name in ((_REASON, "etcd_reason"), (_ENDED, "etcd_ended")):
+        if name in told:
+            config.stash[key] = told[name]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tells the main process; the main process removes what killed ones have left in docker."""
+    config = session.config
+    reason = config.stash.get(_REASON, None)
+    if hasattr(config, "workeroutput"):
+        if reason is not None:
+            config.workeroutput["etcd_reason"] = reason
+        if words := config.stash.get(_ENDED, ""):
+            config.workeroutput["etcd_ended"] = words
+    elif reason == "":
+        remove_leftovers()
 
 
 def pytest_terminal_summary(

@@ -62,13 +62,22 @@ class EtcdServer(Protocol):
 _given: set[int] = set()
 
 
+def _own_ports() -> range:
+    """The ports of this process among those that run tests (pytest-xdist), each with its own."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    # One that takes the place of a worker that crashed has a higher number than all.
+    return range(15000 + number % count, 32000, count)
+
+
 def free_port() -> int:
     """A TCP port of 127.0.0.1 outside the ephemeral range, unused at this moment.
 
     None is given out twice: between this call and its use the port looks free to everybody.
     """
+    ports = _own_ports()
     while True:
-        port = random.randrange(15000, 32000)
+        port = random.choice(ports)
         if port in _given:
             continue
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -470,11 +479,28 @@ def why_no_docker() -> str:
     return ""
 
 
+def remove_leftovers() -> None:
+    """Removes the containers and networks of test processes that are gone, if docker answers."""
+    from docker import DockerClient, errors
+
+    with contextlib.suppress(errors.DockerException):
+        client = DockerClient.from_env(timeout=60)
+        try:
+            _sweep(client)
+        finally:
+            client.close()
+
+
 def _sweep(client: Any) -> None:
+    from docker import errors
+
     marked = {"label": LABEL}
-    for container in client.containers.list(all=True, filters=marked):
+    for container in client.containers.list(all=True, filters=marked, ignore_removed=True):
         if not Path(f"/proc/{container.labels[LABEL]}").exists():
-            container.remove(force=True)
+            # Processes that run tests beside this one do the same, and may be quicker.
+            with contextlib.suppress(errors.APIError):
+                container.remove(force=True, v=True)
     for network in client.networks.list(filters=marked):
         if not Path(f"/proc/{network.attrs['Labels'][LABEL]}").exists():
-            network.remove()
+            with contextlib.suppress(errors.APIError):
+                network.remove()

@@ -1,0 +1,127 @@
+"""Which tests run, in which order and in how many processes: a plugin of pytest.
+
+There are two lanes. Without ``--all``, a run of all tests leaves out the folders in ``SLOW``, and
+the models play a tenth of their schedules. What is named on the command line runs in any case.
+
+Among several processes (pytest-xdist) tests are handed out file by file; what shares something
+that exists only once as one piece; and single long tests one by one. The longest folders come
+first, so that no process is left alone with a long test at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TESTS = Path(__file__).parent
+SLOW = ("chaos", "partitions", "images", "cluster")
+# What takes longest comes first; a folder that is not listed comes before all of these.
+ORDER = ("images", "cluster", "chaos", "partitions", "integration", "model", "unit")
+# The images are built once, and for the cluster as well.
+TOGETHER = {"cluster": "images", "images": "images"}
+# A test of these is long, and shares nothing with its neighbours.
+ONE_BY_ONE = ("chaos", "partitions", "model")
+# Integration tests wait more than they compute.
+PROCESSES_A_CORE = 2
+FEW_SCHEDULES = 0.1
+# Seconds; a test that takes longer says why.
+LONG = 30.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--all``."""
+    what = f"run also {', '.join(SLOW)}, and all schedules of the models"
+    parser.addoption("--all", action="store_true", dest="all_lanes", help=what)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The order is ours; xdist would begin with the files that have the most tests."""
+    config.option.loadscopereorder = False
+
+
+@pytest.fixture(scope="session")
+def share_of_schedules(pytestconfig: pytest.Config) -> float:
+    """How many of its schedules a model plays: 1 is all of them."""
+    return 1.0 if pytestconfig.option.all_lanes else FEW_SCHEDULES
+
+
+# ------------------------------------------------------------------ what runs
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out what only ``--all`` runs."""
+    slow = collection_path.parent == TESTS and collection_path.name in SLOW
+    return True if slow and not config.option.all_lanes and not _named(config) else None
+
+
+def _named(config: pytest.Config) -> list[str]:
+    """The folders, files and tests that were named on the command line."""
+    return [name for name in config.args if Path(name).resolve() != TESTS]
+
+
+# ------------------------------------------------------------------ where it runs
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For ``-n auto``: for single files none, as these would be done before all had started."""
+    if all(Path(name).is_dir() for name in _named(config)):
+        return PROCESSES_A_CORE * len(os.sched_getaffinity(0))
+    return 0
+
+
+class _Pieces(LoadScopeScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        folder = _folder(nodeid)
+        path = nodeid.split("::")[0]
+        return nodeid if folder in ONE_BY_ONE else TOGETHER.get(folder, path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """Hands out tests by pieces, whatever ``--dist`` says."""
+    return _Pieces(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest first: by folder, then files with slow tests; a file stays together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        folder = _folder(item.nodeid)
+        return ORDER.index(folder) if folder in ORDER else -1, item.path not in slow
+
+    items.sort(key=rank)
+
+
+def _folder(nodeid: str) -> str:
+    """The folder of ``tests/FOLDER/…``."""
+    return nodeid.split("/", 2)[1]
+
+
+# ------------------------------------------------------------------ what took long
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names tests that took long and do not say why; no failure, as machines are busy at times."""
+    took: Counter[str] = Counter()
+    for report in _reports(terminalreporter):
+        if "slow" not in report.keywords:
+            took[report.nodeid] += report.duration  # type: ignore[assignment]
+    long = [(nodeid, seconds) for nodeid, seconds in took.most_common() if seconds > LONG]
+    if long:
+        terminalreporter.section(f'over {LONG:g} s without pytest.mark.slow("reason")')
+        for nodeid, seconds in long:
+            terminalreporter.write_line(f"{seconds:.0f} s  {nodeid}")
+
+
+def _reports(terminalreporter: pytest.TerminalReporter) -> Iterator[pytest.TestReport]:
+    for reports in terminalreporter.stats.values():
+        yield from (report for report in reports if isinstance(report, pytest.TestReport))
