@@ -48,7 +48,7 @@ class _Job:
                 nodes = dict(zip(event["nodes"], event["pids"], strict=True))
                 break
         for name in nodes:
-            wait_for((self.folder / f"started-{name}").exists, 60, f"the start of {name}")
+            wait_for((self.folder / f"started-{name}").exists, 120, f"the start of {name}")
         words = shlex.split(command)
         at = words.index("--rdzv-endpoint")
         return words[at : at + 4], nodes

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.kube.cluster import FakeCluster
 
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Long enough for a loaded machine, short enough for a test.
 _LEASE = ("--lease-seconds", "3")
 _NAME = "elastic-controller"
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 
 
 def holder(cluster: FakeCluster) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Running]
 
 _RENEWAL = "update leases"
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 
 
 def let_pass(cluster: FakeCluster, renewals: int) -> None:
