@@ -1,7 +1,8 @@
 """Which tests run, in which order and in how many processes: a plugin of pytest.
 
-There are two lanes. Without ``--all``, a run of all tests leaves out the folders in ``SLOW``, and
-the models play a tenth of their schedules. What is named on the command line runs in any case.
+There are two lanes. Without ``--all``, a run of all tests leaves out the folders in ``SLOW`` and
+the tests that are marked as slow, and the models play a tenth of their schedules. What is named
+on the command line runs in any case.
 
 Among several processes (pytest-xdist) tests are handed out file by file; what shares something
 that exists only once as one piece; and single long tests one by one. The longest folders come
@@ -38,7 +39,7 @@ LONG = 30.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--all``."""
-    what = f"run also {', '.join(SLOW)}, and all schedules of the models"
+    what = f"run also {', '.join(SLOW)}, tests marked as slow, and all schedules of the models"
     parser.addoption("--all", action="store_true", dest="all_lanes", help=what)
 
 
@@ -57,9 +58,32 @@ def share_of_schedules(pytestconfig: pytest.Config) -> float:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out what only ``--all`` runs."""
+    """Leaves out the folders that only ``--all`` runs."""
     slow = collection_path.parent == TESTS and collection_path.name in SLOW
-    return True if slow and not config.option.all_lanes and not _named(config) else None
+    return True if slow and _is_quick(config) else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the slow tests, and puts the longest of the others first.
+
+    The order is that of the folders, then files with slow tests; a file stays together.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if _is_quick(config) and slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    paths = {item.path for item in slow}
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        folder = _folder(item.nodeid)
+        return ORDER.index(folder) if folder in ORDER else -1, item.path not in paths
+
+    items.sort(key=rank)
+
+
+def _is_quick(config: pytest.Config) -> bool:
+    return not config.option.all_lanes and not _named(config)
 
 
 def _named(config: pytest.Config) -> list[str]:
@@ -87,18 +111,6 @@ class _Pieces(LoadScopeScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     """Hands out tests by pieces, whatever ``--dist`` says."""
     return _Pieces(config, log)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest first: by folder, then files with slow tests; a file stays together."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-
-    def rank(item: pytest.Item) -> tuple[int, bool]:
-        folder = _folder(item.nodeid)
-        return ORDER.index(folder) if folder in ORDER else -1, item.path not in slow
-
-    items.sort(key=rank)
 
 
 def _folder(nodeid: str) -> str:

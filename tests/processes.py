@@ -92,7 +92,7 @@ def fork_server(agent: int, pids: Iterable[int]) -> int:
         pids: where to look, such as ``marked(...)``.
     """
     for pid in pids:
-        if parent(pid) == agent and "forkserver import main" in command(pid):
+        if parent(pid) == agent and "fork_server import main" in command(pid):
             return pid
     return 0
 

@@ -85,6 +85,7 @@ def test_a_node_falls_silent(tmp_path: Path, endpoint: str) -> None:
         cluster.finish()
 
 
+@pytest.mark.slow("the 20 seconds")
 def test_etcd_is_away_for_20_seconds(tmp_path: Path, new_etcd: NewEtcd) -> None:
     server = new_etcd()
     endpoint = f"etcd://{server.endpoint}"

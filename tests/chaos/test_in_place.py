@@ -45,6 +45,7 @@ _MEASURED = 40
 _ROOM = Size(memory=24 << 10, descriptors=12, threads=8)
 
 
+@pytest.mark.slow("sixty faults in a row")
 @pytest.mark.timeout(60 + 15 * _COUNT)
 def test_random_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
     seed = int(os.environ.get("ELASTIC_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))

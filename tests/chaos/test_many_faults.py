@@ -23,6 +23,7 @@ _FAULTS = 30
 _MOST = 3
 
 
+@pytest.mark.slow("thirty faults in a row")
 @pytest.mark.timeout(600)
 def test_thirty_faults_in_a_row(tmp_path: Path, etcd: EtcdServer) -> None:
     seed = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))

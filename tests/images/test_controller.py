@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(1800)  # the first test builds the images
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.slow("the first test builds the images"),
+]
 
 CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 

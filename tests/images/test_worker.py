@@ -15,7 +15,10 @@ from tests.images.conftest import ROOT, Container, Images, docker
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(1800)  # the first test builds the images
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.slow("the first test builds the images"),
+]
 
 DIGITS = ("-m", "elastic_runtime.examples.digits")
 Start = Callable[..., Container]

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import processes
@@ -18,6 +19,8 @@ from tests.integration.snapshots.job import Job as SnapshotJob
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+pytestmark = pytest.mark.slow("a job with each kind of fault")
 
 _PATIENCE = 120.0
 _LOCAL = "127.0.0.1"

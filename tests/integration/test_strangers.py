@@ -34,6 +34,8 @@ from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow, unus
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow("a job of each kind, all of whose ports are tried")
+
 _LOCAL = "127.0.0.1"
 _PATIENCE = 20.0
 # gloo waits for the rest of what it takes for a rank, so nobody waits long for its answer.

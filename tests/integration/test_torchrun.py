@@ -134,6 +134,7 @@ def agents_on(tmp_path: Path) -> Iterator[Callable[[str, str], Agents]]:
 MakeAgents = Callable[[str, str], Agents]
 
 
+@pytest.mark.slow("torchrun waits for the lease of a lost node")
 @pytest.mark.etcd
 def test_a_lost_node_and_a_new_one_are_noticed(agents_on: MakeAgents, etcd: EtcdServer) -> None:
     agents = agents_on("etcd-v3", etcd.endpoint)

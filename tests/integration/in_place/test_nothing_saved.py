@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_runtime.errors import EXIT_USAGE
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow("whole jobs that end and are started again")
 
 _OPTIONS = ("--local-nodes", "2", "--min", "1")
 

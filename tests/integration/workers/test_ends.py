@@ -381,7 +381,7 @@ def running_agent(
     family: list[int] = []
     try:
         assert agent.stdout.readline() == b"ready\n"
-        (server,) = [pid for pid in descendants(agent.pid) if "forkserver" in command(pid)]
+        (server,) = [pid for pid in descendants(agent.pid) if "fork_server" in command(pid)]
         family = descendants(server)
         yield agent, server, family
     finally:

@@ -28,5 +28,5 @@ def _install() -> None:
     os.fork, subprocess.Popen.__init__ = crowded_fork, crowded_execute
 
 
-if "ELASTIC_TEST_NO_ROOM" in os.environ and any("forkserver" in word for word in sys.orig_argv):
+if "ELASTIC_TEST_NO_ROOM" in os.environ and any("fork_server" in word for word in sys.orig_argv):
     _install()
