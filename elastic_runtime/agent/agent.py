@@ -22,10 +22,11 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
+from elastic_runtime import events
 from elastic_runtime.agent.crash import ended_by, fault_of
 from elastic_runtime.agent.lifecycle import lifecycle_step
 from elastic_runtime.agent.lifecycle.hang_detection import HangClock
-from elastic_runtime.agent.lifecycle.job_hints import FOR_HINTS, Facts, hints
+from elastic_runtime.agent.lifecycle.job_hints import Facts, hints
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Alarm,
     AskDrain,
@@ -62,7 +63,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 )
 from elastic_runtime.agent.lifecycle.recovery_timing import Trouble, Troubles
 from elastic_runtime.agent.lifecycle.termination import last_words, reached_before
-from elastic_runtime.agent.metrics.metrics_fold import TROUBLE, TURNED
+from elastic_runtime.agent.metrics.metrics_fold import LoopTurned, Progress, TroubleBegan, Watch
 from elastic_runtime.agent.runtime_dir import PrivateDirectory
 from elastic_runtime.agent.snapshot_server import SnapshotStore
 from elastic_runtime.agent.start_notice import Starting
@@ -72,17 +73,23 @@ from elastic_runtime.agent.workers.worker_environment import provisional
 from elastic_runtime.agent.workers.worker_group import Crew, FromWorker
 from elastic_runtime.defaults import AGENT_BEAT
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, ElasticError
-from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED, Note
+from elastic_runtime.events.checkpoint_events import CheckpointCommitted, CheckpointResumed
+from elastic_runtime.events.event import NotedEvent, read
+from elastic_runtime.events.job_events import Hint
+from elastic_runtime.events.node_events import ListeningWide
+from elastic_runtime.events.round_events import RoundRecovered, RoundSealed, StepFirst, StepNone
+from elastic_runtime.events.state_events import DataShuffles, StateLacks
+from elastic_runtime.events.worker_events import WorkersReplaced
+from elastic_runtime.protocol.messages import Note
 from elastic_runtime.protocol.records import EventRecord, Member, RoundRecord, event_key
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.probe import ProbeServer
-from elastic_runtime.reporting.log import remembered
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import where_reached
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.distributed.elastic.agent.server.api import WorkerSpec as TorchSpec
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -122,7 +129,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         address: str,
         emit: Emit,
         ahead: Ahead | None = None,
-        watch: Emit | None = None,
+        watch: Watch | None = None,
     ) -> None:
         super().__init__(spec)
         self._config = config
@@ -156,7 +163,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             raise
         self._probes = ProbeServer(where.address, self._introduce, lambda: self._participant.secret)
         if where.why:
-            emit("listening.wide", address=address, reason=where.why)
+            emit(ListeningWide(address, where.why))
         self._address = address
         identity = NodeIdentity(
             config.node_name,
@@ -205,7 +212,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._participant.beat()
             self._turned = time.time()
             self._reached = self._crew.step()
-            self._observe(TURNED)
+            self._observe(LoopTurned)
             self._look_for_progress()
             timeout = max(0.0, min(self._alarm - time.monotonic(), AGENT_BEAT))
             try:
@@ -230,9 +237,9 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
     def _crashed(self, crash: threads.Crash) -> None:
         """A defect of ours ends this agent, before the others have to find out."""
         self._crash = crash
-        self._finish, report = ended_by(crash, self._config)
+        self._finish, event = ended_by(crash, self._config)
         with suppress(Exception):
-            self._tell(report.name, report.fields)
+            self._tell(event)
 
     def _take(self, event: Event) -> None:
         step = lifecycle_step.step(self._life.state, event, time.monotonic())
@@ -299,8 +306,8 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 return ServerDied(why, refused)
             case worker_processes.WorkerStarted():
                 return None
-            case worker_processes.Said(name=name, fields=fields):
-                self._tell(name, fields)
+            case events.Event():
+                self._tell(item)
                 return None
             case worker_processes.WorkerExited():
                 return self._exited(item)
@@ -314,17 +321,21 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._note_trouble()
         if not isinstance(said, Note):
             return said
-        self._facts = self._facts.heard(said.name, said.fields)
-        if said.name == "step.first":
-            self._recovered(said)
-        elif said.name in FOR_HINTS:
-            self._give_hints()
-        elif said.name == CHECKPOINT_COMMITTED:
-            if self._watch is not None:
-                self._watch(said.name, **said.fields)
-        else:
-            fields = {**said.fields, "rank": said.rank, "round": said.round}
-            self._tell(said.name, self._with_reached(said.name, fields))
+        fields = {**said.fields, "rank": said.rank, "round": said.round}
+        noted = read(said.name, fields, NotedEvent)
+        self._facts = self._facts.heard(noted)
+        match noted:
+            case StepFirst():
+                self._recovered(noted)
+            case DataShuffles() | StateLacks():
+                self._give_hints()
+            case CheckpointCommitted():
+                if self._watch is not None:
+                    self._watch(noted)
+            case CheckpointResumed():
+                self._tell(self._with_reached(noted))
+            case _:
+                self._tell(noted)
         return None
 
     def _exited(self, item: worker_processes.WorkerExited) -> Event:
@@ -334,45 +345,42 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
             self._note_trouble()
         return event
 
-    def _tell(self, name: str, fields: Mapping[str, Any]) -> None:
+    def _tell(self, event: events.Event) -> None:
         """Lets an event leave; the important ones are kept in the store as well."""
-        self._emit(name, **fields)
-        text = remembered(name, fields)
+        self._emit(event)
+        text = event.kept_message()
         last = self._life.state.round
-        whole_job = name in ("round.sealed", "round.recovered")
+        whole_job = isinstance(event, RoundSealed | RoundRecovered)
         rank = last.rank_of(self._participant.node) if last else -1
         if not text or (whole_job and last and rank != 0):
             return
         self._events += 1
         record = EventRecord(
-            time.time(), name, last.number if last else 0, self._config.node_name, text
+            time.time(), event.name, last.number if last else 0, self._config.node_name, text
         )
         self._participant.record_event(event_key(rank, self._events), record)
 
-    def _with_reached(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _with_reached(self, event: CheckpointResumed) -> CheckpointResumed:
         """A worker that resumes does not know how far the job was; its agent does."""
         last = self._life.state.round
-        if name != "checkpoint.resumed" or last is None:
-            return fields
-        return {"reached": reached_before(self._left_at, last.budget), **fields}
+        if last is None or event.reached is not None:
+            return event
+        return replace(event, reached=reached_before(self._left_at, last.budget))
 
-    def _recovered(self, note: Note) -> None:
+    def _recovered(self, first: StepFirst) -> None:
         """The first step of a round is done, by the first of our workers that says so."""
         last = self._life.state.round
-        if last is None or note.round != last.number:
+        if last is None or first.round != last.number:
             return
         now = time.monotonic()
         trouble, self._troubles = self._troubles.over(last.number, now)
         if trouble is None:
             return
-        step = note.fields.get("step")
-        known = step if isinstance(step, int) else -1
-        fields = {"round": last.number, "seconds": round(now - trouble.at, 3), "step": known}
-        if trouble.stepped:
-            fields["stalled"] = round(now - trouble.stepped, 3)
-        self._tell("round.recovered", fields)
+        seconds = round(now - trouble.at, 3)
+        stalled = round(now - trouble.stepped, 3) if trouble.stepped else None
+        self._tell(RoundRecovered(last.number, seconds, first.step, stalled))
         if self._troubles.first is not None:
-            self._observe(TROUBLE)
+            self._observe(TroubleBegan)
 
     def _give_hints(self) -> None:
         """Says what is plainly wrong with the job: once, and not on each node."""
@@ -388,7 +396,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         for about, text in hints(facts).items():
             if about not in self._hinted:
                 self._hinted.add(about)
-                self._tell("hint", {"about": about, "text": text})
+                self._tell(Hint(about, text))
 
     def _look_for_progress(self) -> None:
         """In place: notices that a step takes longer than it should."""
@@ -400,7 +408,7 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         self._clock = self._clock.seen(pulse, last.number if last else 0, now)
         if self._clock.fruitless(now) > _STRANGE and not self._said_fruitless:
             self._said_fruitless = True
-            self._tell("step.none", {"seconds": round(self._clock.fruitless(now))})
+            self._tell(StepNone(round(self._clock.fruitless(now))))
         way, busy = self._clock.on_the_way(now), self._clock.busy_for(now)
         if max(way, busy) > self._config.timeouts.rejoin_timeout and self._inbox.empty():
             self._take(NoNews(way, "not in train") if way else NoNews(busy, "busy"))
@@ -482,9 +490,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
                 part.goodbye(_FAREWELL)
             case SetAlarm(at):
                 self._alarm = at
-            case Report(name, fields):
-                ranks = [crew.rank_of(rank) for rank in fields.get("local_ranks", ())]
-                self._tell(name, {**fields, "ranks": ranks} if ranks else fields)
+            case Report(WorkersReplaced(local_ranks=local_ranks) as said) if local_ranks:
+                ranks = [crew.rank_of(rank) for rank in local_ranks]
+                self._tell(replace(said, ranks=ranks))
+            case Report(said):
+                self._tell(said)
             case Finish(code, message):
                 if code == EXIT_LEFT:
                     saved = crew.step() if self._life.state.drained else -1
@@ -499,12 +509,11 @@ class ElasticAgent(SimpleElasticAgent):  # type: ignore[misc]
         seen = Trouble(last.number if last else 0, time.monotonic(), self._crew.progress()[2])
         self._troubles = before.seen(seen, ordered=ordered)
         if before.first is None:
-            self._observe(TROUBLE)
+            self._observe(TroubleBegan)
 
-    def _observe(self, name: str) -> None:
+    def _observe(self, kind: type[Progress]) -> None:
         if self._watch is not None:
-            step, count, moment = self._crew.progress()
-            self._watch(name, step=step, count=count, moment=moment)
+            self._watch(kind(*self._crew.progress()))
 
     def _with_progress(self, fault: FaultReport) -> FaultReport:
         """The report with what this node's workers had reached, whyever they ended."""

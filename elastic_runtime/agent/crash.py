@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.lifecycle.lifecycle_types import Finish, Report
+from elastic_runtime.agent.lifecycle.lifecycle_types import Finish
 from elastic_runtime.errors import EXIT_CRASHED
+from elastic_runtime.events.node_events import AgentCrashed
 from elastic_runtime.protocol.records import LOST, FaultReport
 from elastic_runtime.system import threads
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.records import RoundRecord
 
 
-def ended_by(crash: threads.Crash, config: JobConfig) -> tuple[Finish, Report]:
+def ended_by(crash: threads.Crash, config: JobConfig) -> tuple[Finish, AgentCrashed]:
     """Writes a crash down.
 
     Args:
@@ -30,7 +31,7 @@ def ended_by(crash: threads.Crash, config: JobConfig) -> tuple[Finish, Report]:
         f"the traceback is in {path}" if path else f"it could not be written down:\n{crash.trace}"
     )
     message = f"the agent of {config.node_name} has crashed: {error}; {where}"
-    return Finish(EXIT_CRASHED, message), Report("agent.crashed", {"reason": error, "file": path})
+    return Finish(EXIT_CRASHED, message), AgentCrashed(error, path)
 
 
 def fault_of(crash: threads.Crash, last: RoundRecord) -> FaultReport:

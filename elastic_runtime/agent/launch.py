@@ -35,6 +35,7 @@ from elastic_runtime.errors import (
     TrainingFailed,
     UsageError,
 )
+from elastic_runtime.events.job_events import JobDone, JobFailed, JobOver
 from elastic_runtime.reporting.console import open_missing, unblocked
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.agent.agent import ElasticAgent
     from elastic_runtime.agent.lifecycle.lifecycle_types import Finish
+    from elastic_runtime.agent.metrics.metrics_fold import Watch
     from elastic_runtime.events import Emit
     from elastic_runtime.protocol.records import OutcomeRecord
 
@@ -190,15 +192,15 @@ def _run(
             result = agent.run(config.role)
         seconds = round(time.monotonic() - started, 1)
         if agent.finish is not None and agent.finish.exit_code == EXIT_DONE:
-            name = "job.done" if agent.round is not None else "job.over"
-            meter.emit(name, seconds=seconds, **meter.summary())
+            end = JobDone if agent.round is not None else JobOver
+            meter.emit(end(seconds, **meter.summary()))
         elif agent.finish is not None and agent.finish.outcome is not None:
             reason = agent.finish.message
-            meter.emit("job.failed", reason=reason, seconds=seconds, **meter.summary())
+            meter.emit(JobFailed(seconds, reason=reason, **meter.summary()))
     return agent, dict(result.return_values) if result else {}
 
 
-def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Emit | None) -> ElasticAgent:
+def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Watch | None) -> ElasticAgent:
     # Not before the fork server is on its way: this imports torch.
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
+from elastic_runtime.events.job_events import StartSlow
 from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
@@ -58,5 +59,5 @@ class Starting:
             with self._lock:
                 if not over.is_set():
                     seconds = round(time.monotonic() - begun)
-                    self._emit("start.slow", doing=self._doing, seconds=seconds)
+                    self._emit(StartSlow(self._doing, seconds))
             patience *= _FACTOR

@@ -31,6 +31,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 )
 from elastic_runtime.agent.lifecycle.termination import end, passed_on
 from elastic_runtime.errors import EXIT_LEFT
+from elastic_runtime.events.node_events import NodeLeaving
 from elastic_runtime.protocol.records import ASKED, FaultReport
 from elastic_runtime.system.repeated_signals import Request
 
@@ -73,7 +74,7 @@ def _on_its_way(state: State, event: Asked, now: float) -> State:
 
 
 def _leaving(event: Asked) -> Report:
-    return Report("node.leaving", {"reason": f"asked to by {signal_name(event.signum)}"})
+    return Report(NodeLeaving(f"asked to by {signal_name(event.signum)}"))
 
 
 def drained(state: State, due: float) -> tuple[State, tuple[Action, ...]]:

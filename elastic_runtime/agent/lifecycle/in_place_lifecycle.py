@@ -69,6 +69,9 @@ from elastic_runtime.agent.lifecycle.termination import (
     stop_all,
 )
 from elastic_runtime.errors import EXIT_FAILED
+from elastic_runtime.events.node_events import NodeCutOff, NodeExcluded
+from elastic_runtime.events.round_events import FaultRetry, RoundLeft, RoundWaits
+from elastic_runtime.events.worker_events import WorkerHangs, WorkerStuck
 from elastic_runtime.protocol.messages import HANG
 from elastic_runtime.protocol.records import (
     ASKED,
@@ -213,8 +216,8 @@ def _sealed(state: State, event: Sealed) -> Step:
         return Step(state, (left,), fault.reason)
     actions: list[Action] = []
     if last.budget.failures > before:
-        used = {"reason": last.reason, "failures": last.budget.failures}
-        actions.append(Report("fault.retry", {**used, "budget": state.settings.max_restarts}))
+        retry = FaultRetry(last.reason, last.budget.failures, state.settings.max_restarts)
+        actions.append(Report(retry))
     actions.append(begun(last, event.group_rank))
     entered = _enter(state, chosen, actions)
     if state.asked is None:
@@ -295,7 +298,7 @@ def _unless_in(state: State, actions: list[Action], now: float) -> Step:
     fault = fault or FaultReport(last.number, PLANNED, "the membership changes")
     if state.then is Then.LEAVE and not state.faults:
         fault = replace(fault, kind=ASKED)
-    actions.append(Report("round.left", {"round": last.number, "reason": fault.reason}))
+    actions.append(Report(RoundLeft(last.number, fault.reason)))
     actions.append(SetAlarm(_NEVER))
     broken = state.interrupted_at is not None or bool(state.faults)
     state = replace(state, phase=Phase.WAITING, faults=(), why=None, interrupted_at=None)
@@ -340,7 +343,7 @@ def _switch(state: State, event: Switch, now: float) -> Step | None:
 
 
 def _excluded(state: State, reason: str, now: float) -> Step:
-    report = Report("node.excluded", {"reason": reason})
+    report = Report(NodeExcluded(reason))
     if state.phase is Phase.RUNNING and not state.seated(Seat.OUT):
         then = state.then if state.then is not Then.REJOIN else Then.NEW_LIFE
         return _interrupt(replace(state, then=then), reason, [report], now)
@@ -435,7 +438,7 @@ def _alarm(state: State, now: float) -> Step | None:
     actions: list[Action] = []
     if stuck:
         why = "; ".join(dict.fromkeys(stuck.values()))
-        actions.append(Report("worker.stuck", {"local_ranks": list(stuck), "why": why}))
+        actions.append(Report(WorkerStuck(why, list(stuck))))
         actions.append(KillWorkers(tuple(stuck), f"did not leave the broken round: {why}"))
     actions.append(SetAlarm(now + state.settings.stuck))
     return Step(replace(state, asking=False), tuple(actions), "workers that do not leave the round")
@@ -466,7 +469,7 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     if guilty:
         where = "; ".join(dict.fromkeys(hung_at(said.get(rank)) for rank in guilty))
         why = f"{where}: no step for {event.seconds:.0f} s (--hang-timeout)"
-        report = Report("worker.hangs", {"local_ranks": list(guilty), "why": why})
+        report = Report(WorkerHangs(why, list(guilty)))
         return Step(state, (report, KillWorkers(guilty, why)), why)
     # As here, a step counts from the end of what somebody is busy with.
     seconds = min(event.seconds, now - state.busy_at)
@@ -475,7 +478,7 @@ def _no_progress(state: State, event: NoProgress, now: float) -> Step:
     reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout)"
     fault = FaultReport(last.number, FAILED, reason, signature=HANGS)
     state = replace(state, faults=(*state.faults, fault))
-    return _interrupt(state, reason, [Report("worker.hangs", {"why": reason})], now)
+    return _interrupt(state, reason, [Report(WorkerHangs(reason))], now)
 
 
 def _surveyed(state: State, event: Surveyed, now: float) -> Step:
@@ -487,7 +490,7 @@ def _surveyed(state: State, event: Surveyed, now: float) -> Step:
         state = replace(state, surveyed_at=now, busy_at=now if event.busy else state.busy_at)
         if not event.busy or not state.asking:
             return Step(state, (), "all members are in reach")
-        report = Report("round.waits", {"nodes": list(event.busy)})
+        report = Report(RoundWaits(list(event.busy)))
         return Step(state, (report,), "a worker of another node is busy")
     if state.interrupted_at is not None or not state.seated(Seat.IN):
         return Step(state)
@@ -495,5 +498,5 @@ def _surveyed(state: State, event: Surveyed, now: float) -> Step:
     reason = f"{name} does not reach {listed(event.missed)}"
     fault = FaultReport(last.number, LOST, reason, signature=CUT_OFF, consequence=True)
     state = replace(state, asking=False, faults=(*state.faults, fault))
-    report = Report("node.cut_off", {"reason": reason, "nodes": list(event.missed)})
+    report = Report(NodeCutOff(reason, list(event.missed)))
     return _interrupt(state, reason, [report], now)

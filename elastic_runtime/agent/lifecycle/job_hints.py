@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from elastic_runtime.events.checkpoint_events import (
+    CheckpointCommitted,
+    CheckpointResumed,
+    CheckpointSaved,
+    CheckpointSaveFailed,
+    CheckpointUnreachable,
+)
+from elastic_runtime.events.state_events import DataShuffles, StateLacks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-# What a worker notes of a DataLoader whose order is for one world only; see worker.loaders.
-SHUFFLES = "data.shuffles"
-# ... and of what takes part in its steps and is not in its State; see worker.forgotten.
-LACKS = "state.lacks"
-FOR_HINTS = (SHUFFLES, LACKS)
+    from elastic_runtime.events import Event
 
 # After so many seconds without any checkpoint it is no short job, in which it would not matter.
 _LONG = 3600.0
@@ -47,17 +50,21 @@ class Facts:
     shuffles: str = ""
     lacks: str = ""
 
-    def heard(self, name: str, fields: Mapping[str, Any]) -> Facts:
-        """What is known after a worker has noted something."""
-        if name == SHUFFLES:
-            return replace(self, shuffles=str(fields.get("sampler", "")))
-        if name == LACKS:
-            return replace(self, lacks=str(fields.get("problem", "")))
-        if not name.startswith("checkpoint."):
-            return self
-        saves = name in ("checkpoint.saved", "checkpoint.resumed", "checkpoint.committed")
-        place = str(fields.get("path", ""))
-        return replace(self, saves=self.saves or saves, place=place or self.place)
+    def heard(self, event: Event) -> Facts:
+        """What is known after an event of a worker."""
+        match event:
+            case DataShuffles():
+                return replace(self, shuffles=event.sampler)
+            case StateLacks():
+                return replace(self, lacks=event.problem)
+            case CheckpointCommitted():
+                return replace(self, saves=True)
+            case CheckpointSaved() | CheckpointResumed():
+                return replace(self, saves=True, place=event.path or self.place)
+            case CheckpointSaveFailed() | CheckpointUnreachable():
+                return replace(self, place=event.path or self.place)
+            case _:
+                return self
 
 
 def hints(facts: Facts) -> dict[str, str]:

@@ -60,6 +60,17 @@ from elastic_runtime.agent.lifecycle.termination import (
     without_room,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE, EXIT_USAGE
+from elastic_runtime.events.job_events import JobWaiting
+from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
+from elastic_runtime.events.round_events import FaultRetry
+from elastic_runtime.events.store_events import (
+    RecordBad,
+    StoreForgot,
+    StoreFound,
+    StoreLost,
+    StoreRefusesWrites,
+)
+from elastic_runtime.events.worker_events import ForkServerDied, WorkersCold
 from elastic_runtime.protocol.records import ASKED, NO_ROOM, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core.notices import (
     BadRecord,
@@ -134,15 +145,15 @@ def _step(state: State, event: Event, now: float) -> Step:
         case StoreState():
             return _store(state, event)
         case StoreTrouble(why, seconds):
-            return Step(state, (Report("store.trouble", {"why": why, "seconds": seconds}),), why)
+            return Step(state, (Report(StoreRefusesWrites(why, seconds)),), why)
         case StoreTimeout(why):
             return leave_with(state, Finish(EXIT_STORE_UNREACHABLE, why))
         case Waiting() if state.asked:
             return Step(state)  # it waits for nothing any more
         case Waiting():
-            return Step(state, (Report("job.waiting", asdict(event)),), event.reason)
+            return Step(state, (Report(JobWaiting(**asdict(event))),), event.reason)
         case BadRecord(key, why):
-            return Step(state, (Report("record.bad", {"key": key, "why": why}),))
+            return Step(state, (Report(RecordBad(key, why)),))
         case _:
             return Step(state)  # about workers in place that are not in place any more
 
@@ -153,7 +164,7 @@ def _step(state: State, event: Event, now: float) -> Step:
 def _server_ready(state: State, event: ServerReady, now: float) -> Step:
     actions: list[Action] = []
     if event.cold:
-        actions.append(Report("workers.cold", {"why": event.cold}))
+        actions.append(Report(WorkersCold(event.cold)))
     state = replace(state, server=True, server_deaths=0)
     if state.phase is Phase.STARTING and state.in_place:
         return boot(replace(state, phase=Phase.WAITING, joined=False), actions)
@@ -172,7 +183,7 @@ def _server_died(state: State, why: str, refused: bool) -> Step:
     if state.server_deaths > _MOST_SERVER_DEATHS:
         text = f"the fork server dies each time that it is started ({why})"
         return leave_with(state, Finish(EXIT_FAILED, text))
-    return Step(state, (Report("server.died", {"why": why}), StartServer()), why)
+    return Step(state, (Report(ForkServerDied(why)), StartServer()), why)
 
 
 def _sealed(state: State, event: Sealed) -> Step:
@@ -196,9 +207,8 @@ def _sealed(state: State, event: Sealed) -> Step:
     last = event.round
     sealed = (begun(last, event.group_rank), StartWorkers(last, event.group_rank))
     if last.budget.failures > before:
-        used = {"reason": last.reason, "failures": last.budget.failures}
-        used["budget"] = state.settings.max_restarts
-        return Step(state, (Report("fault.retry", used), *sealed), last.reason)
+        retry = FaultRetry(last.reason, last.budget.failures, state.settings.max_restarts)
+        return Step(state, (Report(retry), *sealed), last.reason)
     return Step(state, sealed, last.reason)
 
 
@@ -282,7 +292,7 @@ def _asked(state: State, signum: int, now: float) -> Step:
             return Step(state, (StopWorkers(0.0),), "asked twice")
         return end(state, [])
     state = replace(state, asked=Request(signum, now))
-    report = Report("node.leaving", {"reason": f"asked to by {signal_name(signum)}"})
+    report = Report(NodeLeaving(f"asked to by {signal_name(signum)}"))
     alone = state.round is None or state.round.size == 1
     text = "stopped on request" if alone else "left on request"
     finish = Finish(EXIT_LEFT, text)
@@ -300,7 +310,7 @@ def _asked(state: State, signum: int, now: float) -> Step:
 
 
 def _excluded(state: State, reason: str) -> Step:
-    report = Report("node.excluded", {"reason": reason})
+    report = Report(NodeExcluded(reason))
     if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
         then = state.then if state.then is not Then.REJOIN else Then.NEW_LIFE
         stopped = stop_all(replace(state, then=then), state.settings.timeouts.broken_grace, reason)
@@ -326,9 +336,9 @@ def _store(state: State, event: StoreState) -> Step:
     if event.refused:
         return leave_with(state, Finish(EXIT_STORE_UNREACHABLE, event.why))
     if not event.up:
-        return Step(state, (Report("store.lost", {"why": event.why}),), event.why)
-    news = (Report("store.found"),) if state.contacted else ()
+        return Step(state, (Report(StoreLost(event.why)),), event.why)
+    news = (Report(StoreFound()),) if state.contacted else ()
     state = replace(state, contacted=True)
     if event.forgot:
-        return Step(state, (Report("store.forgot"),), "the store has lost its memory")
+        return Step(state, (Report(StoreForgot()),), "the store has lost its memory")
     return Step(state, news, "the store answers")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastic_runtime import defaults
 from elastic_runtime.config import Timeouts
@@ -17,6 +17,7 @@ from elastic_runtime.rendezvous.core.notices import Notice
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime import events
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.records import FaultReport, OutcomeRecord, RoundRecord
     from elastic_runtime.system.repeated_signals import Request
@@ -372,8 +373,7 @@ class Finish:
 class Report:
     """An event for people and for the log."""
 
-    name: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    event: events.Event
 
 
 Action = (

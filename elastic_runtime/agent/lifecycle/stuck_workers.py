@@ -17,6 +17,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Then,
     WorkerHeard,
 )
+from elastic_runtime.events.worker_events import WorkerStuck
 from elastic_runtime.protocol.messages import HANG
 
 # Who has not answered by then is silent, in seconds. A machine whose cores are taken away now and
@@ -108,6 +109,6 @@ def no_news(state: State, event: NoNews, now: float) -> Step:
         state = replace(state, asking=True, asked_at=now, heard={})
         return Step(state, (AskWorkers(inside),), f"workers that are {event.where}")
     why = f"{event.where} for {event.seconds:.0f} s, and no answer for {patience:.0f} s"
-    report = Report("worker.stuck", {"local_ranks": list(silent), "why": why})
+    report = Report(WorkerStuck(why, list(silent)))
     kill = KillWorkers(silent, f"stood still: {why}")
     return Step(replace(state, asking=False), (report, kill), why)

@@ -28,6 +28,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerExited,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.events.round_events import RoundLeft, RoundSealed
+from elastic_runtime.events.worker_events import WorkerFailed, WorkerKilled
 from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core.formation.failure_budget import root_cause
 
@@ -39,15 +41,15 @@ if TYPE_CHECKING:
 
 def begun(last: RoundRecord, group_rank: int) -> Report:
     """Tells people of a round that this node is in."""
-    fields = {
-        "round": last.number,
-        "workers": last.world_size,
-        "nodes": last.size,
-        "reason": last.reason,
-        "group_rank": group_rank,
-        "restarts": last.budget.restarts,
-    }
-    return Report("round.sealed", fields)
+    sealed = RoundSealed(
+        last.number,
+        workers=last.world_size,
+        nodes=last.size,
+        reason=last.reason,
+        group_rank=group_rank,
+        restarts=last.budget.restarts,
+    )
+    return Report(sealed)
 
 
 def boot(state: State, actions: Iterable[Action] = ()) -> Step:
@@ -78,15 +80,16 @@ def as_asked(state: State, fault: FaultReport) -> FaultReport:
 
 def failure(event: WorkerExited, fault: FaultReport) -> Report:
     """Tells people of a worker's end that nobody wanted."""
-    fields = {
-        "rank": fault.rank,
-        "local_rank": event.local_rank,
-        "exit_code": event.code,
-        "reason": fault.reason,
-        "echo": fault.consequence,
-        "by_agent": fault.signature == BY_AGENT,
-    }
-    return Report("worker.killed" if fault.kind == KILLED else "worker.failed", fields)
+    kind = WorkerKilled if fault.kind == KILLED else WorkerFailed
+    ended = kind(
+        fault.rank,
+        exit_code=event.code,
+        local_rank=event.local_rank,
+        reason=fault.reason,
+        echo=fault.consequence,
+        by_agent=fault.signature == BY_AGENT,
+    )
+    return Report(ended)
 
 
 def all_ended(state: State, actions: list[Action]) -> Step:
@@ -103,7 +106,7 @@ def all_ended(state: State, actions: list[Action]) -> Step:
     fault = root_cause(state.faults) or state.why or planned(state, "the membership changes")
     if state.then is Then.LEAVE and not state.faults:
         fault = replace(fault, kind=ASKED)
-    actions.append(Report("round.left", {"round": last.number, "reason": fault.reason}))
+    actions.append(Report(RoundLeft(last.number, fault.reason)))
     if state.then is Then.NEW_LIFE:
         state = replace(state, phase=Phase.WAITING, then=Then.REJOIN)
         if not state.server:

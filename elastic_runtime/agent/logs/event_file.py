@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from elastic_runtime.agent.logs.worker_files import LogFile, LogWriter
 from elastic_runtime.errors import UsageError
+from elastic_runtime.events.event import Event, as_event
+from elastic_runtime.events.log_events import EventsDropped, EventsResumed
 from elastic_runtime.reporting.json_lines import AGENT_LINE, JSON, LineEvents
 from elastic_runtime.reporting.log import make_emit
 
@@ -44,13 +46,14 @@ def also_to_file(emit: Emit, path: str, node_name: str = "") -> Iterator[Emit]:
         return
     check_event_file(path)
     # From the writing thread: not to the file, which would be what it waits for.
-    writer = LogWriter(lambda name, fields: emit(f"events.{name.partition('.')[2]}", **fields))
+    writer = LogWriter(emit, dropped=EventsDropped, resumed=EventsResumed)
     file = _EventFile(writer, os.path.abspath(path))
     to_file = make_emit(JSON, cast("TextIO", _Text(file)), node_name)
 
-    def both(name: str, /, **fields: Any) -> None:
-        emit(name, **fields)
-        to_file(name, **fields)
+    def both(event: Event | str, /, **fields: Any) -> None:
+        event = as_event(event, fields)
+        emit(event)
+        to_file(event)
 
     try:
         yield both

@@ -15,10 +15,15 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from elastic_runtime.events import silent
+from elastic_runtime.events.log_events import LogDropped, LogResumed
 from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from elastic_runtime.events import Event
+    from elastic_runtime.events.log_events import WriteFailed, WriteResumed
 
 # Between two attempts at a file that could not be written, in seconds.
 _AGAIN = 1.0
@@ -104,22 +109,26 @@ class LogWriter:
     """Makes all log files of an agent, and appends to them, in a thread of its own.
 
     Args:
-        tell: called from the writing thread with an event's name and fields, when a file cannot be
-            written while all others can, and when all can be written again.
+        emit: called from the writing thread, when a file cannot be written while all others can,
+            and when all can be written again.
         relieved: called from there when there is room again after ``full``.
         limit: bytes waiting beyond which it is full.
         patience: seconds without any progress after which it counts as stuck, and what comes is
             dropped until it moves again.
+        dropped, resumed: what is emitted, of the kind of these files.
     """
 
     def __init__(
         self,
-        tell: Callable[[str, dict[str, object]], None] = lambda *_: None,
+        emit: Callable[[Event], None] = silent,
         relieved: Callable[[], None] = lambda: None,
         limit: int = 1 << 23,
         patience: float = 5.0,
+        dropped: type[WriteFailed] = LogDropped,
+        resumed: type[WriteResumed] = LogResumed,
     ) -> None:
-        self._tell = tell
+        self._emit = emit
+        self._dropped_event, self._resumed_event = dropped, resumed
         self._relieved = relieved
         self._limit = limit
         self._patience = patience
@@ -249,12 +258,12 @@ class LogWriter:
     def _failed(self, error: OSError, path: str) -> None:
         if not self._failing and not self._refused:
             path = str(error.filename or path)
-            self._tell("log.dropped", {"path": path, "why": error.strerror or str(error)})
+            self._emit(self._dropped_event(path, error.strerror or str(error)))
 
     def _recovered(self, path: str) -> None:
         # One that nobody has written to since is no reason to go on complaining.
         if not any(file.dropped for file in self._failing):
             self._failing.clear()
             self._refused = False
-            self._tell("log.resumed", {"path": path, "bytes": self._lost})
+            self._emit(self._resumed_event(path, self._lost))
             self._lost = 0

@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.agent.metrics.metrics_fold import Measured, fold
+from elastic_runtime.agent.metrics.metrics_fold import Measured, Progress, fold
+from elastic_runtime.events.event import Event, as_event
+from elastic_runtime.events.node_events import MetricsOff
 
 if TYPE_CHECKING:
     from elastic_runtime.agent.metrics.metrics_server import Answer, MetricsServer
@@ -53,24 +54,23 @@ class Meter:
         except OSError as error:
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             why = error.strerror or str(error)
-            self._emit("metrics.off", where=where, why=why.partition(" (")[0])
+            self._emit(MetricsOff(where, why.partition(" (")[0]))
 
     def __exit__(self, *exc: object) -> None:
         if self._server is not None:
             self._server.close()
 
-    def emit(self, name: str, /, **fields: Any) -> None:
+    def emit(self, event: Event | str, /, **fields: Any) -> None:
         """Measures an event and passes it on: an ``Emit``."""
-        self.watch(name, **fields)
-        self._emit(name, **fields)
+        event = as_event(event, fields)
+        self.watch(event)
+        self._emit(event)
 
-    def watch(self, name: str, /, **fields: Any) -> None:
-        """Measures an event that is nothing for a log: an ``Emit``."""
+    def watch(self, event: Event | Progress) -> None:
+        """Measures an event that is nothing for a log."""
         now = time.monotonic()
         with self._lock:
-            # A worker may note an event of a name of ours with whatever fields it likes.
-            with suppress(KeyError, TypeError, ValueError):
-                self._state = fold(self._state, name, fields, now)
+            self._state = fold(self._state, event, now)
 
     def summary(self) -> dict[str, Any]:
         """What the job has cost, for the last word."""

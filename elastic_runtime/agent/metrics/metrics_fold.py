@@ -1,28 +1,31 @@
-"""What an agent measures of its job: pure. ``fold(state, event, fields, now) → state``.
+"""What an agent measures of its job: pure. ``fold(state, event, now) → state``.
 
 Nothing is measured for its own sake: the agent's events say all there is to know, and two more,
-which are for this module alone, say what is no event for people (``TURNED``, ``TROUBLE``). All
-moments are seconds on the machine's monotonic clock. ``docs/operations.md`` says what each figure
-means; ``metrics_text`` writes them as Prometheus reads them, ``meter`` feeds and serves them.
+which are for this module alone, say what is no event for people (``Progress``). All moments are
+seconds on the machine's monotonic clock. ``docs/operations.md`` says what each figure means;
+``prometheus_text`` writes them as Prometheus reads them, ``meter`` feeds and serves them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED
+from elastic_runtime.events import Event
+from elastic_runtime.events.checkpoint_events import (
+    CheckpointCommitted,
+    CheckpointResumed,
+    CheckpointSaved,
+    CheckpointSaveFailed,
+)
+from elastic_runtime.events.job_events import JobDone, JobFailed
+from elastic_runtime.events.round_events import RoundEntered, RoundLeft, RoundRecovered, RoundSealed
+from elastic_runtime.events.snapshot_events import SnapshotTaken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Fields = Mapping[str, Any]
-
-# The agent's loop has turned; ``step``, ``count`` and ``moment`` are the progress of its workers.
-TURNED = "agent.turned"
-# The round of this agent is about to end, or a worker of it has; fields as with ``TURNED``.
-TROUBLE = "round.trouble"
+    from collections.abc import Mapping
 
 FAILED, KILLED, LOST, PLANNED = CLASSES = ("failed", "killed", "lost", "planned")
 DETECT, RENDEZVOUS, START, RESTORE, FIRST_STEP = PHASES = (
@@ -35,6 +38,33 @@ BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 HANGS_AFTER = 60.0
 
 _NONE = dict.fromkeys(CLASSES, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the agent sees of its workers from time to time.
+
+    Attributes:
+        step: the last one; -1: none.
+        count: how many they have made in this round.
+        moment: when they made the last one.
+    """
+
+    step: int
+    count: int
+    moment: float
+
+
+class LoopTurned(Progress):
+    """The agent's loop has turned."""
+
+
+class TroubleBegan(Progress):
+    """The round of this agent is about to end, or a worker of it has ended."""
+
+
+# Where that goes which is measured.
+Watch = Callable[[Event | Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,29 +204,46 @@ class Measured:
         return idle if idle > HANGS_AFTER else None
 
 
-def fold(state: Measured, name: str, fields: Fields, now: float) -> Measured:
+def fold(state: Measured, event: Event | Progress, now: float) -> Measured:
     """What is known after an event.
 
     Args:
         state: what was known before.
-        name: of the event; one that says nothing of interest changes nothing.
-        fields: of the event.
+        event: one that says nothing of interest changes nothing.
         now: when it happened.
     """
-    change = _CHANGES.get(name)
-    return change(state, fields, now) if change is not None else state
+    match event:
+        case Progress():
+            return _progressed(state, event, now)
+        case RoundSealed():
+            return _sealed(state, event, now)
+        case RoundLeft():
+            return replace(state, ready=False)
+        case RoundEntered():
+            return _restored(state, event.round, now, event.sync)
+        case RoundRecovered():
+            return _recovered(state, event, now)
+        case SnapshotTaken():
+            return replace(state, snapshot_step=event.step, snapshot_bytes=event.bytes)
+        case JobDone() | JobFailed():
+            return replace(state, ready=False, turned=None)
+        case _:
+            return _checkpoint(state, event, now)
 
 
 # ---------------------------------------------------------------- steps
 
 
-def _turned(state: Measured, fields: Fields, now: float) -> Measured:
-    return replace(_progress(state, fields), turned=now)
+def _progressed(state: Measured, seen: Progress, now: float) -> Measured:
+    state = _with_steps(state, seen)
+    if isinstance(seen, TroubleBegan):
+        return replace(state, trouble=Trouble(now, state.stepped, state.restarts))
+    return replace(state, turned=now)
 
 
-def _progress(state: Measured, fields: Fields) -> Measured:
+def _with_steps(state: Measured, seen: Progress) -> Measured:
     """Steps are seen from time to time, not one by one: so many since the last time."""
-    step, count, moment = fields["step"], fields["count"], fields["moment"]
+    step, count, moment = seen.step, seen.count, seen.moment
     # Until the first step of a round, its workers show the last one of the round before.
     if not state.ready or moment <= max(state.stepped, state.sealed):
         return state
@@ -216,14 +263,14 @@ def _progress(state: Measured, fields: Fields) -> Measured:
 # ---------------------------------------------------------------- rounds
 
 
-def _sealed(state: Measured, fields: Fields, now: float) -> Measured:
+def _sealed(state: Measured, event: RoundSealed, now: float) -> Measured:
     return replace(
         state,
-        round=fields["round"],
-        world=fields["workers"],
-        nodes=fields["nodes"],
-        rank=fields["group_rank"],
-        restarts={**_NONE, **fields["restarts"]},
+        round=event.round,
+        world=event.workers,
+        nodes=event.nodes,
+        rank=event.group_rank,
+        restarts={**_NONE, **(event.restarts or {})},
         sealed=now,
         ready=True,
         peak=state.step,
@@ -232,36 +279,17 @@ def _sealed(state: Measured, fields: Fields, now: float) -> Measured:
     )
 
 
-def _trouble(state: Measured, fields: Fields, now: float) -> Measured:
-    state = _progress(state, fields)
-    return replace(state, trouble=Trouble(now, state.stepped, state.restarts))
-
-
-def _left(state: Measured, fields: Fields, now: float) -> Measured:
-    return replace(state, ready=False)
-
-
-def _entered(state: Measured, fields: Fields, now: float) -> Measured:
-    return _restored(state, fields, now, fields["sync"])
-
-
-def _resumed(state: Measured, fields: Fields, now: float) -> Measured:
-    if fields.get("source") == "storage":
-        state = replace(state, checkpoint_step=fields["step"])
-    return _restored(state, fields, now, fields["seconds"])
-
-
-def _restored(state: Measured, fields: Fields, now: float, seconds: float) -> Measured:
-    if state.trouble is None or fields.get("round") != state.round:
+def _restored(state: Measured, number: int | None, now: float, seconds: float) -> Measured:
+    if state.trouble is None or number != state.round:
         return state
     return replace(state, trouble=replace(state.trouble, restored=now, restoring=seconds))
 
 
-def _recovered(state: Measured, fields: Fields, now: float) -> Measured:
-    trouble, first = state.trouble, fields["step"]
+def _recovered(state: Measured, event: RoundRecovered, now: float) -> Measured:
+    trouble, first = state.trouble, event.step
     if trouble is None:
         return state
-    state = replace(state, trouble=None, stalled=state.stalled + fields.get("stalled", 0.0))
+    state = replace(state, trouble=None, stalled=state.stalled + (event.stalled or 0.0))
     if 0 <= first <= state.peak:
         state = replace(state, lost=state.lost + state.peak - first + 1)
     if state.rank != 0:  # one node tells of each recovery, so that a sum over all counts it once
@@ -296,47 +324,26 @@ def _phases(trouble: Trouble, sealed: float, now: float) -> dict[str, float]:
     }
 
 
-def _ended(state: Measured, fields: Fields, now: float) -> Measured:
-    return replace(state, ready=False, turned=None)
-
-
 # ---------------------------------------------------------------- checkpoints
 
 
-def _saved(state: Measured, fields: Fields, now: float) -> Measured:
-    return replace(
-        state,
-        checkpoint_step=fields["step"],
-        checkpoint_bytes=fields["bytes"],
-        saved_bytes=state.saved_bytes + fields["bytes"],
-        saving=state.saving.with_(fields["seconds"]),
-    )
-
-
-def _committed(state: Measured, fields: Fields, now: float) -> Measured:
-    return replace(state, checkpoint_step=fields["step"])
-
-
-def _save_failed(state: Measured, fields: Fields, now: float) -> Measured:
-    return replace(state, saves_failed=state.saves_failed + 1)
-
-
-def _snapshot(state: Measured, fields: Fields, now: float) -> Measured:
-    return replace(state, snapshot_step=fields["step"], snapshot_bytes=fields["bytes"])
-
-
-_CHANGES: dict[str, Callable[[Measured, Fields, float], Measured]] = {
-    TURNED: _turned,
-    TROUBLE: _trouble,
-    "round.sealed": _sealed,
-    "round.left": _left,
-    "round.entered": _entered,
-    "round.recovered": _recovered,
-    "checkpoint.resumed": _resumed,
-    "checkpoint.saved": _saved,
-    "checkpoint.save_failed": _save_failed,
-    CHECKPOINT_COMMITTED: _committed,
-    "snapshot.taken": _snapshot,
-    "job.done": _ended,
-    "job.failed": _ended,
-}
+def _checkpoint(state: Measured, event: Event | Progress, now: float) -> Measured:
+    match event:
+        case CheckpointResumed():
+            if event.source == "storage":
+                state = replace(state, checkpoint_step=event.step)
+            return _restored(state, event.round, now, event.seconds)
+        case CheckpointSaved():
+            return replace(
+                state,
+                checkpoint_step=event.step,
+                checkpoint_bytes=event.bytes,
+                saved_bytes=state.saved_bytes + event.bytes,
+                saving=state.saving.with_(event.seconds),
+            )
+        case CheckpointCommitted():
+            return replace(state, checkpoint_step=event.step)
+        case CheckpointSaveFailed():
+            return replace(state, saves_failed=state.saves_failed + 1)
+        case _:
+            return state

@@ -30,6 +30,7 @@ from elastic_runtime.agent.round_keys import forget_rounds, key_of
 from elastic_runtime.agent.workers import worker_processes
 from elastic_runtime.agent.workers.worker_channel import Channel
 from elastic_runtime.agent.workers.worker_environment import PortKeeper, worker_environment
+from elastic_runtime.events.node_events import PrivateLost, ProgressOff
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
     Ask,
@@ -201,9 +202,7 @@ class Crew:
             self._channel.renew()
         except OSError as error:
             why = error.strerror or str(error)
-            self._put(
-                worker_processes.Said("private.lost", {"path": self._private.path, "why": why})
-            )
+            self._put(PrivateLost(self._private.path, why))
 
     def _progress_file(self, local_rank: int) -> tuple[str, ProgressFile]:
         """Makes the progress file of a worker, or takes over the one of the worker before it.
@@ -216,7 +215,7 @@ class Crew:
         except OSError as error:
             if not self._without_progress:
                 why = error.strerror or str(error)
-                self._put(worker_processes.Said("progress.off", {"path": path, "why": why}))
+                self._put(ProgressOff(path, why))
             self._without_progress.add(local_rank)
             return "", ProgressFile("")
         self._without_progress.discard(local_rank)

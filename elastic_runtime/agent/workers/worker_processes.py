@@ -31,6 +31,8 @@ from elastic_runtime.agent.workers import fork_client, fork_server
 from elastic_runtime.agent.workers.roster import Roster, Worker
 from elastic_runtime.agent.workers.spawn_request import Starts
 from elastic_runtime.config import COMMAND, JobConfig
+from elastic_runtime.events import Event
+from elastic_runtime.events.worker_events import ForkServerWaits, PreloadFailed, WorkerWaits
 from elastic_runtime.reporting.console import open_consoles
 from elastic_runtime.reporting.json_lines import JSON
 from elastic_runtime.system import threads
@@ -132,15 +134,8 @@ class WorkerExited:
     refused: str = ""
 
 
-@dataclass(frozen=True)
-class Said:
-    """Something for people, an event with its fields."""
-
-    name: str
-    fields: dict[str, object]
-
-
-WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited | Said
+# What is an ``Event`` is only for people.
+WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited | Event
 
 
 class Workers:
@@ -183,7 +178,7 @@ class Workers:
         self._pump = Pump(self._selector)
         self._consoles = open_consoles(stdout, stderr, self._wake)
         self._consoles["stderr"].only_events = config.log_format == JSON
-        self._logs = LogWriter(lambda name, fields: notify(Said(name, fields)), self._wake)
+        self._logs = LogWriter(notify, self._wake)
         self._starts = Starts(config, self._consoles, self._logs, stdin)
         self._thread = threads.spawn(self._run, name="elastic-workers")
 
@@ -403,8 +398,7 @@ class Workers:
         before = self._server_shortage
         self._server_shortage = refused(before, time.monotonic())
         if before is None:
-            fields = {"why": cause(number), "seconds": PATIENCE}
-            self._notify(Said("server.waits", fields))
+            self._notify(ForkServerWaits(cause(number), PATIENCE))
         elif self._server_shortage is None and self._server is None:
             self._notify(ServerDied(f"{cause(number)}: {remedy(number)}", refused=True))
 
@@ -447,7 +441,7 @@ class Workers:
             modules, skipped = tuple(frame["modules"]), tuple(frame["skipped"])
             for module, _, why in (text.partition(": ") for text in skipped):
                 if module in self._config.preload:  # what nobody named, the script will say itself
-                    self._notify(Said("preload.failed", {"module": module, "why": why}))
+                    self._notify(PreloadFailed(module, why))
             self._notify(ServerReady(self._why_cold or frame["why_cold"], modules, skipped))
             return
         worker = self._roster.get(frame["id"])
@@ -477,8 +471,7 @@ class Workers:
             worker.shortage = refused(before, time.monotonic())
             worker.sent = worker.shortage is None
             if before is None:
-                fields = {"rank": spec.global_rank, "why": cause(number), "seconds": PATIENCE}
-                self._notify(Said("worker.waits", fields))
+                self._notify(WorkerWaits(spec.global_rank, cause(number), PATIENCE))
             if worker.shortage is not None:
                 return
             message = why = f"{cause(number)}: {remedy(number)}"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.agent.workers import fork_client
-from elastic_runtime.agent.workers.worker_processes import Said, ServerDied, WorkerStarted
+from elastic_runtime.agent.workers.worker_processes import ServerDied, WorkerStarted
+from elastic_runtime.events.worker_events import ForkServerWaits, WorkerWaits
 from tests.integration.in_place.job import Job
 from tests.integration.workers.crowding import Crowd
 from tests.integration.workers.desk import PATIENCE, ScriptDesk
@@ -40,9 +41,7 @@ def test_a_start_is_tried_again_until_there_is_room(
     desk.write("print('there is room')")
     crowd.come()
     desk.start(0)
-    waits = desk.wait(Said)
-    assert waits.name == "worker.waits"
-    assert "Resource temporarily unavailable" in str(waits.fields["why"])
+    assert "Resource temporarily unavailable" in desk.wait(WorkerWaits).why
     crowd.go()
     (ended,) = desk.exited()
     assert (ended.code, ended.refused) == (0, "")
@@ -72,7 +71,7 @@ def test_who_waits_for_room_can_be_stopped(tmp_path: Path, crowd: Crowd, grace: 
     desk.ready()
     crowd.come()
     desk.start(0)
-    assert desk.wait(Said).name == "worker.waits"
+    desk.wait(WorkerWaits)
     desk.workers.stop(grace)
     (ended,) = desk.exited()
     assert ended.code == -(signal.SIGTERM if grace else signal.SIGKILL)
@@ -96,7 +95,7 @@ def test_a_fork_server_is_tried_again_as_well(
 
     monkeypatch.setattr(fork_client, "start", crowded)
     desk = ScriptDesk(tmp_path, cold=True)
-    assert desk.wait(Said).name == "server.waits"
+    desk.wait(ForkServerWaits)
     monkeypatch.setenv("ELASTIC_TEST_MARK", desk.mark)  # the next one is another thread's
     desk.ready()
     desk.write("print('there is room')")

@@ -13,6 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic_runtime.events.event import known_events, read
+from elastic_runtime.events.job_events import Hint, JobDone, JobJoinCommand
+from elastic_runtime.events.node_events import AgentCrashed, NodeLeaving
+from elastic_runtime.events.round_events import RoundSealed
 from elastic_runtime.reporting import log
 from elastic_runtime.reporting.log import Console, make_emit
 from elastic_runtime.reporting.wording import duration
@@ -25,7 +29,7 @@ def _seen(*events: Happened, node: str = "") -> list[str]:
     stream = io.StringIO()
     emit = make_emit("console", stream, node)
     for name, fields in events:
-        emit(name, **fields)
+        emit(read(name, fields))
     return stream.getvalue().splitlines()
 
 
@@ -80,11 +84,11 @@ def test_a_joiner_says_that_it_waits_and_when_it_does_no_more() -> None:
 def test_a_node_that_is_back_at_once_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _seen(_round(1, rank=2), OUTSIDE, _round(3, rank=2), node="b") == []
     console = Console("b")
-    console.lines(*_round(1, rank=2))
-    assert console.lines(*OUTSIDE) == []
+    console.lines(read(*_round(1, rank=2)))
+    assert console.lines(read(*OUTSIDE)) == []
     assert console.holds
-    assert console.lines("console.overdue", {}) == ["b: waiting to be let in (2 nodes in the job)"]
-    assert console.lines(*_round(3, rank=2)) == [
+    assert console.overdue() == ["b: waiting to be let in (2 nodes in the job)"]
+    assert console.lines(read(*_round(3, rank=2))) == [
         "b: let in: round 3: 3 workers on 3 nodes (all are here)"
     ]
 
@@ -141,7 +145,7 @@ def test_a_round_whose_recovery_nobody_reports_is_shown_after_a_while(
 
     emit = make_emit("console", Stream())
     for name, fields in (FIRST, _round(2)):
-        emit(name, **fields)
+        emit(read(name, fields))
     assert shown.wait(10)
 
 
@@ -168,8 +172,8 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
         ),
         (
             "worker.failed",
-            {"rank": 1, "exit_code": 1, "reason": "ValueError: x\nmore", "error_file": "/e"},
-            "rank 1 failed: ValueError: x (see /e)",
+            {"rank": 1, "exit_code": 1, "reason": "ValueError: x\nmore"},
+            "rank 1 failed: ValueError: x",
         ),
         ("worker.failed", {"rank": 1, "exit_code": 3, "reason": ""}, "rank 1 failed with code 3"),
         (
@@ -204,10 +208,14 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
         ),
         (
             "checkpoint.resumed",
-            {"step": 90, "reached": 102},
+            {"path": "x", "seconds": 0.2, "step": 90, "reached": 102},
             "resumed at step 90 (12 steps again)",
         ),
-        ("checkpoint.resumed", {"step": 90, "reached": 90}, "resumed at step 90"),
+        (
+            "checkpoint.resumed",
+            {"path": "x", "seconds": 0.2, "step": 90, "reached": 90},
+            "resumed at step 90",
+        ),
         (
             "state.loaded",
             {"step": 90, "reached": 91, "reason": "no rank is whole"},
@@ -238,9 +246,12 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
             "trying again (failure 1 of 3 allowed): ValueError: x",
         ),
         ("store.lost", {"why": "refused"}, "the store does not answer (refused); trying again"),
-        ("store.found", {"seconds": 21.4}, "the store answers again after 21 s"),
         ("store.found", {}, "the store answers again"),
-        ("store.forgot", {}, "the store lost its memory; the job is written down again"),
+        (
+            "store.forgot",
+            {},
+            "the store has lost its data; the nodes write the records of the job again",
+        ),
         (
             "record.bad",
             {"key": "nodes/x", "why": "it is not JSON"},
@@ -249,7 +260,7 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
         (
             "node.excluded",
             {"reason": "it was silent"},
-            "left out of the job (it was silent); joining again as new",
+            "excluded from the job (it was silent); joining again as a new node",
         ),
         ("node.leaving", {"reason": "asked to"}, "leaving: asked to"),
         (
@@ -265,14 +276,21 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
         (
             "progress.off",
             {"path": "/tmp/x", "why": "full"},
-            "/tmp/x cannot be written (full): no steps are seen of workers that start now",
+            (
+                "/tmp/x cannot be written (full): the agent does not see the steps of workers that "
+                "start now"
+            ),
         ),
         (
             "log.resumed",
             {"path": "/logs/x", "bytes": 7},
             "logs can be written again; 7 bytes are missing",
         ),
-        ("workers.cold", {"why": "x"}, "workers start cold, seconds slower each: x"),
+        (
+            "workers.cold",
+            {"why": "x"},
+            "workers start without imported modules, seconds slower each: x",
+        ),
         (
             "checkpoint.damaged",
             {"path": "runs/x", "step": 40, "problem": "a checksum differs"},
@@ -290,7 +308,7 @@ def test_each_event_on_a_console(name: str, fields: dict[str, Any], line: str | 
 
 @settings(max_examples=1000)
 @given(
-    st.sampled_from(sorted(log._LINES)),
+    st.sampled_from(sorted(known_events())),
     st.dictionaries(
         st.sampled_from(["reason", "rank", "round", "exit_code", "group_rank", "seconds", "nodes"]),
         st.sampled_from([None, 0, -9, 10**9, 2.5, True, "", "x\ny", [], [1, "a"]]),
@@ -298,7 +316,7 @@ def test_each_event_on_a_console(name: str, fields: dict[str, Any], line: str | 
 )
 def test_no_field_makes_a_console_fail(name: str, fields: dict[str, Any]) -> None:
     for _ in range(2):
-        for line in Console("b").lines(name, fields):
+        for line in Console("b").lines(read(name, fields)):
             assert isinstance(line, str)
 
 
@@ -322,8 +340,8 @@ def test_durations(seconds: float, text: str) -> None:
 def test_json_has_a_line_for_everything() -> None:
     stream = io.StringIO()
     emit = make_emit("json", stream, "b")
-    emit("round.sealed", round=1, reason="alle sind da · ja", group_rank=1)
-    emit("something.new", what=[1, 2], path=None)
+    emit(RoundSealed(1, workers=3, nodes=3, reason="alle sind da · ja", group_rank=1))
+    emit(read("something.new", {"what": [1, 2], "path": None}))
     first, second = (json.loads(line) for line in stream.getvalue().splitlines())
     assert list(first)[:4] == ["timestamp", "level", "event", "node"]
     assert (first["event"], first["node"], first["level"]) == ("round.sealed", "b", "info")
@@ -335,9 +353,9 @@ def test_json_has_a_line_for_everything() -> None:
 def test_secrets_are_never_written(format: str) -> None:
     stream = io.StringIO()
     emit = make_emit(format, stream)
-    emit("node.leaving", reason="etcd://me:geheim@h is down", etcd_password="geheim")
-    emit("job.join_command", command="x --rdzv-endpoint etcd://me:geheim@h/p")
-    emit("x", inner={"auth_token": "geheim"}, urls=["etcd://me:geheim@h"])
+    emit(NodeLeaving("etcd://me:geheim@h is down", extra={"etcd_password": "geheim"}))
+    emit(JobJoinCommand("x --rdzv-endpoint etcd://me:geheim@h/p"))
+    emit(read("x", {"inner": {"auth_token": "geheim"}, "urls": ["etcd://me:geheim@h"]}))
     assert stream.getvalue()
     assert "geheim" not in stream.getvalue()
 
@@ -345,10 +363,10 @@ def test_secrets_are_never_written(format: str) -> None:
 def test_auto_is_console_on_a_terminal_and_json_elsewhere() -> None:
     ours, theirs = pty.openpty()
     with open(ours, "rb", buffering=0) as screen, open(theirs, "w") as terminal:
-        make_emit("auto", terminal)("job.done", seconds=1)
+        make_emit("auto", terminal)(JobDone(1))
         assert screen.read(100) == b"done in 1.0 s\r\n"
     pipe = io.StringIO()
-    make_emit("auto", pipe)("job.done", seconds=1)
+    make_emit("auto", pipe)(JobDone(1))
     assert json.loads(pipe.getvalue())["event"] == "job.done"
 
 
@@ -356,7 +374,7 @@ def test_a_stream_that_has_gone_away_is_no_fault() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as stream:
-        make_emit("json", stream)("job.done", seconds=1)
+        make_emit("json", stream)(JobDone(1))
         os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # what is left in the buffer goes there
 
 
@@ -366,7 +384,7 @@ def test_lines_of_threads_do_not_mix() -> None:
 
     def work() -> None:
         for _ in range(100):
-            emit("x", text="a" * 200)
+            emit(Hint("x", "a" * 200))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -380,6 +398,6 @@ def test_lines_of_threads_do_not_mix() -> None:
 
 def test_a_crash_is_an_error_to_who_reads_json_and_the_last_words_of_the_command() -> None:
     stream = io.StringIO()
-    make_emit("json", stream)("agent.crashed", reason="KeyError: 1", file="/tmp/x.txt")
+    make_emit("json", stream)(AgentCrashed("KeyError: 1", "/tmp/x.txt"))
     assert json.loads(stream.getvalue())["level"] == "error"
     assert _seen(("agent.crashed", {"reason": "KeyError: 1", "file": "/tmp/x.txt"})) == []

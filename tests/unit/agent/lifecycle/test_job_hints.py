@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_runtime.agent.lifecycle.job_hints import LACKS, SHUFFLES, Facts, hints
+from elastic_runtime.agent.lifecycle.job_hints import Facts, hints
+from elastic_runtime.events.checkpoint_events import (
+    CheckpointCommitted,
+    CheckpointSaved,
+    CheckpointSaveFailed,
+)
+from elastic_runtime.events.state_events import DataShuffles, StateLacks
 
 WELL = Facts(1, 4, 3, machines=2, seconds=7200.0, counts=True).heard(
-    "checkpoint.saved", {"path": "/shared/runs"}
+    CheckpointSaved("/shared/runs", step=1, bytes=1, seconds=0.1)
 )
 
 
@@ -27,8 +33,8 @@ WELL = Facts(1, 4, 3, machines=2, seconds=7200.0, counts=True).heard(
         (replace(WELL, saves=False, seconds=3000.0), set()),
         # It may save in its own way; this package knows nothing of its steps.
         (replace(WELL, saves=False, counts=False), set()),
-        (WELL.heard(SHUFFLES, {"sampler": "RandomSampler"}), {"sampler"}),
-        (WELL.heard(LACKS, {"problem": "AdamW is not in the State"}), {"state"}),
+        (WELL.heard(DataShuffles("RandomSampler")), {"sampler"}),
+        (WELL.heard(StateLacks("AdamW is not in the State")), {"state"}),
         (replace(WELL, shuffles="RandomSampler", min_nodes=4), set()),
     ],
 )
@@ -40,6 +46,6 @@ def test_what_is_plainly_wrong_is_said(facts: Facts, about: set[str]) -> None:
 
 def test_a_checkpoint_that_is_known_of_is_one() -> None:
     bare = replace(WELL, saves=False, place="")
-    assert bare.heard("checkpoint.committed", {"step": 3}).saves
-    failed = bare.heard("checkpoint.save_failed", {"path": "/tmp/x", "problem": "full"})
+    assert bare.heard(CheckpointCommitted(3)).saves
+    failed = bare.heard(CheckpointSaveFailed("/tmp/x", step=3, problem="full"))
     assert (failed.saves, failed.place) == (False, "/tmp/x")

@@ -40,6 +40,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 )
 from elastic_runtime.agent.lifecycle.termination import last_words, reached_before
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE
+from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.protocol.records import (
     ASKED,
     FAILED,
@@ -388,7 +389,7 @@ def test_signals_end_a_node_that_waits(signals: int) -> None:
 
 def test_a_node_that_was_asked_to_leave_waits_for_nobody() -> None:
     few = Waiting("waiting for at least 2 nodes", 1, 2, 2)
-    assert running(few).one(Report).name == "job.waiting"
+    assert isinstance(running(few).one(Report).event, JobWaiting)
     assert running(Asked(15), few).none(Report)
 
 

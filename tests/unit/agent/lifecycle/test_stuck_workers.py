@@ -18,6 +18,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     SetAlarm,
     WorkerHeard,
 )
+from elastic_runtime.events.round_events import RoundWaits
+from elastic_runtime.events.worker_events import WorkerStuck
 from elastic_runtime.protocol.messages import HANG
 from elastic_runtime.protocol.records import CUT_OFF, LOST
 from elastic_runtime.rendezvous.core.notices import Surveyed, Switch
@@ -51,7 +53,7 @@ def test_who_does_not_answer_for_long_is_replaced() -> None:
     life.take(NoNews(122.0, "not in train"))
     assert [kill.local_ranks for kill in life.asked(KillWorkers)] == [(1,)]
     (report,) = life.asked(Report)
-    assert report.fields["why"] == "not in train for 122 s, and no answer for 60 s"
+    assert report.event == WorkerStuck("not in train for 122 s, and no answer for 60 s", [1])
 
 
 @pytest.mark.parametrize(
@@ -229,8 +231,8 @@ def test_a_node_that_is_busy_is_waited_for_and_the_time_counts_from_its_end() ->
         assert life.asked(LookForMembers)
         for rank in (0, 1):
             life.take(WorkerHeard(rank, True, "a", ""))
-        said = [one.fields for one in life.take(Surveyed(1, (), busy)) if isinstance(one, Report)]
-        assert said == ([{"nodes": list(busy)}] if busy else [])
+        said = [one.event for one in life.take(Surveyed(1, (), busy)) if isinstance(one, Report)]
+        assert said == ([RoundWaits(list(busy))] if busy else [])
         life.now += 1.0
         life.take(NoProgress(seconds + 1.0, 30.0))
 

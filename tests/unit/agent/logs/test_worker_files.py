@@ -12,9 +12,12 @@ import pytest
 
 from elastic_runtime.agent.logs import worker_files
 from elastic_runtime.agent.logs.worker_files import LogWriter
+from elastic_runtime.events.log_events import LogDropped, LogResumed
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elastic_runtime.events import Event
 
 PATIENCE = 20.0
 
@@ -50,8 +53,8 @@ def written(writer: LogWriter) -> None:
 def test_a_full_disk_is_said_once_and_the_file_goes_on_when_there_is_room(
     disk: Disk, tmp_path: Path
 ) -> None:
-    told: list[tuple[str, dict[str, object]]] = []
-    writer = LogWriter(lambda name, fields: told.append((name, fields)))
+    told: list[Event] = []
+    writer = LogWriter(told.append)
     one, two = (writer.open(partial(str, tmp_path / name)) for name in ("one", "two"))
     one.write(b"first\n")
     written(writer)
@@ -60,7 +63,7 @@ def test_a_full_disk_is_said_once_and_the_file_goes_on_when_there_is_room(
         one.write(b"lost\n")
         two.write(b"lost as well\n")
     written(writer)
-    assert [name for name, _ in told] == ["log.dropped"]
+    assert [type(event) for event in told] == [LogDropped]
     disk.full = False
     one.write(b"last\n")
     two.write(b"last\n")
@@ -70,7 +73,7 @@ def test_a_full_disk_is_said_once_and_the_file_goes_on_when_there_is_room(
     assert (tmp_path / "one").read_bytes() == (
         b"first\n\n[elastic-run] 15 bytes could not be written here\nlast\n"
     )
-    assert told[1] == ("log.resumed", {"path": two.path, "bytes": 54})
+    assert told[1] == LogResumed(two.path, 54)
 
 
 def test_a_disk_that_is_full_from_the_start_is_no_reason_not_to_start(
@@ -98,8 +101,8 @@ def test_what_fails_for_any_reason_is_said_once_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_files, "_AGAIN", 0.0)
-    told: list[tuple[str, dict[str, object]]] = []
-    writer = LogWriter(lambda name, fields: told.append((name, fields)))
+    told: list[Event] = []
+    writer = LogWriter(told.append)
     path = tmp_path / "directory" / "log"
     made = threading.Event()
 
@@ -113,14 +116,14 @@ def test_what_fails_for_any_reason_is_said_once_and_tried_again(
     file = writer.open(partial(str, path))
     file.write(b"lost")
     written(writer)
-    assert told == [("log.dropped", {"path": str(path.parent), "why": "Stale file handle"})]
+    assert told == [LogDropped(str(path.parent), "Stale file handle")]
     made.set()
     writer.call(make)
     file.write(b"kept")
     file.close()
     assert file.closed.wait(PATIENCE)
     assert path.read_bytes() == b"\n[elastic-run] 4 bytes could not be written here\nkept"
-    assert told[1:] == [("log.resumed", {"path": str(path), "bytes": 4})]
+    assert told[1:] == [LogResumed(str(path), 4)]
     quiet.close()
     writer.close()
 

@@ -15,6 +15,7 @@ import pytest
 from elastic_runtime.agent.logs.worker_files import LogWriter
 from elastic_runtime.agent.logs.worker_output import Filter, Pump, Route, Stream, route
 from elastic_runtime.config import Output
+from elastic_runtime.events.log_events import LogDropped
 from elastic_runtime.reporting.console import Console, open_consoles
 from elastic_runtime.reporting.json_lines import WORKER_LINE, LineEvents
 from tests.processes import wait_for
@@ -22,6 +23,8 @@ from tests.processes import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from elastic_runtime.events import Event
 
 
 class Screen:
@@ -203,8 +206,8 @@ def test_files_and_filters(screen: Screen, pipe: tuple[int, int], tmp_path: Path
 
 def test_a_full_disk_costs_the_file_only(screen: Screen, pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    told: list[str] = []
-    logs = LogWriter(lambda name, fields: told.append(f"{name} {fields}"))
+    told: list[Event] = []
+    logs = LogWriter(told.append)
     stream = Stream(reading, b"", screen.console, logs.open(lambda: "/dev/full"))
     os.write(writing, b"one\n")
     stream.read()
@@ -213,7 +216,7 @@ def test_a_full_disk_costs_the_file_only(screen: Screen, pipe: tuple[int, int]) 
     assert screen.shows() == b"one\ntwo\n"
     stream.finish()
     logs.close()
-    assert told[0] == ("log.dropped {'path': '/dev/full', 'why': 'No space left on device'}")
+    assert told[0] == LogDropped("/dev/full", "No space left on device")
 
 
 def test_a_console_whose_reader_is_gone_is_forgotten() -> None:

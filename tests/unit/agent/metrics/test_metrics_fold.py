@@ -14,51 +14,61 @@ from elastic_runtime.agent.metrics.metrics_fold import (
     BOUNDS,
     CLASSES,
     PHASES,
-    TROUBLE,
-    TURNED,
     Histogram,
+    LoopTurned,
     Measured,
+    Progress,
+    TroubleBegan,
     fold,
 )
 from elastic_runtime.agent.metrics.prometheus_text import render
+from elastic_runtime.events import Event
+from elastic_runtime.events.checkpoint_events import (
+    CheckpointCommitted,
+    CheckpointResumed,
+    CheckpointSaved,
+    CheckpointSaveFailed,
+)
+from elastic_runtime.events.job_events import JobDone, JobFailed
+from elastic_runtime.events.round_events import RoundEntered, RoundLeft, RoundRecovered, RoundSealed
+from elastic_runtime.events.snapshot_events import SnapshotTaken
+from elastic_runtime.events.store_events import StoreLost
 from elastic_runtime.protocol.records import Budget
 
-Told = tuple[float, str, dict[str, Any]]
+Told = tuple[float, Event | Progress]
 
 
 def told(*events: Told, state: Measured | None = None) -> Measured:
     """What is known after these events, of an agent that began at 100."""
     state = state or Measured(100.0)
-    for now, name, fields in events:
-        state = fold(state, name, fields, now)
+    for now, event in events:
+        state = fold(state, event, now)
     return state
 
 
 def sealed(now: float, number: int, *, rank: int = 0, **restarts: int) -> Told:
-    fields = {"round": number, "workers": 4, "nodes": 2, "group_rank": rank, "reason": ""}
-    return now, "round.sealed", {**fields, "restarts": Budget().restarts | restarts}
+    known = Budget().restarts | restarts
+    return now, RoundSealed(number, workers=4, nodes=2, group_rank=rank, restarts=known)
 
 
 def turned(now: float, step: int, count: int, moment: float | None = None) -> Told:
-    seen = {"step": step, "count": count, "moment": now if moment is None else moment}
-    return now, TURNED, seen
+    return now, LoopTurned(step, count, now if moment is None else moment)
 
 
 def trouble(now: float, step: int, count: int, moment: float) -> Told:
-    return now, TROUBLE, {"step": step, "count": count, "moment": moment}
+    return now, TroubleBegan(step, count, moment)
 
 
 def left(now: float) -> Told:
-    return now, "round.left", {"round": 1, "reason": ""}
+    return now, RoundLeft(1, "")
 
 
 def resumed(now: float, number: int, step: int, seconds: float, source: str = "storage") -> Told:
-    fields = {"round": number, "step": step, "seconds": seconds, "source": source}
-    return now, "checkpoint.resumed", fields
+    return now, CheckpointResumed("x", step, seconds, source, round=number)
 
 
 def recovered(now: float, number: int, step: int) -> Told:
-    return now, "round.recovered", {"round": number, "step": step, "seconds": 0.0}
+    return now, RoundRecovered(number, 0.0, step)
 
 
 # Steps 1 to 11 in ten seconds, then a worker is killed, and the job goes back to step 5.
@@ -74,7 +84,7 @@ KILLED = (
 
 
 def test_the_last_word_says_what_the_faults_have_cost() -> None:
-    known = (130.0, "round.recovered", {"round": 2, "step": 6, "seconds": 0.3, "stalled": 10.0})
+    known = (130.0, RoundRecovered(2, 0.3, step=6, stalled=10.0))
     state = told(*KILLED[:-1], known, turned(140, 16, 11))
     assert state.summary(140) == {
         "restarts": Budget().restarts | {"killed": 1},
@@ -111,7 +121,7 @@ def test_a_round_is_what_the_status_says() -> None:
     assert status["restarts"] == {"failed": 0, "killed": 2, "lost": 1, "planned": 0}
 
 
-@pytest.mark.parametrize("last", [left(111), (111.0, "job.done", {}), (111.0, "job.failed", {})])
+@pytest.mark.parametrize("last", [left(111), (111.0, JobDone(1.0)), (111.0, JobFailed(1.0))])
 def test_a_node_that_has_left_its_round_is_not_ready(last: Told) -> None:
     assert told(*BEGUN).ready
     assert not told(*BEGUN, last).ready
@@ -120,7 +130,7 @@ def test_a_node_that_has_left_its_round_is_not_ready(last: Told) -> None:
 
 def test_an_event_of_no_interest_changes_nothing() -> None:
     state = told(*BEGUN)
-    assert fold(state, "store.lost", {"why": "x"}, 200.0) is state
+    assert fold(state, StoreLost("x"), 200.0) is state
 
 
 # ---------------------------------------------------------------- recovery
@@ -161,7 +171,7 @@ def test_in_place_the_state_is_restored_when_all_ranks_have_it() -> None:
         left(121),
         sealed(122, 2, killed=1),
         resumed(122.5, 2, 5, seconds=0.25),  # a part of what comes next
-        (124.0, "round.entered", {"round": 2, "connect": 0.5, "sync": 1.5, "rank": 0}),
+        (124.0, RoundEntered(0.5, 1.5, rank=0, round=2)),
         recovered(125, 2, 12),
     )
     seconds = {phase: one.total for (phase, _), one in told(*BEGUN, *events).recovery.items()}
@@ -183,8 +193,8 @@ def test_what_an_older_round_says_late_is_not_counted() -> None:
 
 def test_one_node_tells_of_a_recovery_and_all_of_lost_steps() -> None:
     others = tuple(
-        (now, name, {**fields, "group_rank": 1} if name == "round.sealed" else fields)
-        for now, name, fields in KILLED
+        (now, replace(event, group_rank=1) if isinstance(event, RoundSealed) else event)
+        for now, event in KILLED
     )
     state = told(*others)
     assert state.recovery == {}
@@ -292,7 +302,7 @@ def test_whatever_happens_goodput_is_a_share_and_counters_only_grow(
 
 
 def test_every_node_knows_of_the_last_checkpoint() -> None:
-    state = told(*BEGUN, (121.0, "checkpoint.committed", {"step": 10}))
+    state = told(*BEGUN, (121.0, CheckpointCommitted(10)))
     assert state.checkpoint_step == 10
     assert state.checkpoint_bytes is None
 
@@ -300,10 +310,10 @@ def test_every_node_knows_of_the_last_checkpoint() -> None:
 def test_checkpoints_and_snapshots() -> None:
     state = told(
         resumed(101, 1, 40, seconds=1),
-        (102, "checkpoint.saved", {"step": 50, "bytes": 1000, "seconds": 0.5}),
-        (103, "checkpoint.saved", {"step": 60, "bytes": 3000, "seconds": 1.5}),
-        (104, "checkpoint.save_failed", {"step": 70, "problem": "full"}),
-        (105, "snapshot.taken", {"step": 65, "bytes": 700, "seconds": 0.1, "copied": True}),
+        (102, CheckpointSaved("x", step=50, bytes=1000, seconds=0.5)),
+        (103, CheckpointSaved("x", step=60, bytes=3000, seconds=1.5)),
+        (104, CheckpointSaveFailed("x", step=70, problem="full")),
+        (105, SnapshotTaken("x", step=65, bytes=700, seconds=0.1, copied=True)),
         resumed(106, 2, 65, seconds=1, source="memory"),
     )
     assert (state.checkpoint_step, state.checkpoint_bytes, state.saved_bytes) == (60, 3000, 4000)
@@ -317,7 +327,7 @@ def test_checkpoints_and_snapshots() -> None:
         ((), 10_000.0, False),  # it may take long to import torch
         ((turned(110, -1, 0, 0.0),), 169.0, False),
         ((turned(110, -1, 0, 0.0),), 171.0, True),
-        ((turned(110, -1, 0, 0.0), (111.0, "job.done", {})), 500.0, False),
+        ((turned(110, -1, 0, 0.0), (111.0, JobDone(1.0))), 500.0, False),
     ],
 )
 def test_an_agent_hangs_whose_loop_has_stopped(

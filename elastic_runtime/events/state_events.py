@@ -1,0 +1,105 @@
+"""Events of the training state in place: which rank's memory, or which checkpoint, a round goes on
+from. Rank 0 tells of them, except for ``StateUnfit``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_runtime.events.event import DEBUG, WARNING, NotedEvent
+from elastic_runtime.reporting.wording import again
+
+
+@dataclass(frozen=True)
+class StateGiven(NotedEvent):
+    """Ranks have got the state of another rank's memory."""
+
+    name = "state.given"
+    sentence = "step {step} was given to {to} ranks from memory"
+    shown = False
+
+    step: int
+    to: int
+    given_up: int | None = None
+    reached: int | None = None
+
+
+@dataclass(frozen=True)
+class StateUnfit(NotedEvent):
+    """A rank has left a round, and others cannot go on from the state in its memory."""
+
+    name = "state.unfit"
+    level = WARNING
+    sentence = "the state of step {step} in memory cannot be used: {reason}"
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StateLoaded(NotedEvent):
+    """No rank's memory can be gone on from, and all ranks have loaded a checkpoint."""
+
+    name = "state.loaded"
+    level = WARNING
+    sentence = "went back to step {step} (… steps again): {reason}"
+
+    step: int
+    reason: str
+    given_up: int | None = None
+    reached: int | None = None
+
+    def message(self) -> str:
+        """To which step, how many are made again, and why."""
+        steps = again(self.step, self.reached)
+        return f"went back to step {self.step}{steps}: {self._words()['reason']}"
+
+
+@dataclass(frozen=True)
+class StateFresh(NotedEvent):
+    """No rank's memory can be gone on from, and nothing is saved: the ranks begin at step 0."""
+
+    name = "state.fresh"
+    level = WARNING
+    sentence = "training starts again at step 0: {reason}"
+
+    reason: str
+    given_up: int | None = None
+    reached: int | None = None
+
+
+@dataclass(frozen=True)
+class StateNotSaved(NotedEvent):
+    """A worker that is to save what it has before it ends does not, as it is not whole or not the
+    newest."""
+
+    name = "state.not_saved"
+    level = DEBUG
+    sentence = "step {step} is not saved: {reason}"
+    shown = False
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StateLacks(NotedEvent):
+    """Something takes part in the steps and is not in the State; the agent makes a hint of it."""
+
+    name = "state.lacks"
+    level = DEBUG
+    logged = False
+    shown = False
+
+    problem: str
+
+
+@dataclass(frozen=True)
+class DataShuffles(NotedEvent):
+    """A DataLoader takes its order from a sampler for one world; the agent makes a hint of it."""
+
+    name = "data.shuffles"
+    level = DEBUG
+    logged = False
+    shown = False
+
+    sampler: str
