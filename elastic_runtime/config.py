@@ -1,7 +1,7 @@
 """The settings of a job on this node, as one frozen value that every part reads.
 
-``cli.run`` makes one from flags, environment and file; ``elastic_runtime.launch`` takes one from
-Python. Nothing below reads a flag or an environment variable for a setting of its own.
+``elastic-run`` makes one from flags, environment and file; ``elastic_runtime.launch`` takes one
+from Python. Nothing below reads a flag or an environment variable for a setting of its own.
 """
 
 from __future__ import annotations

@@ -26,11 +26,12 @@ PASSWORD_VARIABLE = "ELASTIC_ETCD_PASSWORD"
 _BACKENDS = {"etcd": ETCD, "etcd-v3": ETCD, "c10d": C10D, "elastic-c10d": C10D}
 _SCHEMES = {"etcd": ETCD, "etcds": ETCD, "etcd-v3": ETCD, "c10d": C10D}
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\.?")
+_ONE_SLASH = re.compile(rf"(?P<scheme>{'|'.join(_SCHEMES)}):/(?P<rest>[^/].*)")
 _FORMS = "etcd://host:port/prefix, etcds://… or c10d://host:port"
 
 
 @dataclass(frozen=True)
-class Access:
+class Credentials:
     """How to be let in by etcd, from options of their own.
 
     Attributes:
@@ -44,18 +45,20 @@ class Access:
     tls: Tls = field(default_factory=Tls)
 
 
-def parse_endpoint(text: str, backend: str = "", access: Access | None = None) -> Endpoint:
+def parse_endpoint(
+    text: str, backend: str = "", credentials: Credentials | None = None
+) -> Endpoint:
     """Reads an endpoint.
 
     Args:
         text: an URL, or ``host:port`` with ``backend``; hosts are separated by commas (etcd).
         backend: torchrun's ``--rdzv-backend``; "" if not given.
-        access: user, password and TLS files.
+        credentials: user, password and TLS files.
 
     Raises:
         UsageError: it is no endpoint, the backend says something else, or it holds a password.
     """
-    access = access or Access()
+    credentials = credentials or Credentials()
     scheme, separator, rest = text.partition("://")
     if separator:
         found = _of_scheme(text, scheme)
@@ -66,6 +69,11 @@ def parse_endpoint(text: str, backend: str = "", access: Access | None = None) -
             )
     else:
         scheme, rest = "", text
+        if slip := _ONE_SLASH.fullmatch(text):
+            meant = f"{slip['scheme']}://{slip['rest']}"
+            raise UsageError(
+                f"the endpoint {_shown(text)!r} lacks a slash: write {_shown(meant)!r}"
+            )
         if not backend:
             raise UsageError(
                 f"the endpoint {_shown(text)!r} does not say what it is: "
@@ -77,22 +85,24 @@ def parse_endpoint(text: str, backend: str = "", access: Access | None = None) -
     hosts = tuple(_host(text, part, DEFAULT_PORTS[found]) for part in authority.split(","))
     _check_shape(text, found, hosts, path, user)
     endpoint = Endpoint(backend=found, hosts=hosts)
-    return endpoint if found == C10D else _etcd(endpoint, text, path, user, access)
+    return endpoint if found == C10D else _etcd(endpoint, text, path, user, credentials)
 
 
-def _etcd(endpoint: Endpoint, text: str, path: str, user: str, access: Access) -> Endpoint:
+def _etcd(
+    endpoint: Endpoint, text: str, path: str, user: str, credentials: Credentials
+) -> Endpoint:
     scheme = text.partition("://")[0] if "://" in text else ""
-    if user and access.user and user != access.user:
+    if user and credentials.user and user != credentials.user:
         raise UsageError(
-            f"the endpoint names the user {user!r}, --etcd-user {access.user!r}: keep one"
+            f"the endpoint names the user {user!r}, --etcd-user {credentials.user!r}: keep one"
         )
-    user = user or access.user
-    if access.password and not user:
+    user = user or credentials.user
+    if credentials.password and not user:
         raise UsageError(
             f"there is a password for etcd ({PASSWORD_VARIABLE} or --etcd-password-file), but no "
             "user: add --etcd-user"
         )
-    tls = access.tls
+    tls = credentials.tls
     if bool(tls.cert) != bool(tls.key):
         raise UsageError("--etcd-cert and --etcd-key belong together: give both")
     for flag, path_ in (("--etcd-ca", tls.ca), ("--etcd-cert", tls.cert), ("--etcd-key", tls.key)):
@@ -111,7 +121,7 @@ def _etcd(endpoint: Endpoint, text: str, path: str, user: str, access: Access) -
         secure=secure,
         tls=tls,
         user=user,
-        password=access.password,
+        password=credentials.password,
     )
 
 
@@ -207,7 +217,7 @@ def split_address(text: str, source: str) -> tuple[str, int]:
     return "" if host == "*" else host, port
 
 
-def read_access(values: Mapping[str, str | None], environ: Mapping[str, str]) -> Access:
+def read_credentials(values: Mapping[str, str | None], environ: Mapping[str, str]) -> Credentials:
     """Collects how to be let in by etcd.
 
     Args:
@@ -229,4 +239,4 @@ def read_access(values: Mapping[str, str | None], environ: Mapping[str, str]) ->
     tls = Tls(
         values.get("etcd_ca") or "", values.get("etcd_cert") or "", values.get("etcd_key") or ""
     )
-    return Access(values.get("etcd_user") or "", password, tls)
+    return Credentials(values.get("etcd_user") or "", password, tls)

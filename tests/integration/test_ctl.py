@@ -225,6 +225,11 @@ def test_a_store_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> Non
     assert err.count("\n") <= 2
 
 
+def test_a_store_that_has_ended_with_its_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--rdzv-endpoint", "c10d://127.0.0.1:1"]) == 4  # nobody listens there
+    assert "the last lines of elastic-run say how it ended" in capsys.readouterr().err
+
+
 def test_settings_come_from_the_environment_as_well(
     store: Store, endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

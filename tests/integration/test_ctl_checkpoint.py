@@ -219,7 +219,7 @@ def test_what_is_no_directory_of_checkpoints_is_said(
     file.write_text("precious")
     options = ["--keep", 1] if command == "prune" else []
     for place, text in (
-        (tmp_path / "none", "there is nothing in"),
+        (tmp_path / "none", "there is no directory"),
         (file, "Not a directory"),
         (storage.path / "step-15.term-2", "is one checkpoint; give the directory"),
         ("x3://bucket/run", "Protocol not known"),

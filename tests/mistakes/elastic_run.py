@@ -251,6 +251,10 @@ ELASTIC_RUN = (
         "unknown kind of store in the endpoint 'ectd://h': write etcd://host",
     ),
     Mistake(
+        "--rdzv-endpoint etcd:/h1/team --run-id x train.py",
+        "the endpoint 'etcd:/h1/team' lacks a slash: write 'etcd://h1/team'",
+    ),
+    Mistake(
         "--rdzv-endpoint h:1 train.py",
         "the endpoint 'h:1' does not say what it is: write c10d://h:1 or etcd://h",
     ),

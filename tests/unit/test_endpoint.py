@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.config import Endpoint, Tls
-from elastic_runtime.endpoint import Access, parse_endpoint, read_access, split_address
+from elastic_runtime.endpoint import Credentials, parse_endpoint, read_credentials, split_address
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_endpoints_survive_being_written_and_read() -> None:
 def test_access_is_taken_over(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("x")
-    access = Access("me", "geheim", Tls(ca=str(ca)))
+    access = Credentials("me", "geheim", Tls(ca=str(ca)))
     endpoint = parse_endpoint("h", "etcd", access)
     assert (endpoint.user, endpoint.password, endpoint.secure) == ("me", "geheim", True)
     assert "geheim" not in repr(endpoint) + str(endpoint) + repr(access)
@@ -96,13 +96,13 @@ def test_access_is_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "access", "words"),
     [
-        ("etcd://me@h", Access("you"), "names the user 'me', --etcd-user 'you'"),
-        ("etcd://h", Access(password="x"), "but no user: add --etcd-user"),
-        ("etcds://h", Access(tls=Tls(cert="c")), "belong together"),
-        ("etcds://h", Access(tls=Tls(ca="/nowhere/ca")), "--etcd-ca: there is no file"),
+        ("etcd://me@h", Credentials("you"), "names the user 'me', --etcd-user 'you'"),
+        ("etcd://h", Credentials(password="x"), "but no user: add --etcd-user"),
+        ("etcds://h", Credentials(tls=Tls(cert="c")), "belong together"),
+        ("etcds://h", Credentials(tls=Tls(ca="/nowhere/ca")), "--etcd-ca: there is no file"),
     ],
 )
-def test_access_that_does_not_fit(text: str, access: Access, words: str) -> None:
+def test_access_that_does_not_fit(text: str, access: Credentials, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_endpoint(text, "", access)
     assert words in str(caught.value)
@@ -112,15 +112,15 @@ def test_a_certificate_without_tls_is_refused(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("x")
     with pytest.raises(UsageError, match="etcds://"):
-        parse_endpoint("etcd://h", "", Access(tls=Tls(ca=str(ca))))
+        parse_endpoint("etcd://h", "", Credentials(tls=Tls(ca=str(ca))))
 
 
 def test_the_password_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("from file\n")
     environ = {"ELASTIC_ETCD_PASSWORD": "from environment"}
-    assert read_access({}, environ).password == "from environment"
-    assert read_access({"etcd_password_file": str(path)}, environ).password == "from file"
+    assert read_credentials({}, environ).password == "from environment"
+    assert read_credentials({"etcd_password_file": str(path)}, environ).password == "from file"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\n", b"\xff\xfe"])
@@ -129,7 +129,7 @@ def test_a_password_file_that_cannot_be_used(tmp_path: Path, content: bytes | No
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match="--etcd-password-file"):
-        read_access({"etcd_password_file": str(path)}, {})
+        read_credentials({"etcd_password_file": str(path)}, {})
 
 
 @pytest.mark.parametrize(

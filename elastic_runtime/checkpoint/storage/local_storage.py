@@ -79,6 +79,9 @@ class LocalStorage(Storage):
             except FileNotFoundError:
                 return []
 
+    def missing(self) -> str:
+        return "" if self.path.exists() else f"directory {self.path}"
+
     # Terms
 
     def _create_exclusively(self, name: str, content: bytes) -> bool:

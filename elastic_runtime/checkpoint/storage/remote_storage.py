@@ -109,6 +109,12 @@ class RemoteStorage(Storage):
         with self._explained(f"read {self.where}"):
             return [_name(found) for found in self._list(self._root)]
 
+    def missing(self) -> str:
+        bucket, _, _ = self._root.partition("/")  # "" where a store has real directories
+        with self._explained(f"read {self.where}"):
+            there = not bucket or self._try(lambda: self._fs.exists(bucket))
+        return "" if there else f"bucket {bucket!r} ({self.where})"
+
     # Terms
 
     def check_term(self, term: int) -> None:

@@ -203,6 +203,14 @@ class Storage(Source):
             CheckpointFailed: it cannot be read.
         """
 
+    def missing(self) -> str:
+        """What of the place does not exist: its directory or its bucket; "" if all is there.
+
+        Raises:
+            CheckpointFailed: it cannot be read.
+        """
+        return ""
+
     # Terms
 
     def take_term(self, holder: Mapping[str, object]) -> int:

@@ -205,6 +205,8 @@ def _look(storage: Storage) -> Inventory:
             f"{storage.where} is one checkpoint; give the directory that holds it, and its step "
             "with --step"
         )
+    if not names and (missing := storage.missing()):
+        raise UsageError(f"there is no {missing}: correct the name")
     if not names:
         raise UsageError(f"there is nothing in {storage.where}; was another directory meant?")
     return checkpoint_report.take(storage.where, names, catalog.survey(storage, names))

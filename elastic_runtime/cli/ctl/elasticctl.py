@@ -1,7 +1,7 @@
 """``elasticctl``: look at a running job and change its bounds, through the store.
 
-``elasticctl checkpoint`` is in ``cli.checkpoint``; what is about jobs of a Kubernetes cluster in
-``cli.kube``. The commands that serve both worlds are here.
+``elasticctl checkpoint`` is in ``checkpoint_commands``; what is about jobs of a Kubernetes cluster
+in ``cli.kube``. The commands that serve both worlds are here.
 
 With etcd it never imports torch, so that it answers at once.
 """
@@ -27,11 +27,11 @@ from elastic_runtime import __version__
 from elastic_runtime.cli.ctl import run_screen
 from elastic_runtime.cli.ctl.checkpoint_commands import checkpoint
 from elastic_runtime.cli.ctl.printing import FORMAT, console, show
-from elastic_runtime.cli.ctl.run_report import Records, Report, make_report, read_records
+from elastic_runtime.cli.ctl.run_report import RunRecords, RunReport, make_report, read_records
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
 from elastic_runtime.cli.kube import kube_commands
 from elastic_runtime.cli.kube.cluster_access import Access
-from elastic_runtime.endpoint import C10D, parse_endpoint, read_access
+from elastic_runtime.endpoint import C10D, parse_endpoint, read_credentials
 from elastic_runtime.errors import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -60,7 +60,10 @@ _ASK = 1.0
 _ASKERS = 64
 _TRIES = 5
 _INTERRUPTED = 130  # 128 + SIGINT
-_C10D_RUN = "none"  # torchrun's, see cli.place
+_C10D_RUN = "none"  # torchrun's, see cli.run.store_target
+_ENDS_WITH_THE_JOB = (
+    "Such a store ends with the job that hosts it: the last lines of elastic-run say how it ended"
+)
 _CREDENTIALS = ("etcd_user", "etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key")
 _STORE_OPTIONS = ("rdzv_endpoint", "rdzv_backend", "run_id", *_CREDENTIALS)
 
@@ -68,7 +71,7 @@ _F = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Target:
+class RunInStore:
     """The store and the run that a command is about."""
 
     endpoint: Endpoint
@@ -93,22 +96,27 @@ class Target:
             finally:
                 store.close()
         except StoreUnavailable as error:
-            raise StoreUnreachable(f"{error}; is --rdzv-endpoint right, and is it up?") from None
+            hint = "is --rdzv-endpoint right, and is it up?"
+            if endpoint.backend == C10D:
+                hint += f" {_ENDS_WITH_THE_JOB}"
+            raise StoreUnreachable(f"{error}; {hint}") from None
 
 
 def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
-    """The options that say which store, and which run in it; the command gets a ``Target``."""
+    """The options that say which store, and which run in it; the command gets a ``RunInStore``."""
 
     def decorate(command: _F) -> _F:
         @functools.wraps(command)  # with the options that were put on it before
         def called(**values: Any) -> Any:
-            access = read_access({name: values.pop(name) for name in _CREDENTIALS}, os.environ)
+            credentials = read_credentials(
+                {name: values.pop(name) for name in _CREDENTIALS}, os.environ
+            )
             text, backend = values.pop("rdzv_endpoint"), values.pop("rdzv_backend") or ""
-            endpoint = parse_endpoint(text, backend, access)
+            endpoint = parse_endpoint(text, backend, credentials)
             run_id = values.pop("run_id", None) or (_C10D_RUN if endpoint.backend == C10D else "")
             if run and not run_id:
                 raise _which_run(endpoint)
-            return command(Target(endpoint, run_id), **values)
+            return command(RunInStore(endpoint, run_id), **values)
 
         options = [
             _option(
@@ -133,7 +141,7 @@ def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
 
 
 def _with_store_or_job(command: _F) -> _F:
-    """A run in a store, or a JOB of a cluster; the command gets a ``Target`` or a ``kube.Place``.
+    """A run in a store, or a JOB of a cluster: a ``RunInStore`` or a ``kube_commands.Place``.
 
     Whoever names a job means the cluster: an endpoint in the environment, as in every pod of a job,
     does not count then.
@@ -193,7 +201,9 @@ for _command in kube_commands.COMMANDS:
 @FORMAT
 @click.option("--watch", is_flag=True, help="go on until the job ends")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
-def status(target: Target | kube_commands.Place, form: str, watch: bool, interval: float) -> None:
+def status(
+    target: RunInStore | kube_commands.Place, form: str, watch: bool, interval: float
+) -> None:
     """Shows a run in a store, or a JOB of a cluster: its round, nodes or pods, step and faults."""
     if isinstance(target, kube_commands.Place):
         kube_commands.show_status(target, form, watch, interval)
@@ -211,7 +221,7 @@ def status(target: Target | kube_commands.Place, form: str, watch: bool, interva
 @cli.command()
 @_with_store(run=False)
 @FORMAT
-def runs(target: Target, form: str) -> None:
+def runs(target: RunInStore, form: str) -> None:
     """Lists the runs under an etcd prefix, or in a c10d store."""
     found = _runs_of_c10d(target) if target.endpoint.backend == C10D else _runs_of_etcd(target)
     answers = _ask_all(*found.values())
@@ -220,14 +230,14 @@ def runs(target: Target, form: str) -> None:
     show(form, [report.as_dict() for report in reports], run_screen.runs(reports))
 
 
-def _runs_of_etcd(target: Target) -> dict[str, Records]:
+def _runs_of_etcd(target: RunInStore) -> dict[str, RunRecords]:
     # To the store, the prefix of all runs is a run one level up.
     parent, _, last = target.endpoint.prefix.rpartition("/")
-    with Target(replace(target.endpoint, prefix=parent), last).store() as store:
+    with RunInStore(replace(target.endpoint, prefix=parent), last).store() as store:
         return by_run(store.read(""))
 
 
-def _runs_of_c10d(target: Target) -> dict[str, Records]:
+def _runs_of_c10d(target: RunInStore) -> dict[str, RunRecords]:
     from elastic_runtime.rendezvous.stores.c10d.run_cells import runs_in
     from elastic_runtime.rendezvous.stores.c10d.session import Connector
 
@@ -239,7 +249,7 @@ def _runs_of_c10d(target: Target) -> dict[str, Records]:
         raise StoreUnreachable(str(error)) from None
     found = {}
     for name in names:
-        with Target(target.endpoint, name).store() as store:
+        with RunInStore(target.endpoint, name).store() as store:
             found[name] = read_records(store.read(""))
     return {name: records for name, records in found.items() if records.job or records.nodes}
 
@@ -247,7 +257,7 @@ def _runs_of_c10d(target: Target) -> dict[str, Records]:
 @cli.command()
 @_with_store_or_job
 @FORMAT
-def events(target: Target | kube_commands.Place, form: str) -> None:
+def events(target: RunInStore | kube_commands.Place, form: str) -> None:
     """Lists the last events of a run in a store, or of a JOB of a cluster."""
     if isinstance(target, kube_commands.Place):
         kube_commands.show_events(target, form)
@@ -263,7 +273,7 @@ def events(target: Target | kube_commands.Place, form: str) -> None:
 @click.option("--min", "low", type=int, help="of a run: fewest nodes that train")
 @click.option("--max", "high", type=int, help="of a run: most nodes that train")
 def scale(
-    target: Target | kube_commands.Place, size: int | None, low: int | None, high: int | None
+    target: RunInStore | kube_commands.Place, size: int | None, low: int | None, high: int | None
 ) -> None:
     """Gives a JOB of a cluster N pods, or changes the bounds of a run in a store."""
     if isinstance(target, kube_commands.Place):
@@ -303,7 +313,7 @@ def scaled_job(job: JobRecord, low: int | None, high: int | None) -> JobRecord:
     return replace(job, min_nodes=low, max_nodes=high)
 
 
-def by_run(entries: Sequence[Entry]) -> dict[str, Records]:
+def by_run(entries: Sequence[Entry]) -> dict[str, RunRecords]:
     """Sorts what lies under a prefix by run; what is none of ours is left out."""
     sorted_: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -314,7 +324,7 @@ def by_run(entries: Sequence[Entry]) -> dict[str, Records]:
     return {run: found[run] for run in sorted(found) if found[run].job or found[run].nodes}
 
 
-def _live_job(target: Target, store: Store) -> tuple[Entry, JobRecord]:
+def _live_job(target: RunInStore, store: Store) -> tuple[Entry, JobRecord]:
     entries = {entry.key: entry for entry in store.read("")}
     if JOB not in entries:
         raise _no_run(target)
@@ -333,7 +343,7 @@ def _which_run(endpoint: Endpoint) -> UsageError:
     return UsageError(f"which run of {endpoint}? Name it with --run-id; elasticctl runs lists them")
 
 
-def _no_run(target: Target) -> UsageError:
+def _no_run(target: RunInStore) -> UsageError:
     if target.run_id == _C10D_RUN:  # which nobody has typed
         return _which_run(target.endpoint)
     return UsageError(
@@ -342,7 +352,7 @@ def _no_run(target: Target) -> UsageError:
     )
 
 
-def _look(target: Target, store: Store) -> Report:
+def _look(target: RunInStore, store: Store) -> RunReport:
     records = read_records(store.read(""))
     if records.empty:
         raise _no_run(target)
@@ -350,7 +360,7 @@ def _look(target: Target, store: Store) -> Report:
     return replace(report, trouble=complaint(target.endpoint))
 
 
-def _ask_all(*runs: Records) -> Mapping[str, Mapping[str, Any]]:
+def _ask_all(*runs: RunRecords) -> Mapping[str, Mapping[str, Any]]:
     """Asks every node for its step, all at the same time; those out of reach do not answer."""
     asked = [
         (node, records.job.secret)
@@ -375,7 +385,7 @@ def _ask_all(*runs: Records) -> Mapping[str, Mapping[str, Any]]:
     return {n.node: a for n, a in zip(nodes, told, strict=True) if a and a.get("node") == n.node}
 
 
-def _watch_json(target: Target, store: Store, report: Report, interval: float) -> None:
+def _watch_json(target: RunInStore, store: Store, report: RunReport, interval: float) -> None:
     """One line of JSON for each change."""
     shown = None
     for now in _until_over(target, store, report, interval):
@@ -384,7 +394,7 @@ def _watch_json(target: Target, store: Store, report: Report, interval: float) -
             shown = now
 
 
-def _watch_screen(target: Target, store: Store, report: Report, interval: float) -> None:
+def _watch_screen(target: RunInStore, store: Store, report: RunReport, interval: float) -> None:
     out = console()
     with Live(run_screen.fitted(report, out), console=out, auto_refresh=False) as live:
         for now in _until_over(target, store, report, interval):
@@ -394,8 +404,8 @@ def _watch_screen(target: Target, store: Store, report: Report, interval: float)
 
 
 def _until_over(
-    target: Target, store: Store, report: Report, interval: float
-) -> Iterator[Report | None]:
+    target: RunInStore, store: Store, report: RunReport, interval: float
+) -> Iterator[RunReport | None]:
     """The report, time and again, until the job is over; None while the store does not answer."""
     yield report
     pause = threading.Event()

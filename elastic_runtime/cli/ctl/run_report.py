@@ -54,6 +54,7 @@ SPARE = "spare"
 LEAVING = "draining"
 FINISHED = "done"
 SILENT = "silent"
+ENDED = "ended"
 
 Answers = Mapping[str, Mapping[str, Any]]
 
@@ -61,7 +62,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 @dataclass(frozen=True)
-class Records:
+class RunRecords:
     """The records of one run, decoded.
 
     Attributes:
@@ -82,7 +83,7 @@ class Records:
     @property
     def empty(self) -> bool:
         """Whether there is no such run."""
-        return self == Records()
+        return self == RunRecords()
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class NodeLine:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """What ``elasticctl status`` shows; ``as_dict`` is its ``--format json``.
 
     Attributes:
@@ -163,7 +164,7 @@ class Report:
         return asdict(self)
 
 
-def read_records(entries: Iterable[Entry]) -> Records:
+def read_records(entries: Iterable[Entry]) -> RunRecords:
     """Decodes the entries of a run; what cannot be read is listed, and never stops the rest."""
     entries = tuple(entries)
     bad: list[tuple[str, str]] = []
@@ -194,10 +195,10 @@ def read_records(entries: Iterable[Entry]) -> Records:
     if isinstance(last := single.get(ROUND), RoundRecord):
         single[ROUND] = all_members(last, entries)
     events.sort(key=lambda event: event.at)
-    return Records(**single, nodes=nodes, events=tuple(events), bad=tuple(bad))
+    return RunRecords(**single, nodes=nodes, events=tuple(events), bad=tuple(bad))
 
 
-def make_report(run_id: str, endpoint: str, records: Records, answers: Answers) -> Report:
+def make_report(run_id: str, endpoint: str, records: RunRecords, answers: Answers) -> RunReport:
     """Says in people's words how a run is.
 
     Args:
@@ -211,7 +212,7 @@ def make_report(run_id: str, endpoint: str, records: Records, answers: Answers) 
     budget = last.budget if last else None
     reason = last.reason if last else ""
     pairs = severed_pairs([node for node in records.nodes.values() if node.status != GONE])
-    return Report(
+    return RunReport(
         run_id=run_id,
         endpoint=endpoint,
         state=_state(records),
@@ -238,7 +239,7 @@ def _at(outcome: OutcomeRecord) -> str:
     return f" (on {outcome.node})" if outcome.node and not outcome.succeeded else ""
 
 
-def _outcome(records: Records) -> OutcomeRecord | None:
+def _outcome(records: RunRecords) -> OutcomeRecord | None:
     """The outcome, if it is this life's; an older one only says that there was one before."""
     job, outcome = records.job, records.outcome
     if outcome is None or (job is not None and outcome.incarnation != job.incarnation):
@@ -246,7 +247,7 @@ def _outcome(records: Records) -> OutcomeRecord | None:
     return outcome
 
 
-def _state(records: Records) -> str:
+def _state(records: RunRecords) -> str:
     outcome, last = _outcome(records), records.round
     if outcome is not None:
         return SUCCEEDED if outcome.succeeded else FAILED
@@ -263,9 +264,9 @@ def _state(records: Records) -> str:
     return CHANGING if leaving or left else RUNNING
 
 
-def node_lines(records: Records, answers: Answers) -> tuple[NodeLine, ...]:
+def node_lines(records: RunRecords, answers: Answers) -> tuple[NodeLine, ...]:
     """All nodes: the members of the round by rank, also vanished ones, then the others."""
-    last = records.round
+    last, over = records.round, _outcome(records) is not None
     members = last.members if last else ()
     lines = []
     # Of a large round whose parts are not all there, some members are not known.
@@ -280,7 +281,7 @@ def node_lines(records: Records, answers: Answers) -> tuple[NodeLine, ...]:
                 name=member.name,
                 address=member.address,
                 node=member.node,
-                role=_member_role(record, last),
+                role=_member_role(record, last, over=over),
                 ranks=_ranks(first, member.workers),
                 workers=member.workers,
                 step=_step(record, answer),
@@ -305,7 +306,9 @@ def node_lines(records: Records, answers: Answers) -> tuple[NodeLine, ...]:
     return tuple(lines)
 
 
-def _member_role(record: NodeRecord | None, last: RoundRecord) -> str:
+def _member_role(record: NodeRecord | None, last: RoundRecord, *, over: bool) -> str:
+    if over and (record is None or record.status in (DONE, GONE)):
+        return ENDED  # with the job: nobody misses it
     if record is None:
         return SILENT
     if record.status != "in":
@@ -314,7 +317,7 @@ def _member_role(record: NodeRecord | None, last: RoundRecord) -> str:
     return BETWEEN if left else MEMBER
 
 
-def _outsider_role(record: NodeRecord, records: Records) -> str:
+def _outsider_role(record: NodeRecord, records: RunRecords) -> str:
     if record.status == DRAINING:
         return LEAVING
     full = (

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from elastic_runtime.cli.ctl.run_report import Report
+    from elastic_runtime.cli.ctl.run_report import RunReport
     from elastic_runtime.protocol.records import EventRecord
 
 _STYLES = {
@@ -34,7 +34,7 @@ _EVENTS_SHOWN = 8
 
 
 def status(
-    report: Report,
+    report: RunReport,
     *,
     unreachable: bool = False,
     most_nodes: int | None = None,
@@ -58,7 +58,7 @@ def status(
     return Group(*parts)
 
 
-def fitted(report: Report, console: Console, *, unreachable: bool = False) -> RenderableType:
+def fitted(report: RunReport, console: Console, *, unreachable: bool = False) -> RenderableType:
     """The same, as far as there are lines: old events are left out first, then nodes.
 
     Args:
@@ -80,7 +80,7 @@ def fitted(report: Report, console: Console, *, unreachable: bool = False) -> Re
             nodes_left = max(0, nodes_left - surplus)
 
 
-def _job(report: Report) -> Iterable[Text]:
+def _job(report: RunReport) -> Iterable[Text]:
     script = f" · {report.entry}" if report.entry else ""
     title = Text.assemble(
         ("run ", "bold"),
@@ -115,7 +115,7 @@ def _job(report: Report) -> Iterable[Text]:
         yield Text(f"end     {report.outcome}")
 
 
-def _nodes(report: Report, most: int | None = None) -> Table:
+def _nodes(report: RunReport, most: int | None = None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("node", "state", "ranks", "step", "address", "answers"):
         table.add_column(heading, overflow="fold")
@@ -145,7 +145,7 @@ def events(records: Iterable[EventRecord]) -> RenderableType:
     return table
 
 
-def runs(reports: Iterable[Report]) -> RenderableType:
+def runs(reports: Iterable[RunReport]) -> RenderableType:
     """A line for each run."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("run", "state", "round", "workers", "step", "script"):

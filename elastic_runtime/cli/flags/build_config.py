@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_runtime.cli.run.store_target import Bounds
 
 # Keys of --rdzv-conf: which of our settings they are. The rest has no meaning here.
-_CONF = {
+_RDZV_CONF = {
     "join_timeout": "join_timeout",
     "last_call_timeout": "last_call",
     "lease_ttl": "lease_ttl",
@@ -61,7 +61,7 @@ _WITHOUT_MEANING = {
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TorchrunVariables:
     """What torchrun reads from the environment beside ``PET_*``."""
 
     shutdown_timeout: str = ""
@@ -70,7 +70,7 @@ class Surroundings:
     visible_devices: str | None = None
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Surroundings:
+    def of(cls, environ: Mapping[str, str]) -> TorchrunVariables:
         """Reads them."""
         return cls(
             shutdown_timeout=environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", ""),
@@ -86,7 +86,7 @@ def job_config(
     endpoint: Endpoint,
     run_id: str,
     bounds: Bounds,
-    around: Surroundings,
+    variables: TorchrunVariables,
 ) -> JobConfig:
     """Puts the settings of a node together.
 
@@ -95,7 +95,7 @@ def job_config(
     """
     _check_logs_specs(settings)
     workers = _workers(settings)
-    _check_devices(settings, workers, around)
+    _check_devices(settings, workers, variables)
     values = dict(
         entry=entry,
         endpoint=endpoint,
@@ -104,11 +104,11 @@ def job_config(
         max_nodes=bounds.high,
         workers=workers,
         local_addr=settings["local_addr"] or "",
-        timeouts=_timeouts(settings, around),
-        output=_output(settings, around),
+        timeouts=_timeouts(settings, variables),
+        output=_output(settings, variables),
         signals=settings["signals_to_handle"],
         numa_binding=settings["numa_binding"] or "",
-        health_port=_health_port(around),
+        health_port=_health_port(variables),
         metrics_port=_metrics_port(settings),
         metrics_host=settings["metrics_host"] or LOOPBACK,  # "" would be every address
         **{name: settings[name] for name in _AS_GIVEN},
@@ -129,7 +129,7 @@ def _workers(settings: Settings) -> int:
     except ValueError as error:
         # torch says "Cuda is not available." for a known word, and repeats an unknown one.
         missing = f"{str(error).rstrip('.')} here; give a number, or cpu"
-        why = missing if "available" in str(error) else f"it is not {given.option.kind.what}"
+        why = missing if "available" in str(error) else f"it is not {given.option.value_type.what}"
         raise UsageError(f"{given}: {why}") from None
 
 
@@ -144,9 +144,9 @@ def _count(text: str) -> int:
     return workers
 
 
-def _check_devices(settings: Settings, workers: int, around: Surroundings) -> None:
+def _check_devices(settings: Settings, workers: int, variables: TorchrunVariables) -> None:
     """With ``--virtual-local-rank`` each worker gets a device of its own."""
-    devices = around.visible_devices
+    devices = variables.visible_devices
     if not settings["virtual_local_rank"] or devices is None or workers <= devices.count(",") + 1:
         return
     raise UsageError(
@@ -203,14 +203,14 @@ def _check_logs_specs(settings: Settings) -> None:
         )
 
 
-def _timeouts(settings: Settings, around: Surroundings) -> Timeouts:
+def _timeouts(settings: Settings, variables: TorchrunVariables) -> Timeouts:
     conf = settings.of("rdzv_conf")
     found: dict[str, float] = _from_conf(conf.value or {}, str(conf))
     for name in (field.name for field in fields(Timeouts) if field.name in settings):
         own = settings.of(name)
         if own.given and (name not in found or own.level >= conf.level):
             found[name] = own.value
-    grace = _grace(settings, around)
+    grace = _grace(settings, variables)
     if grace is not None:
         found["grace"] = grace
     return Timeouts(**found)
@@ -218,7 +218,7 @@ def _timeouts(settings: Settings, around: Surroundings) -> Timeouts:
 
 def _from_conf(conf: Mapping[str, str], source: str) -> dict[str, float]:
     found: dict[str, float] = {}
-    for key, field in _CONF.items():
+    for key, field in _RDZV_CONF.items():
         if key in conf:
             found[field] = _seconds(source, key, conf[key])
     if any(key in conf for key in _KEEP_ALIVE):
@@ -239,22 +239,22 @@ def _seconds(source: str, key: str, text: str) -> float:
         raise UsageError(f"{source}: {key}={text!r} is not {what}") from None
 
 
-def _grace(settings: Settings, around: Surroundings) -> float | None:
+def _grace(settings: Settings, variables: TorchrunVariables) -> float | None:
     ours, torchruns = settings.of("grace"), settings.of("shutdown_timeout")
     if ours.given and ours.level == torchruns.level:
         raise UsageError(f"{ours} and {torchruns} say the same thing: keep one of them")
     if ours.given or torchruns.given:
         return float(max(ours, torchruns, key=lambda setting: setting.level).value)
-    if not around.shutdown_timeout:
+    if not variables.shutdown_timeout:
         return None
     try:
-        return value_types.seconds(around.shutdown_timeout)
+        return value_types.seconds(variables.shutdown_timeout)
     except ValueError:
-        said = f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={around.shutdown_timeout!r}"
+        said = f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={variables.shutdown_timeout!r}"
         raise UsageError(f"{said} is not {value_types.SECONDS.what}") from None
 
 
-def _output(settings: Settings, around: Surroundings) -> Output:
+def _output(settings: Settings, variables: TorchrunVariables) -> Output:
     return Output(
         log_dir=settings["log_dir"],
         keep=settings["keep_logs"],
@@ -263,17 +263,17 @@ def _output(settings: Settings, around: Surroundings) -> Output:
         ranks=settings["local_ranks_filter"],
         stdout_filters=tuple(settings["duplicate_stdout_filters"]),
         stderr_filters=tuple(settings["duplicate_stderr_filters"]),
-        prefix=around.line_prefix,
+        prefix=variables.line_prefix,
     )
 
 
-def _health_port(around: Surroundings) -> int:
-    if not around.health_port:
+def _health_port(variables: TorchrunVariables) -> int:
+    if not variables.health_port:
         return 0
     try:
-        return int(value_types.PORT.read(around.health_port))
+        return int(value_types.PORT.read(variables.health_port))
     except ValueError:
-        said = f"TORCHELASTIC_HEALTH_CHECK_PORT={around.health_port!r}"
+        said = f"TORCHELASTIC_HEALTH_CHECK_PORT={variables.health_port!r}"
         raise UsageError(f"{said} is not {value_types.PORT.what}") from None
 
 
@@ -293,7 +293,7 @@ def notes(settings: Settings) -> list[str]:
     ]
     if settings["preload"] and settings["cold"]:
         lines.append(f"{settings.of('preload')} has no effect with {settings.of('cold')}")
-    unknown = [key for key in settings["rdzv_conf"] or {} if key not in (*_CONF, *_KEEP_ALIVE)]
+    unknown = [key for key in settings["rdzv_conf"] or {} if key not in (*_RDZV_CONF, *_KEEP_ALIVE)]
     if unknown:
         lines.append(f"{settings.of('rdzv_conf').source}: no meaning here: {', '.join(unknown)}")
     return lines

@@ -1,6 +1,6 @@
 """The options of ``elastic-run``: the ones it adds, and how torchrun's are read.
 
-torchrun's own options come from torch's parser when it runs (``cli.parser``), so that nothing is
+torchrun's own options come from torch's parser when it runs (``flag_parser``), so that nothing is
 missing here when torch adds one; this table only says which of their values are more than text.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime import defaults
 from elastic_runtime.cli.flags import value_types
-from elastic_runtime.config import LOOPBACK, MemoryLimit
+from elastic_runtime.config import MemoryLimit, Timeouts
 from elastic_runtime.reporting.json_lines import AUTO, CONSOLE, JSON
 
 if TYPE_CHECKING:
-    from elastic_runtime.cli.flags.value_types import Kind
+    from elastic_runtime.cli.flags.value_types import ValueType
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Option:
 
     Attributes:
         dest: its name in the environment (``PET_<DEST>``, ``ELASTIC_<DEST>``) and in the file.
-        kind: what its value can be.
+        value_type: what its value can be.
         default: the value if nothing says otherwise.
         flags: as typed; the first is the one shown in messages.
         group: title of its group in the help; "" for torchrun's.
@@ -34,7 +35,7 @@ class Option:
     """
 
     dest: str
-    kind: Kind
+    value_type: ValueType
     default: Any = None
     flags: tuple[str, ...] = ()
     group: str = ""
@@ -57,16 +58,35 @@ SHOWN = "settings and output"
 
 
 def _ours(
-    flag: str, kind: Kind, group: str, metavar: str, text: str, default: Any = None, **more: Any
+    flag: str,
+    value_type: ValueType,
+    group: str,
+    metavar: str,
+    text: str,
+    default: Any = None,
+    **more: Any,
 ) -> Option:
     name = flag.removeprefix("--")
     dest = more.pop("dest", name.replace("-", "_"))
     spellings = dict.fromkeys((flag, "--" + name.replace("-", "_")))
-    return Option(dest, kind, default, tuple(spellings), group, text, metavar, **more)
+    return Option(dest, value_type, default, tuple(spellings), group, text, metavar, **more)
 
+
+def _time(seconds: float) -> str:
+    """As people type it: 600 seconds are 10m."""
+    return f"{seconds / 60:g}m" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g}s"
+
+
+_SHARE = f"{defaults.SNAPSHOT_MEMORY_SHARE * 100:g}%%"  # argparse takes %% for %
 
 OURS: tuple[Option, ...] = (
-    _ours("--min", value_types.WHOLE, JOB, "N", "fewest nodes that train (default: 1)"),
+    _ours(
+        "--min",
+        value_types.WHOLE,
+        JOB,
+        "N",
+        f"fewest nodes that train (default: {defaults.MIN_NODES})",
+    ),
     _ours(
         "--max",
         value_types.WHOLE,
@@ -75,21 +95,29 @@ OURS: tuple[Option, ...] = (
         "most nodes that train; further ones are spares (default: --min, or --local-nodes). "
         "--min and --max are the readable form of --nnodes MIN:MAX",
     ),
-    _ours("--node-unit", value_types.WHOLE, JOB, "N", "the world is a multiple of N nodes (1)", 1),
+    _ours(
+        "--node-unit",
+        value_types.WHOLE,
+        JOB,
+        "N",
+        f"the number of nodes that train is a multiple of N (default: {defaults.NODE_UNIT})",
+        defaults.NODE_UNIT,
+    ),
     _ours(
         "--min-workers",
         value_types.WHOLE,
         JOB,
         "N",
-        "in place, a node goes on while it has so many workers (1)",
-        1,
+        "with elastic.run: a node goes on training while it has at least N workers "
+        f"(default: {defaults.MIN_WORKERS})",
+        defaults.MIN_WORKERS,
     ),
     _ours(
         "--local-nodes",
         value_types.WHOLE,
         JOB,
         "N",
-        "start N nodes on this machine, each in its own process, for trying things out",
+        "start N nodes on this machine, each in its own process, to try things out (default: 1)",
         1,
     ),
     _ours(
@@ -97,7 +125,7 @@ OURS: tuple[Option, ...] = (
         value_types.NAME,
         JOB,
         "NAME",
-        "name of this node, for people (the host's name)",
+        "name of this node, shown to people (default: the name of the host)",
         "",
     ),
     _ours(
@@ -105,8 +133,8 @@ OURS: tuple[Option, ...] = (
         value_types.WHOLE,
         JOB,
         "N",
-        "for launchers that never run two nodes of one name: a number that grows with each start "
-        "of it, so that earlier ones are known to be over (0: not numbered)",
+        "for launchers that never run two nodes of one name at once: a number that grows with each "
+        "start of the node, so that its earlier lives are known to be over (default: 0, no number)",
         0,
     ),
     _ours(
@@ -114,8 +142,9 @@ OURS: tuple[Option, ...] = (
         value_types.SWITCH,
         JOB,
         "",
-        "the job has run before: if the store shows nothing of it, it has lost its memory; wait "
-        "for the members to give it back (at most --fence-timeout) before a first round is formed",
+        "the job has run before: if the store holds no records of it, the store has lost them; "
+        "wait for its members to write them again (at most --fence-timeout) before a new first "
+        "round is formed",
         False,
     ),
     _ours(
@@ -123,90 +152,96 @@ OURS: tuple[Option, ...] = (
         value_types.TEXT,
         STORE,
         "ADDR[:PORT]",
-        "without an endpoint: let other machines reach the embedded store, at this address of "
-        "this machine; --listen alone means at every address",
+        "without an endpoint: other machines can reach the embedded store at this address of "
+        "this machine; --listen without a value means all its addresses",
     ),
-    _ours("--etcd-user", value_types.TEXT, STORE, "NAME", "user of etcd's own authentication"),
+    _ours("--etcd-user", value_types.TEXT, STORE, "NAME", "user name, if etcd asks for one"),
     _ours(
         "--etcd-password-file",
         value_types.TEXT,
         STORE,
         "FILE",
-        "file with that user's password (or the variable ELASTIC_ETCD_PASSWORD)",
+        "file with the password of that user (or set the variable ELASTIC_ETCD_PASSWORD)",
     ),
     _ours(
         "--etcd-ca",
         value_types.TEXT,
         STORE,
         "FILE",
-        "certificates that sign the server's, for etcds",
+        "CA certificates to verify the server with (TLS)",
     ),
     _ours(
         "--etcd-cert",
         value_types.TEXT,
         STORE,
         "FILE",
-        "our certificate, where the server asks for one",
+        "client certificate, if the server asks for one (TLS)",
     ),
-    _ours("--etcd-key", value_types.TEXT, STORE, "FILE", "key of --etcd-cert"),
+    _ours("--etcd-key", value_types.TEXT, STORE, "FILE", "private key of --etcd-cert"),
     _ours(
         "--last-call",
         value_types.SECONDS,
         TIMES,
         "TIME",
-        "at the first start, how long to wait for more than --min nodes (3)",
+        f"at the first start: how long to wait for more nodes once there are --min "
+        f"(default: {_time(defaults.LAST_CALL)})",
     ),
     _ours(
         "--join-timeout",
         value_types.POSITIVE_SECONDS,
         TIMES,
         "TIME",
-        "how long the job waits for --min nodes before it gives up (10m)",
+        f"how long the job waits for --min nodes before it gives up "
+        f"(default: {_time(defaults.JOIN_TIMEOUT)})",
     ),
     _ours(
         "--rejoin-timeout",
         value_types.POSITIVE_SECONDS,
         TIMES,
         "TIME",
-        "how long a member of a broken round may take to come back (1m)",
+        "how long the others wait for a node to come back after a failure, before they go on "
+        f"without it (default: {_time(defaults.REJOIN_TIMEOUT)})",
     ),
     _ours(
         "--fence-timeout",
         value_types.POSITIVE_SECONDS,
         TIMES,
         "TIME",
-        "how long nodes that fell silent are taken to be training still (10m; at least 10s)",
+        "how long nodes that cannot be reached are assumed to be still training (default: "
+        f"{_time(defaults.FENCE_TIMEOUT)}; at least {_time(Timeouts().shortest_fence)} with the "
+        "default --lease-ttl)",
     ),
     _ours(
         "--lease-ttl",
         value_types.POSITIVE_SECONDS,
         TIMES,
         "TIME",
-        "after how long a silent node counts as gone; the store may grant a longer one (5)",
+        f"a node that the store has not heard of for so long is gone; the store may make it longer "
+        f"(default: {_time(defaults.LEASE_TTL)})",
     ),
     _ours(
         "--grace",
         value_types.SECONDS,
         TIMES,
         "TIME",
-        "between SIGTERM and SIGKILL for a worker that is to end (30); "
-        "--shutdown-timeout means the same",
+        "time between SIGTERM and SIGKILL for a worker that has to end (default: "
+        f"{_time(defaults.GRACE)}); --shutdown-timeout means the same",
     ),
     _ours(
         "--hang-timeout",
         value_types.SECONDS,
         TIMES,
         "TIME",
-        "in place, how long a step may take, at least; three times as long as steps usually do if "
-        "that is more; 0: for ever (30)",
+        "with elastic.run: a step that takes longer than this, and than three times a usual step, "
+        f"counts as a hang; 0: never (default: {_time(defaults.HANG_TIMEOUT)})",
     ),
     _ours(
         "--preload",
         value_types.WORDS,
         WORKERS,
         "MOD[,MOD…]",
-        "modules that workers find imported, beyond those that the script imports at its top; "
-        "may be given several times",
+        "modules to import before a worker starts, beside those that the script imports at its "
+        "top; may be given several times",
         (),
     ),
     _ours(
@@ -214,7 +249,7 @@ OURS: tuple[Option, ...] = (
         value_types.SWITCH,
         WORKERS,
         "",
-        "start every worker as a fresh process (slower)",
+        "start every worker as a new Python process, not as a fork of a prepared one (slower)",
         False,
     ),
     _ours(
@@ -222,34 +257,34 @@ OURS: tuple[Option, ...] = (
         value_types.MEMORY,
         WORKERS,
         "SIZE",
-        "how much memory snapshots of a Checkpointer may take on this node: 8GiB, 25%%; 0: none "
-        "are taken (25%%)",
-        MemoryLimit(share=0.25),
+        "how much memory of this node a Checkpointer may use for snapshots: 8GiB, 25%%; 0: no "
+        f"snapshots (default: {_SHARE})",
+        MemoryLimit(share=defaults.SNAPSHOT_MEMORY_SHARE),
     ),
     _ours(
         "--keep-logs",
         value_types.COUNT,
         SHOWN,
         "N",
-        "of how many rounds this node keeps its workers' logs: the first one and the newest; 0: of "
-        "all (100)",
-        100,
+        "number of rounds whose worker logs this node keeps: the first one and the newest; 0: all "
+        f"(default: {defaults.KEEP_LOGS})",
+        defaults.KEEP_LOGS,
     ),
     _ours(
         "--log-format",
         value_types.choice(CONSOLE, JSON, AUTO),
         SHOWN,
         "FORMAT",
-        "console: calm lines for people; json: one object a line; "
-        "auto: console on a terminal (auto)",
-        "auto",
+        "console: lines for people; json: one JSON object a line; "
+        "auto: console on a terminal, json elsewhere (default: auto)",
+        AUTO,
     ),
     _ours(
         "--log-file",
         value_types.TEXT,
         SHOWN,
         "FILE",
-        "append every event to this file as well, as a line of JSON, whatever the screen shows",
+        "also append every event to this file, as a line of JSON, whatever --log-format says",
         "",
     ),
     _ours(
@@ -258,7 +293,7 @@ OURS: tuple[Option, ...] = (
         SHOWN,
         "PORT",
         "serve /metrics, /status, /healthz and /readyz of this node's agent at this port; with "
-        "--local-nodes, of node i at PORT + i; 0: nowhere (0)",
+        "--local-nodes, node i uses PORT + i; 0: do not serve them (default: 0)",
         0,
     ),
     _ours(
@@ -266,23 +301,23 @@ OURS: tuple[Option, ...] = (
         value_types.TEXT,
         SHOWN,
         "ADDR",
-        "the address to serve them at; 0.0.0.0, or :: for IPv6 as well, lets other machines ask "
-        "(127.0.0.1)",
-        LOOPBACK,
+        "the address to serve them at; 0.0.0.0, or :: for IPv6 as well, lets other machines read "
+        f"them (default: {defaults.METRICS_HOST})",
+        defaults.METRICS_HOST,
     ),
     _ours(
         "--config",
         value_types.TEXT,
         SHOWN,
         "FILE.toml",
-        "settings, by the names of these options: max = 4, lease-ttl = '10s'",
+        "file with settings, named as these options: max = 4, lease-ttl = '10s'",
         from_file=False,
     ),
 )
 
 # torchrun's options whose values are checked here rather than by argparse, so that a bad one is
 # named by its source wherever it comes from. Everything else is text.
-TORCHRUN_KINDS: dict[str, Kind] = {
+TORCHRUN_TYPES: dict[str, ValueType] = {
     "nnodes": value_types.NODES,
     "nproc_per_node": value_types.WORKERS,
     "rdzv_conf": value_types.PAIRS,
@@ -300,14 +335,15 @@ TORCHRUN_ALIASES: dict[str, tuple[str, ...]] = {"rdzv_id": ("run_id",)}
 
 # What torchrun's option means here where that differs from torch's own help.
 TORCHRUN_HELP: dict[str, str] = {
-    "max_restarts": "failures of the script that the whole job may have (3; torchrun: 0). A killed "
-    "worker, a lost node and a resize cost nothing.",
+    "max_restarts": "how many failures of the script the whole job may have (default: "
+    f"{defaults.MAX_RESTARTS}; torchrun: 0). A killed worker, a lost node and a resize "
+    "do not count.",
     "rdzv_backend": "etcd (or etcd-v3), c10d; torch's own: static, etcd-v2. Not needed with an "
     "endpoint such as etcd://host.",
     "rdzv_endpoint": "etcd://h1:2379,h2:2379/prefix, etcds://… (TLS), c10d://host:port, or "
-    "host:port with --rdzv-backend. Without one, the store is embedded.",
+    "host:port with --rdzv-backend. Without one, this process hosts the store.",
     "rdzv_id": "name of the run, the same on all its nodes; --run-id means the same.",
-    "standalone": "no endpoint: the store is embedded (which is the default).",
+    "standalone": "no endpoint: this process hosts the store (which is the default).",
 }
 
-TORCHRUN_DEFAULTS: dict[str, Any] = {"max_restarts": 3}
+TORCHRUN_DEFAULTS: dict[str, Any] = {"max_restarts": defaults.MAX_RESTARTS}

@@ -1,7 +1,7 @@
-"""The parser of ``elastic-run``: torchrun's, with the options of ``cli.options`` added.
+"""The parser of ``elastic-run``: torchrun's, with the options of ``flag_options`` added.
 
 Only the splitting of the command line is argparse's here. Environment, file and defaults are
-read in ``cli.settings`` for all options alike; therefore every default is suppressed, and values
+read in ``setting_sources`` for all options alike; therefore every default is suppressed, and values
 stay text until their source is known.
 """
 
@@ -19,7 +19,7 @@ from elastic_runtime.cli.flags.flag_options import (
     TORCHRUN_ALIASES,
     TORCHRUN_DEFAULTS,
     TORCHRUN_HELP,
-    TORCHRUN_KINDS,
+    TORCHRUN_TYPES,
     Option,
 )
 from elastic_runtime.cli.flags.torchrun_parser import torchrun_parser
@@ -45,6 +45,12 @@ exit codes: 0 done, 1 training failed, 2 usage, 3 not enough nodes in time,
 # the script; --listen=NAME makes it clear.
 _ADDRESS = re.compile(
     r"([\w.-]*|\[[0-9a-fA-F:.]+\]|\*):\d+|\d{1,3}(\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]|localhost|\*"
+)
+
+# Options that no script has of its own. Behind the script they are its arguments, as with torchrun.
+_NEVER_A_SCRIPTS = (
+    *("--local-nodes", "--nnodes", "--nproc-per-node", "--standalone"),
+    *("--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--rdzv-conf"),
 )
 
 # How argparse says it.
@@ -103,6 +109,17 @@ class Parser:
         return self._parser.format_help()
 
 
+def misplaced(line: CommandLine) -> list[str]:
+    """What there is to say about options of ours that stand behind the script, one line each."""
+    typed = {word.partition("=")[0].replace("_", "-") for word in line.args}
+    return [
+        f"{flag} stands after {line.script} and is an argument of it; elastic-run's own options "
+        "stand before the script"
+        for flag in _NEVER_A_SCRIPTS
+        if flag in typed
+    ]
+
+
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(value)
@@ -142,27 +159,27 @@ def _adopt(parser: argparse.ArgumentParser) -> list[Option]:
 
 
 def _as_option(action: argparse.Action) -> Option:
-    kind = TORCHRUN_KINDS.get(action.dest)
-    if kind is None:
-        kind = _kind_of(action)
+    value_type = TORCHRUN_TYPES.get(action.dest)
+    if value_type is None:
+        value_type = _value_type_of(action)
     default = TORCHRUN_DEFAULTS.get(action.dest, action.default)
     if isinstance(default, str):
-        default = kind.read(default) if default else None
+        default = value_type.read(default) if default else None
     return Option(
         dest=action.dest,
-        kind=kind,
+        value_type=value_type,
         default=default,
         flags=tuple(sorted(action.option_strings, key=lambda flag: not flag.startswith("--"))),
         aliases=TORCHRUN_ALIASES.get(action.dest, ()),
     )
 
 
-def _kind_of(action: argparse.Action) -> value_types.Kind:
+def _value_type_of(action: argparse.Action) -> value_types.ValueType:
     if action.nargs == 0:
         return value_types.SWITCH
     if action.choices:
         return value_types.choice(*action.choices)
-    known: dict[Callable[[str], Any] | str | None, value_types.Kind] = {
+    known: dict[Callable[[str], Any] | str | None, value_types.ValueType] = {
         int: value_types.WHOLE,
         float: value_types.NUMBER,
     }
@@ -175,7 +192,7 @@ def _add(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
         group = groups.get(option.group)
         if group is None:
             group = groups[option.group] = parser.add_argument_group(option.group)
-        if option.kind is value_types.SWITCH:
+        if option.value_type is value_types.SWITCH:
             group.add_argument(
                 *option.flags, dest=option.dest, action="store_true", help=option.help
             )
@@ -183,7 +200,7 @@ def _add(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
             group.add_argument(
                 *option.flags,
                 dest=option.dest,
-                action="append" if option.kind.many else "store",
+                action="append" if option.value_type.many else "store",
                 metavar=option.metavar,
                 help=option.help,
             )

@@ -40,7 +40,7 @@ class Setting:
 
     Attributes:
         option: the option.
-        value: as the option's kind makes it.
+        value: as the option's type of value makes it.
         level: the rank of its source.
         source: for messages: ``--max``, ``PET_MAX`` or ``job.toml: max``.
         text: the value as it would be typed.
@@ -59,7 +59,9 @@ class Setting:
 
     def __str__(self) -> str:
         """As in ``PET_MAX=4``, for messages."""
-        if self.level is Level.FLAG and (self.option.kind is value_types.SWITCH or not self.text):
+        if self.level is Level.FLAG and (
+            self.option.value_type is value_types.SWITCH or not self.text
+        ):
             return self.source
         between = " = " if self.level is Level.FILE else "="
         plain = not any(char.isspace() for char in self.text)
@@ -101,7 +103,7 @@ class Settings:
 
 def _as_flags(setting: Setting) -> list[str]:
     flag = setting.option.flags[0]
-    if setting.option.kind is value_types.SWITCH:
+    if setting.option.value_type is value_types.SWITCH:
         return [flag] if setting.value else []
     # A value that looks like a flag must not be taken for one.
     plain = setting.text and not setting.text.startswith("-")
@@ -146,10 +148,10 @@ def _from_text(
 
 def _setting(option: Option, level: Level, source: str, text: str) -> Setting:
     try:
-        value = option.kind.read(text)
+        value = option.value_type.read(text)
     except ValueError:
         said = _said(level, source, text)
-        raise UsageError(f"{said} is not {option.kind.what}") from None
+        raise UsageError(f"{said} is not {option.value_type.what}") from None
     return Setting(option, value, level, source, text)
 
 
@@ -184,10 +186,10 @@ def _read_file(config: Setting, options: Mapping[str, Option]) -> dict[str, Sett
 def _from_file(option: Option, path: Path, name: str, value: Any) -> Setting:
     source = f"{path}: {name}"
     try:
-        made = option.kind.from_toml(value)
+        made = option.value_type.from_toml(value)
     except ValueError:
         said = _said(Level.FILE, source, value)
-        raise UsageError(f"{said} is not {option.kind.what}") from None
+        raise UsageError(f"{said} is not {option.value_type.what}") from None
     return Setting(option, made, Level.FILE, source, ",".join(_texts(value)))
 
 

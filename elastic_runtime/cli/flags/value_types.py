@@ -32,7 +32,7 @@ _FALSE = {"0", "false", "no", "off"}
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueType:
     """A type of value.
 
     Attributes:
@@ -196,7 +196,7 @@ def _escaped_list(text: str) -> tuple[str, ...]:
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
 
 
-def choice(*values: str) -> Kind:
+def choice(*values: str) -> ValueType:
     """One of some words."""
 
     def read(text: str) -> str:
@@ -204,32 +204,32 @@ def choice(*values: str) -> Kind:
             raise ValueError(text)
         return text
 
-    return Kind(f"one of {', '.join(values)}", read)
+    return ValueType(f"one of {', '.join(values)}", read)
 
 
-TEXT = Kind("text", str)
-NAME = Kind("a name in UTF-8", _name)
-WHOLE = Kind("a whole number", _whole, (int,))
-PORT = Kind("a port (1 to 65535, or 0 for none)", _port, (int,))
-COUNT = Kind("a whole number, 0 or more", _count, (int,))
-NUMBER = Kind("a number", float, (int, float))
-WORKERS = Kind("a number of workers (auto, cpu, gpu, xpu or a whole number)", str, (str, int))
-NODES = Kind("a number of nodes (N or MIN:MAX)", _nodes, (str, int))
-SECONDS = Kind("a number of seconds (such as 2, 1.5, 30s or 10m)", seconds, (str, int, float))
-POSITIVE_SECONDS = Kind(
+TEXT = ValueType("text", str)
+NAME = ValueType("a name in UTF-8", _name)
+WHOLE = ValueType("a whole number", _whole, (int,))
+PORT = ValueType("a port (1 to 65535, or 0 for none)", _port, (int,))
+COUNT = ValueType("a whole number, 0 or more", _count, (int,))
+NUMBER = ValueType("a number", float, (int, float))
+WORKERS = ValueType("a number of workers (auto, cpu, gpu, xpu or a whole number)", str, (str, int))
+NODES = ValueType("a number of nodes (N or MIN:MAX)", _nodes, (str, int))
+SECONDS = ValueType("a number of seconds (such as 2, 1.5, 30s or 10m)", seconds, (str, int, float))
+POSITIVE_SECONDS = ValueType(
     "a number of seconds above 0 (such as 2, 1.5, 30s or 10m)",
     _positive_seconds,
     (str, int, float),
 )
-MEMORY = Kind("an amount of memory (such as 8GiB, 25% or 0)", memory, (str, int))
-SWITCH = Kind("a switch (1 or 0, true or false)", _switch, (bool,))
-STREAMS = Kind(
+MEMORY = ValueType("an amount of memory (such as 8GiB, 25% or 0)", memory, (str, int))
+SWITCH = ValueType("a switch (1 or 0, true or false)", _switch, (bool,))
+STREAMS = ValueType(
     "a choice of streams (0, 1, 2, 3, or RANK:STREAMS pairs such as 0:1,1:3)", _streams, (str, int)
 )
-RANKS = Kind("a list of local ranks (such as 0,1,2)", _ranks, (str, int))
-WORDS = Kind("a list of names separated by commas", _words, (str,), many=True)
-FILTERS = Kind("a list of filters separated by commas", _escaped_list, (str,), many=True)
-SIGNALS = Kind(
+RANKS = ValueType("a list of local ranks (such as 0,1,2)", _ranks, (str, int))
+WORDS = ValueType("a list of names separated by commas", _words, (str,), many=True)
+FILTERS = ValueType("a list of filters separated by commas", _escaped_list, (str,), many=True)
+SIGNALS = ValueType(
     "a list of names of signals that can be handled (such as SIGTERM,SIGUSR1)", _signals, (str,)
 )
-PAIRS = Kind("a list of key=value pairs separated by commas", _pairs, (str,))
+PAIRS = ValueType("a list of key=value pairs separated by commas", _pairs, (str,))

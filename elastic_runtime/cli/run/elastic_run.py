@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags.build_config import check_with_torch, notes
-from elastic_runtime.cli.flags.flag_parser import Parser
+from elastic_runtime.cli.flags.flag_parser import Parser, misplaced
 from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
 from elastic_runtime.cli.flags.unknown_variables import unknown_variables
@@ -21,7 +21,7 @@ from elastic_runtime.cli.run.job_from_command import (
     local_environ,
     read_job,
 )
-from elastic_runtime.cli.run.store_target import Torchruns, read_bounds
+from elastic_runtime.cli.run.store_target import TorchrunTarget, read_bounds
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_LEFT, ElasticError
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
@@ -124,7 +124,7 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
     if settings["log_format"] == JSON:
         show_only_events(sys.stderr)
     job = read_job(line, settings, os.environ)
-    if isinstance(job, Torchruns):
+    if isinstance(job, TorchrunTarget):
         return _hand_over(line, settings, job)
     check_with_torch(settings, job.config)
     if job.config.log_file:
@@ -137,20 +137,21 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
         config = job.config.with_(endpoint=endpoint, **started)
         with _fork_server(config) as server:
             return _run_agent(config, server)
-    for note in (*notes(settings), *unknown_variables(parser.options.values(), os.environ)):
+    unknown = unknown_variables(parser.options.values(), os.environ)
+    for note in (*misplaced(line), *notes(settings), *unknown):
         _say(f"note: {note}")
     return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
 
 
-def _hand_over(line: CommandLine, settings: Settings, place: Torchruns) -> int:
+def _hand_over(line: CommandLine, settings: Settings, target: TorchrunTarget) -> int:
     from elastic_runtime.cli.run.torchrun_fallback import as_torchrun, run_torchrun, without_effect
 
     lost = without_effect(settings)
     tail = f"; without effect there: {', '.join(lost)}" if lost else ""
-    _say(f"note: {place.backend} rendezvous: torch's own launcher runs this job{tail}")
+    _say(f"note: {target.backend} rendezvous: torch's own launcher runs this job{tail}")
     # Its workers' output may go through there as well, and a slow reader ought to slow them down.
     with redirect_stderr(sys.__stderr__):
-        return run_torchrun(as_torchrun(line, settings, place, read_bounds(settings)))
+        return run_torchrun(as_torchrun(line, settings, target, read_bounds(settings)))
 
 
 def _run_one(job: Job) -> int:

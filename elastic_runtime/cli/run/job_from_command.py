@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.flags.build_config import Surroundings, job_config
+from elastic_runtime.cli.flags.build_config import TorchrunVariables, job_config
 from elastic_runtime.cli.flags.setting_sources import VARIABLES
 from elastic_runtime.cli.run.store_target import (
-    Embedded,
-    Torchruns,
-    choose_place,
+    EmbeddedTarget,
+    TorchrunTarget,
     choose_run_id,
+    choose_store,
     embedded_endpoint,
     read_bounds,
 )
 from elastic_runtime.cli.run.worker_program import check_entry, read_entry
 from elastic_runtime.config import LOOPBACK, SCRIPT
-from elastic_runtime.endpoint import read_access
+from elastic_runtime.endpoint import read_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from elastic_runtime.cli.flags.setting_sources import Settings
     from elastic_runtime.config import JobConfig
 
-# What belongs to one node or one place, and is said anew for each further node.
-_SAID_ANEW = (
+# What belongs to one node, and is said anew for each further node.
+_NOT_PASSED_ON = (
     *("min", "max", "nnodes", "local_nodes", "node_name", "metrics_port", "config"),
     *("listen", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
     *("monitor_interval", "start_method", "logs_specs"),
@@ -53,11 +53,13 @@ class Job:
     line: CommandLine
     settings: Settings
     config: JobConfig
-    embedded: Embedded | None
+    embedded: EmbeddedTarget | None
     local_nodes: int
 
 
-def read_job(line: CommandLine, settings: Settings, environ: Mapping[str, str]) -> Job | Torchruns:
+def read_job(
+    line: CommandLine, settings: Settings, environ: Mapping[str, str]
+) -> Job | TorchrunTarget:
     """Checks everything that can be checked before anything is started.
 
     Raises:
@@ -66,15 +68,15 @@ def read_job(line: CommandLine, settings: Settings, environ: Mapping[str, str]) 
     entry = read_entry(line, settings, environ)
     bounds = read_bounds(settings)
     names = ("etcd_user", "etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key")
-    access = read_access({name: settings[name] for name in names}, environ)
-    place = choose_place(settings, bounds, access)
-    run_id = choose_run_id(settings, place)
+    credentials = read_credentials({name: settings[name] for name in names}, environ)
+    target = choose_store(settings, bounds, credentials)
+    run_id = choose_run_id(settings, target)
     check_entry(entry)
-    if isinstance(place, Torchruns):
-        return place
-    embedded = place if isinstance(place, Embedded) else None
-    endpoint = embedded_endpoint(LOOPBACK, 0) if isinstance(place, Embedded) else place
-    config = job_config(settings, entry, endpoint, run_id, bounds, Surroundings.of(environ))
+    if isinstance(target, TorchrunTarget):
+        return target
+    embedded = target if isinstance(target, EmbeddedTarget) else None
+    endpoint = embedded_endpoint(LOOPBACK, 0) if isinstance(target, EmbeddedTarget) else target
+    config = job_config(settings, entry, endpoint, run_id, bounds, TorchrunVariables.of(environ))
     return Job(line, settings, config, embedded, settings["local_nodes"])
 
 
@@ -119,7 +121,7 @@ def local_environ(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     said = {
         prefix + name.upper()
         for prefix in VARIABLES.values()
-        for dest in _SAID_ANEW
+        for dest in _NOT_PASSED_ON
         for name in job.settings.of(dest).option.names
     }
     return {name: value for name, value in environ.items() if name not in said}
@@ -129,7 +131,7 @@ def _flags(job: Job, config: JobConfig) -> list[str]:
     return [
         *("--min", str(config.min_nodes), "--max", str(config.max_nodes)),
         *("--rdzv-endpoint", str(config.endpoint), "--run-id", config.run_id),
-        *job.settings.as_flags(without=_SAID_ANEW),
+        *job.settings.as_flags(without=_NOT_PASSED_ON),
     ]
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
-from elastic_runtime.cli.run.store_target import Embedded, embedded_endpoint
+from elastic_runtime.cli.run.store_target import EmbeddedTarget, embedded_endpoint
 from elastic_runtime.config import LOOPBACK
 from elastic_runtime.errors import UsageError
 
@@ -29,7 +29,7 @@ class EmbeddedStore:
     To open it takes torch, whose import takes a second or two; whoever connects before that waits.
 
     Args:
-        place: where to listen.
+        target: where to listen.
         local_addr: the address that others are to use; "" means: find out.
 
     Attributes:
@@ -39,12 +39,12 @@ class EmbeddedStore:
         UsageError: the address is not of this machine, or the port is taken.
     """
 
-    def __init__(self, place: Embedded, local_addr: str) -> None:
-        self._host = place.host or LOOPBACK
-        self._listener = _listen(place)
+    def __init__(self, target: EmbeddedTarget, local_addr: str) -> None:
+        self._host = target.host or LOOPBACK
+        self._listener = _listen(target)
         self._port = self._listener.getsockname()[1]
         self._store: TCPStore | None = None
-        self.endpoint = embedded_endpoint(_reached_at(place, local_addr), self._port)
+        self.endpoint = embedded_endpoint(_reached_at(target, local_addr), self._port)
 
     def open(self) -> None:
         """Begins to answer."""
@@ -68,34 +68,34 @@ class EmbeddedStore:
 
 
 @contextmanager
-def listening(place: Embedded, local_addr: str) -> Iterator[EmbeddedStore]:
+def listening(target: EmbeddedTarget, local_addr: str) -> Iterator[EmbeddedStore]:
     """Has an embedded store while the block runs; see ``EmbeddedStore``."""
-    store = EmbeddedStore(place, local_addr)
+    store = EmbeddedStore(target, local_addr)
     try:
         yield store
     finally:
         store.close()
 
 
-def _listen(place: Embedded) -> socket.socket:
+def _listen(target: EmbeddedTarget) -> socket.socket:
     try:
-        if not place.host and socket.has_dualstack_ipv6():
+        if not target.host and socket.has_dualstack_ipv6():
             return socket.create_server(
-                ("", place.port), family=socket.AF_INET6, dualstack_ipv6=True
+                ("", target.port), family=socket.AF_INET6, dualstack_ipv6=True
             )
-        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-        return socket.create_server((place.host, place.port), family=family)
+        family = socket.AF_INET6 if ":" in target.host else socket.AF_INET
+        return socket.create_server((target.host, target.port), family=family)
     except OSError as error:
-        where = f"{place.host or 'every address'}, port {place.port or 'any'}"
+        where = f"{target.host or 'every address'}, port {target.port or 'any'}"
         raise UsageError(
             f"the embedded store cannot listen at {where}: {error.strerror or error}; "
             "choose another with --listen ADDR:PORT"
         ) from None
 
 
-def _reached_at(place: Embedded, local_addr: str) -> str:
-    if place.host and place.host not in ("0.0.0.0", "::"):
-        return place.host
+def _reached_at(target: EmbeddedTarget, local_addr: str) -> str:
+    if target.host and target.host not in ("0.0.0.0", "::"):
+        return target.host
     return local_addr or outward_address()
 
 

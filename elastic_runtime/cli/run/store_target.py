@@ -14,7 +14,7 @@ from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.flags.setting_sources import Setting, Settings
-    from elastic_runtime.endpoint import Access
+    from elastic_runtime.endpoint import Credentials
 
 # Rendezvous of torch's that know no membership: torch's launcher runs them as it always did.
 _TORCHS_OWN = ("static", "etcd-v2")
@@ -25,7 +25,7 @@ _LONGEST_ID = 200
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedTarget:
     """A c10d store that this process is to host.
 
     Attributes:
@@ -38,13 +38,13 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class Torchruns:
+class TorchrunTarget:
     """Torch's own launcher is to run the job, with this rendezvous backend."""
 
     backend: str
 
 
-Place = Endpoint | Embedded | Torchruns
+StoreTarget = Endpoint | EmbeddedTarget | TorchrunTarget
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def read_bounds(settings: Settings) -> Bounds:
     """Finds the bounds of the world from ``--min``, ``--max``, ``--nnodes``, ``--local-nodes``.
 
     Raises:
-        UsageError: both spellings in one place, or bounds that no world fits.
+        UsageError: both spellings at once, or bounds that no world fits.
     """
     nnodes, local = settings.of("nnodes"), settings.of("local_nodes")
     if local.value < 1:
@@ -87,7 +87,7 @@ def _bound(own: Setting, nnodes: Setting, index: int) -> tuple[int | None, Setti
     return (nnodes.value[index] if nnodes.given else None), nnodes
 
 
-def choose_place(settings: Settings, bounds: Bounds, access: Access) -> Place:
+def choose_store(settings: Settings, bounds: Bounds, credentials: Credentials) -> StoreTarget:
     """Decides where the nodes of the job meet.
 
     Raises:
@@ -98,15 +98,15 @@ def choose_place(settings: Settings, bounds: Bounds, access: Access) -> Place:
     if settings["standalone"]:
         return _embedded(settings)
     if backend in _TORCHS_OWN or _looks_static(settings, backend, text, bounds):
-        return Torchruns(backend or "static")
+        return TorchrunTarget(backend or "static")
     if not text and (not backend or (backend == C10D and bounds.high == 1)):
         return _embedded(settings)
     if not text:
         text = "localhost"  # torch's default for both backends
-    endpoint = parse_endpoint(text, backend, access)
+    endpoint = parse_endpoint(text, backend, credentials)
     host, _, port = endpoint.hosts[0].rpartition(":")
     if port == "0":
-        return Embedded(LOOPBACK if host == "localhost" else host.strip("[]"))
+        return EmbeddedTarget(LOOPBACK if host == "localhost" else host.strip("[]"))
     if settings.given("listen"):
         raise UsageError(
             f"{settings.of('listen')} is for the embedded store, but {settings.of('rdzv_endpoint')}"
@@ -123,13 +123,13 @@ def _looks_static(settings: Settings, backend: str, text: str, bounds: Bounds) -
     return bounds.low == bounds.high > 1 and not ours
 
 
-def _embedded(settings: Settings) -> Embedded:
+def _embedded(settings: Settings) -> EmbeddedTarget:
     if not settings.given("listen"):
-        return Embedded()
-    return Embedded(*split_address(settings["listen"], str(settings.of("listen"))))
+        return EmbeddedTarget()
+    return EmbeddedTarget(*split_address(settings["listen"], str(settings.of("listen"))))
 
 
-def choose_run_id(settings: Settings, place: Place) -> str:
+def choose_run_id(settings: Settings, target: StoreTarget) -> str:
     """The name of the run: the given one; a new one for an embedded store.
 
     A c10d store is hosted by the nodes of one job, so torchrun's nameless default does there. An
@@ -151,11 +151,11 @@ def choose_run_id(settings: Settings, place: Place) -> str:
             why = "it has a slash or a space" if run_id else "it is empty"
             raise UsageError(f"{source}={run_id!r} is no name for a run: {why}")
         return run_id
-    if isinstance(place, Embedded):
+    if isinstance(target, EmbeddedTarget):
         return f"run-{secrets.token_hex(4)}"
-    if isinstance(place, Endpoint) and place.backend != C10D:
+    if isinstance(target, Endpoint) and target.backend != C10D:
         raise UsageError(
-            f"{place} is shared by many jobs: name this one with --run-id, the same on all nodes"
+            f"{target} is shared by many jobs: name this one with --run-id, the same on all nodes"
         )
     return _TORCHRUNS_ID
 

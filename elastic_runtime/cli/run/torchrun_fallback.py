@@ -9,18 +9,18 @@ from elastic_runtime.cli.flags.flag_options import OURS
 if TYPE_CHECKING:
     from elastic_runtime.cli.flags.flag_parser import CommandLine
     from elastic_runtime.cli.flags.setting_sources import Settings
-    from elastic_runtime.cli.run.store_target import Bounds, Torchruns
+    from elastic_runtime.cli.run.store_target import Bounds, TorchrunTarget
 
 # Said in torch's words below, whatever source or spelling they came from.
 _TRANSLATED = ("nnodes", "rdzv_backend", "shutdown_timeout")
 
 
 def as_torchrun(
-    line: CommandLine, settings: Settings, place: Torchruns, bounds: Bounds
+    line: CommandLine, settings: Settings, target: TorchrunTarget, bounds: Bounds
 ) -> list[str]:
     """The arguments with which torchrun does what was asked for, as far as it can."""
     ours = [option.dest for option in OURS]
-    arguments = ["--nnodes", f"{bounds.low}:{bounds.high}", "--rdzv-backend", place.backend]
+    arguments = ["--nnodes", f"{bounds.low}:{bounds.high}", "--rdzv-backend", target.backend]
     for dest in ("grace", "shutdown_timeout"):
         if settings.given(dest):
             arguments += ["--shutdown-timeout", str(round(settings[dest]))]

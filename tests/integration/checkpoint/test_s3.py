@@ -196,4 +196,6 @@ def test_elasticctl_looks_into_a_bucket(url: str, s3: s3fs.S3FileSystem) -> None
     assert ctl("prune", url, "--keep", "1").returncode == 0
     assert sorted(storage.names()) == ["step-20.term-1", "step-30.term-1"]
     nothing = ctl("list", "s3://nobody-made-this/run")
-    assert nothing.returncode == 2 and "there is nothing in s3://nobody" in nothing.stderr
+    assert nothing.returncode == 2 and "no bucket 'nobody-made-this'" in nothing.stderr
+    empty = ctl("list", f"{url}-of-another-run")
+    assert empty.returncode == 2 and "there is nothing in s3://" in empty.stderr

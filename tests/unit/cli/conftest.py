@@ -10,13 +10,13 @@ import pytest
 from elastic_runtime.cli.flags.flag_parser import Parser
 from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
 from elastic_runtime.cli.run.job_from_command import Job, read_job
-from elastic_runtime.cli.run.store_target import Torchruns
+from elastic_runtime.cli.run.store_target import TorchrunTarget
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SettingsOf = Callable[..., Settings]
-JobOf = Callable[..., Job | Torchruns]
+JobOf = Callable[..., Job | TorchrunTarget]
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def job_of(parser: Parser, folder: Path) -> JobOf:
     """The job of a command line and an environment, in ``folder``; ends with ``train.py``."""
 
-    def read(arguments: str = "", script: str = "train.py", **environ: str) -> Job | Torchruns:
+    def read(arguments: str = "", script: str = "train.py", **environ: str) -> Job | TorchrunTarget:
         line = parser.split([*arguments.split(), *script.split()])
         settings = read_settings(parser.options, line.given, environ)
         return read_job(line, settings, environ)

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from elastic_runtime.cli.ctl import run_report as r
 from elastic_runtime.cli.ctl import run_screen
-from elastic_runtime.cli.ctl.run_report import Records, make_report, read_records
+from elastic_runtime.cli.ctl.run_report import RunRecords, make_report, read_records
 from elastic_runtime.protocol.records import (
     Budget,
     EventRecord,
@@ -38,14 +38,14 @@ ROUND = RoundRecord(
     "node d lost",
     Budget(failures=1, killed=2, lost=3, planned=4),
 )
-RUNNING = Records(job=JOB, round=ROUND, nodes={"a1": A, "b1": B})
+RUNNING = RunRecords(job=JOB, round=ROUND, nodes={"a1": A, "b1": B})
 
 
 def _entry(key: str, record: Record, created: int = 1) -> Entry:
     return Entry(key, record.encode(), created, created)
 
 
-def _roles(records: Records) -> list[tuple[str, str, str]]:
+def _roles(records: RunRecords) -> list[tuple[str, str, str]]:
     return [(line.name, line.role, line.ranks) for line in r.node_lines(records, {})]
 
 
@@ -84,6 +84,13 @@ def test_the_roles_of_nodes() -> None:
     assert _roles(grown)[2] == ("c", "joining", "")
     gone = replace(RUNNING, nodes={**third, "c1": replace(C, status="gone")})
     assert len(_roles(gone)) == 2
+
+
+def test_nodes_of_a_job_that_is_over_have_ended_and_are_not_missed() -> None:
+    over = replace(RUNNING, outcome=OutcomeRecord("life", True, 0, "all well"))
+    left = replace(over, nodes={"a1": replace(A, status="gone")})  # b's key has vanished already
+    assert _roles(left) == [("a", "ended", "0-1"), ("b", "ended", "2")]
+    assert _roles(replace(over, nodes={"a1": A}))[0] == ("a", "member", "0-1")  # it is on its way
 
 
 def test_the_states_of_a_job() -> None:

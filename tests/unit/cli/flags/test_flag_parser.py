@@ -7,7 +7,7 @@ import os
 import pytest
 from torch.distributed.run import get_args_parser
 
-from elastic_runtime.cli.flags.flag_parser import Parser
+from elastic_runtime.cli.flags.flag_parser import Parser, misplaced
 from elastic_runtime.errors import UsageError
 
 
@@ -106,3 +106,20 @@ def test_help_shows_ours_first_and_one_spelling_each(parser: Parser) -> None:
     assert "--nproc-per-node" in text
     assert "--nproc_per_node" not in text
     assert "torchrun: 0" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ("train.py --local-nodes 3", ["--local-nodes"]),
+        ("--max 2 train.py --nproc_per_node=2 --rdzv-id h", ["--nproc-per-node", "--rdzv-id"]),
+        ("--local-nodes 3 train.py --max 4 --config c", []),  # a script may have such ones
+    ],
+)
+def test_an_option_behind_the_script_is_told_of(
+    parser: Parser, arguments: str, flags: list[str]
+) -> None:
+    told = misplaced(parser.split(arguments.split()))
+    assert len(told) == len(flags)
+    for flag, line in zip(flags, told, strict=True):
+        assert line.startswith(flag) and "stands after train.py" in line

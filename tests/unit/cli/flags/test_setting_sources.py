@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastic_runtime.cli.flags import value_types
 from elastic_runtime.cli.flags.setting_sources import Level, read_settings
-from elastic_runtime.cli.flags.value_types import Kind, seconds
+from elastic_runtime.cli.flags.value_types import ValueType, seconds
 from elastic_runtime.config import MemoryLimit
 from elastic_runtime.errors import UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elastic_runtime.cli.flags.flag_parser import Parser
     from tests.unit.cli.conftest import SettingsOf
 
-# Two values of each kind: as typed, and as TOML.
+# Two values of each value_type: as typed, and as TOML.
 _SAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     value_types.TEXT.what: (("a", '"a"'), ("b", '"b"')),
     value_types.NAME.what: (("a", '"a"'), ("ä", '"ä"')),
@@ -43,11 +43,11 @@ _SAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
 }
 
 
-def _samples(kind: Kind) -> tuple[tuple[str, str], tuple[str, str]]:
-    if kind.what.startswith("one of "):
-        first, second, *_ = kind.what.removeprefix("one of ").split(", ")
+def _samples(value_type: ValueType) -> tuple[tuple[str, str], tuple[str, str]]:
+    if value_type.what.startswith("one of "):
+        first, second, *_ = value_type.what.removeprefix("one of ").split(", ")
         return (first, f'"{first}"'), (second, f'"{second}"')
-    return _SAMPLES[kind.what]
+    return _SAMPLES[value_type.what]
 
 
 @settings(
@@ -62,7 +62,7 @@ def test_the_highest_source_wins(
     said = data.draw(
         st.dictionaries(st.sampled_from(list(Level)[1:]), st.integers(0, 1)), label="sources"
     )
-    samples = _samples(option.kind)
+    samples = _samples(option.value_type)
     name = data.draw(st.sampled_from(option.names))
     flags = {dest: samples[said[Level.FLAG]][0]} if Level.FLAG in said else {}
     environ = {}
@@ -81,7 +81,7 @@ def test_the_highest_source_wins(
     if said:
         level = max(said)
         assert found.level == level
-        assert found.value == option.kind.read(samples[said[level]][0])
+        assert found.value == option.value_type.read(samples[said[level]][0])
     else:
         assert found.value == option.default
         assert not found.given

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_runtime.cli.run.elastic_run import main
 from elastic_runtime.cli.run.store_host import listening
-from elastic_runtime.cli.run.store_target import Embedded
+from elastic_runtime.cli.run.store_target import EmbeddedTarget
 from elastic_runtime.errors import EXIT_LEFT, UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def test_the_embedded_store_listens_on_loopback_only() -> None:
-    with listening(Embedded(), "") as store:
+    with listening(EmbeddedTarget(), "") as store:
         store.open()
         host, _, port = store.endpoint.hosts[0].rpartition(":")
         assert (host, store.endpoint.hosted_here) == ("127.0.0.1", True)
@@ -73,7 +73,7 @@ def test_the_embedded_store_listens_on_loopback_only() -> None:
 
 
 def test_the_embedded_store_can_be_opened_to_others() -> None:
-    with listening(Embedded(""), "node-a.example") as store:
+    with listening(EmbeddedTarget(""), "node-a.example") as store:
         store.open()
         host, _, port = store.endpoint.hosts[0].rpartition(":")
         assert host == "node-a.example"
@@ -85,7 +85,7 @@ def test_a_taken_port_is_a_usage_error() -> None:
         port = taken.getsockname()[1]
         with (
             pytest.raises(UsageError, match=f"port {port}: Address already in use"),
-            listening(Embedded("127.0.0.1", port), ""),
+            listening(EmbeddedTarget("127.0.0.1", port), ""),
         ):
             pass
 

@@ -17,7 +17,12 @@ from elastic_runtime.cli.run.job_from_command import (
     local_environ,
     read_job,
 )
-from elastic_runtime.cli.run.store_target import Embedded, Torchruns, embedded_endpoint, read_bounds
+from elastic_runtime.cli.run.store_target import (
+    EmbeddedTarget,
+    TorchrunTarget,
+    embedded_endpoint,
+    read_bounds,
+)
 from elastic_runtime.cli.run.torchrun_fallback import as_torchrun, without_effect
 from elastic_runtime.config import Endpoint, JobConfig
 from elastic_runtime.errors import UsageError
@@ -82,17 +87,17 @@ def test_bounds_that_no_world_fits(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("", Embedded()),
-        ("--nnodes 2", Embedded()),
-        ("--standalone --rdzv-backend static", Embedded()),
-        ("--rdzv-backend c10d", Embedded()),
-        ("--rdzv-backend c10d --rdzv-endpoint localhost:0", Embedded()),
-        ("--rdzv-backend c10d --rdzv-endpoint 10.0.0.5:0", Embedded("10.0.0.5")),
-        ("--listen", Embedded("")),
-        ("--listen 10.0.0.5:7", Embedded("10.0.0.5", 7)),
-        ("--master-port 29501", Embedded()),
-        ("--min 2 --max 2 --node-rank 1", Embedded()),
-        ("--nnodes 1:4 --master-addr h", Embedded()),
+        ("", EmbeddedTarget()),
+        ("--nnodes 2", EmbeddedTarget()),
+        ("--standalone --rdzv-backend static", EmbeddedTarget()),
+        ("--rdzv-backend c10d", EmbeddedTarget()),
+        ("--rdzv-backend c10d --rdzv-endpoint localhost:0", EmbeddedTarget()),
+        ("--rdzv-backend c10d --rdzv-endpoint 10.0.0.5:0", EmbeddedTarget("10.0.0.5")),
+        ("--listen", EmbeddedTarget("")),
+        ("--listen 10.0.0.5:7", EmbeddedTarget("10.0.0.5", 7)),
+        ("--master-port 29501", EmbeddedTarget()),
+        ("--min 2 --max 2 --node-rank 1", EmbeddedTarget()),
+        ("--nnodes 1:4 --master-addr h", EmbeddedTarget()),
         (
             "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:1",
             Endpoint("c10d", ("h:1",)),
@@ -100,19 +105,19 @@ def test_bounds_that_no_world_fits(
         ("--nnodes 2 --rdzv-backend c10d", Endpoint("c10d", ("localhost:29400",))),
         ("--rdzv-backend etcd --run-id a", Endpoint("etcd", ("localhost:2379",))),
         ("--rdzv-endpoint etcd://h/p --run-id a", Endpoint("etcd", ("h:2379",), prefix="p")),
-        ("--rdzv-backend static", Torchruns("static")),
-        ("--rdzv-backend etcd-v2 --rdzv-endpoint h", Torchruns("etcd-v2")),
-        ("--nnodes 2 --node-rank 1 --master-addr h", Torchruns("static")),
-        ("--nnodes 2 --node-rank 1 --rdzv-endpoint h:1", Torchruns("static")),
+        ("--rdzv-backend static", TorchrunTarget("static")),
+        ("--rdzv-backend etcd-v2 --rdzv-endpoint h", TorchrunTarget("etcd-v2")),
+        ("--nnodes 2 --node-rank 1 --master-addr h", TorchrunTarget("static")),
+        ("--nnodes 2 --node-rank 1 --rdzv-endpoint h:1", TorchrunTarget("static")),
     ],
 )
 def test_where_nodes_meet(
-    job_of: JobOf, arguments: str, expected: Embedded | Torchruns | Endpoint
+    job_of: JobOf, arguments: str, expected: EmbeddedTarget | TorchrunTarget | Endpoint
 ) -> None:
     job = job_of(arguments)
-    if isinstance(job, Torchruns):
+    if isinstance(job, TorchrunTarget):
         assert job == expected
-    elif isinstance(expected, Embedded):
+    elif isinstance(expected, EmbeddedTarget):
         assert job.embedded == expected
     else:
         assert job.embedded is None
@@ -166,7 +171,7 @@ def test_bad_settings(job_of: JobOf, arguments: str, words: str) -> None:
 def test_torchs_own_log_files_may_be_asked_for(job_of: JobOf, settings_of: SettingsOf) -> None:
     assert _config(job_of, "--logs-specs default").output == _config(job_of, "").output
     assert notes(settings_of("--logs-specs default")) == []
-    assert job_of("--logs-specs mine --rdzv-backend static") == Torchruns("static")
+    assert job_of("--logs-specs mine --rdzv-backend static") == TorchrunTarget("static")
 
 
 def test_bad_variables_of_torchruns(job_of: JobOf) -> None:
@@ -357,7 +362,7 @@ def test_what_torchrun_is_told(parser: Parser, folder: Path) -> None:
     typed = "--nnodes 2 --node-rank 1 --master-addr h --max-restarts 2 --lease-ttl 3 --grace 4"
     line = parser.split([*typed.split(), "train.py", "--x"])
     settings = read_settings(parser.options, line.given, {"ELASTIC_TEE": "3"})
-    told = as_torchrun(line, settings, Torchruns("static"), read_bounds(settings))
+    told = as_torchrun(line, settings, TorchrunTarget("static"), read_bounds(settings))
     assert (
         told
         == (
@@ -371,5 +376,5 @@ def test_what_torchrun_is_told(parser: Parser, folder: Path) -> None:
 def test_torchrun_keeps_its_own_default_of_max_restarts(parser: Parser, folder: Path) -> None:
     line = parser.split(["--rdzv-backend", "static", "train.py"])
     settings = read_settings(parser.options, line.given, {})
-    told = as_torchrun(line, settings, Torchruns("static"), read_bounds(settings))
+    told = as_torchrun(line, settings, TorchrunTarget("static"), read_bounds(settings))
     assert "--max-restarts" not in told
