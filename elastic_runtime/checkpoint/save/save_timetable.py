@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.checkpoint.save_interval import Every, parse_every
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.save_interval import Interval
 
 # Seconds: until a save is tried again, doubled after each failure in a row.
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 60.0
+_PAUSES = Backoff(first=1.0, longest=60.0)
 _INTERVALS = 10
 # Shorter intervals than that say little about how long a storage may be away.
 _SHORTEST_LIMIT = 60.0
@@ -156,8 +156,7 @@ class Timetable:
             failures, whole_at, whole_step = 1, *whole
         if self.every == Every() and failures == 1:
             whole_at, whole_step = now, step  # nothing was due before
-        longest = min(_LONGEST_PAUSE, self.every.seconds or _LONGEST_PAUSE)
-        pause = min(longest, _FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
+        pause = min(_PAUSES.pause(failures), self.every.seconds or _PAUSES.longest)
         return replace(
             self,
             soon=now + pause,
@@ -170,7 +169,7 @@ class Timetable:
 
     def put_off(self, now: float) -> Timetable:
         """A save is due while the one before is under way: it follows that one."""
-        return replace(self, soon=now + _FIRST_PAUSE, wished=False, pausing=True)
+        return replace(self, soon=now + _PAUSES.first, wished=False, pausing=True)
 
     def overdue(self, now: float, step: int) -> str:
         """Says, after a failure, that no save has succeeded for too long; "" otherwise."""

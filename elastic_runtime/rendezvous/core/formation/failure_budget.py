@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.protocol.records import (
     ASKED,
     CUT_OFF,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_FRUITLESS = 5
-LONGEST_PAUSE = 30.0
+PAUSES = Backoff(first=0.5, longest=30.0)
 # A script without step reports has made progress if it lived this long (seconds). A fault from
 # outside says little about the script, so there a short life is enough.
 LIFE_THAT_COUNTS = 30.0
@@ -206,7 +207,7 @@ def _pause(after: Budget, free: bool) -> float:
     unlucky = after.fruitless - (1 if free else 0)
     if unlucky <= 0:
         return 0.0
-    return float(min(LONGEST_PAUSE, 0.5 * 2.0 ** (unlucky - 1)))
+    return PAUSES.pause(unlucky)
 
 
 def _end(after: Budget, cause: FaultReport, max_restarts: int) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.protocol.records import (
     DONE,
@@ -51,8 +52,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.node_state import State
 
 # A joiner with whom a round failed stays out for this long, doubled with each strike (seconds).
-SUSPECT_PAUSE = 4.0
-LONGEST_SUSPICION = 60.0
+_SUSPICION = Backoff(first=4.0, longest=60.0)
 
 
 def end(state: State, outcome: OutcomeRecord, plan: Plan, now: float) -> State:
@@ -236,7 +236,7 @@ def _suspect_newcomers(state: State, last: RoundRecord, verdict: Verdict, now: f
         for member in last.members[last.survivors :]:
             if member.node != state.me:
                 strikes = suspects.get(member.node, (0, 0.0))[0] + 1
-                pause = min(LONGEST_SUSPICION, SUSPECT_PAUSE * 2.0 ** (strikes - 1))
+                pause = _SUSPICION.pause(strikes)
                 suspects[member.node] = (strikes, now + pause)
     return replace(state, suspects=suspects, told=state.told | {mark})
 

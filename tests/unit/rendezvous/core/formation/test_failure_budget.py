@@ -20,8 +20,8 @@ from elastic_runtime.protocol.records import (
     FaultReport,
 )
 from elastic_runtime.rendezvous.core.formation.failure_budget import (
-    LONGEST_PAUSE,
     MAX_FRUITLESS,
+    PAUSES,
     judge,
     root_cause,
 )
@@ -198,7 +198,7 @@ def test_every_history_of_faults_is_accounted_for(
         assert after.best_step == max([budget.best_step, *(report.step for report in broken)])
         counts = [(b.failures, b.killed, b.lost, b.planned) for b in (budget, after)]
         assert all(new >= old for old, new in zip(*counts, strict=True))
-        assert 0.0 <= verdict.delay <= LONGEST_PAUSE
+        assert 0.0 <= verdict.delay <= PAUSES.longest
         assert verdict.ends or after.failures <= max_restarts
         assert verdict.ends or after.fruitless < MAX_FRUITLESS
         if verdict.ends:
