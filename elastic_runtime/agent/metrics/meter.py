@@ -14,9 +14,9 @@ from elastic_runtime.events.event import Event, as_event
 from elastic_runtime.events.node_events import MetricsOff
 
 if TYPE_CHECKING:
-    from elastic_runtime.agent.metrics.metrics_server import Answer, MetricsServer
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
+    from elastic_runtime.system.http_server import Answer, HttpServerThread
 
 _PATHS = ("/metrics", "/status", "/healthz", "/readyz")
 
@@ -38,7 +38,7 @@ class Meter:
         self._emit = emit
         self._lock = threading.Lock()
         self._state = Measured(time.monotonic())
-        self._server: MetricsServer | None = None
+        self._server: HttpServerThread | None = None
 
     def __enter__(self) -> Meter:
         if self._config.metrics_port:
@@ -46,11 +46,11 @@ class Meter:
         return self
 
     def _serve(self) -> None:
-        from elastic_runtime.agent.metrics.metrics_server import MetricsServer
+        from elastic_runtime.system.http_server import HttpServerThread
 
         host, port = self._config.metrics_host, self._config.metrics_port
         try:
-            self._server = MetricsServer(host, port, self.answer)
+            self._server = HttpServerThread(host, port, self.answer)
         except OSError as error:
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             why = error.strerror or str(error)
@@ -78,7 +78,7 @@ class Meter:
 
     def answer(self, path: str) -> Answer:
         """What the server says to a request for ``path``."""
-        from elastic_runtime.agent.metrics.metrics_server import Answer
+        from elastic_runtime.system.http_server import Answer
 
         state, now = self._state, time.monotonic()
         names = self._config.run_id, self._config.node_name
@@ -101,7 +101,7 @@ class Meter:
 
 
 def _probe(trouble: str, well: str) -> Answer:
-    from elastic_runtime.agent.metrics.metrics_server import Answer
+    from elastic_runtime.system.http_server import Answer
 
     status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
     return Answer(status, f"{trouble or well}\n".encode())

@@ -1,8 +1,12 @@
-"""A small HTTP server in a thread of its own: it answers GET and HEAD, and nothing upsets it.
+"""A small HTTP server for figures and probes: it answers GET and HEAD, and nothing upsets it.
+
+It is our own because no well-kept one holds all of what a training job needs of it: that of the
+standard library has a thread for each client and no deadline for a whole request, and those with
+both are dependencies that an agent must do without.
 
 One event loop serves all clients, so that one that is slow, or says nothing, keeps nobody waiting.
-Each connection has one request and a deadline. What a client does wrong is answered, or cut off,
-and never shown among the output of the job.
+Each connection has one request and a deadline, and there are never too many of them. What a client
+does wrong is answered, or cut off, and never shown among the output of the job.
 """
 
 from __future__ import annotations
@@ -36,35 +40,29 @@ class Answer:
     content_type: str = "text/plain; charset=utf-8"
 
 
-class MetricsServer:
-    """Serves while it is open.
+class HttpServer:
+    """Serves in the loop that it is started in.
+
+    Args:
+        host: an address of this machine, or a name of it; ``::`` for all addresses.
+        port: 0: any free one.
+        answer: gives the answer for a path, in the loop.
+        patience: seconds that a client may take.
 
     Attributes:
         port: where it listens.
+
+    Raises:
+        OSError: the address is not ours, or the port is taken.
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        answer: Callable[[str], Answer],
-        *,
-        patience: float = PATIENCE,
+        self, host: str, port: int, answer: Callable[[str], Answer], patience: float = PATIENCE
     ) -> None:
-        """Begins to listen.
-
-        Args:
-            host: an address of this machine, or a name of it.
-            port: 0: any free one.
-            answer: gives the answer for a path, in the server's thread.
-            patience: seconds that a client may take.
-
-        Raises:
-            OSError: the address is not ours, or the port is taken.
-        """
         self._answer = answer
         self._patience = patience
         self._clients = 0
+        self._server: asyncio.Server | None = None
         both = host == "::" and socket.has_dualstack_ipv6()
         if host == "::" and not both:
             host = "0.0.0.0"  # a machine without IPv6: these are all addresses that it has
@@ -72,29 +70,18 @@ class MetricsServer:
         # Bound here, so that the caller hears of a port that is taken.
         self._socket = socket.create_server((host, port), family=family, dualstack_ipv6=both)
         self.port: int = self._socket.getsockname()[1]
-        self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
-        self._thread = threads.spawn(self._run, name="metrics-server")
 
-    def close(self) -> None:
-        """Stops listening, and hangs up."""
-        with suppress(RuntimeError):  # it has been closed before
-            self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(PATIENCE)
-        self._socket.close()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._listen())
-
-    async def _listen(self) -> None:
-        # Without descriptors for another client, for one: nothing for the output of a job.
-        self._loop.set_exception_handler(lambda loop, context: None)
-        server = await asyncio.start_server(
+    async def start(self) -> None:
+        """Begins to answer."""
+        self._server = await asyncio.start_server(
             self._serve, sock=self._socket, limit=_MOST_BYTES, backlog=BACKLOG
         )
-        await self._over.wait()
-        server.close()  # the clients' tasks end with the loop
+
+    def close(self) -> None:
+        """Stops listening; the clients' tasks end by their deadlines, or with the loop."""
+        if self._server:
+            self._server.close()
+        self._socket.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients += 1
@@ -130,8 +117,48 @@ class MetricsServer:
         try:
             return self._answer(words[1].partition("?")[0])
         except Exception as error:
-            text = f"the agent cannot say it: {error!r}\n"
+            text = f"there is no answer: {error!r}\n"
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, text.encode())
+
+
+class HttpServerThread:
+    """An ``HttpServer`` in a thread of its own, for programs without a loop; serves while open.
+
+    Args:
+        host, port, answer, patience: as of ``HttpServer``; ``answer`` is called in the thread.
+
+    Attributes:
+        port: where it listens.
+
+    Raises:
+        OSError: the address is not ours, or the port is taken.
+    """
+
+    def __init__(
+        self, host: str, port: int, answer: Callable[[str], Answer], patience: float = PATIENCE
+    ) -> None:
+        self._server = HttpServer(host, port, answer, patience)
+        self.port = self._server.port
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threads.spawn(self._run, name="metrics-server")
+
+    def close(self) -> None:
+        """Stops listening, and hangs up."""
+        with suppress(RuntimeError):  # it has been closed before
+            self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
+
+    async def _listen(self) -> None:
+        # Without descriptors for another client, for one: nothing for the output of a job.
+        self._loop.set_exception_handler(lambda loop, context: None)
+        await self._server.start()
+        await self._over.wait()
+        self._server.close()
 
 
 def _encoded(answer: Answer, *, with_body: bool) -> bytes:

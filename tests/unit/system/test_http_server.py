@@ -1,14 +1,10 @@
-"""The HTTP server of an agent's metrics, over real sockets, with clients that mean no good."""
+"""The HTTP server for figures and probes, over real sockets, with clients that mean no good."""
 
 from __future__ import annotations
 
-import json
 import select
 import socket
-import subprocess
-import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
@@ -17,20 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.agent.metrics.meter import Meter
-from elastic_runtime.agent.metrics.metrics_fold import LoopTurned
-from elastic_runtime.agent.metrics.metrics_server import Answer, MetricsServer
-from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
-from elastic_runtime.events import Event, silent
-from elastic_runtime.events.checkpoint_events import CheckpointSaved
-from elastic_runtime.events.node_events import MetricsOff
-from elastic_runtime.events.round_events import RoundSealed
+from elastic_runtime.system.http_server import Answer, HttpServerThread
 from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "the run", node_name="n1")
 LOCAL = "127.0.0.1"
 PATIENCE = 10.0  # of a test
 # How long a client may take where a test wants to see the end of it.
@@ -44,8 +32,8 @@ def answer(path: str) -> Answer:
 
 
 @pytest.fixture
-def server() -> Iterator[MetricsServer]:
-    server = MetricsServer(LOCAL, 0, answer, patience=SHORT)
+def server() -> Iterator[HttpServerThread]:
+    server = HttpServerThread(LOCAL, 0, answer, patience=SHORT)
     yield server
     server.close()
 
@@ -82,11 +70,11 @@ def get(port: int, path: str) -> tuple[int, str]:
 # ---------------------------------------------------------------- requests
 
 
-def test_a_request_is_answered(server: MetricsServer) -> None:
+def test_a_request_is_answered(server: HttpServerThread) -> None:
     assert get(server.port, "/x?y=1") == (200, "you asked for /x\n")
 
 
-def test_head_has_no_body(server: MetricsServer) -> None:
+def test_head_has_no_body(server: HttpServerThread) -> None:
     head, _, body = say(server.port, b"HEAD /x HTTP/1.1\r\nHost: a\r\n\r\n").partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Content-Length: 17" in head
@@ -109,7 +97,7 @@ def test_head_has_no_body(server: MetricsServer) -> None:
     ],
 )
 def test_an_odd_request_is_answered_and_shown_nowhere(
-    server: MetricsServer,
+    server: HttpServerThread,
     request_: bytes,
     status: int,
     capfd: pytest.CaptureFixture[str],
@@ -125,21 +113,21 @@ def test_an_odd_request_is_answered_and_shown_nowhere(
 @pytest.mark.parametrize("data", [b"", b"GET /x HT", b"GET /x HTTP/1.1\r\nHost: a\r\n"])
 def test_half_a_request_is_cut_off_and_keeps_nobody_waiting(data: bytes) -> None:
     # No client of this server is ever cut off by the clock.
-    patient = MetricsServer(LOCAL, 0, answer, patience=3600.0)
+    patient = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
     try:
         with connect(patient.port) as half:
             half.sendall(data)
             assert get(patient.port, "/x")[0] == 200
     finally:
         patient.close()
-    short = MetricsServer(LOCAL, 0, answer, patience=SHORT)
+    short = HttpServerThread(LOCAL, 0, answer, patience=SHORT)
     try:
         assert say(short.port, data) == b""
     finally:
         short.close()
 
 
-def test_a_client_that_says_a_byte_now_and_then_is_cut_off(server: MetricsServer) -> None:
+def test_a_client_that_says_a_byte_now_and_then_is_cut_off(server: HttpServerThread) -> None:
     over = threading.Event()
 
     def trickle(line: socket.socket) -> None:
@@ -160,7 +148,7 @@ def test_a_client_that_says_a_byte_now_and_then_is_cut_off(server: MetricsServer
 
 
 def test_a_client_that_goes_on_after_its_request_is_cut_off(
-    server: MetricsServer, capfd: pytest.CaptureFixture[str]
+    server: HttpServerThread, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with connect(server.port) as line:
         line.sendall(b"GET /x HTTP/1.1\r\n\r\n")
@@ -171,7 +159,7 @@ def test_a_client_that_goes_on_after_its_request_is_cut_off(
 
 
 def test_many_that_say_nothing_keep_nobody_waiting() -> None:
-    server = MetricsServer(LOCAL, 0, answer, patience=3600.0)
+    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
     try:
         with ExitStack() as lines:
             for _ in range(200):
@@ -182,7 +170,7 @@ def test_many_that_say_nothing_keep_nobody_waiting() -> None:
 
 
 def test_there_are_never_too_many_clients(capfd: pytest.CaptureFixture[str]) -> None:
-    server = MetricsServer(LOCAL, 0, answer, patience=3600.0)
+    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
     try:
         with ExitStack() as lines:
             held = [lines.enter_context(connect(server.port)) for _ in range(300)]
@@ -204,7 +192,7 @@ def _answers(port: int) -> bool:
 
 
 def test_after_the_end_nothing_listens_and_nobody_is_left() -> None:
-    server = MetricsServer(LOCAL, 0, answer, patience=3600.0)
+    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
     with connect(server.port) as line:
         line.sendall(b"GET /x")
         assert get(server.port, "/x")[0] == 200  # it has taken the first one as well, by now
@@ -219,7 +207,7 @@ def test_after_the_end_nothing_listens_and_nobody_is_left() -> None:
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_it_listens_at_addresses_of_ipv6(host: str) -> None:
     try:
-        server = MetricsServer(host, 0, answer)
+        server = HttpServerThread(host, 0, answer)
     except OSError:
         pytest.skip("this machine has no IPv6")
     try:
@@ -230,117 +218,3 @@ def test_it_listens_at_addresses_of_ipv6(host: str) -> None:
             assert get(server.port, "/x")[0] == 200  # and at those of IPv4
     finally:
         server.close()
-
-
-# ---------------------------------------------------------------- the agent's answers
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.create_server((LOCAL, 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
-
-
-RESTARTS = {"failed": 0, "killed": 1, "lost": 0, "planned": 0}
-SEALED = RoundSealed(3, workers=4, nodes=2, restarts=RESTARTS)
-
-
-def test_what_the_agent_says(free_port: int) -> None:
-    events: list[Event] = []
-    with Meter(CONFIG.with_(metrics_port=free_port), events.append) as meter:
-        assert get(free_port, "/healthz") == (200, "the agent lives\n")
-        assert get(free_port, "/readyz") == (503, "this node is in no round\n")
-        meter.emit(SEALED)
-        now = time.monotonic()
-        meter.watch(LoopTurned(step=12, count=2, moment=now))
-        assert get(free_port, "/readyz") == (200, "in round 3\n")
-        status, text = get(free_port, "/status")
-        assert (status, json.loads(text)) == (
-            200,
-            {
-                "run_id": "the run",
-                "node": "n1",
-                "round": 3,
-                "world": 4,
-                "step": 12,
-                "checkpoint_step": -1,
-                "ready": True,
-                "restarts": RESTARTS,
-            },
-        )
-        status, text = get(free_port, "/metrics")
-        assert status == 200
-        assert 'elastic_restarts_total{class="killed"} 1.0\n' in text
-        assert get(free_port, "/")[0] == 404
-        assert "/metrics, /status" in get(free_port, "/nowhere")[1]
-    # What is for the measurements alone is in no log.
-    assert events == [SEALED]
-    with pytest.raises(ConnectionRefusedError):
-        connect(free_port)
-
-
-def test_an_agent_whose_loop_hangs_says_so(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Meter(CONFIG.with_(metrics_port=free_port), silent) as meter:
-        meter.watch(LoopTurned(step=-1, count=0, moment=0.0))
-        monkeypatch.setattr("elastic_runtime.agent.metrics.metrics_fold.HANGS_AFTER", -1.0)
-        status, text = get(free_port, "/healthz")
-        assert (status, text) == (503, "the agent's loop has not turned for 0 s\n")
-
-
-@pytest.mark.parametrize(
-    ("host", "why"),
-    [(LOCAL, "Address already in use"), ("192.0.2.7", "Cannot assign requested address")],
-)
-def test_a_port_that_cannot_be_had_is_a_warning(host: str, why: str) -> None:
-    events: list[Event] = []
-    with socket.create_server((LOCAL, 0)) as taken:
-        port = taken.getsockname()[1]
-        config = CONFIG.with_(metrics_port=port, metrics_host=host)
-        with Meter(config, events.append) as meter:
-            meter.emit(SEALED)
-    assert events == [MetricsOff(f"{host}:{port}", why), SEALED]
-
-
-def test_a_host_that_is_unknown_is_a_warning(free_port: int) -> None:
-    events: list[Event] = []
-    config = CONFIG.with_(metrics_port=free_port, metrics_host="no-such-host.invalid")
-    with Meter(config, events.append):
-        pass
-    assert [type(event) for event in events] == [MetricsOff]
-
-
-def test_events_of_many_threads_are_all_counted(free_port: int) -> None:
-    with Meter(CONFIG.with_(metrics_port=free_port), silent) as meter:
-        saves = 200
-
-        def save() -> None:
-            for _ in range(saves):
-                meter.emit(CheckpointSaved("x", step=1, bytes=1, seconds=0.1))
-
-        threads = [threading.Thread(target=save) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        text = get(free_port, "/metrics")[1]
-    assert f"elastic_checkpoint_saved_bytes_total {4.0 * saves}\n" in text
-
-
-def test_without_a_port_nothing_of_it_is_imported() -> None:
-    code = (
-        "import sys, elastic_runtime.agent.launch, elastic_runtime.cli.run.elastic_run, "
-        "elastic_runtime.agent.metrics.metrics_fold\n"
-        "bad = {'prometheus_client', 'asyncio', 'elastic_runtime.agent.metrics.metrics_server'}\n"
-        "bad &= set(sys.modules)\n"
-        "assert not bad, bad"
-    )
-    ended = _python(code)
-    assert ended == (0, "")
-
-
-def _python(code: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    return done.returncode, done.stderr
