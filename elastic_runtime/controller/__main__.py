@@ -12,9 +12,9 @@ import uuid
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
-from elastic_runtime.controller.service import Controller, Settings
+from elastic_runtime.controller.service import Controller, ControllerSettings
 from elastic_runtime.errors import ElasticError
-from elastic_runtime.kubernetes.leader_lease import Terms
+from elastic_runtime.kubernetes.leader_lease import LeaseTimings
 from elastic_runtime.reporting.json_lines import AUTO, CONSOLE, JSON
 from elastic_runtime.reporting.log import make_emit
 
@@ -35,13 +35,13 @@ def main(argv: list[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     emit = make_emit(args.log_format, sys.stdout)
-    settings = Settings(
+    settings = ControllerSettings(
         identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}",
         home=os.environ.get("POD_NAMESPACE", ""),
         namespace=args.namespace,
         port=args.liveness_port,
         etcd_image=args.etcd_image or ETCD_IMAGE,
-        terms=Terms(args.lease_seconds),
+        timings=LeaseTimings(args.lease_seconds),
     )
     try:
         asyncio.run(_run(settings, emit))
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def _run(settings: Settings, emit: Emit) -> None:
+async def _run(settings: ControllerSettings, emit: Emit) -> None:
     await Controller(settings, emit).run()
 
 

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from elastic_runtime.controller.decide.job_types import CLASSES, PodView, Report
+from elastic_runtime.backoff import Backoff
+from elastic_runtime.controller.decide.job_types import CLASSES, AgentReport, PodView
 from elastic_runtime.controller.decide.manifests import METRICS_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elastic_runtime.clock import Clock
-    from elastic_runtime.controller.cluster_state import World
+    from elastic_runtime.controller.cluster_state import ClusterState
     from elastic_runtime.controller.views import Key
 
 _INTERVAL = 5.0
 _FIRST = 0.5  # after a pod began to run, and while the agents have not found together
-_SLOWEST = 60.0  # for images that have no such agent
+_NO_ANSWER = Backoff(first=2 * _FIRST, longest=60.0)  # there are images that have no such agent
 _NEWS_OF_STEPS = 30.0  # steps alone do not make a new status more often than that
 _ANSWER_SECONDS = 2.0
 _AT_ONCE = 16
@@ -31,7 +32,7 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Asked:
+class Polling:
     """How it went with one job so far.
 
     Attributes:
@@ -47,11 +48,11 @@ class Asked:
     told: float = 0.0
 
 
-class Reports:
-    """Keeps ``world.reports`` up to date.
+class AgentReports:
+    """Keeps ``state.reports`` up to date.
 
     Args:
-        world: what is known.
+        state: what is known.
         changed: told the job when its report says something new.
         clock: the time.
         port: where agents answer.
@@ -59,13 +60,13 @@ class Reports:
 
     def __init__(
         self,
-        world: World,
+        state: ClusterState,
         changed: Callable[[Key], None],
         clock: Clock,
         port: int = METRICS_PORT,
     ) -> None:
-        self._world, self._changed, self._clock, self._port = world, changed, clock, port
-        self._asked: dict[Key, Asked] = {}
+        self._state, self._changed, self._clock, self._port = state, changed, clock, port
+        self._asked: dict[Key, Polling] = {}
 
     async def run(self) -> None:
         """Asks; never ends by itself."""
@@ -79,26 +80,26 @@ class Reports:
                     await self._ask(session, key)
 
             while True:
-                self._look_round()
+                self._update_targets()
                 now = self._clock.now()
                 due = [key for key, asked in self._asked.items() if asked.due <= now]
                 await asyncio.gather(*(ask(key) for key in due))
                 await asyncio.sleep(_FIRST)
 
-    def _look_round(self) -> None:
+    def _update_targets(self) -> None:
         """Which jobs have pods that run, and where."""
-        world, now = self._world, self._clock.now()
-        for gone in self._asked.keys() - world.jobs.keys():
+        state, now = self._state, self._clock.now()
+        for gone in self._asked.keys() - state.jobs.keys():
             del self._asked[gone]
-        for key, job in world.jobs.items():
-            pods = world.pods.of(key, job["metadata"]["uid"]).values()
+        for key, job in state.jobs.items():
+            pods = state.pods.owned_by(key, job["metadata"]["uid"]).values()
             addresses = _addresses([pod for pod in pods if isinstance(pod, PodView)])
             asked = self._asked.get(key)
             if not addresses:
                 self._asked.pop(key, None)
             elif asked is None or asked.addresses != addresses:
                 told = asked.told if asked else 0.0
-                self._asked[key] = Asked(addresses, now, told=told)
+                self._asked[key] = Polling(addresses, now, told=told)
 
     async def _ask(self, session: aiohttp.ClientSession, key: Key) -> None:
         asked = self._asked[key]
@@ -108,31 +109,31 @@ class Reports:
             if report and report.ready:
                 break
         now = self._clock.now()
-        if self._asked.get(key) != asked or key not in self._world.jobs:
+        if self._asked.get(key) != asked or key not in self._state.jobs:
             return  # it is another job, or has other pods, by now
         if report is None:
             failures = asked.failures + 1
-            pause = min(_FIRST * 2.0 ** min(failures, 10), _SLOWEST)
+            pause = _NO_ANSWER.pause(failures)
             self._asked[key] = replace(asked, due=now + pause, failures=failures)
-            if failures > 1 and key in self._world.reports:
-                del self._world.reports[key]
+            if failures > 1 and key in self._state.reports:
+                del self._state.reports[key]
                 self._changed(key)
             return
         pause = _INTERVAL if report.ready else _FIRST
         news = self._is_news(key, report, now - asked.told)
-        self._world.reports[key] = report
+        self._state.reports[key] = report
         told = now if news else asked.told
         self._asked[key] = replace(asked, due=now + pause, failures=0, told=told)
         if news:
             self._changed(key)
 
-    def _is_news(self, key: Key, report: Report, age: float) -> bool:
-        before = self._world.reports.get(key)
+    def _is_news(self, key: Key, report: AgentReport, age: float) -> bool:
+        before = self._state.reports.get(key)
         if before is None or _round_of(before) != _round_of(report):
             return True
         return before != report and age >= _NEWS_OF_STEPS
 
-    async def _fetch(self, session: aiohttp.ClientSession, address: str) -> Report | None:
+    async def _fetch(self, session: aiohttp.ClientSession, address: str) -> AgentReport | None:
         host = f"[{address}]" if ":" in address else address
         try:
             url = f"http://{host}:{self._port}/status"
@@ -150,11 +151,11 @@ def _addresses(pods: Sequence[PodView]) -> tuple[str, ...]:
     return tuple(address for _, address in running)
 
 
-def _round_of(report: Report) -> tuple[object, ...]:
+def _round_of(report: AgentReport) -> tuple[object, ...]:
     return report.run_id, report.round, report.world, report.ready, dict(report.restarts)
 
 
-def read_report(body: bytes) -> Report:
+def read_report(body: bytes) -> AgentReport:
     """What an agent said.
 
     Args:
@@ -170,7 +171,7 @@ def read_report(body: bytes) -> Report:
     restarts = said.get("restarts") or {} if isinstance(said, dict) else None
     if not isinstance(restarts, dict):
         raise ValueError("not an object")
-    return Report(
+    return AgentReport(
         run_id=str(said.get("run_id") or ""),
         round=_count(said, "round"),
         world=_count(said, "world"),

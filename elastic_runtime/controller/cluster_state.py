@@ -6,39 +6,39 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller import views
 from elastic_runtime.controller.decide.job_types import EtcdView, Observed, PodView, Problem
-from elastic_runtime.controller.informer_cache import Shelf
+from elastic_runtime.controller.informer_cache import InformerCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from elastic_runtime.controller.decide.job_types import Report
+    from elastic_runtime.controller.decide.job_types import AgentReport
     from elastic_runtime.controller.views import Key
     from elastic_runtime.kubernetes.api_client import Json
 
 _ENDED = ("Succeeded", "Failed")
 
 
-class World:
-    """Jobs, and what belongs to them.
+class ClusterState:
+    """Jobs, and what belongs to them: itself the ``Cache`` of an informer of jobs.
 
     Args:
         changed: told the job whenever something of it is not as before.
 
     Attributes:
         jobs: the ElasticJobs, as the API server has them.
-        pods, services, budgets: what they own; each is a ``Follower`` of a watch.
+        pods, services, budgets: what they own; each is a ``Cache`` of an informer.
         reports: what the jobs' agents say.
     """
 
     def __init__(self, changed: Callable[[Key], None]) -> None:
         self._changed = changed
         self.jobs: dict[Key, Json] = {}
-        self.pods: Shelf[PodView | EtcdView] = Shelf(views.pod, changed)
-        self.services: Shelf[str] = Shelf(views.service, changed)
-        self.budgets: Shelf[int | None] = Shelf(views.budget, changed)
-        self.reports: dict[Key, Report] = {}
+        self.pods: InformerCache[PodView | EtcdView] = InformerCache(views.pod_view, changed)
+        self.services: InformerCache[str] = InformerCache(views.service_address, changed)
+        self.budgets: InformerCache[int | None] = InformerCache(views.min_available, changed)
+        self.reports: dict[Key, AgentReport] = {}
 
-    def learned(self, job: Json) -> None:
+    def update(self, job: Json) -> None:
         """An ElasticJob is there, and looks so; what is older than what is known is ignored."""
         meta = job["metadata"]
         key = meta["namespace"], meta["name"]
@@ -50,28 +50,32 @@ class World:
         self.jobs[key] = {**job, "metadata": _without(meta, "managedFields")}
         self._changed(key)
         if before is None or _ended(before) != _ended(job):
-            self._tell_rivals(key, job)
+            self._notify_rivals(key, job)
 
-    def answered(self, job: Json) -> None:
+    def update_known(self, job: Json) -> None:
         """A request of ours was answered with a job, which may have gone before we read that."""
         meta = job["metadata"]
         known = self.jobs.get((meta["namespace"], meta["name"]))
         if known and known["metadata"]["uid"] == meta["uid"]:
-            self.learned(job)
+            self.update(job)
 
-    def lost(self, key: Key, uid: str = "") -> None:
-        """An ElasticJob is gone.
-
-        Args:
-            key: which one.
-            uid: if given, nothing happens to another one of the same name.
-        """
-        job = self.jobs.get(key)
-        if job and uid in ("", job["metadata"]["uid"]):
+    def delete(self, job: Json) -> None:
+        """An ElasticJob is gone; another one of its name may be there."""
+        meta = job["metadata"]
+        key = meta["namespace"], meta["name"]
+        known = self.jobs.get(key)
+        if known and known["metadata"]["uid"] == meta["uid"]:
             del self.jobs[key]
             self.reports.pop(key, None)
             self._changed(key)
-            self._tell_rivals(key, job)
+            self._notify_rivals(key, known)
+
+    def retain(self, uids: Collection[str], version: int) -> None:
+        """No other ElasticJob was there at that version; what is younger may be."""
+        for job in list(self.jobs.values()):
+            meta = job["metadata"]
+            if meta["uid"] not in uids and int(meta["resourceVersion"]) <= version:
+                self.delete(job)
 
     def observe(self, key: Key, problems: Iterable[Problem] = ()) -> Observed:
         """What is seen of a job that is there.
@@ -82,12 +86,12 @@ class World:
         """
         job = self.jobs[key]
         uid = job["metadata"]["uid"]
-        pods = self.pods.of(key, uid).values()
-        budgets = self.budgets.of(key, uid)
+        pods = self.pods.owned_by(key, uid).values()
+        budgets = self.budgets.owned_by(key, uid)
         rival = self.rival(key)
         return Observed(
             pods=tuple(pod for pod in pods if isinstance(pod, PodView)),
-            services=self.services.of(key, uid),
+            services=self.services.owned_by(key, uid),
             etcd=next((pod for pod in pods if isinstance(pod, EtcdView)), None),
             pdb=next(iter(budgets.values()), None),
             report=self.reports.get(key),
@@ -98,7 +102,7 @@ class World:
         """The job that has the same run id at the same endpoint as this one, and came first."""
         job = self.jobs.get(key)
         for other in self._rivals(key, job) if job else ():
-            if not _ended(self.jobs[other]) and self._turn(other) <= self._turn(key):
+            if not _ended(self.jobs[other]) and self._precedence(other) <= self._precedence(key):
                 return other
         return None
 
@@ -111,32 +115,34 @@ class World:
                     found[one["type"]] = found.get(one["type"], 0) + 1
         return found
 
-    def _turn(self, key: Key) -> tuple[bool, str, str]:
+    def _precedence(self, key: Key) -> tuple[bool, str, str]:
         """Who comes first: a job that has pods, else the older one."""
         meta = self.jobs[key]["metadata"]
-        has_pods = bool(self.pods.of(key, meta["uid"]))
+        has_pods = bool(self.pods.owned_by(key, meta["uid"]))
         return not has_pods, meta["creationTimestamp"], meta["uid"]
 
     def _rivals(self, key: Key, job: Json) -> list[Key]:
-        meeting = _meeting(job)
-        if not all(meeting):
+        rendezvous = _rendezvous_of(job)
+        if not all(rendezvous):
             return []
-        return [k for k, other in self.jobs.items() if k != key and _meeting(other) == meeting]
+        return [
+            k for k, other in self.jobs.items() if k != key and _rendezvous_of(other) == rendezvous
+        ]
 
-    def _tell_rivals(self, key: Key, job: Json) -> None:
+    def _notify_rivals(self, key: Key, job: Json) -> None:
         for other in self._rivals(key, job):
             self._changed(other)
 
 
-def _meeting(job: Json) -> tuple[str, str]:
+def _rendezvous_of(job: Json) -> tuple[str, str]:
     spec = job.get("spec") or {}
     return str(spec.get("rdzvEndpoint") or ""), str(spec.get("rdzvId") or "")
 
 
 def _taken(job: Json, rival: Key) -> Problem:
     message = (
-        f"the job {'/'.join(rival)} uses {_meeting(job)[1]!r} at the same endpoint, and their "
-        "workers would take each other for their own: choose another rdzvId, or leave it out"
+        f"the job {'/'.join(rival)} uses {_rendezvous_of(job)[1]!r} at the same endpoint, and "
+        "their workers would take each other for their own: choose another rdzvId, or leave it out"
     )
     return Problem("RunIdTaken", message, "spec.rdzvId", blocks=True)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.system.http_server import Answer, HttpServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +33,7 @@ class _JobsByCondition(Collector):
         yield family
 
 
-class Metrics:
+class ControllerMetrics:
     """The controller's metrics.
 
     Args:
@@ -76,8 +76,10 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-async def serve(port: int, metrics: Metrics, why_not_ready: Callable[[], str]) -> web.AppRunner:
-    """Serves ``/metrics``, ``/healthz`` and ``/readyz`` until the runner is cleaned up.
+async def serve(
+    port: int, metrics: ControllerMetrics, why_not_ready: Callable[[], str]
+) -> HttpServer:
+    """Serves ``/metrics``, ``/healthz`` and ``/readyz`` until the server is closed.
 
     Args:
         port: on all interfaces.
@@ -91,30 +93,24 @@ async def serve(port: int, metrics: Metrics, why_not_ready: Callable[[], str]) -
         UsageError: the port cannot be had.
     """
 
-    async def show_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": _TEXT})
+    def answer(path: str) -> Answer:
+        match path:
+            case "/metrics":
+                return Answer(HTTPStatus.OK, metrics.text(), _TEXT)
+            case "/healthz":
+                return Answer(HTTPStatus.OK, b"ok\n")  # the loop turns, or nothing would be said
+            case "/readyz" if why := why_not_ready():
+                return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n".encode())
+            case "/readyz":
+                return Answer(HTTPStatus.OK, b"ok\n")
+        return Answer(HTTPStatus.NOT_FOUND, b"there is /metrics, /healthz and /readyz\n")
 
-    async def healthz(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")  # the loop turns, or this would not be answered
-
-    async def readyz(_: web.Request) -> web.Response:
-        why = why_not_ready()
-        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
-
-    # It writes a traceback for each request that is none, and anybody may send such.
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    app = web.Application()
-    app.router.add_get("/metrics", show_metrics)
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
     try:
-        await web.TCPSite(runner, None, port).start()
+        server = HttpServer("::", port, answer)
     except OSError as error:
-        await runner.cleanup()
         raise UsageError(
             f"port {port} cannot be had for probes and metrics ({error.strerror}): choose another "
             "with --liveness-port"
         ) from error
-    return runner
+    await server.start()
+    return server

@@ -7,16 +7,17 @@ import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from elastic_runtime.kubernetes.api_client import EVENTS, FIELD_MANAGER
+from elastic_runtime.kubernetes.api_resources import EVENTS
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import Event
-    from elastic_runtime.kubernetes.api_client import Api, Json
+    from elastic_runtime.kubernetes.api_client import Client, Json
 
+COMPONENT = "elastic-controller"
 _LONGEST_MESSAGE = 1024  # a longer one is refused
 
 
-async def announce(api: Api, job: Json, event: Event) -> None:
+async def record_event(client: Client, job: Json, event: Event) -> None:
     """Tells an event.
 
     Raises:
@@ -43,9 +44,9 @@ async def announce(api: Api, job: Json, event: Event) -> None:
         "type": event.type,
         "reason": event.reason,
         "message": event.message[:_LONGEST_MESSAGE],
-        "source": {"component": FIELD_MANAGER},
+        "source": {"component": COMPONENT},
         "firstTimestamp": moment,
         "lastTimestamp": moment,
         "count": 1,
     }
-    await api.create(EVENTS, meta["namespace"], body)
+    await client.create(EVENTS, meta["namespace"], body)

@@ -1,4 +1,4 @@
-"""Performing a plan's actions, and telling what came of them."""
+"""Performing a plan's actions, and conditions what came of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.controller.decide.job_spec import JOBS
 from elastic_runtime.controller.decide.job_types import (
     Apply,
     CreatePod,
@@ -14,15 +15,19 @@ from elastic_runtime.controller.decide.job_types import (
     DeletePod,
     Problem,
 )
-from elastic_runtime.kubernetes.api_client import BY_KIND, JOBS, PODS, ApiError
+from elastic_runtime.kubernetes.api_errors import ApiError
+from elastic_runtime.kubernetes.api_resources import DISRUPTION_BUDGETS, PODS, SERVICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_runtime.controller.cluster_state import World
+    from elastic_runtime.controller.cluster_state import ClusterState
     from elastic_runtime.controller.decide.job_types import Action
     from elastic_runtime.controller.views import Key
-    from elastic_runtime.kubernetes.api_client import Api, Json
+    from elastic_runtime.kubernetes.api_client import Client, Json
+
+
+_RESOURCES = {"Pod": PODS, "Service": SERVICES, "PodDisruptionBudget": DISRUPTION_BUDGETS}
 
 
 @dataclass(frozen=True)
@@ -42,23 +47,23 @@ class Outcome:
     deleted: bool = False
 
 
-def adds(action: Action) -> bool:
+def creates(action: Action) -> bool:
     """Whether an action makes something, so that a quota or a rule may forbid it."""
     return isinstance(action, CreatePod | Apply)
 
 
-class Performer:
+class Executor:
     """Does what plans say.
 
     Args:
-        api: the client.
-        world: told of what the answers show, before any watch does.
+        client: asks the API server.
+        state: told of what the answers show, before any watch does.
     """
 
-    def __init__(self, api: Api, world: World) -> None:
-        self._api, self._world = api, world
+    def __init__(self, client: Client, state: ClusterState) -> None:
+        self._client, self._state = client, state
 
-    async def perform(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
+    async def execute(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
         """Performs actions.
 
         Those that make something one after the other as long as none is refused, in groups that
@@ -69,16 +74,16 @@ class Performer:
             uid: of the job; it may be gone at any moment.
             actions: what is to be done.
         """
-        errors = await self._all(key, uid, [one for one in actions if not adds(one)])
-        making, size = [one for one in actions if adds(one)], 1
+        errors = await self._all(key, uid, [one for one in actions if not creates(one)])
+        making, size = [one for one in actions if creates(one)], 1
         while making and not errors:
             errors += await self._all(key, uid, making[:size])
             making, size = making[size:], 2 * size
-        problems = {_problem(error) for error in errors if not (error.passing or error.conflict)}
+        problems = {_problem(error) for error in errors if not (error.transient or error.conflict)}
         return Outcome(
             problems=tuple(sorted(problems, key=str)),
-            again=any(error.passing or error.conflict for error in errors),
-            taken=tuple(_taken(error) for error in errors if error.taken)[:1],
+            again=any(error.transient or error.conflict for error in errors),
+            taken=tuple(_taken(error) for error in errors if error.already_exists)[:1],
             deleted=any(isinstance(action, DeleteJob) for action in actions),
         )
 
@@ -90,26 +95,26 @@ class Performer:
         try:
             await self._do(key, uid, action)
         except ApiError as error:
-            if error.gone and not adds(action):
+            if error.not_found and not creates(action):
                 return None  # somebody else has deleted it
             return error
         return None
 
     async def _do(self, key: Key, uid: str, action: Action) -> None:
-        api, world, (namespace, name) = self._api, self._world, key
+        client, state, (namespace, name) = self._client, self._state, key
         match action:
             case CreatePod():
-                world.pods.learned(await api.create(PODS, namespace, action.manifest))
+                state.pods.update(await client.create(PODS, namespace, action.manifest))
             case DeletePod():
-                answer = await api.delete(PODS, namespace, action.name, action.uid, action.grace)
+                answer = await client.delete(PODS, namespace, action.name, action.uid, action.grace)
                 if _is_deleting(answer):
-                    world.pods.learned(answer)
+                    state.pods.update(answer)
             case Apply():
                 await self._apply(key, uid, action)
             case DeleteOwned():
-                await api.delete(BY_KIND[action.kind], namespace, action.name)
+                await client.delete(_RESOURCES[action.kind], namespace, action.name)
             case DeleteJob():
-                await api.delete(JOBS, namespace, name, uid)
+                await client.delete(JOBS, namespace, name, uid)
 
     async def _apply(self, key: Key, uid: str, action: Apply) -> None:
         """Makes an object so; what is not the job's is left alone, whatever its name.
@@ -117,18 +122,18 @@ class Performer:
         Applying would take a Service of somebody else's over, and the garbage collector would
         remove it with the job.
         """
-        api, world = self._api, self._world
-        shelves: dict[str, Any] = {
-            "Pod": world.pods,
-            "Service": world.services,
-            "PodDisruptionBudget": world.budgets,
+        client, state = self._client, self._state
+        caches: dict[str, Any] = {
+            "Pod": state.pods,
+            "Service": state.services,
+            "PodDisruptionBudget": state.budgets,
         }
-        resource, shelf = BY_KIND[action.kind], shelves[action.kind]
-        if action.name in shelf.of(key, uid):
-            answer = await api.apply(resource, key[0], action.name, action.manifest)
+        resource, cache = _RESOURCES[action.kind], caches[action.kind]
+        if action.name in cache.owned_by(key, uid):
+            answer = await client.apply(resource, key[0], action.name, action.manifest)
         else:
-            answer = await api.create(resource, key[0], action.manifest)
-        shelf.learned(answer)
+            answer = await client.create(resource, key[0], action.manifest)
+        cache.update(answer)
 
 
 def _is_deleting(answer: Json) -> bool:
@@ -143,7 +148,7 @@ def _taken(error: ApiError) -> Problem:
 def _problem(error: ApiError) -> Problem:
     # The pod's name is in front of it: each pod would be a problem of its own.
     said = error.message.partition(" is forbidden: ")[2] or error.message
-    if error.quota:
+    if error.quota_exceeded:
         return Problem("QuotaExceeded", f"{said}; trying again")
     if error.code == 403:
         return Problem("Forbidden", f"{said}; trying again")

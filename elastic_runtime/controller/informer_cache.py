@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 _V = TypeVar("_V")
 # An answer to a request of ours may be read after the object's deletion has been.
-_GRAVES = 1000
+_REMEMBERED_DELETIONS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Generic[_V]):
+class _Entry(Generic[_V]):
     uid: str
     version: int
     owner: str
     view: _V
 
 
-class Shelf(Generic[_V]):
+class InformerCache(Generic[_V]):
     """The objects of one kind, by the job that owns them.
 
     Told by a watch (it is a ``Follower``), and by answers to our own requests, which are often
@@ -40,57 +40,54 @@ class Shelf(Generic[_V]):
 
     def __init__(self, view: Callable[[Json], _V], changed: Callable[[Key], None]) -> None:
         self._view, self._changed = view, changed
-        self._kept: dict[Key, dict[str, _Kept[_V]]] = {}
-        self._graves: deque[str] = deque(maxlen=_GRAVES)
+        self._entries: dict[Key, dict[str, _Entry[_V]]] = {}
+        self._deleted: deque[str] = deque(maxlen=_REMEMBERED_DELETIONS)
 
-    def of(self, job: Key, uid: str) -> dict[str, _V]:
+    def owned_by(self, job: Key, uid: str) -> dict[str, _V]:
         """What belongs to a job, by name.
 
         Args:
             job: which one.
             uid: its uid: what an earlier job of the same name has left is not meant.
         """
-        kept = self._kept.get(job, {})
+        kept = self._entries.get(job, {})
         return {name: one.view for name, one in sorted(kept.items()) if one.owner == uid}
 
-    def only(self, uids: Collection[str], version: int) -> None:
+    def retain(self, uids: Collection[str], version: int) -> None:
         """Nothing else was there at that version; what is younger may be."""
-        for job, kept in list(self._kept.items()):
+        for job, kept in list(self._entries.items()):
             for name, one in list(kept.items()):
                 if one.uid not in uids and one.version <= version:
                     self._drop(job, name)
 
-    def happened(self, type: str, item: Json) -> None:
-        """An object has changed."""
-        if type != "DELETED":
-            self.learned(item)
-            return
+    def delete(self, item: Json) -> None:
+        """An object is gone; it does not come back by an answer that is read later."""
         uid, found = item["metadata"]["uid"], views.owner(item)
-        self._graves.append(uid)
+        self._deleted.append(uid)
         if found:
             job, name = found[0], item["metadata"]["name"]
-            kept = self._kept.get(job, {}).get(name)
+            kept = self._entries.get(job, {}).get(name)
             if kept and kept.uid == uid:
                 self._drop(job, name)
 
-    def learned(self, item: Json) -> None:
+    def update(self, item: Json) -> None:
         """An object is there, and looks so."""
         meta, found = item["metadata"], views.owner(item)
-        if not found or meta["uid"] in self._graves:
+        if not found or meta["uid"] in self._deleted:
             return
         job, owner = found
-        kept = self._kept.setdefault(job, {})
+        kept = self._entries.setdefault(job, {})
         before, version = kept.get(meta["name"]), int(meta["resourceVersion"])
         if before and before.uid == meta["uid"] and before.version >= version:
             return
-        after = _Kept(meta["uid"], version, owner, self._view(item))
+        after = _Entry(meta["uid"], version, owner, self._view(item))
         kept[meta["name"]] = after
         if before is None or (before.uid, before.view) != (after.uid, after.view):
             self._changed(job)
 
     def _drop(self, job: Key, name: str) -> None:
-        kept = self._kept[job]
+        kept = self._entries[job]
         del kept[name]
         if not kept:
-            del self._kept[job]
+            del self._entries[job]
         self._changed(job)

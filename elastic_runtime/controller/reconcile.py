@@ -7,36 +7,37 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.backoff import Backoff
+from elastic_runtime.controller.decide.job_spec import JOBS
 from elastic_runtime.controller.decide.job_types import NEVER
-from elastic_runtime.controller.event_recorder import announce
-from elastic_runtime.controller.executor import Outcome, Performer, adds
-from elastic_runtime.kubernetes.api_client import JOBS, ApiError
+from elastic_runtime.controller.event_recorder import record_event
+from elastic_runtime.controller.executor import Executor, Outcome, creates
+from elastic_runtime.kubernetes.api_errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from elastic_runtime.controller.cluster_state import World
-    from elastic_runtime.controller.controller_metrics import Metrics
-    from elastic_runtime.controller.decide.job_types import Observed, Plan, Problem
+    from elastic_runtime.controller.cluster_state import ClusterState
+    from elastic_runtime.controller.controller_metrics import ControllerMetrics
+    from elastic_runtime.controller.decide.job_types import JobPlan, Observed, Problem
     from elastic_runtime.controller.views import Key
-    from elastic_runtime.controller.workqueue import Queue
+    from elastic_runtime.controller.workqueue import WorkQueue
     from elastic_runtime.events import Emit
-    from elastic_runtime.kubernetes.api_client import Api, Json
+    from elastic_runtime.kubernetes.api_client import Client, Json
 
-    Decide = Callable[[Json, Observed, float], Plan]
+    Decide = Callable[[Json, Observed, float], JobPlan]
 
 _WORKERS = 8
 # Seconds until the next try, the first and the longest: of what was not as we thought or found no
 # answer, and of what is forbidden.
-_SOON, _SOON_AT_MOST = 0.2, 5.0
-_LATER, _LATER_AT_MOST = 1.0, 60.0
+_SOON, _LATER = Backoff(first=0.2, longest=5.0), Backoff(first=1.0, longest=60.0)
 # So many tries in a row must find a name taken before that is a problem: an object may be ours,
 # and not have been seen yet.
 _TRIES = 3
 
 
 @dataclass(frozen=True)
-class Setback:
+class Retry:
     """What has gone wrong with a job, and when it is tried again.
 
     Attributes:
@@ -54,16 +55,15 @@ class Setback:
 
     def pause(self, soon: bool) -> float:
         """Seconds until the next try."""
-        first, longest = (_SOON, _SOON_AT_MOST) if soon else (_LATER, _LATER_AT_MOST)
-        return min(first * 2.0 ** min(self.tries, 16), longest)
+        return (_SOON if soon else _LATER).pause(self.tries + 1)
 
 
 class Reconciler:
     """Brings jobs to what they ask for.
 
     Args:
-        api: the client.
-        world: what is known.
+        client: asks the API server.
+        state: what is known.
         queue: which jobs are to be looked at.
         decide: the pure decision.
         now: seconds since 1970.
@@ -73,18 +73,18 @@ class Reconciler:
 
     def __init__(
         self,
-        api: Api,
-        world: World,
-        queue: Queue,
+        client: Client,
+        state: ClusterState,
+        queue: WorkQueue,
         decide: Decide,
         now: Callable[[], float],
-        metrics: Metrics,
+        metrics: ControllerMetrics,
         emit: Emit,
     ) -> None:
-        self._api, self._world, self._queue, self._decide = api, world, queue, decide
+        self._client, self._state, self._queue, self._decide = client, state, queue, decide
         self._now, self._metrics, self._emit = now, metrics, emit
-        self._performer = Performer(api, world)
-        self._setbacks: dict[Key, Setback] = {}
+        self._executor = Executor(client, state)
+        self._setbacks: dict[Key, Retry] = {}
 
     async def run(self) -> None:
         """Works; never ends by itself."""
@@ -94,93 +94,78 @@ class Reconciler:
 
     async def _work(self) -> None:
         while True:
-            key = await self._queue.take()
+            key = await self._queue.get()
             try:
                 with self._metrics.reconcile_seconds.time():
-                    await self.look_at(key)
+                    await self.reconcile(key)
             except ApiError as error:
-                self._failed(key, str(error), passing=error.passing or error.conflict)
+                self._failed(key, str(error), passing=error.transient or error.conflict)
             except Exception as error:  # one job's trouble must not become all jobs' trouble
                 self._failed(key, "".join(traceback.format_exception(error)), passing=False)
             finally:
                 self._queue.done(key)
 
-    async def look_at(self, key: Key) -> None:
+    async def reconcile(self, key: Key) -> None:
         """Looks at a job once, and does what is to be done about it now.
 
         Raises:
             ApiError: the status could not be written.
         """
-        await self._make_sure_of_rival(key)
-        job = self._world.jobs.get(key)
+        job = self._state.jobs.get(key)
         if job is None:
             self._setbacks.pop(key, None)
-            self._queue.forget(key)
+            self._queue.cancel_timer(key)
             return
         if job["metadata"].get("deletionTimestamp"):
             return  # all that it owns goes with it
         now, setback = self._now(), self._setback(key)
-        waits = _ticks() < setback.until
+        waits = _loop_time() < setback.until
         problems = setback.problems if waits else ()
-        plan = self._decide(job, self._world.observe(key, problems), now)
-        actions = [one for one in plan.actions if not (waits and adds(one))]
+        plan = self._decide(job, self._state.observe(key, problems), now)
+        actions = [one for one in plan.actions if not (waits and creates(one))]
         if plan.reason and (actions or plan.events):
             self._emit("controller.decided", job="/".join(key), reason=plan.reason)
-        outcome = await self._performer.perform(key, job["metadata"]["uid"], actions)
+        outcome = await self._executor.execute(key, job["metadata"]["uid"], actions)
         if outcome.deleted or not self._is_there(key, job):
             return  # the next look finds that out
         if not waits:
             setback = self._remember(key, setback, outcome)
             if setback.problems:  # what is known now belongs into the status
-                plan = self._decide(job, self._world.observe(key, setback.problems), now)
+                plan = self._decide(job, self._state.observe(key, setback.problems), now)
         await self._write(key, job, plan)
         pause = plan.wake_at - self._now()
         if setback.tries:
-            pause = min(pause, setback.until - _ticks())
+            pause = min(pause, setback.until - _loop_time())
         if pause < NEVER:
-            self._queue.put_later(key, pause)
+            self._queue.add_after(key, pause)
         else:
-            self._queue.forget(key)
+            self._queue.cancel_timer(key)
 
-    async def _make_sure_of_rival(self, key: Key) -> None:
-        """Whoever is in a job's way may be gone: kopf misses what is deleted in a gap."""
-        while rival := self._world.rival(key):
-            uid = self._world.jobs[rival]["metadata"]["uid"]
-            try:
-                found = await self._api.get(JOBS.path(*rival))
-            except ApiError as error:
-                if not error.gone:
-                    return
-                found = {"metadata": {}}
-            if found["metadata"].get("uid") == uid:
-                return
-            self._world.lost(rival, uid)
-
-    def _setback(self, key: Key) -> Setback:
+    def _setback(self, key: Key) -> Retry:
         about, before = ("", 0), self._setbacks.get(key)
-        if job := self._world.jobs.get(key):
+        if job := self._state.jobs.get(key):
             about = job["metadata"]["uid"], int(job["metadata"].get("generation") or 0)
-        return before if before and before.about == about else Setback(about)
+        return before if before and before.about == about else Retry(about)
 
     def _is_there(self, key: Key, job: Json) -> bool:
-        now = self._world.jobs.get(key)
+        now = self._state.jobs.get(key)
         return bool(now and now["metadata"]["uid"] == job["metadata"]["uid"])
 
-    def _remember(self, key: Key, before: Setback, outcome: Outcome) -> Setback:
+    def _remember(self, key: Key, before: Retry, outcome: Outcome) -> Retry:
         """What went wrong this time, on top of what went wrong before."""
         if not (outcome.problems or outcome.again):
             self._setbacks.pop(key, None)
-            return Setback()
+            return Retry()
         pause, tries = before.pause(soon=not outcome.problems), before.tries + 1
         problems = (*outcome.problems, *(outcome.taken if tries >= _TRIES else ()))
-        after = Setback(before.about, _ticks() + pause, tries, problems)
+        after = Retry(before.about, _loop_time() + pause, tries, problems)
         self._setbacks[key] = after
         self._metrics.refused.inc()
         for problem in problems:
             self._emit("controller.refused", job="/".join(key), reason=str(problem), delay=pause)
         return after
 
-    async def _write(self, key: Key, job: Json, plan: Plan) -> None:
+    async def _write(self, key: Key, job: Json, plan: JobPlan) -> None:
         """Writes the status if it is another one, and says then what has happened."""
         before = job.get("status") or {}
         if plan.status != before:
@@ -188,16 +173,15 @@ class Reconciler:
             version = {"resourceVersion": job["metadata"]["resourceVersion"]}
             patch = {"metadata": version, "status": difference(before, plan.status)}
             try:
-                answer = await self._api.patch_status(JOBS, *key, patch)
+                answer = await self._client.merge(JOBS, *key, patch, "status")
             except ApiError as error:
-                if not error.gone:
+                if not error.not_found:
                     raise
-                self._world.lost(key, job["metadata"]["uid"])
-                return
-            self._world.answered(answer)
+                return  # the watch will say so
+            self._state.update_known(answer)
         for event in plan.events:
             try:
-                await announce(self._api, job, event)
+                await record_event(self._client, job, event)
             except ApiError as error:
                 self._emit("controller.event_lost", job="/".join(key), reason=str(error))
 
@@ -205,12 +189,12 @@ class Reconciler:
         before = self._setback(key)
         self._metrics.errors.inc()
         pause = before.pause(soon=passing)
-        self._setbacks[key] = Setback(before.about, 0.0, before.tries + 1, before.problems)
+        self._setbacks[key] = Retry(before.about, 0.0, before.tries + 1, before.problems)
         self._emit("controller.error", job="/".join(key), reason=why, delay=pause)
-        self._queue.put_later(key, pause)
+        self._queue.add_after(key, pause)
 
 
-def _ticks() -> float:
+def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 

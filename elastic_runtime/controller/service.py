@@ -10,19 +10,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import MonotonicClock
-from elastic_runtime.controller import operator
-from elastic_runtime.controller.agent_reports import Reports
-from elastic_runtime.controller.cluster_state import World
-from elastic_runtime.controller.controller_metrics import Metrics, serve
+from elastic_runtime.controller.agent_reports import AgentReports
+from elastic_runtime.controller.cluster_state import ClusterState
+from elastic_runtime.controller.controller_metrics import ControllerMetrics, serve
 from elastic_runtime.controller.decide.decision import decide
-from elastic_runtime.controller.decide.job_spec import GROUP, PLURAL, VERSION
+from elastic_runtime.controller.decide.job_spec import GROUP, JOBS, PLURAL, VERSION
 from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
+from elastic_runtime.controller.event_recorder import COMPONENT
 from elastic_runtime.controller.reconcile import Reconciler
 from elastic_runtime.controller.views import MANAGED
-from elastic_runtime.controller.workqueue import Queue
-from elastic_runtime.kubernetes.api_client import BUDGETS, PODS, SERVICES, Api, ApiError
-from elastic_runtime.kubernetes.informer import Watch
-from elastic_runtime.kubernetes.leader_lease import Lease, LostLease, Terms
+from elastic_runtime.controller.workqueue import WorkQueue
+from elastic_runtime.kubernetes.api_client import Client
+from elastic_runtime.kubernetes.api_errors import ApiError
+from elastic_runtime.kubernetes.api_resources import DISRUPTION_BUDGETS, PODS, SERVICES
+from elastic_runtime.kubernetes.cluster_access import login
+from elastic_runtime.kubernetes.informer import Informer
+from elastic_runtime.kubernetes.leader_lease import Lease, LeaseTimings, LostLease
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -35,7 +38,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
-class Settings:
+class ControllerSettings:
     """How the controller runs.
 
     Attributes:
@@ -44,7 +47,7 @@ class Settings:
         namespace: the only one whose jobs are looked after; "" for all.
         port: of probes and metrics.
         etcd_image: what runs for jobs that name no etcd.
-        terms: of the Lease.
+        timings: of the Lease.
     """
 
     identity: str
@@ -52,7 +55,7 @@ class Settings:
     namespace: str = ""
     port: int = 8080
     etcd_image: str = ETCD_IMAGE
-    terms: Terms = field(default_factory=Terms)
+    timings: LeaseTimings = field(default_factory=LeaseTimings)
 
 
 class Controller:
@@ -63,12 +66,12 @@ class Controller:
         emit: where events go.
     """
 
-    def __init__(self, settings: Settings, emit: Emit) -> None:
+    def __init__(self, settings: ControllerSettings, emit: Emit) -> None:
         self._settings, self._emit = settings, emit
         self._clock = MonotonicClock()
-        self._queue = Queue()
-        self._world = World(self._queue.put)
-        self._metrics = Metrics(self._queue.__len__, self._world.conditions)
+        self._queue = WorkQueue()
+        self._state = ClusterState(self._queue.add)
+        self._metrics = ControllerMetrics(self._queue.__len__, self._state.conditions)
         self._stop = asyncio.Event()
         self._not_ready = "the API server was not reached yet"
 
@@ -83,43 +86,51 @@ class Controller:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         server = await serve(self._settings.port, self._metrics, lambda: self._not_ready)
         try:
-            async with Api(operator.login, self._metrics.requested) as api:
-                work = asyncio.create_task(self._work(api))
+            async with Client(login, COMPONENT, self._metrics.requested) as client:
+                work = asyncio.create_task(self._work(client))
                 stop = asyncio.create_task(self._stop.wait())
                 await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
                 stop.cancel()
                 await _ended(work)
         finally:
-            await server.cleanup()
+            server.close()
 
-    async def _work(self, api: Api) -> None:
-        await self._installed(api)
+    async def _work(self, client: Client) -> None:
+        await self._installed(client)
         settings = self._settings
-        home = settings.home or settings.namespace or api.access.namespace or "default"
-        lease = Lease(api, home, settings.identity, self._clock, self._emit, settings.terms)
+        home = settings.home or settings.namespace or client.credentials.namespace
+        lease = Lease(
+            client,
+            home,
+            COMPONENT,
+            settings.identity,
+            self._clock,
+            self._emit,
+            settings.timings,
+        )
         await lease.acquire()
         self._metrics.leads.set(1)
         try:
-            await self._lead(api, lease)
+            await self._lead(client, lease)
         except LostLease:
             raise
         except BaseException:
             await lease.release()
             raise
 
-    async def _installed(self, api: Api) -> None:
+    async def _installed(self, client: Client) -> None:
         """Waits until the custom resource is there."""
         told, path = "", f"/apis/{GROUP}/{VERSION}"
         while True:
             try:
-                served = await api.get(path)
+                served = await client.get(path)
                 if any(one["name"] == PLURAL for one in served["resources"]):
                     self._not_ready = ""
                     return
                 why = f"{path} has no {PLURAL}"
             except ApiError as error:
                 why = str(error)
-                if error.gone:
+                if error.not_found:
                     why = "ElasticJobs are not known here: kubectl apply -f deploy/crd.yaml"
             self._not_ready = why
             if why != told:
@@ -127,57 +138,51 @@ class Controller:
                 told = why
             await asyncio.sleep(_LOOK_AGAIN)
 
-    async def _lead(self, api: Api, lease: Lease) -> None:
+    async def _lead(self, client: Client, lease: Lease) -> None:
         """Does all of it, until something ends."""
         self._not_ready = "the objects of the cluster were not listed yet"
-        world, queue, namespace = self._world, self._queue, self._settings.namespace
-        watches = [
-            Watch(api, resource, namespace, MANAGED, follower, self._emit)
-            for resource, follower in (
-                (PODS, world.pods),
-                (SERVICES, world.services),
-                (BUDGETS, world.budgets),
+        state = self._state
+        informers = [
+            Informer(client, resource, self._settings.namespace, selector, cache, self._emit)
+            for resource, selector, cache in (
+                (JOBS, "", state),
+                (PODS, MANAGED, state.pods),
+                (SERVICES, MANAGED, state.services),
+                (DISRUPTION_BUDGETS, MANAGED, state.budgets),
             )
         ]
-        tasks = [asyncio.create_task(watch.run()) for watch in watches]
+        tasks = [asyncio.create_task(informer.run()) for informer in informers]
         tasks.append(asyncio.create_task(lease.hold()))
         try:
             # A job whose pods were not seen yet would be given new ones.
-            await _first(self._all_listed(watches), *tasks)
-            reconciler = Reconciler(
-                api,
-                world,
-                queue,
-                partial(decide, etcd_image=self._settings.etcd_image),
-                time.time,
-                self._metrics,
-                self._emit,
-            )
-            reports = Reports(world, queue.put, self._clock)
-            tasks.append(asyncio.create_task(reconciler.run()))
-            tasks.append(asyncio.create_task(reports.run()))
-            await _first(self._follow_jobs(), *tasks)
+            await _first(_all_listed(informers), *tasks)
+            await _first(self._look_after_jobs(client), *tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _all_listed(self, watches: list[Watch]) -> None:
-        for watch in watches:
-            await watch.listed.wait()
-
-    async def _follow_jobs(self) -> None:
-        ready = asyncio.Event()
-        own = asyncio.create_task(self._when_ready(ready))
-        try:
-            await operator.follow_jobs(self._world, self._settings.namespace, ready, self._emit)
-        finally:
-            own.cancel()
-
-    async def _when_ready(self, ready: asyncio.Event) -> None:
-        await ready.wait()
+    async def _look_after_jobs(self, client: Client) -> None:
+        """Brings jobs to what they ask for; never ends by itself."""
         self._not_ready = ""
         self._emit("controller.ready", namespace=self._settings.namespace or "all")
+        reconciler = Reconciler(
+            client,
+            self._state,
+            self._queue,
+            partial(decide, etcd_image=self._settings.etcd_image),
+            time.time,
+            self._metrics,
+            self._emit,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(reconciler.run())
+            group.create_task(AgentReports(self._state, self._queue.add, self._clock).run())
+
+
+async def _all_listed(informers: list[Informer]) -> None:
+    for informer in informers:
+        await informer.listed.wait()
 
 
 async def _first(work: Coroutine[Any, Any, None], *others: asyncio.Task[None]) -> None:

@@ -35,18 +35,18 @@ def owner(item: Json) -> tuple[Key, str] | None:
     return None
 
 
-def pod(item: Json) -> PodView | EtcdView:
+def pod_view(item: Json) -> PodView | EtcdView:
     """A pod of a job: a worker, or its etcd."""
     labels = item["metadata"].get("labels") or {}
     return _etcd(item) if labels.get(COMPONENT_LABEL) == "etcd" else _worker(item, labels)
 
 
-def service(item: Json) -> str:
+def service_address(item: Json) -> str:
     """The cluster IP of a Service; "" while it has none."""
     return str((item.get("spec") or {}).get("clusterIP") or "")
 
 
-def budget(item: Json) -> int | None:
+def min_available(item: Json) -> int | None:
     """How many pods a PodDisruptionBudget keeps; none if it is not said as a number."""
     least = (item.get("spec") or {}).get("minAvailable")
     return least if isinstance(least, int) else None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.views import Key
 
 
-class Queue:
+class WorkQueue:
     """Jobs to look at, in the order in which something happened to them.
 
     A job that is being looked at is not given to another worker; if something happens to it
@@ -26,7 +26,7 @@ class Queue:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._again)
 
-    def put(self, key: Key) -> None:
+    def add(self, key: Key) -> None:
         """Something has happened to a job."""
         if key in self._busy:
             self._again.add(key)
@@ -34,18 +34,18 @@ class Queue:
             self._waiting.add(key)
             self._keys.put_nowait(key)
 
-    def put_later(self, key: Key, seconds: float) -> None:
+    def add_after(self, key: Key, seconds: float) -> None:
         """Looks at a job again after a while, instead of any later moment that was set before."""
-        self.forget(key)
+        self.cancel_timer(key)
         loop = asyncio.get_running_loop()
         self._timers[key] = loop.call_later(max(seconds, 0.0), self._due, key)
 
-    def forget(self, key: Key) -> None:
+    def cancel_timer(self, key: Key) -> None:
         """No later moment is set for a job any more."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
 
-    async def take(self) -> Key:
+    async def get(self) -> Key:
         """The next job; it is busy until ``done``."""
         key = await self._keys.get()
         self._waiting.discard(key)
@@ -57,8 +57,8 @@ class Queue:
         self._busy.discard(key)
         if key in self._again:
             self._again.discard(key)
-            self.put(key)
+            self.add(key)
 
     def _due(self, key: Key) -> None:
         self._timers.pop(key, None)
-        self.put(key)
+        self.add(key)

@@ -102,18 +102,6 @@ class ControllerWatchBroken(Event):
 
 
 @dataclass(frozen=True)
-class ControllerKopf(Event):
-    """The library kopf has ended and is started again, or says something in its log."""
-
-    name = "controller.kopf"
-    level = WARNING
-    sentence = "kopf: {reason}"
-
-    reason: str
-    delay: float | None = None
-
-
-@dataclass(frozen=True)
 class LeaseHeld(Event):
     """This controller holds the Lease, and is the one that works."""
 

@@ -1,143 +1,83 @@
-"""A thin client of the Kubernetes API: only what the controller needs, and nothing hidden."""
+"""A thin client of the Kubernetes API: only what we need of it, and nothing hidden.
+
+Objects are plain dictionaries, as in a manifest.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from contextlib import suppress
-from dataclasses import dataclass, field
+import os
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from elastic_runtime.errors import ElasticError
+from elastic_runtime import __version__
+from elastic_runtime.errors import UsageError
+from elastic_runtime.kubernetes.api_errors import NO_ANSWER, NOT_KUBERNETES, ApiError
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+
+    from elastic_runtime.kubernetes.api_resources import Resource
+    from elastic_runtime.kubernetes.cluster_access import Credentials
 
 Json = dict[str, Any]
 
-FIELD_MANAGER = "elastic-controller"
-_MERGE = "application/merge-patch+json"
-_APPLY = "application/apply-patch+yaml"  # JSON is YAML
-_SECONDS = 20.0
+_JSON = "application/json"
+_MERGE_PATCH = "application/merge-patch+json"
+_APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
+_CONNECT_SECONDS = 5.0
+_REQUEST_SECONDS = 20.0
 # More at once does not make a server faster, and other clients want to be served too.
 _CONNECTIONS = 16
+# Objects in one answer: a thousand pods at once would be most of the controller's memory.
+_PAGE = 100
 # A watch hears a bookmark every minute, or nothing at all for many minutes where nothing has
 # happened to objects of its kind since the API server started.
-_SILENCE = 120.0
+_WATCH_SILENCE = 120.0
 
 
-class ApiError(ElasticError):
-    """The API server refused a request, or did not answer it.
-
-    Args:
-        code: the HTTP status; 0 if there was no answer at all.
-        reason: one word of the server's, such as ``Forbidden``.
-        message: what it says about it.
-        where: the request, for the message.
-    """
-
-    def __init__(self, code: int, reason: str, message: str, where: str) -> None:
-        super().__init__(f"{where}: {message}")
-        self.code, self.reason, self.message = code, reason, message
-
-    @property
-    def gone(self) -> bool:
-        """What it is about does not exist (any more)."""
-        return self.code == 404
-
-    @property
-    def conflict(self) -> bool:
-        """It is not as we thought: look again."""
-        return self.code == 409
-
-    @property
-    def taken(self) -> bool:
-        """There is an object of that name already."""
-        return self.conflict and self.reason == "AlreadyExists"
-
-    @property
-    def expired(self) -> bool:
-        """The version to watch from is too old."""
-        return self.code == 410
-
-    @property
-    def passing(self) -> bool:
-        """The same request may well succeed in a while."""
-        return self.code in (0, 401, 408, 429) or self.code >= 500
-
-    @property
-    def quota(self) -> bool:
-        """A ResourceQuota forbids it."""
-        return self.code == 403 and "exceeded quota" in self.message
+class _StrangerError(ValueError):
+    """What has answered is something else than an API server."""
 
 
-@dataclass(frozen=True)
-class Access:
-    """Where the API server is, and what it is shown.
-
-    Attributes:
-        server: its URL.
-        headers: credentials.
-        tls: how to check who it is; ``None`` for the ordinary check.
-        namespace: the one that the credentials belong to, "" if that is not said.
-    """
-
-    server: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls: ssl.SSLContext | None = None
-    namespace: str = ""
-
-
-@dataclass(frozen=True)
-class Resource:
-    """A kind of objects: how their paths begin, and what they are called there.
-
-    Attributes:
-        root: ``/api/v1`` or ``/apis/<group>/<version>``.
-        plural: ``pods``.
-    """
-
-    root: str
-    plural: str
-
-    def path(self, namespace: str = "", name: str = "", sub: str = "") -> str:
-        """The path of an object, of its subresource, or of all of a namespace or cluster."""
-        inside = f"/namespaces/{namespace}" if namespace else ""
-        parts = [f"{self.root}{inside}", self.plural, name, sub]
-        return "/".join(part for part in parts if part)
-
-
-PODS = Resource("/api/v1", "pods")
-SERVICES = Resource("/api/v1", "services")
-EVENTS = Resource("/api/v1", "events")
-BUDGETS = Resource("/apis/policy/v1", "poddisruptionbudgets")
-LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
-JOBS = Resource("/apis/elastic.pytorch.org/v1alpha1", "elasticjobs")
-BY_KIND = {"Pod": PODS, "Service": SERVICES, "PodDisruptionBudget": BUDGETS}
-
-
-class Api:
+class Client:
     """Asks the API server.
+
+    It gives no answer of anything else for the API server's, follows no redirect, and repeats a
+    request only when its credentials have run out.
 
     Args:
         login: gives the credentials; asked again when they are not accepted any more, as those
             of a service account are replaced every hour.
+        name: of the program, for the server's logs and for the fields that it writes.
         counted: told the verb and the answer's code (0: none) of every request.
+
+    Attributes:
+        credentials: that are shown at present.
+
+    Raises:
+        UsageError: there are no credentials.
     """
 
     def __init__(
-        self, login: Callable[[], Access], counted: Callable[[str, int], None] = lambda *_: None
+        self,
+        login: Callable[[], Credentials],
+        name: str,
+        counted: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        self._login, self._counted = login, counted
-        self.access = login()
+        self._login, self._name, self._counted = login, name, counted
+        self.credentials = login()
+        self._logging_in = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Api:
+    async def __aenter__(self) -> Client:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
-            timeout=aiohttp.ClientTimeout(total=_SECONDS),
+            headers={"User-Agent": f"{self._name}/{__version__}"},
+            timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS, sock_connect=_CONNECT_SECONDS),
         )
         return self
 
@@ -145,13 +85,32 @@ class Api:
         if self._session:
             await self._session.close()
 
+    # ------------------------------------------------------------ objects
+
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
         """Reads an object, a list or a document."""
         return await self._ask("GET", path, query=query)
 
+    async def pages(
+        self, path: str, query: Mapping[str, str] | None = None, limit: int = _PAGE
+    ) -> AsyncIterator[Json]:
+        """Reads a list, part by part; the metadata of the last one is that of the whole.
+
+        Args:
+            path, query: of the list.
+            limit: objects in one part.
+        """
+        asked = {**(query or {}), "limit": str(limit)}
+        while True:
+            page = await self.get(path, asked)
+            yield page
+            asked["continue"] = (page.get("metadata") or {}).get("continue") or ""
+            if not asked["continue"]:
+                return
+
     async def create(self, resource: Resource, namespace: str, item: Mapping[str, Any]) -> Json:
         """Creates an object; a conflict if there is one of that name."""
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": self._name}
         return await self._ask("POST", resource.path(namespace), item, query=query)
 
     async def replace(
@@ -164,16 +123,21 @@ class Api:
         self, resource: Resource, namespace: str, name: str, item: Mapping[str, Any]
     ) -> Json:
         """Server-side apply: makes an object so, whether it is there or not."""
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return await self._ask("PATCH", resource.path(namespace, name), item, _APPLY, query)
+        query = {"fieldManager": self._name, "force": "true"}
+        return await self._ask("PATCH", resource.path(namespace, name), item, _APPLY_PATCH, query)
 
-    async def patch_status(
-        self, resource: Resource, namespace: str, name: str, patch: Mapping[str, Any]
+    async def merge(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        patch: Mapping[str, Any],
+        sub: str = "",
     ) -> Json:
-        """Merges a patch into an object's status."""
-        query = {"fieldManager": FIELD_MANAGER}
-        path = resource.path(namespace, name, "status")
-        return await self._ask("PATCH", path, patch, _MERGE, query)
+        """Merges a patch (RFC 7396) into an object, or into its subresource ``sub``."""
+        query = {"fieldManager": self._name}
+        path = resource.path(namespace, name, sub)
+        return await self._ask("PATCH", path, patch, _MERGE_PATCH, query)
 
     async def delete(
         self,
@@ -199,6 +163,8 @@ class Api:
             options["gracePeriodSeconds"] = grace
         return await self._ask("DELETE", resource.path(namespace, name), options)
 
+    # ------------------------------------------------------------ streams
+
     async def watch(
         self, path: str, version: str, query: Mapping[str, str] | None = None
     ) -> AsyncIterator[Json]:
@@ -212,78 +178,171 @@ class Api:
         """
         asked = {**(query or {}), "watch": "true", "allowWatchBookmarks": "true"}
         asked["resourceVersion"] = version
-        where = f"watch of {path}"
-        silence = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS, sock_read=_SILENCE)
-        try:
-            async with self._started("GET", path, asked, timeout=silence) as answer:
-                self._counted("WATCH", answer.status)
-                if answer.status >= 400:
-                    raise await _refusal(answer, where)
-                rest = b""
-                with suppress(aiohttp.SocketTimeoutError):
-                    async for chunk in answer.content.iter_any():
-                        *lines, rest = (rest + chunk).split(b"\n")
-                        for line in filter(None, lines):
-                            yield _said(json.loads(line), where)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as broken:
-            raise ApiError(0, "NoAnswer", _words(broken), where) from broken
+        async with self._answer("WATCH", path, asked, silence=_WATCH_SILENCE) as answer:
+            with suppress(aiohttp.SocketTimeoutError):
+                async for lines in _lines(answer):
+                    for line in filter(None, lines):
+                        yield _event(_parsed(line), f"WATCH {path}")
+
+    async def lines(
+        self, path: str, query: Mapping[str, str], silence: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Reads text as it comes: each time the lines that came together, without line ends.
+
+        Args:
+            path, query: as above.
+            silence: seconds that may pass between two pieces.
+
+        Raises:
+            ApiError: it is refused, or broke.
+        """
+        async with self._answer("GET", path, query, silence=silence) as answer:
+            async for lines in _lines(answer):
+                yield lines
+
+    # ------------------------------------------------------------ one request
 
     async def _ask(
         self,
         verb: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content: str = _JSON,
         query: Mapping[str, str] | None = None,
     ) -> Json:
-        """One request; once more with fresh credentials if these are not accepted."""
-        where = f"{verb} {path}"
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": content_type} if data else {}
-        for again in (True, False):
-            try:
-                async with self._started(verb, path, query, data=data, headers=headers) as answer:
-                    self._counted(verb, answer.status)
-                    if answer.status < 400:
-                        found: Json = json.loads(await answer.read())
-                        return found
-                    error = await _refusal(answer, where)
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as broken:
-                self._counted(verb, 0)
-                raise ApiError(0, "NoAnswer", _words(broken), where) from broken
-            if error.code != 401 or not again:
-                raise error
-            self.access = self._login()
-        raise AssertionError("the second try returns or raises")
+        async with self._answer(verb, path, query, data, content) as answer:
+            return _parsed(await answer.read())
 
-    def _started(self, verb: str, path: str, query: Mapping[str, str] | None, **more: Any) -> Any:
+    @asynccontextmanager
+    async def _answer(
+        self,
+        verb: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        data: bytes | None = None,
+        content: str = _JSON,
+        silence: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that is no refusal, to be read within; ``verb`` is HTTP's, or ``WATCH``."""
+        where = f"{verb} {path}"
+        more: dict[str, Any] = {"params": query, "data": data}
+        if data is not None:
+            more["headers"] = {"Content-Type": content}
+        if silence is not None:
+            more["timeout"] = aiohttp.ClientTimeout(
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence
+            )
+        try:
+            async with await self._accepted(verb, path, more) as answer:
+                if answer.content_type == "text/html":
+                    raise _StrangerError(f"it answers with a web page and HTTP {answer.status}")
+                if 300 <= answer.status < 400:
+                    raise _StrangerError(f"it answers with a redirect, HTTP {answer.status}")
+                if answer.status >= 400:
+                    raise await _refusal(answer, where)
+                yield answer
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as broken:
+            raise self._without_answer(broken, where) from broken
+
+    async def _accepted(
+        self, verb: str, path: str, more: Mapping[str, Any]
+    ) -> aiohttp.ClientResponse:
+        """The answer; to a second request, with fresh credentials, if those are not accepted."""
+        shown = self.credentials
+        answer = await self._send(shown, verb, path, more)
+        if answer.status == 401:
+            answer.release()
+            await self._log_in_again(shown, f"{verb} {path}")
+            answer = await self._send(self.credentials, verb, path, more)
+        return answer
+
+    async def _send(
+        self, shown: Credentials, verb: str, path: str, more: Mapping[str, Any]
+    ) -> aiohttp.ClientResponse:
         assert self._session, "the client is used outside of its block"
-        headers = {**self.access.headers, "Accept": "application/json", **more.pop("headers", {})}
-        tls = self.access.tls if self.access.tls is not None else True
-        url = self.access.server.rstrip("/") + path
-        return self._session.request(verb, url, params=query, headers=headers, ssl=tls, **more)
+        headers = {"Accept": "application/json, */*", **shown.headers, **more.get("headers", {})}
+        options = {**more, "headers": headers, "ssl": True if shown.tls is None else shown.tls}
+        if shown.tls_name:
+            options["server_hostname"] = shown.tls_name
+        if shown.proxy:
+            options["proxy"] = shown.proxy
+        http_verb = "GET" if verb == "WATCH" else verb
+        try:
+            answer = await self._session.request(
+                http_verb, shown.server + path, allow_redirects=False, **options
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            self._counted(verb, 0)
+            raise
+        self._counted(verb, answer.status)
+        return answer
+
+    async def _log_in_again(self, refused: Credentials, where: str) -> None:
+        """Replaces credentials that were refused, once for all who have met that."""
+        async with self._logging_in:
+            if self.credentials is not refused:
+                return
+            try:  # it may run a program that logs us in
+                self.credentials = await asyncio.to_thread(self._login)
+            except UsageError as error:
+                message = f"the credentials are not accepted, and there are no others: {error}"
+                raise ApiError(401, "Unauthorized", message, where) from None
+
+    def _without_answer(self, error: Exception, where: str) -> ApiError:
+        if "WRONG_VERSION_NUMBER" in str(error):
+            error = _StrangerError("it does not speak TLS, as https:// wants")
+        if isinstance(error, _StrangerError):
+            said = f"what answers at {self.credentials.server} is no API server of Kubernetes"
+            return ApiError(0, NOT_KUBERNETES, f"{said}: {error}", where)
+        said = f"the API server {self.credentials.server} does not answer ({_cause(error)})"
+        return ApiError(0, NO_ANSWER, said, where)
 
 
-async def _refusal(answer: aiohttp.ClientResponse, where: str) -> ApiError:
-    try:
-        status = json.loads(await answer.read())
-        reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
-    except (ValueError, AttributeError):
-        reason, message = "", ""
-    said = message or f"the server answered {answer.status} {answer.reason}"
-    return ApiError(answer.status, reason, said, where)
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+    rest = b""
+    async for chunk in answer.content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        if whole:
+            yield whole
+    if rest:
+        yield [rest]
 
 
-def _said(event: Json, where: str) -> Json:
+def _event(event: Json, where: str) -> Json:
     """An event of a watch; the server tells errors as one too."""
-    if event["type"] == "ERROR":
+    if event.get("type") == "ERROR":
         status = event["object"]
         code, reason = int(status.get("code") or 500), str(status.get("reason") or "")
         raise ApiError(code, reason, str(status.get("message") or reason), where)
     return event
 
 
-def _words(error: BaseException) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return "the answer is no JSON: something that is not the API server has answered"
-    return "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
+async def _refusal(answer: aiohttp.ClientResponse, where: str) -> ApiError:
+    """What an API server says about a request that it refuses."""
+    try:
+        status = json.loads(await answer.read())
+        reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    except (ValueError, AttributeError):
+        reason, message = "", ""
+    message = message or f"the server answered {answer.status} {answer.reason}"
+    return ApiError(answer.status, reason, message, where)
+
+
+def _parsed(text: bytes) -> Json:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise _StrangerError("its answer is no JSON") from None
+    if not isinstance(found, dict):
+        raise _StrangerError("its answer is no object")
+    return found
+
+
+def _cause(error: Exception) -> str:
+    """Why there was no answer, without the client's words around it."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    number = inner.errno if isinstance(inner, ConnectionError) or type(inner) is OSError else None
+    return os.strerror(number) if number else str(inner) or repr(inner)  # asyncio adds the address

@@ -6,34 +6,35 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elastic_runtime.kubernetes.api_client import ApiError
+from elastic_runtime.backoff import Backoff
+from elastic_runtime.kubernetes.api_errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from elastic_runtime.events import Emit
-    from elastic_runtime.kubernetes.api_client import Api, Json, Resource
+    from elastic_runtime.kubernetes.api_client import Client, Json
+    from elastic_runtime.kubernetes.api_resources import Resource
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0
-# Objects in one answer: a thousand pods at once would be most of this process' memory.
-_PAGE = "100"
+_BACKOFF = Backoff(first=0.1, longest=30.0)
+_PROMPT = 0.1  # a server that ends every watch at once is not asked without a pause
 
 
-class Follower(Protocol):
-    """Who is told what there is."""
+class Cache(Protocol):
+    """What an informer keeps up to date."""
 
-    def learned(self, item: Json) -> None:
+    def update(self, item: Json) -> None:
         """An object is there, and looks so."""
 
-    def only(self, uids: Collection[str], version: int) -> None:
-        """Nothing else was there at that version."""
+    def delete(self, item: Json) -> None:
+        """An object is gone; this is how it looked last."""
 
-    def happened(self, type: str, item: Json) -> None:
-        """An object was ``ADDED``, ``MODIFIED`` or ``DELETED``."""
+    def retain(self, uids: Collection[str], version: int) -> None:
+        """Nothing but these objects was there at that version."""
 
 
 @dataclass
-class Watch:
+class Informer:
     """Follows the objects of one kind for as long as it runs.
 
     A list says what there is; a watch says what happens from then on, and goes on at its last
@@ -41,25 +42,26 @@ class Watch:
     is lost, deletions above all: a new list replaces everything.
 
     Attributes:
-        api: the client.
+        client: asks the API server.
         resource: the kind.
         namespace: "" for all of them.
         selector: of labels, on the server's side.
-        follower: is told.
+        cache: is told.
         emit: where breaks are reported.
+        listed: set when the cache knows all that there was at one moment.
     """
 
-    api: Api
+    client: Client
     resource: Resource
     namespace: str
     selector: str
-    follower: Follower
+    cache: Cache
     emit: Emit
 
     def __post_init__(self) -> None:
         self.listed = asyncio.Event()
         self._version = ""
-        self._pause = _FIRST_PAUSE
+        self._failures = 0
 
     async def run(self) -> None:
         """Follows; never ends by itself."""
@@ -68,43 +70,41 @@ class Watch:
                 if not self._version:
                     await self._list()
                 await self._watch()
-                pause = _FIRST_PAUSE  # the server ends a watch after a while: that is no fault
+                pause = _PROMPT  # the server ends a watch after a while: that is no fault
             except ApiError as error:
                 pause = self._failed(error)
             await asyncio.sleep(pause)
 
     def _failed(self, error: ApiError) -> float:
-        if error.expired or not error.passing:
+        """What follows from a failure: the pause until the next try, in seconds."""
+        if error.expired or not error.transient:
             self._version = ""
         if error.expired:
-            return 0.0
+            return _PROMPT
         self.emit("controller.watch_broken", kind=self.resource.plural, reason=str(error))
-        self._pause, pause = min(2 * self._pause, _LONGEST_PAUSE), self._pause
-        return pause
+        self._failures += 1
+        return _BACKOFF.pause(self._failures)
 
     async def _list(self) -> None:
-        path, query = self.resource.path(self.namespace), {**self._query(), "limit": _PAGE}
         uids: set[str] = set()
-        while True:
-            found = await self.api.get(path, query)
-            for item in found.get("items") or ():
+        async for page in self.client.pages(self.resource.path(self.namespace), self._query()):
+            for item in page.get("items") or ():
                 uids.add(item["metadata"]["uid"])
-                self.follower.learned(item)
-            if not (more := found["metadata"].get("continue")):
-                break
-            query["continue"] = more
-        self._version = str(found["metadata"]["resourceVersion"])
-        self.follower.only(uids, int(self._version))
+                self.cache.update(item)
+        self._version = str(page["metadata"]["resourceVersion"])
+        self.cache.retain(uids, int(self._version))
         self.listed.set()
 
     async def _watch(self) -> None:
         path = self.resource.path(self.namespace)
-        async for event in self.api.watch(path, self._version, self._query()):
+        async for event in self.client.watch(path, self._version, self._query()):
             item: Any = event["object"]
             self._version = str(item["metadata"]["resourceVersion"])
-            self._pause = _FIRST_PAUSE
-            if event["type"] != "BOOKMARK":
-                self.follower.happened(event["type"], item)
+            self._failures = 0
+            if event["type"] == "DELETED":
+                self.cache.delete(item)
+            elif event["type"] != "BOOKMARK":
+                self.cache.update(item)
 
     def _query(self) -> dict[str, str]:
         return {"labelSelector": self.selector} if self.selector else {}

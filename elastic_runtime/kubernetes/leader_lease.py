@@ -1,4 +1,4 @@
-"""One controller leads: the one that holds the Lease.
+"""One of several programs leads: the one that holds the Lease.
 
 No clocks of two hosts are compared. Who waits takes a Lease over when it has seen it unchanged
 for as long as the Lease says; who leads stops well before that, when it cannot renew it.
@@ -13,80 +13,83 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import ElasticError
-from elastic_runtime.kubernetes.api_client import LEASES, ApiError
+from elastic_runtime.kubernetes.api_errors import ApiError
+from elastic_runtime.kubernetes.api_resources import LEASES
 
 if TYPE_CHECKING:
     from elastic_runtime.clock import Clock
     from elastic_runtime.events import Emit
-    from elastic_runtime.kubernetes.api_client import Api, Json
+    from elastic_runtime.kubernetes.api_client import Client, Json
 
-NAME = "elastic-controller"
 _SECONDS = 15.0
 
 
 class LostLease(ElasticError):
-    """This controller leads no more; it ends, and whoever starts it again lets it wait."""
+    """This program leads no more; it ends, and whoever starts it again lets it wait."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class LeaseTimings:
     """How long a Lease holds.
 
     Attributes:
-        seconds: without a renewal, until another may take it.
+        duration: seconds without a renewal, until another may take it.
     """
 
-    seconds: float = _SECONDS
+    duration: float = _SECONDS
 
     @property
-    def pause(self) -> float:
+    def renew_period(self) -> float:
         """Between two renewals, or two looks of one that waits."""
-        return self.seconds / 3
+        return self.duration / 3
 
     @property
-    def retry(self) -> float:
+    def retry_period(self) -> float:
         """After a renewal that failed: one failure must not be the end."""
-        return self.seconds / 15
+        return self.duration / 15
 
     @property
-    def attempt(self) -> float:
+    def request_timeout(self) -> float:
         """Until a renewal without an answer is given up and tried again."""
-        return self.seconds / 5
+        return self.duration / 5
 
     @property
-    def patience(self) -> float:
+    def renew_deadline(self) -> float:
         """Without a successful renewal, until the leader gives up."""
-        return self.seconds * 2 / 3
+        return self.duration * 2 / 3
 
 
 class Lease:
-    """The Lease, as one controller sees it.
+    """The Lease, as one candidate sees it.
 
     Args:
-        api: the client.
+        client: asks the API server.
         namespace: where the Lease is.
-        identity: of this controller; no other has the same.
+        name: of the Lease.
+        identity: of this candidate; no other has the same.
         clock: the time.
         emit: where it says who leads.
-        terms: how long it holds.
+        timings: how long it holds.
     """
 
     def __init__(
         self,
-        api: Api,
+        client: Client,
         namespace: str,
+        name: str,
         identity: str,
         clock: Clock,
         emit: Emit,
-        terms: Terms | None = None,
+        timings: LeaseTimings | None = None,
     ) -> None:
-        self._api, self._namespace, self._identity = api, namespace, identity
-        self._clock, self._emit, self._terms = clock, emit, terms or Terms()
+        self._client, self._namespace = client, namespace
+        self._name, self._identity = name, identity
+        self._clock, self._emit, self._timings = clock, emit, timings or LeaseTimings()
         self._held: Json = {}
         self._seen: tuple[str, float] = ("", 0.0)
 
     async def acquire(self) -> None:
-        """Returns when this controller leads."""
+        """Returns when this candidate leads."""
         told = ""
         while True:
             try:
@@ -100,7 +103,7 @@ class Lease:
             if holder != told:
                 self._emit("lease.waiting", holder=holder)
                 told = holder
-            await asyncio.sleep(self._terms.pause)
+            await asyncio.sleep(self._timings.renew_period)
 
     async def hold(self) -> None:
         """Renews for as long as that works.
@@ -108,26 +111,26 @@ class Lease:
         Raises:
             LostLease: it did not work for too long, or another has taken the Lease.
         """
-        terms, renewed, pause = self._terms, self._clock.now(), self._terms.pause
+        timings, renewed, pause = self._timings, self._clock.now(), self._timings.renew_period
         why = "no time was left"
         while True:
             await asyncio.sleep(pause)
-            left = renewed + terms.patience - self._clock.now()
+            left = renewed + timings.renew_deadline - self._clock.now()
             if left <= 0:
                 raise LostLease(f"the Lease could not be renewed in time ({why})")
             try:
-                async with asyncio.timeout(min(left, terms.attempt)):
+                async with asyncio.timeout(min(left, timings.request_timeout)):
                     await self._renew()
-                renewed, pause = self._clock.now(), terms.pause
+                renewed, pause = self._clock.now(), timings.renew_period
                 continue
             except ApiError as error:
-                if error.conflict or error.gone:
-                    raise LostLease(f"another controller leads now ({error})") from None
+                if error.conflict or error.not_found:
+                    raise LostLease(f"another one leads now ({error})") from None
                 why = str(error)
             except TimeoutError:
                 why = "no answer in time"
             self._emit("lease.failed", reason=why)
-            pause = terms.retry
+            pause = timings.retry_period
 
     async def release(self) -> None:
         """Lets another lead at once."""
@@ -136,7 +139,7 @@ class Lease:
         spec = {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
             lease = {**self._held, "spec": spec}
-            await self._api.replace(LEASES, self._namespace, NAME, lease)
+            await self._client.replace(LEASES, self._namespace, self._name, lease)
         except ApiError as error:
             self._emit("lease.failed", reason=str(error))
         self._held = {}
@@ -144,9 +147,9 @@ class Lease:
     async def _try(self) -> str:
         """Takes the Lease if it is free; gives who holds it now."""
         try:
-            found = await self._api.get(LEASES.path(self._namespace, NAME))
+            found = await self._client.get(LEASES.path(self._namespace, self._name))
         except ApiError as error:
-            if not error.gone:
+            if not error.not_found:
                 raise
             found = {}
         spec: dict[str, Any] = found.get("spec") or {}
@@ -172,7 +175,7 @@ class Lease:
     async def _still_ours(self) -> bool:
         """After a conflict: a renewal of ours may have counted though its answer never came."""
         with suppress(ApiError):
-            found = await self._api.get(LEASES.path(self._namespace, NAME))
+            found = await self._client.get(LEASES.path(self._namespace, self._name))
             if found["spec"].get("holderIdentity") == self._identity:
                 self._held = found
                 return True
@@ -182,7 +185,7 @@ class Lease:
         version, now = str(lease["metadata"]["resourceVersion"]), self._clock.now()
         if self._seen[0] != version:
             self._seen = (version, now)
-        seconds = float(lease["spec"].get("leaseDurationSeconds") or self._terms.seconds)
+        seconds = float(lease["spec"].get("leaseDurationSeconds") or self._timings.duration)
         return now - self._seen[1] > seconds
 
     async def _write(self, before: Json) -> Json:
@@ -194,16 +197,16 @@ class Lease:
             spec["acquireTime"] = now
         spec |= {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": max(1, round(self._terms.seconds)),
+            "leaseDurationSeconds": max(1, round(self._timings.duration)),
             "renewTime": now,
         }
         if before:
             lease = {**before, "spec": spec}
-            return await self._api.replace(LEASES, self._namespace, NAME, lease)
+            return await self._client.replace(LEASES, self._namespace, self._name, lease)
         lease = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": NAME, "namespace": self._namespace},
+            "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": spec,
         }
-        return await self._api.create(LEASES, self._namespace, lease)
+        return await self._client.create(LEASES, self._namespace, lease)

@@ -262,7 +262,7 @@ ELASTICCTL = (
     ),
     Mistake(
         "jobs",
-        "the API server http://127.0.0.1:1 does not answer ([Errno 111] Connection",
+        "the API server http://127.0.0.1:1 does not answer (Connection refused)",
         code=4,
         environ={"KUBECONFIG": "kc.gone"},
     ),
@@ -278,13 +278,13 @@ ELASTICCTL = (
     ),
     Mistake(
         "submit -f good.yaml",
-        "the API server http://127.0.0.1:1 does not answer ([Errno 111] Connection",
+        "the API server http://127.0.0.1:1 does not answer (Connection refused)",
         code=4,
         environ={"KUBECONFIG": "kc.gone"},
     ),
     Mistake(
         "logs j",
-        "the API server http://127.0.0.1:1 does not answer ([Errno 111] Connection",
+        "the API server http://127.0.0.1:1 does not answer (Connection refused)",
         code=4,
         environ={"KUBECONFIG": "kc.gone"},
     ),

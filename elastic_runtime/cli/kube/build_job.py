@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.cli.kube.cluster_access import need
 from elastic_runtime.cli.kube.job_fields import check_fields
 from elastic_runtime.controller.decide.job_spec import (
     CONTAINER,
@@ -18,6 +17,7 @@ from elastic_runtime.controller.decide.job_spec import (
     JobSpec,
 )
 from elastic_runtime.errors import UsageError
+from elastic_runtime.kubernetes.cluster_access import need
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

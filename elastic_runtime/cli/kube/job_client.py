@@ -1,22 +1,29 @@
-"""The little of the Kubernetes API that ``elasticctl`` needs, and its errors in people's words.
+"""What ``elasticctl`` asks of a cluster, and the API server's refusals in people's words.
 
 Objects are plain dictionaries, as in a manifest.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+import threading
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from elastic_runtime.cli.kube.cluster_access import MERGE, Access, Connection, Refused, check_name
-from elastic_runtime.controller.decide.job_spec import GROUP, PLURAL, VERSION
+from elastic_runtime.controller.decide.job_spec import GROUP, JOBS
 from elastic_runtime.controller.decide.manifests import GROUP_LABEL, JOB_LABEL
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
+from elastic_runtime.kubernetes.api_errors import NOT_KUBERNETES, ApiError
+from elastic_runtime.kubernetes.api_resources import EVENTS, PODS
+from elastic_runtime.kubernetes.cluster_access import check_name, login, need
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+
+    from elastic_runtime.kubernetes.api_resources import Resource
+    from elastic_runtime.kubernetes.cluster_access import ClusterRef
 
 INSTALL = (
     "kubectl apply --server-side -f deploy/crd.yaml, and the controller with kubectl apply "
@@ -25,10 +32,12 @@ INSTALL = (
 
 Object = dict[str, Any]
 
+_T = TypeVar("_T")
+
 _PAGE = 500
-_DELETE = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
-_PATIENCE = 30.0  # seconds between two pieces of a log that is there
-_SILENCE = 3600.0  # the same while it is written: but a connection may be lost without a word
+_LOG_SILENCE = 30.0  # seconds between two pieces of a log that is there
+_FOLLOWED_SILENCE = 3600.0  # while it is written: but a connection may be lost without a word
+_CLOSE_SECONDS = 5.0
 
 
 class NoSuchJob(UsageError):
@@ -43,33 +52,50 @@ class _NoResource(UsageError):
     """ElasticJobs are not installed in the cluster."""
 
 
-class Cluster:
-    """Jobs, pods, events and logs in one namespace.
+class JobClient:
+    """Jobs, pods, events and logs in one namespace; to be closed.
+
+    The client is that of the controller, which runs in an event loop; here it has a loop in a
+    thread of its own, so that any thread may ask.
 
     Args:
-        access: which cluster, and which namespace.
+        ref: which cluster, and which namespace.
+
+    Attributes:
+        namespace: the one that is asked about.
 
     Raises:
-        UsageError: there is no usable configuration, or the extra is not installed.
+        UsageError: there are no usable credentials, or the extra is not installed.
     """
 
-    def __init__(self, access: Access) -> None:
-        self._connection = Connection(access)
-        self._server = self._connection.server
-        self.namespace = self._connection.namespace
+    def __init__(self, ref: ClusterRef) -> None:
+        need("aiohttp")
+        from elastic_runtime.kubernetes.api_client import Client
+
+        self._client = Client(lambda: login(ref), "elasticctl")
+        self._server = self._client.credentials.server
+        self.namespace = self._client.credentials.namespace
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._run(self._client.__aenter__())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all requests; a thread that waits for one is told that it was lost."""
+        ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ended.result(_CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
+        self._loop.close()
 
     def jobs(self, everywhere: bool = False) -> list[Object]:
         """All jobs, in the namespace or in all of them, by namespace and name."""
-        path = f"/apis/{GROUP}/{VERSION}/{PLURAL}" if everywhere else self._jobs
-        found: list[Object] = []
-        query: dict[str, Any] = {"limit": _PAGE}
-        while True:
-            with self._asking("list elasticjobs", everywhere=everywhere):
-                answer = self._connection.send("GET", path, query)
-            found += answer.get("items") or []
-            query["continue"] = (answer.get("metadata") or {}).get("continue")
-            if not query["continue"]:
-                return sorted(found, key=_sort_key)
+        with self._asking("list elasticjobs", everywhere=everywhere):
+            found = self._run(self._list(JOBS.path("" if everywhere else self.namespace)))
+        return sorted(found, key=_sort_key)
 
     def job(self, name: str) -> Object:
         """One job.
@@ -77,9 +103,9 @@ class Cluster:
         Raises:
             NoSuchJob: it is not there.
         """
+        path = JOBS.path(self.namespace, check_name("job", name))
         with self._asking("get elasticjobs", name):
-            job: Object = self._connection.send("GET", self._path(name))
-            return job
+            return self._run(self._client.get(path))
 
     def create(self, job: Object) -> Object:
         """Makes a job.
@@ -88,34 +114,30 @@ class Cluster:
             UsageError: there is one of that name already, or it is refused.
         """
         with self._asking("create elasticjobs", job["metadata"].get("name", "")):
-            made: Object = self._connection.send("POST", self._jobs, body=job)
-            return made
+            return self._run(self._client.create(JOBS, self.namespace, job))
 
     def change(self, name: str, patch: Mapping[str, Any]) -> None:
         """Merges a patch into a job."""
-        with self._asking("patch elasticjobs", name):
-            self._connection.send("PATCH", self._path(name), body=patch, content=MERGE)
+        self._merge("patch elasticjobs", name, patch)
 
     def scale(self, name: str, replicas: int) -> None:
         """Sets the number of replicas through the ``scale`` subresource."""
-        patch = {"spec": {"replicas": replicas}}
-        with self._asking("patch elasticjobs/scale", name):
-            self._connection.send("PATCH", self._path(name) + "/scale", body=patch, content=MERGE)
+        self._merge("patch elasticjobs/scale", name, {"spec": {"replicas": replicas}}, "scale")
 
     def delete(self, name: str) -> None:
         """Deletes a job; what it owns follows."""
-        with self._asking("delete elasticjobs", name):
-            self._connection.send("DELETE", self._path(name), body=_DELETE)
+        with self._asking("delete elasticjobs", check_name("job", name)):
+            self._run(self._client.delete(JOBS, self.namespace, name))
 
     def pods(self, name: str) -> list[Object]:
         """All pods of a job, its etcd included."""
         selector = f"{GROUP_LABEL}={GROUP},{JOB_LABEL}={check_name('job', name)}"
-        return self._list("pods", {"labelSelector": selector})
+        return self._select(PODS, {"labelSelector": selector})
 
     def events(self, kind: str, name: str = "") -> list[Object]:
         """Events about objects of a kind, or about one of them."""
         selector = f"involvedObject.kind={kind}" + (f",involvedObject.name={name}" if name else "")
-        return self._list("events", {"fieldSelector": selector})
+        return self._select(EVENTS, {"fieldSelector": selector})
 
     def log(
         self,
@@ -137,66 +159,104 @@ class Cluster:
             UsageError: there is no log.
             ClusterUnreachable: also in the middle of it.
         """
-        path = f"/api/v1/namespaces/{self.namespace}/pods/{quote(pod, safe='')}/log"
-        query = {
+        wanted = {
             "container": container,
             "follow": "true" if follow else None,
             "timestamps": "true",
-            "tailLines": tail,
+            "tailLines": None if tail is None else str(tail),
             "sinceTime": since,
         }
+        query = {key: value for key, value in wanted.items() if value is not None}
+        silence = _FOLLOWED_SILENCE if follow else _LOG_SILENCE
         with self._asking("get pods/log", pod):
-            yield from self._connection.lines(path, query, _SILENCE if follow else _PATIENCE)
+            parts = self._client.lines(PODS.path(self.namespace, pod, "log"), query, silence)
+            try:
+                while lines := self._run(_next(parts)):
+                    yield from lines
+            finally:
+                self._run(_close(parts))
 
-    @property
-    def _jobs(self) -> str:
-        return f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/{PLURAL}"
+    # ------------------------------------------------------------ requests
 
-    def _path(self, name: str) -> str:
-        return f"{self._jobs}/{check_name('job', name)}"
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Does something in the loop, and waits for it here.
 
-    def _list(self, plural: str, query: Mapping[str, str]) -> list[Object]:
-        with self._asking(f"list {plural}"):
-            path = f"/api/v1/namespaces/{self.namespace}/{plural}"
-            items: list[Object] = self._connection.send("GET", path, query).get("items") or []
-            return items
+        Raises:
+            ClusterUnreachable: the cluster was closed meanwhile, by another thread.
+        """
+        if self._loop.is_closed():
+            work.close()
+            raise ClusterUnreachable("the connection was closed")
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except CancelledError:
+            raise ClusterUnreachable("the connection was closed") from None
 
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._client.__aexit__()
+
+    async def _list(self, path: str, query: Mapping[str, str] | None = None) -> list[Object]:
+        pages = self._client.pages(path, query, _PAGE)
+        return [item async for page in pages for item in page.get("items") or ()]
+
+    def _select(self, resource: Resource, query: Mapping[str, str]) -> list[Object]:
+        with self._asking(f"list {resource.plural}"):
+            return self._run(self._list(resource.path(self.namespace), query))
+
+    def _merge(self, what: str, name: str, patch: Mapping[str, Any], sub: str = "") -> None:
+        with self._asking(what, check_name("job", name)):
+            self._run(self._client.merge(JOBS, self.namespace, name, patch, sub))
+
+    # ------------------------------------------------------------ refusals
     @contextmanager
     def _asking(self, what: str, name: str = "", everywhere: bool = False) -> Iterator[None]:
         """Says in our words why a request is refused."""
         try:
             yield
-        except Refused as error:
+        except ApiError as error:
             raise self._refusal(error, what, name, everywhere) from None
 
-    def _refusal(self, error: Refused, what: str, name: str, everywhere: bool) -> ElasticError:
+    def _refusal(self, error: ApiError, what: str, name: str, everywhere: bool) -> ElasticError:
         where = "in all namespaces" if everywhere else f"in the namespace {self.namespace!r}"
         match error.code:
+            case 0 if error.reason == NOT_KUBERNETES:
+                return ClusterUnreachable(
+                    f"{error.message}; is this the right kubeconfig and --context?"
+                )
+            case 0:
+                return ClusterUnreachable(
+                    f"{error.message}: is the cluster up, and is this the right kubeconfig and "
+                    "--context?"
+                )
             case 401:
                 return NotAllowed(
                     f"the API server {self._server} does not accept these credentials "
-                    f"({error.why}): log in again, or choose another --context"
+                    f"({error.message}): log in again, or choose another --context"
                 )
-            case 403 if "quota" in error.why:
-                return UsageError(f"a quota of the namespace forbids it: {error.why}")
+            case 403 if "quota" in error.message:
+                return UsageError(f"a quota of the namespace forbids it: {error.message}")
             case 403:
                 return NotAllowed(
-                    f"you may not {what} {where}: {error.why}. Whoever administers the cluster can "
-                    "bind you a Role that allows it"
+                    f"you may not {what} {where}: {error.message}. Whoever administers the "
+                    "cluster can bind you a Role that allows it"
                 )
             case 404 if "elasticjobs" in what:
                 return self._absent(what, name)
             case 404:
-                return UsageError(f"there is no {name!r} {where}: {error.why}")
+                return UsageError(f"there is no {name!r} {where}: {error.message}")
             case 409 if what.startswith("create"):
                 return UsageError(
                     f"there is an ElasticJob {name!r} {where} already: choose another --name, or "
                     f"remove it with elasticctl delete {name}"
                 )
             case 400 | 409 | 422:
-                return UsageError(f"the API server refuses to {what} {name!r}: {error.why}")
+                return UsageError(f"the API server refuses to {what} {name!r}: {error.message}")
         return ClusterUnreachable(
-            f"the API server {self._server} failed with {error.code}: {error.why}; try again"
+            f"the API server {self._server} failed with {error.code}: {error.message}; try again"
         )
 
     def _absent(self, what: str, name: str) -> UsageError:
@@ -225,6 +285,14 @@ class Cluster:
         return NoSuchJob(
             f"there is no ElasticJob {name!r} in the namespace {self.namespace!r}{hint}"
         )
+
+
+async def _next(parts: AsyncIterator[list[bytes]]) -> list[bytes]:
+    return await anext(parts, [])
+
+
+async def _close(parts: AsyncGenerator[list[bytes], None]) -> None:
+    await parts.aclose()
 
 
 def _sort_key(job: Mapping[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,8 +23,7 @@ from rich.live import Live
 from elastic_runtime.cli.ctl.printing import FORMAT, console, show
 from elastic_runtime.cli.kube import job_screen as screen
 from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, read_job
-from elastic_runtime.cli.kube.cluster_access import Access, need
-from elastic_runtime.cli.kube.job_client import Cluster, NoSuchJob, NotAllowed
+from elastic_runtime.cli.kube.job_client import JobClient, NoSuchJob, NotAllowed
 from elastic_runtime.cli.kube.job_report import (
     FAILED,
     UNSEEN,
@@ -35,18 +34,19 @@ from elastic_runtime.cli.kube.job_report import (
     job_line,
     job_report,
 )
-from elastic_runtime.cli.kube.pod_logs import Following, Wanted, read_logs, role_of
+from elastic_runtime.cli.kube.pod_logs import LogFilter, LogFollower, read_logs, role_of
 from elastic_runtime.controller.decide.job_spec import KIND
 from elastic_runtime.errors import (
     ClusterUnreachable,
     TrainingFailed,
     UsageError,
 )
+from elastic_runtime.kubernetes.cluster_access import ClusterRef, need
 from elastic_runtime.reporting.wording import count
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.kube.job_client import Object
-    from elastic_runtime.cli.kube.pod_logs import Printed
+    from elastic_runtime.cli.kube.pod_logs import LogLine
 
 _POLL = 1.0
 _UNSEEN_FOR = 10.0  # seconds that a controller may take to notice a job
@@ -58,20 +58,20 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Place:
+class JobRef:
     """A job of a cluster, as a command line names it."""
 
-    access: Access
-    job: str
+    cluster: ClusterRef
+    name: str
 
 
-def access_options(command: _F) -> _F:
-    """The options that say which cluster; the command gets an ``Access``."""
+def cluster_options(command: _F) -> _F:
+    """The options that say which cluster; the command gets a ``ClusterRef``."""
 
     @functools.wraps(command)
     def called(**values: Any) -> Any:
-        access = Access(values.pop("context"), values.pop("namespace"))
-        return command(access, **values)
+        ref = ClusterRef(values.pop("context"), values.pop("namespace"))
+        return command(ref, **values)
 
     called = click.option("--context", default="", help="a context of the kubeconfig")(called)
     return click.option("--namespace", "-n", default="", help="that of the context otherwise")(
@@ -85,6 +85,15 @@ _INTERVAL = click.option(
     "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s"
 )
 _COUNT = click.IntRange(1)
+
+
+def _connect(ref: ClusterRef) -> JobClient:
+    """Opens a cluster until the command ends.
+
+    Raises:
+        UsageError: there are no usable credentials, or the extra is not installed.
+    """
+    return click.get_current_context().with_resource(JobClient(ref))
 
 
 # ---------------------------------------------------------------- submit
@@ -123,9 +132,9 @@ class _Submit(click.Command):
 @click.option("--dry-run", is_flag=True, help="only print the job")
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="print the job")
 @click.option("--wait", is_flag=True, help="until the job ends; 1 if it fails")
-@access_options
+@cluster_options
 def submit(
-    access: Access, file: str | None, dry_run: bool, output: str | None, wait: bool, **flags: Any
+    ref: ClusterRef, file: str | None, dry_run: bool, output: str | None, wait: bool, **flags: Any
 ) -> None:
     """Starts SCRIPT, with its ARGS, as an elastic job on a cluster.
 
@@ -133,23 +142,23 @@ def submit(
     dash. What has no flag here goes into a manifest: print one with --dry-run, and submit it
     with -f.
     """
-    job = _job_of(access, file, flags)
+    job = _job_of(ref, file, flags)
     if dry_run:
         _print_object(job, output or "yaml")
         return
-    cluster = Cluster(access)
-    made = cluster.create(job)
+    client = _connect(ref)
+    made = client.create(job)
     name = made["metadata"]["name"]
     if output:
         _print_object(made, output)
     else:
         image = "" if file else f"; {flags['script']} is looked for in {flags['image']}"
-        click.echo(f"submitted {name} in the namespace {cluster.namespace}{image}")
+        click.echo(f"submitted {name} in the namespace {client.namespace}{image}")
     if wait:
-        _wait(cluster, made)
+        _wait(client, made)
 
 
-def _job_of(access: Access, file: str | None, flags: dict[str, Any]) -> Object:
+def _job_of(ref: ClusterRef, file: str | None, flags: dict[str, Any]) -> Object:
     """The job of a command line.
 
     Raises:
@@ -161,7 +170,7 @@ def _job_of(access: Access, file: str | None, flags: dict[str, Any]) -> Object:
             raise UsageError(
                 f"-f gives the whole job: leave out {_spelled(also[0])}, or write it into the file"
             )
-        return read_job(*_text_of(file), namespace=access.namespace)
+        return read_job(*_text_of(file), namespace=ref.namespace)
     if not flags["script"]:
         raise UsageError("submit what? Name a script of the image, or a manifest with -f")
     if not flags["image"]:
@@ -170,7 +179,7 @@ def _job_of(access: Access, file: str | None, flags: dict[str, Any]) -> Object:
         )
     suffix = secrets.token_hex(_SUFFIX)
     name = flags["name"] or name_after(flags["script"], suffix, flags["module"])
-    return make_job(Submission(**{**flags, "name": name, "namespace": access.namespace}))
+    return make_job(Submission(**{**flags, "name": name, "namespace": ref.namespace}))
 
 
 def _spelled(name: str) -> str:
@@ -198,7 +207,7 @@ def _print_object(job: Object, form: str) -> None:
         click.echo(text, nl=False)
 
 
-def _wait(cluster: Cluster, made: Object) -> None:
+def _wait(client: JobClient, made: Object) -> None:
     """Waits for the end of a job, and says what changes.
 
     Raises:
@@ -207,7 +216,7 @@ def _wait(cluster: Cluster, made: Object) -> None:
     """
     name, said, began = made["metadata"]["name"], "", time.monotonic()
     try:
-        for job in _until_over(cluster, name):
+        for job in _until_over(client, name):
             if job is None:
                 continue
             if job["metadata"].get("uid") != made["metadata"].get("uid"):
@@ -243,18 +252,18 @@ def _progress(line: JobLine) -> str:
 @click.option("--watch", is_flag=True, help="go on until interrupted")
 @_INTERVAL
 @FORMAT
-@access_options
-def jobs(access: Access, everywhere: bool, watch: bool, interval: float, form: str) -> None:
+@cluster_options
+def jobs(ref: ClusterRef, everywhere: bool, watch: bool, interval: float, form: str) -> None:
     """Lists the jobs of a namespace."""
-    cluster = Cluster(access)
+    client = _connect(ref)
 
     def look() -> list[JobLine]:
-        return [job_line(job) for job in cluster.jobs(everywhere)]
+        return [job_line(job) for job in client.jobs(everywhere)]
 
     lines = look()
     if not watch:
         if not lines and form == "table":
-            where = "the cluster" if everywhere else f"the namespace {cluster.namespace}"
+            where = "the cluster" if everywhere else f"the namespace {client.namespace}"
             click.echo(f"no jobs in {where}", err=True)
         else:
             show(
@@ -273,21 +282,21 @@ def jobs(access: Access, everywhere: bool, watch: bool, interval: float, form: s
                 live.update(screen.jobs(lines, time.time(), everywhere), refresh=True)
 
 
-def show_status(place: Place, form: str, watch: bool, interval: float) -> None:
+def show_status(ref: JobRef, form: str, watch: bool, interval: float) -> None:
     """Shows one job, once or until it ends.
 
     Args:
-        place: the job.
+        ref: the job.
         form: ``table`` or ``json``.
         watch: go on until it ends.
         interval: seconds between two looks.
     """
-    cluster = Cluster(place.access)
-    report = _report(cluster, place.job)
+    client = _connect(ref.cluster)
+    report = _report(client, ref.name)
     if not watch:
         show(form, report.as_dict(), screen.status(report, time.time()))
         return
-    looks = _again(lambda: _report(cluster, place.job), report, interval, lambda now: now.line.over)
+    looks = _again(lambda: _report(client, ref.name), report, interval, lambda now: now.line.over)
     try:
         if form == "json":
             shown = None
@@ -302,23 +311,23 @@ def show_status(place: Place, form: str, watch: bool, interval: float) -> None:
                     seen = screen.status(report, time.time(), unreachable=now is None)
                     live.update(seen, refresh=True)
     except NoSuchJob:
-        click.echo(f"{place.job} was deleted", err=True)
+        click.echo(f"{ref.name} was deleted", err=True)
 
 
-def show_events(place: Place, form: str) -> None:
+def show_events(ref: JobRef, form: str) -> None:
     """Lists the events of a job and its pods."""
-    cluster = Cluster(place.access)
-    job = cluster.job(place.job)
-    lines = event_lines(job, _events(cluster, place.job))
+    client = _connect(ref.cluster)
+    job = client.job(ref.name)
+    lines = event_lines(job, _events(client, ref.name))
     if not lines and form == "table":
-        click.echo(f"no events of {place.job}: the cluster keeps them for an hour", err=True)
+        click.echo(f"no events of {ref.name}: the cluster keeps them for an hour", err=True)
     else:
         show(form, [asdict(line) for line in lines], screen.events(lines))
 
 
-def _report(cluster: Cluster, name: str) -> JobReport:
+def _report(client: JobClient, name: str) -> JobReport:
     """All that is known of a job; who may see the job may not be allowed to see all the rest."""
-    job, notes = cluster.job(name), []
+    job, notes = client.job(name), []
 
     def tried(read: Callable[[], list[Object]]) -> list[Object]:
         try:
@@ -327,12 +336,12 @@ def _report(cluster: Cluster, name: str) -> JobReport:
             notes.append(str(error))
             return []
 
-    pods = tried(lambda: cluster.pods(name))
-    return job_report(job, pods, tried(lambda: _events(cluster, name)), notes)
+    pods = tried(lambda: client.pods(name))
+    return job_report(job, pods, tried(lambda: _events(client, name)), notes)
 
 
-def _events(cluster: Cluster, name: str) -> list[Object]:
-    return cluster.events(KIND, name) + cluster.events("Pod")
+def _events(client: JobClient, name: str) -> list[Object]:
+    return client.events(KIND, name) + client.events("Pod")
 
 
 # ---------------------------------------------------------------- logs
@@ -344,27 +353,27 @@ def _events(cluster: Cluster, name: str) -> list[Object]:
 @click.option("--rank", type=click.IntRange(0), help="only the worker with this global rank")
 @click.option("--pod", default="", help="only this pod: its name, worker-1, 1 or etcd")
 @click.option("--tail", type=click.IntRange(0), help="only the last lines of each pod")
-@access_options
+@cluster_options
 def logs(
-    access: Access, job: str, follow: bool, rank: int | None, pod: str, tail: int | None
+    ref: ClusterRef, job: str, follow: bool, rank: int | None, pod: str, tail: int | None
 ) -> None:
     """Shows what the workers of JOB print, each line with its pod.
 
     A rank may move to another pod when the membership changes; --rank goes with it.
     """
-    cluster = Cluster(access)
-    found = cluster.job(job)
-    wanted = Wanted(pod=pod, rank=rank, role=role_of(found), tail=tail)
+    client = _connect(ref)
+    found = client.job(job)
+    wanted = LogFilter(pod=pod, rank=rank, role=role_of(found), tail=tail)
     if follow:
-        lines = Following(cluster, job, wanted).lines()
+        lines = LogFollower(client, job, wanted).lines()
     else:
-        lines = read_logs(cluster, job, wanted, lambda note: click.echo(note, err=True))
+        lines = read_logs(client, job, wanted, lambda note: click.echo(note, err=True))
     printed = _print_lines(lines)
     if rank is not None and not printed:
         raise UsageError(_no_line(job_line(found), rank))
 
 
-def _print_lines(lines: Iterator[Printed]) -> int:
+def _print_lines(lines: Iterator[LogLine]) -> int:
     """Prints lines as they come, and returns how many there were."""
     printed = 0
     for line in lines:
@@ -388,80 +397,80 @@ def _no_line(line: JobLine, rank: int) -> str:
 # ---------------------------------------------------------------- change
 
 
-def scale_to(place: Place, size: int | None) -> None:
+def scale_to(ref: JobRef, size: int | None) -> None:
     """Changes the number of pods of a job.
 
     Raises:
         UsageError: it is not said to how many, or not possible.
     """
     if size is None:
-        raise UsageError(f"scale {place.job} to what? elasticctl scale {place.job} N")
-    cluster = Cluster(place.access)
-    job = cluster.job(place.job)
+        raise UsageError(f"scale {ref.name} to what? elasticctl scale {ref.name} N")
+    client = _connect(ref.cluster)
+    job = client.job(ref.name)
     _refuse_if_over(job)
     low, high = bounds(job["spec"])
     if not low <= size <= high:
         side, bound = ("below", "minReplicas") if size < low else ("above", "maxReplicas")
         raise UsageError(
             f"spec.replicaSpecs.Worker.replicas: {size} would be {side} spec.{bound} "
-            f"({low if size < low else high}) of {place.job}"
+            f"({low if size < low else high}) of {ref.name}"
         )
     before = job_line(job).desired
-    cluster.scale(place.job, size)
-    click.echo(f"{place.job}: {count(size, 'pod')}, {before} before")
+    client.scale(ref.name, size)
+    click.echo(f"{ref.name}: {count(size, 'pod')}, {before} before")
 
 
 @click.command()
 @_JOB
-@access_options
-def suspend(access: Access, job: str) -> None:
+@cluster_options
+def suspend(ref: ClusterRef, job: str) -> None:
     """Saves a checkpoint and removes all pods of JOB; resume goes on from there."""
-    _set_suspended(access, job, True)
+    _set_suspended(ref, job, True)
 
 
 @click.command()
 @_JOB
-@access_options
-def resume(access: Access, job: str) -> None:
+@cluster_options
+def resume(ref: ClusterRef, job: str) -> None:
     """Goes on with a JOB that was suspended."""
-    _set_suspended(access, job, False)
+    _set_suspended(ref, job, False)
 
 
-def _set_suspended(access: Access, name: str, value: bool) -> None:
-    cluster = Cluster(access)
-    job = cluster.job(name)
+def _set_suspended(ref: ClusterRef, name: str, value: bool) -> None:
+    client = _connect(ref)
+    job = client.job(name)
     _refuse_if_over(job)
     if bool(job["spec"].get("suspend")) is value:
         click.echo(f"{name} is {'suspended already' if value else 'not suspended'}")
         return
-    cluster.change(name, {"spec": {"suspend": value}})
+    client.change(name, {"spec": {"suspend": value}})
     click.echo(f"{name} is being {'suspended' if value else 'resumed'}")
 
 
 @click.command()
 @_JOB
 @click.option("--wait", is_flag=True, help="until the job and its pods are gone")
-@access_options
-def delete(access: Access, job: str, wait: bool) -> None:
+@cluster_options
+def delete(ref: ClusterRef, job: str, wait: bool) -> None:
     """Deletes JOB and all that belongs to it; checkpoints stay."""
-    cluster = Cluster(access)
-    uid = cluster.job(job)["metadata"].get("uid")
-    cluster.delete(job)
+    client = _connect(ref)
+    uid = client.job(job)["metadata"].get("uid")
+    client.delete(job)
     if wait:
-        _until_gone(cluster, job, uid)
+        _until_gone(client, job, uid)
         click.echo(f"{job} is gone")
     else:
         click.echo(f"{job} is being deleted")
 
 
-def _until_gone(cluster: Cluster, name: str, uid: str | None) -> None:
+def _until_gone(client: JobClient, name: str, uid: str | None) -> None:
     def is_left() -> bool:
         try:
-            if cluster.job(name)["metadata"].get("uid") == uid:
+            if client.job(name)["metadata"].get("uid") == uid:
                 return True
         except NoSuchJob:
             pass
-        pods = [pod["metadata"].get("ownerReferences") or () for pod in cluster.pods(name)]
+        pods = [pod["metadata"].get("ownerReferences") or () for pod in client.pods(name)]
         return any(owner.get("uid") == uid for owners in pods for owner in owners)
 
     for _ in _again(is_left, True, _POLL, lambda left: not left):
@@ -477,9 +486,9 @@ def _refuse_if_over(job: Object) -> None:
 # ---------------------------------------------------------------- time and again
 
 
-def _until_over(cluster: Cluster, name: str) -> Iterator[Object | None]:
-    first = cluster.job(name)
-    return _again(lambda: cluster.job(name), first, _POLL, lambda job: job_line(job).over)
+def _until_over(client: JobClient, name: str) -> Iterator[Object | None]:
+    first = client.job(name)
+    return _again(lambda: client.job(name), first, _POLL, lambda job: job_line(job).over)
 
 
 def _again(
@@ -501,6 +510,3 @@ def _again(
             yield None
         else:
             yield now
-
-
-COMMANDS: Sequence[click.Command] = (submit, jobs, logs, suspend, resume, delete)

@@ -27,7 +27,7 @@ from elastic_runtime.reporting.json_lines import WORKER_LINE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elastic_runtime.cli.kube.job_client import Cluster, Object
+    from elastic_runtime.cli.kube.job_client import JobClient, Object
 
 _DEFAULT_ROLE = "default"
 _ROLE_VARIABLES = ("PET_ROLE", "ELASTIC_ROLE")
@@ -37,7 +37,7 @@ _WAITING_LINES = 10_000
 
 
 @dataclass(frozen=True)
-class Printed:
+class LogLine:
     """One line of one pod.
 
     Attributes:
@@ -52,7 +52,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogFilter:
     """Which lines are to be shown.
 
     Attributes:
@@ -74,7 +74,7 @@ class Wanted:
         )
         return [pod for line, pod in pairs if self._means(job, line)]
 
-    def takes(self, line: Printed) -> bool:
+    def matches(self, line: LogLine) -> bool:
         """Whether a line is to be shown: each line of a worker has its rank in front, or in it."""
         if self.rank is None or line.text.startswith(f"[{self.role}{self.rank}]:".encode()):
             return True
@@ -112,7 +112,7 @@ def short_name(job: str, pod: str) -> str:
     return pod.removeprefix(f"{job}-")
 
 
-def printed(pod: str, line: bytes, before: int = 0) -> Printed:
+def parse_line(pod: str, line: bytes, before: int = 0) -> LogLine:
     """Takes a line of the API apart: a time, a space, and what was printed.
 
     Args:
@@ -123,19 +123,19 @@ def printed(pod: str, line: bytes, before: int = 0) -> Printed:
     stamp, _, text = line.partition(b" ")
     found = _TIME.fullmatch(stamp.decode("ascii", "replace"))
     if not found:
-        return Printed(pod, before, line)
+        return LogLine(pod, before, line)
     whole, fraction, zone = found.groups()
     seconds = int(datetime.fromisoformat(whole + zone).timestamp())
-    return Printed(pod, seconds * 10**9 + int((fraction or "").ljust(9, "0")), text)
+    return LogLine(pod, seconds * 10**9 + int((fraction or "").ljust(9, "0")), text)
 
 
 def read_logs(
-    cluster: Cluster, job: str, wanted: Wanted, tell: Callable[[str], None]
-) -> Iterator[Printed]:
+    client: JobClient, job: str, wanted: LogFilter, tell: Callable[[str], None]
+) -> Iterator[LogLine]:
     """What there is, of all pods, in the order of time.
 
     Args:
-        cluster: where.
+        client: of the cluster.
         job: whose.
         wanted: which lines.
         tell: says which pods have printed nothing, and why.
@@ -143,25 +143,25 @@ def read_logs(
     Raises:
         UsageError: no pod is meant.
     """
-    present = cluster.pods(job)
+    present = client.pods(job)
     pods = wanted.pods(job, present)
     if not pods:
         raise _no_pod(job, wanted, present)
     streams = []
     for pod in pods:
         if _has_begun(pod):
-            streams.append(_log(cluster, job, pod, wanted.tail))
+            streams.append(_log(client, job, pod, wanted.tail))
         else:
             line = pod_line(pod)
             why = f" ({line.detail})" if line.detail else ""
             tell(f"{short_name(job, line.name)} has printed nothing yet: {line.state}{why}")
     for printed_line in heapq.merge(*streams, key=lambda one: one.at):
-        if wanted.takes(printed_line):
+        if wanted.matches(printed_line):
             yield printed_line
 
 
 @dataclass
-class _Follower:
+class _PodStream:
     """One pod that is being read, again and again until its log is known to be complete.
 
     Attributes:
@@ -189,7 +189,7 @@ class _Follower:
             return None
         return f"{datetime.fromtimestamp(self.at // 10**9, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
 
-    def new(self, lines: Iterable[Printed]) -> Iterator[Printed]:
+    def new(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """The lines that no stream before this one has brought."""
         last, repeated = self.at, self.same
         for line in lines:
@@ -203,41 +203,41 @@ class _Follower:
             yield line
 
 
-class Following:
+class LogFollower:
     """What all pods of a job have printed and will, until the job is over.
 
     Pods come and go meanwhile. A stream that ends early is opened again.
 
     Args:
-        cluster: where.
+        client: of the cluster.
         job: the name of the job.
         wanted: which lines.
     """
 
-    def __init__(self, cluster: Cluster, job: str, wanted: Wanted) -> None:
-        self._cluster = cluster
+    def __init__(self, client: JobClient, job: str, wanted: LogFilter) -> None:
+        self._client = client
         self._job = job
         self._wanted = wanted
-        self._lines: queue.Queue[Printed] = queue.Queue(_WAITING_LINES)
-        self._followers: dict[str, _Follower] = {}
+        self._lines: queue.Queue[LogLine] = queue.Queue(_WAITING_LINES)
+        self._streams: dict[str, _PodStream] = {}
         self._uid = ""
 
-    def lines(self) -> Iterator[Printed]:
+    def lines(self) -> Iterator[LogLine]:
         """The lines as they come: in order for each pod, nearly so for all of them.
 
         Raises:
             UsageError: there is no such job.
         """
-        self._uid = self._cluster.job(self._job)["metadata"].get("uid", "")
+        self._uid = self._client.job(self._job)["metadata"].get("uid", "")
         ended = False
         while not ended:
             # Whatever was printed until the end that is seen here is in the queue already.
             ended = self._look()
             for line in self._arriving(0.0 if ended else _POLL):
-                if self._wanted.takes(line):
+                if self._wanted.matches(line):
                     yield line
 
-    def _arriving(self, patience: float) -> Iterator[Printed]:
+    def _arriving(self, patience: float) -> Iterator[LogLine]:
         """Lines, for so many seconds; for 0, those that are there."""
         until = time.monotonic() + patience
         while True:
@@ -253,56 +253,54 @@ class Following:
         """Sees to it that every pod is read; true when all is over and all has been read."""
         try:
             over = self._is_over()
-            pods = self._wanted.pods(self._job, self._cluster.pods(self._job))
+            pods = self._wanted.pods(self._job, self._client.pods(self._job))
         except ClusterUnreachable:
             return False  # it may be back at the next look
         present = {pod["metadata"]["uid"]: pod for pod in pods if _has_begun(pod)}
         for uid, pod in present.items():
-            follower = self._followers.setdefault(uid, _Follower(pod))
-            follower.pod = pod
-            if not follower.complete and not follower.reading:
-                follower.thread = threading.Thread(
-                    target=self._read, args=(follower, pod), daemon=True
-                )
-                follower.thread.start()
-        for uid, follower in self._followers.items():
-            if uid not in present and not follower.reading:
-                follower.complete = True  # its log went with it
-        return over and all(f.complete and not f.reading for f in self._followers.values())
+            stream = self._streams.setdefault(uid, _PodStream(pod))
+            stream.pod = pod
+            if not stream.complete and not stream.reading:
+                stream.thread = threading.Thread(target=self._read, args=(stream, pod), daemon=True)
+                stream.thread.start()
+        for uid, stream in self._streams.items():
+            if uid not in present and not stream.reading:
+                stream.complete = True  # its log went with it
+        return over and all(f.complete and not f.reading for f in self._streams.values())
 
     def _is_over(self) -> bool:
         try:
-            job = self._cluster.job(self._job)
+            job = self._client.job(self._job)
         except NoSuchJob:
             return True
         return job_line(job).over or job["metadata"].get("uid", "") != self._uid
 
-    def _read(self, follower: _Follower, pod: Object) -> None:
+    def _read(self, stream: _PodStream, pod: Object) -> None:
         """Reads one stream of one pod to its end."""
-        since = follower.since()
+        since = stream.since()
         tail = self._wanted.tail if since is None else None
         try:
-            stream = _log(self._cluster, self._job, pod, tail, follow=True, since=since)
-            for line in follower.new(stream):
+            lines = _log(self._client, self._job, pod, tail, follow=True, since=since)
+            for line in stream.new(lines):
                 self._lines.put(line)
         except ElasticError:
             return  # the next look finds out what there is to do
         # A stream that was opened while the container ran may have been cut off.
-        follower.complete = "terminated" in container_state(pod)
+        stream.complete = "terminated" in container_state(pod)
 
 
 def _log(
-    cluster: Cluster,
+    client: JobClient,
     job: str,
     pod: Object,
     tail: int | None,
     follow: bool = False,
     since: str | None = None,
-) -> Iterator[Printed]:
+) -> Iterator[LogLine]:
     name, at = pod["metadata"]["name"], 0
     container = worker_container(pod).get("name", "")
-    for text in cluster.log(name, container, follow, tail, since):
-        line = printed(short_name(job, name), text, at)
+    for text in client.log(name, container, follow, tail, since):
+        line = parse_line(short_name(job, name), text, at)
         at = line.at
         yield line
 
@@ -311,7 +309,7 @@ def _has_begun(pod: Object) -> bool:
     return not container_state(pod).keys().isdisjoint(("running", "terminated"))
 
 
-def _no_pod(job: str, wanted: Wanted, pods: Sequence[Object]) -> UsageError:
+def _no_pod(job: str, wanted: LogFilter, pods: Sequence[Object]) -> UsageError:
     names = sorted(short_name(job, pod["metadata"]["name"]) for pod in pods)
     if wanted.pod and names:
         return UsageError(f"{job} has no pod {wanted.pod!r}: it has {', '.join(names)}")

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide.job_spec import TEMPLATE
 from elastic_runtime.controller.decide.job_types import Problem
+from elastic_runtime.controller.decide.pod_failures import Meaning, end_of
 from elastic_runtime.controller.decide.status_builder import RESTARTING, RUNNING
 from elastic_runtime.errors import EXIT_STORE_UNREACHABLE
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import EtcdView, PodView
-    from elastic_runtime.controller.decide.plan_context import Work
+    from elastic_runtime.controller.decide.plan_context import PlanContext
 
 # An agent whose predecessor did not reach the store is believed to run after so long (seconds),
 # if it does not say so earlier.
@@ -31,80 +32,83 @@ _NO_CONTAINER = (
 )
 
 
-def find_problems(work: Work) -> None:
+def find_problems(context: PlanContext) -> None:
     """Collects what is wrong, what matters most first.
 
     The kubelet's and the scheduler's own messages change from one try to the next, so that only
     their meaning is repeated.
     """
-    found = work.problems
-    found.extend(work.observed.problems)
-    if work.observed.etcd and not work.spec.endpoint:
-        found.extend(_of_etcd(work, work.observed.etcd))
-    found.extend(_of_store(work))
-    waiting = [pod for pod in work.pods if pod.waiting_reason and not pod.deleting]
+    found = context.problems
+    found.extend(context.observed.problems)
+    if context.observed.etcd and not context.spec.endpoint:
+        found.extend(_etcd_problems(context, context.observed.etcd))
+    found.extend(_store_problems(context))
+    waiting = [pod for pod in context.pods if pod.waiting_reason and not pod.deleting]
     no_image = [pod for pod in waiting if pod.waiting_reason in _NO_IMAGE]
     if no_image:
-        found.append(_of_image(work, no_image[0]))
-    found.extend(_of_container(work, p) for p in waiting[:1] if p.waiting_reason in _NO_CONTAINER)
-    found.extend(_of_secrets(work))
-    homeless = [pod for pod in work.pods if pod.unschedulable and not pod.deleting]
-    if homeless and len(work.running) < work.enough:
-        found.append(_of_place(work, homeless))
+        found.append(_image_problem(context, no_image[0]))
+    found.extend(
+        _container_problem(context, p) for p in waiting[:1] if p.waiting_reason in _NO_CONTAINER
+    )
+    found.extend(_secret_problems(context))
+    homeless = [pod for pod in context.pods if pod.unschedulable and not pod.deleting]
+    if homeless and len(context.running) < context.enough:
+        found.append(_placement_problem(context, homeless))
 
 
-def _of_image(work: Work, pod: PodView) -> Problem:
-    images = work.spec.images
+def _image_problem(context: PlanContext, pod: PodView) -> Problem:
+    images = context.spec.images
     named = (field for field, image in images.items() if image and image in pod.waiting_message)
     field = next(named, next(iter(images)))
     text = f"the image {images[field]!r} cannot be pulled; kubectl describe pod {pod.name} says why"
     return Problem("ImagePullFailed", text, field)
 
 
-def _of_container(work: Work, pod: PodView) -> Problem:
+def _container_problem(context: PlanContext, pod: PodView) -> Problem:
     said = " ".join(pod.waiting_message.split())[:200]
-    named = (field for field, name in work.spec.secrets.items() if f'"{name}"' in said)
+    named = (field for field, name in context.spec.secrets.items() if f'"{name}"' in said)
     field = next(named, f"{TEMPLATE}.spec")
     return Problem(pod.waiting_reason, f"{pod.name} cannot start: {said}", field)
 
 
-def _of_secrets(work: Work) -> list[Problem]:
+def _secret_problems(context: PlanContext) -> list[Problem]:
     """Whether pods wait so long that a Secret may be what they wait for.
 
     The controller may not read Secrets, and the kubelet tells the pod's events only.
     """
-    for pod in work.pods:
+    for pod in context.pods:
         waits = pod.waiting_reason in _STARTS and not pod.deleting and pod.created_at
-        if not waits or not work.spec.secrets:
+        if not waits or not context.spec.secrets:
             continue
         late = pod.created_at + _START_PATIENCE
-        if late > work.now:
-            work.wake_at(late)
+        if late > context.now:
+            context.wake_at(late)
             continue
-        field, name = next(iter(work.spec.secrets.items()))
+        field, name = next(iter(context.spec.secrets.items()))
         text = (
             f"{pod.name} does not start; is there a Secret {name!r} in the namespace "
-            f"{work.spec.namespace}? kubectl describe pod {pod.name} says why"
+            f"{context.spec.namespace}? kubectl describe pod {pod.name} says why"
         )
         return [Problem("PodsNotStarting", text, field)]
     return []
 
 
-def _of_place(work: Work, homeless: list[PodView]) -> Problem:
+def _placement_problem(context: PlanContext, homeless: list[PodView]) -> Problem:
     describe = f"kubectl describe pod {homeless[0].name} says why"
-    claim = work.spec.checkpoint.claim if work.spec.checkpoint else ""
+    claim = context.spec.checkpoint.claim if context.spec.checkpoint else ""
     if claim and f'persistentvolumeclaim "{claim}"' in homeless[0].unschedulable:
         text = f"the claim {claim!r} cannot be used; {describe}"
         return Problem("ClaimMissing", text, "spec.checkpoint.claimName")
     text = (
-        f"there is no place for {len(homeless)} pods, and the job needs {work.enough}; {describe}"
+        f"there is no place for {len(homeless)} pods, and the job needs {context.enough}; "
+        f"{describe}"
     )
     return Problem("Unschedulable", text, f"{TEMPLATE}.spec")
 
 
-def _of_etcd(work: Work, etcd: EtcdView) -> list[Problem]:
+def _etcd_problems(context: PlanContext, etcd: EtcdView) -> list[Problem]:
     if etcd.waiting_reason in _NO_IMAGE:
-        image = work.spec.etcd.image or work.etcd_image
+        image = context.spec.etcd.image or context.etcd_image
         text = f"the image {image!r} of the job's etcd cannot be pulled"
         return [Problem("ImagePullFailed", text, "spec.etcd.image")]
     if etcd.waiting_reason in _NO_CONTAINER:
@@ -116,30 +120,30 @@ def _of_etcd(work: Work, etcd: EtcdView) -> list[Problem]:
     return []
 
 
-def _of_store(work: Work) -> list[Problem]:
+def _store_problems(context: PlanContext) -> list[Problem]:
     """Whether pods ended because the store did not answer, and none is in a round since."""
     # What agents said counts as long as any is there: they may all have left since.
-    if work.report and work.report.round and work.running:
+    if context.report and context.report.round and context.running:
         return []
-    for index, slot in sorted(work.draft.memory.slots.items()):
+    for index, slot in sorted(context.status.memory.slots.items()):
         if slot.code != EXIT_STORE_UNREACHABLE:
             continue
-        successor = _at(work, index, slot.uid)
+        successor = _running_at(context, index, slot.uid)
         if successor is not None and successor.started_at:
             trusted = successor.started_at + _STORE_PATIENCE
-            if trusted <= work.now:
+            if trusted <= context.now:
                 continue
-            work.wake_at(trusted)
-        where = work.endpoint or "etcd"
+            context.wake_at(trusted)
+        where = context.endpoint or "etcd"
         text = f"{where} does not answer, or refuses the job ({slot.why})"
-        field = "spec.rdzvEndpoint" if work.spec.endpoint else "spec.etcd"
+        field = "spec.rdzvEndpoint" if context.spec.endpoint else "spec.etcd"
         return [Problem("StoreUnreachable", text, field)]
     return []
 
 
-def _at(work: Work, index: int, not_uid: str) -> PodView | None:
+def _running_at(context: PlanContext, index: int, not_uid: str) -> PodView | None:
     """The pod that runs at an index, if it is not this one."""
-    for pod in work.running:
+    for pod in context.running:
         if pod.index == index and pod.uid != not_uid:
             return pod
     return None
@@ -148,76 +152,88 @@ def _at(work: Work, index: int, not_uid: str) -> PodView | None:
 # ---------------------------------------------------------------- conditions
 
 
-def tell_running(work: Work) -> None:
+def set_running(context: PlanContext) -> None:
     """Sets Running and Restarting."""
-    why_not = _why_not(work)
-    draft, memory = work.draft, work.draft.memory
-    state = f"{len(work.running)} of {work.wanted} pods run"
+    why_not = _why_not(context)
+    status, memory = context.status, context.status.memory
+    state = f"{len(context.running)} of {context.wanted} pods run"
     if why_not is None:
         memory.begun = True
-        if draft.set(RUNNING, True, "EnoughPods", state):
-            draft.event("Running", state)
+        if status.set_condition(RUNNING, True, "EnoughPods", state):
+            status.add_event("Running", state)
     else:
         reason, message = why_not
-        draft.set(RUNNING, False, reason, f"{state}, {work.enough} are needed; {message}")
-    _tell_restarting(work, why_not is None)
+        status.set_condition(
+            RUNNING, False, reason, f"{state}, {context.enough} are needed; {message}"
+        )
+    _set_restarting(context, why_not is None)
 
 
-def _why_not(work: Work) -> tuple[str, str] | None:
+def _why_not(context: PlanContext) -> tuple[str, str] | None:
     """Why the job does not run; None if it does."""
-    short = len(work.running) < work.enough
-    stuck = [each for each in work.problems if short or each.reason == "StoreUnreachable"]
+    short = len(context.running) < context.enough
+    stuck = [each for each in context.problems if short or each.reason == "StoreUnreachable"]
     if stuck:
         return stuck[0].reason, str(stuck[0])
-    if work.draft.memory.done:
+    if context.status.memory.done:
         return ("Ending", "training is done") if short else None
     if short:
-        return _waits_for(work)
-    report, begun = work.report, work.draft.memory.begun
-    etcd = work.observed.etcd
+        return _waits_for(context)
+    report, begun = context.report, context.status.memory.begun
+    etcd = context.observed.etcd
     if report is not None and not report.round:
         return "Rendezvous", "the nodes come together"
-    if report is None and not begun and not work.spec.endpoint and not (etcd and etcd.ready):
+    if report is None and not begun and not context.spec.endpoint and not (etcd and etcd.ready):
         return "WaitingForEtcd", "the job's etcd starts"
-    if report is None and not begun and _may_still_report(work):
+    if report is None and not begun and _may_still_report(context):
         return "Rendezvous", "the agents start"
     return None
 
 
-def _may_still_report(work: Work) -> bool:
+def _may_still_report(context: PlanContext) -> bool:
     """Whether the agents are so young that they may have had no time to say anything."""
-    starts = sorted(pod.started_at for pod in work.running)
-    due = starts[work.enough - 1] + _REPORT_PATIENCE
-    if due > work.now:
-        work.wake_at(due)
-    return due > work.now
+    starts = sorted(pod.started_at for pod in context.running)
+    due = starts[context.enough - 1] + _REPORT_PATIENCE
+    if due > context.now:
+        context.wake_at(due)
+    return due > context.now
 
 
-def _waits_for(work: Work) -> tuple[str, str]:
-    if not work.endpoint:
+def _waits_for(context: PlanContext) -> tuple[str, str]:
+    if not context.endpoint:
         return "WaitingForEtcd", "the job's etcd has no address yet"
-    if work.is_ahead(work.draft.memory.until):
+    if context.is_ahead(context.status.memory.until):
         return "BackOff", "the next attempt waits"
-    if work.ending:
+    if context.ending:
         return "Ending", "pods of the last attempt are ending"
     return "PodsPending", "the others start"
 
 
-def _tell_restarting(work: Work, runs: bool) -> None:
-    """Restarting holds from the end of a pod until as many run as before."""
-    draft, memory = work.draft, work.draft.memory
+def _set_restarting(context: PlanContext, runs: bool) -> None:
+    """Restarting holds from the end of a pod until its replacement runs, or has ended for good."""
+    status, memory = context.status, context.status.memory
+    left = {pod.index for pod in context.pods if _stays_ended(context, pod)}
     open_ = [
         slot
         for index, slot in sorted(memory.slots.items())
-        if slot.why and index < work.wanted and _at(work, index, slot.uid) is None
+        if slot.why and index < context.wanted and _running_at(context, index, slot.uid) is None
+        if index not in left
     ]
     if memory.done:
-        draft.set(RESTARTING, False, "Done", "training is done")
+        status.set_condition(RESTARTING, False, "Done", "training is done")
     elif open_:
-        draft.set(RESTARTING, True, "PodReplaced", "; ".join(slot.why for slot in open_[:3]))
+        status.set_condition(
+            RESTARTING, True, "PodReplaced", "; ".join(slot.why for slot in open_[:3])
+        )
     elif memory.begun and not runs:
-        draft.set(RESTARTING, True, "PodsLost", "pods are gone, others take their place")
-    elif draft.attempt and not memory.begun:
+        status.set_condition(RESTARTING, True, "PodsLost", "pods are gone, others take their place")
+    elif status.attempt and not memory.begun:
         pass  # as it was set when the attempt was ordered
     else:
-        draft.set(RESTARTING, False, "Running", "all pods run again")
+        status.set_condition(RESTARTING, False, "Running", "all pods run again")
+
+
+def _stays_ended(context: PlanContext, pod: PodView) -> bool:
+    """Whether a pod has ended and is left so, as a rule of the job's asks."""
+    ended = pod.ended and not pod.deleting
+    return ended and end_of(context.spec, pod).meaning is Meaning.LEAVE

@@ -26,13 +26,13 @@ from elastic_runtime.controller.decide.job_types import (
     WARNING,
     DeleteJob,
     DeletePod,
-    Plan,
+    JobPlan,
     Problem,
 )
 from elastic_runtime.controller.decide.job_types import RUNNING as POD_RUNNING
 from elastic_runtime.controller.decide.manifests import ETCD_IMAGE, selector
-from elastic_runtime.controller.decide.plan_context import Work
-from elastic_runtime.controller.decide.pod_failures import End, Meaning, end_of
+from elastic_runtime.controller.decide.plan_context import PlanContext
+from elastic_runtime.controller.decide.pod_failures import Meaning, PodEnd, end_of
 from elastic_runtime.controller.decide.status_builder import (
     CREATED,
     FAILED,
@@ -40,8 +40,8 @@ from elastic_runtime.controller.decide.status_builder import (
     RUNNING,
     SUCCEEDED,
     SUSPENDED,
-    Draft,
-    Slot,
+    PodSlot,
+    StatusBuilder,
     moment,
     stamp,
 )
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 DEADLINE = "DeadlineExceeded"
 
 
-def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMAGE) -> Plan:
+def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMAGE) -> JobPlan:
     """Decides.
 
     Args:
@@ -66,88 +66,94 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
         it becomes a condition and an event.
     """
     if job["metadata"].get("deletionTimestamp"):
-        return Plan(status=dict(job.get("status") or {}), reason="the job is being deleted")
-    draft = Draft(job, now)
+        return JobPlan(status=dict(job.get("status") or {}), reason="the job is being deleted")
+    status = StatusBuilder(job, now)
     try:
         spec = JobSpec.of(job)
     except InvalidSpec as error:
-        if not draft.ended:
-            return _refuse(draft, observed, error)
+        if not status.ended:
+            return _refuse_spec(status, observed, error)
         # Behind a job that has ended, all that counts is what is left of it.
         name, namespace = (str(job["metadata"].get(key)) for key in ("name", "namespace"))
         spec = JobSpec(name, namespace, uid="", template={})
-    if draft.ended:
-        return _after(spec, draft, observed)
-    work = Work(spec, draft, observed, now, etcd_image)
-    _accept(work, new=draft.generation != (job.get("status") or {}).get("observedGeneration"))
-    return _judge(work) or _too_late(work) or (_suspend(work) if spec.suspend else _run(work))
+    if status.ended:
+        return _clean_up(spec, status, observed)
+    context = PlanContext(spec, status, observed, now, etcd_image)
+    _accept_job(
+        context, new=status.generation != (job.get("status") or {}).get("observedGeneration")
+    )
+    return (
+        _check_pod_ends(context)
+        or _check_deadline(context)
+        or (_suspend(context) if spec.suspend else _run(context))
+    )
 
 
 # ---------------------------------------------------------------- the beginning
 
 
-def _accept(work: Work, new: bool) -> None:
-    spec, draft, memory = work.spec, work.draft, work.draft.memory
-    if draft.set(CREATED, True, "Accepted", "the controller has taken the job on"):
-        draft.event("Accepted", "the controller has taken the job on")
-        draft.values.setdefault("attempt", 0)
-        draft.count_restarts({})
+def _accept_job(context: PlanContext, new: bool) -> None:
+    spec, status, memory = context.spec, context.status, context.status.memory
+    if status.set_condition(CREATED, True, "Accepted", "the controller has taken the job on"):
+        status.add_event("Accepted", "the controller has taken the job on")
+        status.values.setdefault("attempt", 0)
+        status.count_restarts({})
     labels = selector(spec.name)
-    draft.values["selector"] = ",".join(f"{name}={labels[name]}" for name in sorted(labels))
-    if not work.observed.pods:
+    status.values["selector"] = ",".join(f"{name}={labels[name]}" for name in sorted(labels))
+    if not context.observed.pods:
         memory.launch = (spec.minimum, spec.maximum)
-    elif new and work.launch != (spec.minimum, spec.maximum):
-        low, high = work.launch
-        draft.event(
+    elif new and context.launch != (spec.minimum, spec.maximum):
+        low, high = context.launch
+        status.add_event(
             "BoundsKept",
             f"the pods were launched with {low} to {high} nodes; other bounds hold for them after "
             "the job was suspended and resumed",
         )
     if not spec.suspend:
-        draft.values.setdefault("startTime", stamp(work.now))
-        if memory.desired and memory.desired != work.desired:
-            draft.event("Scaled", f"from {memory.desired} to {work.desired} pods")
-        memory.desired = work.desired
+        status.values.setdefault("startTime", stamp(context.now))
+        if memory.desired and memory.desired != context.desired:
+            status.add_event("Scaled", f"from {memory.desired} to {context.desired} pods")
+        memory.desired = context.desired
 
 
-def _refuse(draft: Draft, observed: Observed, error: InvalidSpec) -> Plan:
+def _refuse_spec(status: StatusBuilder, observed: Observed, error: InvalidSpec) -> JobPlan:
     """Nothing is done about a spec that cannot be read; what runs, runs on."""
     problem = Problem("InvalidSpec", error.why, error.field)
-    draft.set(CREATED, draft.is_(CREATED), problem.reason, str(problem))
-    enough = draft.memory.launch[0] if draft.memory.launch else 1
+    status.set_condition(CREATED, status.holds(CREATED), problem.reason, str(problem))
+    enough = status.memory.launch[0] if status.memory.launch else 1
     if sum(pod.runs for pod in observed.pods) < enough:
-        draft.set(RUNNING, False, problem.reason, str(problem))
-    draft.count_pods(observed.pods)
-    draft.tell([problem])
-    return Plan(
-        status=draft.finish(), events=tuple(draft.events), reason=f"the spec is invalid: {problem}"
+        status.set_condition(RUNNING, False, problem.reason, str(problem))
+    status.count_pods(observed.pods)
+    status.report_problems([problem])
+    return JobPlan(
+        status=status.build(), events=tuple(status.events), reason=f"the spec is invalid: {problem}"
     )
 
 
 # ---------------------------------------------------------------- the end
 
 
-def _judge(work: Work) -> Plan | None:
+def _check_pod_ends(context: PlanContext) -> JobPlan | None:
     """Whether the pods' ends are the end of the job, or of this attempt."""
-    memory, spec = work.draft.memory, work.spec
+    memory, spec = context.status.memory, context.spec
     # The first one to end tells what happened, the others follow.
     ended = sorted(
-        (pod for pod in work.pods if pod.ended and not pod.deleting),
+        (pod for pod in context.pods if pod.ended and not pod.deleting),
         key=lambda pod: (pod.finished_at or NEVER, pod.index),
     )
     ends = [(pod, end_of(spec, pod)) for pod in ended]
     for _, end in ends:
         if end.meaning is Meaning.FAIL:
-            return _end(work, FAILED, end.reason, end.message)
+            return _end_job(context, FAILED, end.reason, end.message)
     for pod, end in ends:
         if end.meaning is Meaning.COUNT:
-            return _next_attempt(work, end, short=pod.lifetime < pod_planning.SHORT_LIFE)
+            return _next_attempt(context, end, short=pod.lifetime < pod_planning.SHORT_LIFE)
     left = [end for _, end in ends if end.meaning is Meaning.LEAVE]
-    if left and work.wanted - len(left) < work.least:
-        return _end(work, FAILED, "TooFewPods", f"too few pods are left: {left[-1].message}")
+    if left and context.wanted - len(left) < context.least:
+        return _end_job(context, FAILED, "TooFewPods", f"too few pods are left: {left[-1].message}")
     memory.done = memory.done or any(end.meaning is Meaning.DONE for _, end in ends)
-    if memory.done and not any(pod.runs for pod in work.observed.pods):
-        return _end(work, SUCCEEDED, "Done", "the script ended well")
+    if memory.done and not any(pod.runs for pod in context.observed.pods):
+        return _end_job(context, SUCCEEDED, "Done", "the script ended well")
     return None
 
 
@@ -155,65 +161,66 @@ def _is_at_work(pod: PodView) -> bool:
     return pod.phase == POD_RUNNING and not pod.ended
 
 
-def _next_attempt(work: Work, end: End, short: bool) -> Plan:
-    draft, memory, spec = work.draft, work.draft.memory, work.spec
+def _next_attempt(context: PlanContext, end: PodEnd, short: bool) -> JobPlan:
+    status, memory, spec = context.status, context.status.memory, context.spec
     memory.failures += 1
     if memory.failures > spec.backoff_limit:
         tried = f"; backoffLimit {spec.backoff_limit} is used up" if spec.backoff_limit else ""
         reason = "BackoffLimitExceeded" if spec.backoff_limit else end.reason
-        return _end(work, FAILED, reason, end.message + tried)
+        return _end_job(context, FAILED, reason, end.message + tried)
     failures = memory.failures
-    draft.values["attempt"] = draft.attempt + 1
+    status.values["attempt"] = status.attempt + 1
     memory.until = (
-        math.ceil(work.now + pod_planning.pause(failures)) if short and failures > 1 else 0
+        math.ceil(context.now + pod_planning.pause(failures)) if short and failures > 1 else 0
     )
     memory.launch = (spec.minimum, spec.maximum)
     memory.slots, memory.counted = {}, {}
     memory.begun = memory.done = False
     text = f"{end.message}; attempt {failures + 1} of {spec.backoff_limit + 1}"
-    draft.count_restarts({"failed": 1})
-    draft.set(RUNNING, False, "Restarting", text)
-    draft.set(RESTARTING, True, "JobFailed", text)
-    draft.event("Restarting", text, WARNING)
-    work.wake_at(work.now)
-    return work.plan(f"the job is started again: {text}")
+    status.count_restarts({"failed": 1})
+    status.set_condition(RUNNING, False, "Restarting", text)
+    status.set_condition(RESTARTING, True, "JobFailed", text)
+    status.add_event("Restarting", text, WARNING)
+    context.wake_at(context.now)
+    return context.finish(f"the job is started again: {text}")
 
 
-def _end(work: Work, kind: str, reason: str, message: str) -> Plan:
-    draft, now = work.draft, work.now
-    draft.set(RUNNING, False, reason, message)
-    draft.set(RESTARTING, False, reason, message)
-    draft.set(SUSPENDED, False, reason, message)
-    draft.set(kind, True, reason, message)
-    draft.values["completionTime"] = stamp(now)
-    if work.report:
-        draft.hear(work.report, last=True)
-    draft.count_pods(work.observed.pods)
-    draft.event(
+def _end_job(context: PlanContext, kind: str, reason: str, message: str) -> JobPlan:
+    status, now = context.status, context.now
+    status.set_condition(RUNNING, False, reason, message)
+    status.set_condition(RESTARTING, False, reason, message)
+    status.set_condition(SUSPENDED, False, reason, message)
+    status.set_condition(kind, True, reason, message)
+    status.values["completionTime"] = stamp(now)
+    if context.report:
+        status.apply_report(context.report, last=True)
+    status.count_pods(context.observed.pods)
+    status.add_event(
         kind if kind == SUCCEEDED else reason, message, NORMAL if kind == SUCCEEDED else WARNING
     )
-    work.wake_at(now)
-    return work.plan(f"{kind}: {message}")
+    context.wake_at(now)
+    return context.finish(f"{kind}: {message}")
 
 
-def _too_late(work: Work) -> Plan | None:
+def _check_deadline(context: PlanContext) -> JobPlan | None:
     """Whether the job has been active for too long; being suspended is not."""
-    spec = work.spec
+    spec = context.spec
     if spec.deadline is None or spec.suspend:
         return None
-    due = moment(work.draft.values["startTime"]) + spec.deadline
-    if due > work.now:
-        work.wake_at(due)
+    due = moment(context.status.values["startTime"]) + spec.deadline
+    if due > context.now:
+        context.wake_at(due)
         return None
     text = f"spec.activeDeadlineSeconds: the job has not ended within {spec.deadline} s"
-    return _end(work, FAILED, DEADLINE, text)
+    return _end_job(context, FAILED, DEADLINE, text)
 
 
-def _after(spec: JobSpec, draft: Draft, observed: Observed) -> Plan:
+def _clean_up(spec: JobSpec, status: StatusBuilder, observed: Observed) -> JobPlan:
     """Cleans up behind a job that has ended."""
-    draft.values.setdefault("completionTime", stamp(draft.now))  # who says Failed by hand does not
+    # Who says Failed by hand does not say when.
+    status.values.setdefault("completionTime", stamp(status.now))
     actions: list[Action] = []
-    late = draft.reason(FAILED) == DEADLINE
+    late = status.reason_of(FAILED) == DEADLINE
     for pod in observed.pods:
         if pod.deleting:
             continue
@@ -226,58 +233,60 @@ def _after(spec: JobSpec, draft: Draft, observed: Observed) -> Plan:
             why = f"the job has ended, cleanPodPolicy is {spec.clean}"
             actions.append(DeletePod(pod.name, pod.uid, None, why))
     if not any(_is_at_work(pod) for pod in observed.pods):
-        actions += pod_planning.dismantle(spec, observed)
-    draft.count_pods(observed.pods, keep_ended=True)
+        actions += pod_planning.delete_supporting_objects(spec, observed)
+    status.count_pods(observed.pods, keep_ended=True)
     wake = NEVER
     if spec.ttl is not None:
-        wake = moment(draft.values["completionTime"]) + spec.ttl
-        if wake <= draft.now:
+        wake = moment(status.values["completionTime"]) + spec.ttl
+        if wake <= status.now:
             actions, wake = [DeleteJob(f"it ended {spec.ttl} s ago, its TTL")], NEVER
-    return Plan(tuple(actions), draft.finish(), (), wake, "the job has ended")
+    return JobPlan(tuple(actions), status.build(), (), wake, "the job has ended")
 
 
 # ---------------------------------------------------------------- in between
 
 
-def _suspend(work: Work) -> Plan:
-    draft, memory = work.draft, work.draft.memory
-    for pod in work.observed.pods:
+def _suspend(context: PlanContext) -> JobPlan:
+    status, memory = context.status, context.status.memory
+    for pod in context.observed.pods:
         if not pod.deleting:
-            work.actions.append(DeletePod(pod.name, pod.uid, None, "the job is suspended"))
-    draft.values.pop("startTime", None)
-    memory.slots = {pod.index: Slot(pod.uid) for pod in work.pods}
+            context.actions.append(DeletePod(pod.name, pod.uid, None, "the job is suspended"))
+    status.values.pop("startTime", None)
+    memory.slots = {pod.index: PodSlot(pod.uid) for pod in context.pods}
     memory.begun, memory.desired = False, 0
-    if work.observed.pods:
-        text = f"{len(work.observed.pods)} pods are ending"
-        draft.set(RUNNING, False, "Suspending", text)
-        draft.set(RESTARTING, False, "Suspending", text)
+    if context.observed.pods:
+        text = f"{len(context.observed.pods)} pods are ending"
+        status.set_condition(RUNNING, False, "Suspending", text)
+        status.set_condition(RESTARTING, False, "Suspending", text)
     else:
         text = "the job is suspended, no pod is left"
-        draft.set(RUNNING, False, "Suspended", text)
-        draft.set(RESTARTING, False, "Suspended", text)
-        if draft.set(SUSPENDED, True, "Suspended", text):
-            draft.event("Suspended", text)
-        work.actions += pod_planning.dismantle(work.spec, work.observed, services=False)
-    draft.count_pods(work.observed.pods)
-    return work.plan(text)
+        status.set_condition(RUNNING, False, "Suspended", text)
+        status.set_condition(RESTARTING, False, "Suspended", text)
+        if status.set_condition(SUSPENDED, True, "Suspended", text):
+            status.add_event("Suspended", text)
+        context.actions += pod_planning.delete_supporting_objects(
+            context.spec, context.observed, services=False
+        )
+    status.count_pods(context.observed.pods)
+    return context.finish(text)
 
 
-def _run(work: Work) -> Plan:
-    draft = work.draft
-    if draft.set(SUSPENDED, False, "Resumed", "the job goes on"):
-        draft.event("Resumed", "the job goes on")
-    pod_planning.surround(work)
-    pod_planning.clear_former(work)
-    if draft.memory.done:
-        pod_planning.remove_waiting(work)
+def _run(context: PlanContext) -> JobPlan:
+    status = context.status
+    if status.set_condition(SUSPENDED, False, "Resumed", "the job goes on"):
+        status.add_event("Resumed", "the job goes on")
+    pod_planning.ensure_supporting_objects(context)
+    pod_planning.delete_former_pods(context)
+    if status.memory.done:
+        pod_planning.delete_waiting_pods(context)
     else:
-        pod_planning.replace_fallen(work)
-        pod_planning.renew(work)
-        pod_planning.shrink(work)
-        pod_planning.create_missing(work)
-    if work.report:
-        draft.hear(work.report)
-    draft.count_pods(work.observed.pods)
-    conditions.find_problems(work)
-    conditions.tell_running(work)
-    return work.plan(f"{len(work.running)} of {work.wanted} pods run")
+        pod_planning.replace_ended_pods(context)
+        pod_planning.delete_outdated_pods(context)
+        pod_planning.scale_down(context)
+        pod_planning.create_missing_pods(context)
+    if context.report:
+        status.apply_report(context.report)
+    status.count_pods(context.observed.pods)
+    conditions.find_problems(context)
+    conditions.set_running(context)
+    return context.finish(f"{len(context.running)} of {context.wanted} pods run")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.controller.decide.field_reader import InvalidSpec, Section
 from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.errors import UsageError
+from elastic_runtime.kubernetes.api_resources import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,7 @@ GROUP = "elastic.pytorch.org"
 VERSION = "v1alpha1"
 KIND = "ElasticJob"
 PLURAL = "elasticjobs"
+JOBS = Resource(f"/apis/{GROUP}/{VERSION}", PLURAL)
 WORKER = "Worker"
 CONTAINER = "elasticjob-worker"
 TEMPLATE = f"spec.replicaSpecs.{WORKER}.template"

@@ -1,7 +1,7 @@
 """The words of the controller: what it sees of a job, and what it decides to do about it.
 
-All of it is plain frozen data. ``plan.decide`` makes a ``Plan`` of an ElasticJob and an
-``Observed``; ``operator.py`` makes the ``Observed`` and performs the ``Plan``.
+All of it is plain frozen data. ``plan.decide`` makes a ``JobPlan`` of an ElasticJob and an
+``Observed``; ``operator.py`` makes the ``Observed`` and performs the ``JobPlan``.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class EtcdView:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AgentReport:
     """What an agent of the job says at ``/status``.
 
     Attributes:
@@ -171,7 +171,7 @@ class Observed:
     services: Mapping[str, str] = field(default_factory=dict)
     etcd: EtcdView | None = None
     pdb: int | None = None
-    report: Report | None = None
+    report: AgentReport | None = None
     problems: tuple[Problem, ...] = ()
 
 
@@ -269,7 +269,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """What is to be done now.
 
     Attributes:

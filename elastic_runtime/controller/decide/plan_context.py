@@ -7,30 +7,30 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_types import NEVER, Plan
+from elastic_runtime.controller.decide.job_types import NEVER, JobPlan
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_spec import JobSpec
     from elastic_runtime.controller.decide.job_types import (
         Action,
+        AgentReport,
         Observed,
         PodView,
         Problem,
-        Report,
     )
-    from elastic_runtime.controller.decide.status_builder import Draft
+    from elastic_runtime.controller.decide.status_builder import StatusBuilder
 
 # Between two tries, in seconds.
 LONGEST_PAUSE = 60
 
 
 @dataclass
-class Work:
+class PlanContext:
     """Collects a decision.
 
     Attributes:
         spec: what is asked for.
-        draft: the status; its attempt and its memory are those of the present attempt.
+        status: the new one; its attempt and its memory are those of the present attempt.
         observed: what is there.
         now: seconds since 1970.
         etcd_image: of the job's own etcd, if the job does not choose.
@@ -40,7 +40,7 @@ class Work:
     """
 
     spec: JobSpec
-    draft: Draft
+    status: StatusBuilder
     observed: Observed
     now: float
     etcd_image: str
@@ -56,13 +56,13 @@ class Work:
         """Whether a pause still lasts; what is further away was set by a clock that was wrong."""
         return 0 < until - self.now <= LONGEST_PAUSE + 1
 
-    def plan(self, reason: str) -> Plan:
+    def finish(self, reason: str) -> JobPlan:
         """The decision, made."""
-        self.draft.tell(self.problems)
-        return Plan(
+        self.status.report_problems(self.problems)
+        return JobPlan(
             actions=tuple(self.actions),
-            status=self.draft.finish(),
-            events=tuple(self.draft.events),
+            status=self.status.build(),
+            events=tuple(self.status.events),
             wake_at=self.wake,
             reason=reason,
         )
@@ -76,7 +76,7 @@ class Work:
         Agents that say different bounds take each other for different jobs, so that these stay
         while any of them is there.
         """
-        kept = self.draft.memory.launch
+        kept = self.status.memory.launch
         return (kept[0], kept[1]) if kept else (self.spec.minimum, self.spec.maximum)
 
     @property
@@ -105,13 +105,13 @@ class Work:
     @cached_property
     def pods(self) -> tuple[PodView, ...]:
         """The pods of the present attempt, by index."""
-        mine = (pod for pod in self.observed.pods if pod.attempt == self.draft.attempt)
+        mine = (pod for pod in self.observed.pods if pod.attempt == self.status.attempt)
         return tuple(sorted(mine, key=lambda pod: pod.index))
 
     @cached_property
     def former(self) -> tuple[PodView, ...]:
         """Pods of earlier attempts that are still there."""
-        attempt = self.draft.attempt
+        attempt = self.status.attempt
         return tuple(pod for pod in self.observed.pods if pod.attempt != attempt)
 
     @property
@@ -133,9 +133,9 @@ class Work:
         return manifests.etcd_endpoint(self.spec, self.observed.services)
 
     @property
-    def report(self) -> Report | None:
+    def report(self) -> AgentReport | None:
         """What the agents say, if it is of this attempt."""
         report = self.observed.report
-        if report and report.run_id in ("", self.spec.run_id(self.draft.attempt)):
+        if report and report.run_id in ("", self.spec.run_id(self.status.attempt)):
             return report
         return None

@@ -44,7 +44,7 @@ class Meaning(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class PodEnd:
     """The end of a pod.
 
     Attributes:
@@ -97,7 +97,7 @@ _KNOWN = {
 }
 
 
-def end_of(spec: JobSpec, pod: PodView) -> End:
+def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
     """Reads the end of a pod.
 
     Args:
@@ -110,25 +110,25 @@ def end_of(spec: JobSpec, pod: PodView) -> End:
     code, taken = pod.exit_code, _taken(pod)
     how = _how(pod)
     if not taken and (code == 0 or (code is None and pod.phase == SUCCEEDED)):
-        return End(Meaning.DONE, "Done", how)
+        return PodEnd(Meaning.DONE, "Done", how)
     for rule in spec.rules:
         if rule.meets(code, pod.reason):
-            return End(_RULES[rule.action], "FailurePolicy", f"{how} (failurePolicy)")
+            return PodEnd(_RULES[rule.action], "FailurePolicy", f"{how} (failurePolicy)")
     if spec.restart_policy == NEVER:
-        return End(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is Never")
+        return PodEnd(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is Never")
     if taken:
-        return End(Meaning.REPLACE, pod.reason, how)
+        return PodEnd(Meaning.REPLACE, pod.reason, how)
     if code == EXIT_USAGE:
-        return End(Meaning.FAIL, "UsageError", how)
+        return PodEnd(Meaning.FAIL, "UsageError", how)
     if pod.reason in _NO_START:
-        return End(Meaning.FAIL, pod.reason, how)
+        return PodEnd(Meaning.FAIL, pod.reason, how)
     if code in _RETRYABLE:
-        return End(Meaning.REPLACE, "PodFailed", how)
+        return PodEnd(Meaning.REPLACE, "PodFailed", how)
     if spec.restart_policy == EXIT_CODE:
         if code is None or code < 128:
-            return End(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is ExitCode")
-        return End(Meaning.REPLACE, "PodFailed", how)
-    return End(Meaning.COUNT, "PodFailed", how)
+            return PodEnd(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is ExitCode")
+        return PodEnd(Meaning.REPLACE, "PodFailed", how)
+    return PodEnd(Meaning.COUNT, "PodFailed", how)
 
 
 _RULES = {

@@ -20,12 +20,12 @@ from elastic_runtime.controller.decide.job_types import (
 )
 from elastic_runtime.controller.decide.plan_context import LONGEST_PAUSE
 from elastic_runtime.controller.decide.pod_failures import Meaning, end_of
-from elastic_runtime.controller.decide.status_builder import Slot
+from elastic_runtime.controller.decide.status_builder import PodSlot
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_spec import JobSpec
     from elastic_runtime.controller.decide.job_types import Observed, PodView
-    from elastic_runtime.controller.decide.plan_context import Work
+    from elastic_runtime.controller.decide.plan_context import PlanContext
 
 # A pod that ends sooner after its start than this (seconds) has fallen, and so may the next one.
 SHORT_LIFE = 30.0
@@ -42,29 +42,29 @@ def pause(falls: int) -> int:
 # ---------------------------------------------------------------- what stands around the workers
 
 
-def surround(work: Work) -> None:
+def ensure_supporting_objects(context: PlanContext) -> None:
     """Sees to the Services, the disruption budget and the job's own etcd."""
-    spec, observed = work.spec, work.observed
+    spec, observed = context.spec, context.observed
     if spec.name not in observed.services:
-        work.actions.append(Apply(manifests.worker_service(spec), "gives the pods names"))
+        context.actions.append(Apply(manifests.worker_service(spec), "gives the pods names"))
     if observed.pdb != spec.minimum:
-        work.actions.append(
+        context.actions.append(
             Apply(manifests.disruption_budget(spec), f"keeps {spec.minimum} pods when nodes drain")
         )
     if spec.endpoint:
         return
     if manifests.etcd_name(spec.name) not in observed.services:
-        work.actions.append(Apply(manifests.etcd_service(spec), "the address of the job's etcd"))
+        context.actions.append(Apply(manifests.etcd_service(spec), "the address of the job's etcd"))
     etcd = observed.etcd
     if etcd is None:
-        manifest = manifests.etcd_pod(spec, work.etcd_image)
-        work.actions.append(Apply(manifest, "the job names no rdzvEndpoint"))
+        manifest = manifests.etcd_pod(spec, context.etcd_image)
+        context.actions.append(Apply(manifest, "the job names no rdzvEndpoint"))
     elif etcd.phase in (FAILED, SUCCEEDED) and not etcd.deleting:
         # Evicted, or its node is gone: the kubelet restarts it in every other case.
-        work.actions.append(DeletePod(etcd.name, etcd.uid, 0, f"etcd has ended ({etcd.phase})"))
+        context.actions.append(DeletePod(etcd.name, etcd.uid, 0, f"etcd has ended ({etcd.phase})"))
 
 
-def dismantle(
+def delete_supporting_objects(
     spec: JobSpec, observed: Observed, services: bool = True
 ) -> list[DeletePod | DeleteOwned]:
     """What stands around the workers of a job that has none any more.
@@ -90,30 +90,30 @@ def dismantle(
 # ---------------------------------------------------------------- which pods go
 
 
-def clear_former(work: Work) -> None:
+def delete_former_pods(context: PlanContext) -> None:
     """Removes the pods of earlier attempts."""
-    for pod in work.former:
+    for pod in context.former:
         if not pod.deleting:
-            work.actions.append(DeletePod(pod.name, pod.uid, None, "of an earlier attempt"))
+            context.actions.append(DeletePod(pod.name, pod.uid, None, "of an earlier attempt"))
 
 
-def replace_fallen(work: Work) -> None:
+def replace_ended_pods(context: PlanContext) -> None:
     """Notes which pods ended or are being taken away, and removes what has ended."""
-    for pod in work.pods:
-        if pod.index >= work.wanted:
+    for pod in context.pods:
+        if pod.index >= context.wanted:
             continue
         if pod.deleting:
-            _note(work, pod, f"{pod.name} is being deleted")
+            _record_end(context, pod, f"{pod.name} is being deleted")
         elif pod.ended:
-            end = end_of(work.spec, pod)
+            end = end_of(context.spec, pod)
             if end.meaning is Meaning.REPLACE:
-                _note(work, pod, end.message)
-                _remove(work, pod, end.message)
+                _record_end(context, pod, end.message)
+                _delete_when_due(context, pod, end.message)
 
 
-def _note(work: Work, pod: PodView, why: str) -> None:
+def _record_end(context: PlanContext, pod: PodView, why: str) -> None:
     """Counts the end of a pod, once."""
-    memory = work.draft.memory
+    memory = context.status.memory
     last = memory.slots.get(pod.index)
     if last is not None and last.uid == pod.uid:
         return
@@ -121,96 +121,96 @@ def _note(work: Work, pod: PodView, why: str) -> None:
     if not pod.deleting:
         short = pod.lifetime < SHORT_LIFE
         falls = (last.falls if last and short else 0) + 1
-        until = math.ceil(work.now + pause(falls)) if falls > 1 else 0
+        until = math.ceil(context.now + pause(falls)) if falls > 1 else 0
     code = 0 if pod.deleting else pod.exit_code or 0
-    memory.slots[pod.index] = Slot(pod.uid, falls, until, code, why)
-    work.draft.event("PodReplaced", why, NORMAL if pod.deleting else WARNING)
+    memory.slots[pod.index] = PodSlot(pod.uid, falls, until, code, why)
+    context.status.add_event("PodReplaced", why, NORMAL if pod.deleting else WARNING)
     # Agents that live on count it; if none is left, or none reports, we do.
-    alone = not any(other.runs for other in work.pods if other.uid != pod.uid)
-    if alone or "round" not in work.draft.values:
-        work.draft.count_restarts({"lost": 1})
+    alone = not any(other.runs for other in context.pods if other.uid != pod.uid)
+    if alone or "round" not in context.status.values:
+        context.status.count_restarts({"lost": 1})
 
 
-def _remove(work: Work, pod: PodView, why: str) -> None:
+def _delete_when_due(context: PlanContext, pod: PodView, why: str) -> None:
     # Until its successor may come, it stays, with its logs.
-    until = work.draft.memory.slots[pod.index].until
-    if work.is_ahead(until):
-        work.wake_at(until)
+    until = context.status.memory.slots[pod.index].until
+    if context.is_ahead(until):
+        context.wake_at(until)
     else:
-        work.actions.append(DeletePod(pod.name, pod.uid, None, why))
+        context.actions.append(DeletePod(pod.name, pod.uid, None, why))
 
 
-def renew(work: Work) -> None:
+def delete_outdated_pods(context: PlanContext) -> None:
     """Removes pods that wait in vain, when the template has changed since.
 
     This is how a wrong image is mended. Pods that run keep what they run with.
     """
-    mark = manifests.template_mark(work.spec)
-    for pod in work.pods:
+    mark = manifests.template_mark(context.spec)
+    for pod in context.pods:
         waits = pod.phase == PENDING and not pod.ended and not pod.deleting
-        if waits and pod.index < work.wanted and pod.template != mark:
-            work.actions.append(DeletePod(pod.name, pod.uid, None, "the template has changed"))
+        if waits and pod.index < context.wanted and pod.template != mark:
+            context.actions.append(DeletePod(pod.name, pod.uid, None, "the template has changed"))
 
 
-def shrink(work: Work) -> None:
+def scale_down(context: PlanContext) -> None:
     """Removes the pods that are too many, the highest index first.
 
     Pods that run are kept while fewer than the minimum run below them: those have no place yet,
     or are being replaced. (In Kubernetes' words: no surge is given up before it is made good.)
     """
-    surplus = [pod for pod in work.pods if pod.index >= work.wanted and not pod.deleting]
-    below = sum(pod.runs for pod in work.pods if pod.index < work.wanted)
-    needed = max(work.least - below, 0)
+    surplus = [pod for pod in context.pods if pod.index >= context.wanted and not pod.deleting]
+    below = sum(pod.runs for pod in context.pods if pod.index < context.wanted)
+    needed = max(context.least - below, 0)
     held = {pod.uid for pod in [pod for pod in surplus if pod.runs][:needed]}
     for pod in reversed(surplus):
         if pod.uid not in held:
-            why = f"the job is to have {work.wanted} pods"
-            work.actions.append(DeletePod(pod.name, pod.uid, None, why))
-            work.draft.memory.slots[pod.index] = Slot(pod.uid)
-    there = {pod.uid for pod in work.pods}
-    slots = work.draft.memory.slots
-    for index in [index for index in slots if index >= work.wanted]:
+            why = f"the job is to have {context.wanted} pods"
+            context.actions.append(DeletePod(pod.name, pod.uid, None, why))
+            context.status.memory.slots[pod.index] = PodSlot(pod.uid)
+    there = {pod.uid for pod in context.pods}
+    slots = context.status.memory.slots
+    for index in [index for index in slots if index >= context.wanted]:
         if slots[index].uid not in there:
             del slots[index]
 
 
-def remove_waiting(work: Work) -> None:
+def delete_waiting_pods(context: PlanContext) -> None:
     """Removes the pods that never ran, when the others are done."""
-    for pod in work.pods:
+    for pod in context.pods:
         if not pod.ended and not pod.deleting and pod.phase != RUNNING:
-            work.actions.append(DeletePod(pod.name, pod.uid, None, "training is done"))
+            context.actions.append(DeletePod(pod.name, pod.uid, None, "training is done"))
 
 
 # ---------------------------------------------------------------- which pods come
 
 
-def create_missing(work: Work) -> None:
+def create_missing_pods(context: PlanContext) -> None:
     """Creates the pods that are missing, all at once; none is waited for.
 
     A name is free when the pod that had it is gone, not before.
     """
-    memory, spec = work.draft.memory, work.spec
-    if any(problem.blocks for problem in work.observed.problems):
-        work.wake_at(work.now + LOOK_AGAIN)
+    memory, spec = context.status.memory, context.spec
+    if any(problem.blocks for problem in context.observed.problems):
+        context.wake_at(context.now + LOOK_AGAIN)
         return
-    if not work.endpoint:
+    if not context.endpoint:
         return
-    if work.ending:
+    if context.ending:
         return
-    taken = {pod.index for pod in work.observed.pods}
-    for index in range(work.wanted):
+    taken = {pod.index for pod in context.observed.pods}
+    for index in range(context.wanted):
         if index in taken:
             continue
         slot = memory.slots.get(index)
         until = max(memory.until, slot.until if slot else 0)
-        if work.is_ahead(until):
-            work.wake_at(until)
+        if context.is_ahead(until):
+            context.wake_at(until)
             continue
-        life = int(work.now * 1000)
+        life = int(context.now * 1000)
         # Pods that run may be training where the store does not see them.
-        resuming = "round" in work.draft.values and any(pod.runs for pod in work.pods)
+        resuming = "round" in context.status.values and any(pod.runs for pod in context.pods)
         manifest = manifests.worker_pod(
-            spec, index, work.draft.attempt, work.endpoint, work.launch, life, resuming
+            spec, index, context.status.attempt, context.endpoint, context.launch, life, resuming
         )
-        why = (slot and slot.why) or f"the job is to have {work.wanted} pods"
-        work.actions.append(CreatePod(index, manifest, why))
+        why = (slot and slot.why) or f"the job is to have {context.wanted} pods"
+        context.actions.append(CreatePod(index, manifest, why))

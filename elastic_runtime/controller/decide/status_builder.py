@@ -1,7 +1,7 @@
 """The status of an ElasticJob: conditions that tell the truth, and what must be remembered.
 
-A ``Draft`` begins as the old status and becomes the new one. What the next decision has to know
-and nobody else needs is in the field ``memory``; everything else is for people.
+A ``StatusBuilder`` begins as the old status and becomes the new one. What the next decision has to
+know and nobody else needs is in the field ``memory``; everything else is for people.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic_runtime.controller.decide.job_types import CLASSES, NORMAL, WARNING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from elastic_runtime.controller.decide.job_types import Json, PodView, Problem, Report
+    from elastic_runtime.controller.decide.job_types import AgentReport, Json, PodView, Problem
 
 CREATED, RUNNING, RESTARTING = "Created", "Running", "Restarting"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
@@ -37,7 +37,7 @@ def moment(text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class PodSlot:
     """What became of the last pod with one index that ended or was taken away.
 
     Attributes:
@@ -55,7 +55,7 @@ class Slot:
     why: str = ""
 
 
-def _known(kind: type[Slot | Memory], kept: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[PodSlot | Memory], kept: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kept[name] for name in kind.__dataclass_fields__ if name in kept}
 
 
@@ -82,7 +82,7 @@ class Memory:
     until: int = 0
     begun: bool = False
     done: bool = False
-    slots: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[int, PodSlot] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
     stepped: int = 0
     told: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Memory:
             if name in given:
                 given[name] = tuple(given[name])
         slots = kept.get("slots", {})
-        given["slots"] = {int(n): Slot(**_known(Slot, slot)) for n, slot in slots.items()}
+        given["slots"] = {int(n): PodSlot(**_known(PodSlot, slot)) for n, slot in slots.items()}
         given["counted"] = dict(kept.get("counted", {}))
         return cls(**given)
 
@@ -107,7 +107,7 @@ class Memory:
         return {name: value for name, value in values.items() if value}
 
 
-class Draft:
+class StatusBuilder:
     """The status while it is being decided.
 
     Args:
@@ -126,20 +126,20 @@ class Draft:
 
     # ------------------------------------------------------------ conditions
 
-    def is_(self, kind: str) -> bool:
+    def holds(self, kind: str) -> bool:
         """Whether a condition holds."""
         return bool(self._conditions.get(kind, {}).get("status") == "True")
 
     @property
     def ended(self) -> bool:
         """Whether the job has succeeded or failed, for good."""
-        return self.is_(SUCCEEDED) or self.is_(FAILED)
+        return self.holds(SUCCEEDED) or self.holds(FAILED)
 
-    def reason(self, kind: str) -> str:
+    def reason_of(self, kind: str) -> str:
         """The reason of a condition; "" if it was never set."""
         return str(self._conditions.get(kind, {}).get("reason", ""))
 
-    def set(self, kind: str, holds: bool, reason: str, message: str) -> bool:
+    def set_condition(self, kind: str, holds: bool, reason: str, message: str) -> bool:
         """Sets a condition.
 
         Returns:
@@ -161,16 +161,16 @@ class Draft:
         }
         return turned
 
-    def event(self, reason: str, message: str, kind: str = NORMAL) -> None:
+    def add_event(self, reason: str, message: str, kind: str = NORMAL) -> None:
         """Announces something."""
         self.events.append(Event(kind, reason, message))
 
-    def tell(self, problems: Iterable[Problem]) -> None:
+    def report_problems(self, problems: Iterable[Problem]) -> None:
         """Warns of problems, of each one when it comes up."""
         present = {str(problem): problem for problem in problems}
         for text, problem in present.items():
             if text not in self.memory.told:
-                self.event(problem.reason, text, WARNING)
+                self.add_event(problem.reason, text, WARNING)
         self.memory.told = tuple(present)
 
     # ------------------------------------------------------------ numbers
@@ -212,7 +212,7 @@ class Draft:
         self.values["restarts"] = total
         self.values["restartCount"] = sum(total[name] for name in CLASSES if name != "planned")
 
-    def hear(self, report: Report, last: bool = False) -> None:
+    def apply_report(self, report: AgentReport, last: bool = False) -> None:
         """Takes over what agents report.
 
         Their counts begin anew with each life of the job, so that what is added is what they grew
@@ -246,7 +246,7 @@ class Draft:
 
     # ------------------------------------------------------------ the end
 
-    def finish(self) -> dict[str, Any]:
+    def build(self) -> dict[str, Any]:
         """The new status."""
         self.values["conditions"] = [
             self._conditions[kind] for kind in CONDITIONS if kind in self._conditions

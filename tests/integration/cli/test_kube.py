@@ -500,9 +500,10 @@ def test_a_context_or_a_namespace_that_cannot_be(quick: Ctl) -> None:
     assert (code, "is no name of a namespace" in err) == (2, True)
 
 
-def test_without_the_package_it_says_what_to_install(environ: dict[str, str]) -> None:
+@pytest.mark.parametrize("package", ["kubernetes", "aiohttp"])
+def test_without_the_package_it_says_what_to_install(environ: dict[str, str], package: str) -> None:
     program = (
-        "import sys; sys.modules['kubernetes'] = None\n"
+        f"import sys; sys.modules[{package!r}] = None\n"
         "from elastic_runtime.cli.ctl.elasticctl import main\n"
         "sys.exit(main(['jobs']))"
     )

@@ -71,17 +71,21 @@ def test_what_happened_in_a_gap_is_seen(cluster: FakeCluster, running: Run) -> N
     assert cluster.counts()["list pods"] > lists
 
 
-def test_a_refused_watch_of_jobs_is_begun_anew(
+def test_a_watch_of_jobs_that_is_too_old_lists_anew(
     cluster: FakeCluster, running: Run, controller: Running
 ) -> None:
     running()
+    lists = cluster.counts()["list elasticjobs"]
 
     def watches_jobs(request: Request) -> bool:
         return request.kind == JOB and request.verb == "watch"
 
     with cluster.trouble(watches_jobs, 410, "Expired", "not from there", times=1):
         cluster.break_watches()
-        controller.wait_for_log("starting it again")
+        again = "another list"
+        processes.wait_for(
+            lambda: cluster.counts()["list elasticjobs"] > lists, 30.0, again, cluster.story
+        )
 
     cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"replicas": 3}}}})
     wait_until_running(cluster, "digits", 3)

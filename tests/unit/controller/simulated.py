@@ -14,6 +14,7 @@ from elastic_runtime.controller.decide.job_types import (
     RUNNING,
     SUCCEEDED,
     Action,
+    AgentReport,
     Apply,
     CreatePod,
     DeleteJob,
@@ -21,11 +22,10 @@ from elastic_runtime.controller.decide.job_types import (
     DeletePod,
     EtcdView,
     Event,
+    JobPlan,
     Observed,
-    Plan,
     PodView,
     Problem,
-    Report,
 )
 from tests.unit.controller.jobs import job
 
@@ -49,12 +49,12 @@ class Cluster:
         self.services: dict[str, str] = {}
         self.etcd: EtcdView | None = None
         self.pdb: int | None = None
-        self.report: Report | None = None
+        self.report: AgentReport | None = None
         self.problems: tuple[Problem, ...] = ()
         self.events: list[Event] = []
         self.manifests: dict[str, Any] = {}
         self.deleted = False
-        self.last = Plan()
+        self.last = JobPlan()
         self._made = 0
 
     # ------------------------------------------------------------ the controller's part
@@ -73,14 +73,14 @@ class Cluster:
             problems=self.problems,
         )
 
-    def decide(self) -> Plan:
+    def decide(self) -> JobPlan:
         """The plan for what is there now, which is left as it is."""
         before = json.dumps(self.job, sort_keys=True)
         plan = decide(self.job, self.observed(), self.now)
         assert json.dumps(self.job, sort_keys=True) == before, "the plan changed its input"
         return plan
 
-    def step(self) -> Plan:
+    def step(self) -> JobPlan:
         """Decides once, and does it."""
         plan = self.decide()
         self._check(plan)
@@ -92,7 +92,7 @@ class Cluster:
             self.events.extend(plan.events)
         return plan
 
-    def settle(self) -> Plan:
+    def settle(self) -> JobPlan:
         """Decides until there is nothing to do."""
         for _ in range(_MANY):
             before = self.status
@@ -164,7 +164,7 @@ class Cluster:
     def ended(self) -> bool:
         return self.holds("Succeeded") or self.holds("Failed")
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, plan: JobPlan) -> None:
         kinds = [each["type"] for each in plan.status.get("conditions", ())]
         assert len(set(kinds)) == len(kinds)
         told = {each["type"]: each for each in plan.status.get("conditions", ())}
@@ -188,14 +188,14 @@ class Cluster:
         if not self.ended and not true & {"Succeeded", "Failed"} and not self.suspended:
             self._check_minimum(plan, set(doomed))
 
-    def _check_final(self, plan: Plan, told: Any) -> None:
+    def _check_final(self, plan: JobPlan, told: Any) -> None:
         for kind in ("Succeeded", "Failed"):
             assert told.get(kind, {}) == self.condition(kind), "terminal is terminal"
         ended = plan.status["completionTime"]
         assert self.status.get("completionTime", ended) == ended
         assert not any(isinstance(each, CreatePod | Apply) for each in plan.actions)
 
-    def _check_minimum(self, plan: Plan, doomed: set[str]) -> None:
+    def _check_minimum(self, plan: JobPlan, doomed: set[str]) -> None:
         attempt = plan.status.get("attempt", 0)
         run = [pod for pod in self.pods.values() if pod.runs and pod.attempt == attempt]
         taken = [pod for pod in run if pod.uid in doomed]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastic_runtime.controller.agent_reports import read_report
-from elastic_runtime.controller.decide.job_types import CLASSES, Report
+from elastic_runtime.controller.decide.job_types import CLASSES, AgentReport
 
 SAID = {
     "run_id": "u-0",
@@ -24,7 +24,7 @@ SAID = {
 
 def test_what_an_agent_says_is_understood() -> None:
     restarts = {name: int(name == "failed") for name in CLASSES}
-    assert read_report(json.dumps(SAID).encode()) == Report("u-0", 3, 2, 7, -1, restarts, True)
+    assert read_report(json.dumps(SAID).encode()) == AgentReport("u-0", 3, 2, 7, -1, restarts, True)
 
 
 @pytest.mark.parametrize(

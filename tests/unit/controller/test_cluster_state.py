@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.cluster_state import World
+from elastic_runtime.controller.cluster_state import ClusterState
 from elastic_runtime.controller.decide.job_types import Problem
 
 KEY = ("default", "digits")
@@ -46,77 +46,93 @@ def told() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def world(told: list[tuple[str, str]]) -> World:
-    return World(told.append)
+def state(told: list[tuple[str, str]]) -> ClusterState:
+    return ClusterState(told.append)
 
 
-def test_what_is_older_is_ignored(world: World, told: list[Any]) -> None:
-    world.learned(job(2))
-    world.learned(job(1, spec={"suspend": True}))
-    assert world.jobs[KEY]["spec"] == {}
+def test_what_is_older_is_ignored(state: ClusterState, told: list[Any]) -> None:
+    state.update(job(2))
+    state.update(job(1, spec={"suspend": True}))
+    assert state.jobs[KEY]["spec"] == {}
     assert told == [KEY]
 
 
-def test_a_job_of_the_same_name_is_another_one(world: World) -> None:
-    world.learned(job(9, uid="first"))
-    world.pods.learned(worker(3, "first"))
-    world.learned(job(4, uid="second"))  # versions of two objects are not compared
-    assert world.observe(KEY).pods == ()
-    world.lost(KEY, "first")
-    assert KEY in world.jobs
+def test_a_job_of_the_same_name_is_another_one(state: ClusterState) -> None:
+    state.update(job(9, uid="first"))
+    state.pods.update(worker(3, "first"))
+    state.update(job(4, uid="second"))  # versions of two objects are not compared
+    assert state.observe(KEY).pods == ()
+    state.delete(job(9, uid="first"))
+    assert KEY in state.jobs
 
 
-def test_an_answer_does_not_bring_back_what_has_gone(world: World) -> None:
-    world.learned(job(1))
-    world.lost(KEY, "uid-digits")
-    world.answered(job(2))
-    assert world.jobs == {}
+def test_an_answer_does_not_bring_back_what_has_gone(state: ClusterState) -> None:
+    state.update(job(1))
+    state.delete(job(1))
+    state.update_known(job(2))
+    assert state.jobs == {}
 
 
-def test_an_answer_is_news_of_what_is_there(world: World) -> None:
-    world.learned(job(1))
-    world.answered(job(2, status=condition("Created")))
-    assert world.conditions() == {"Created": 1}
+def test_an_answer_is_news_of_what_is_there(state: ClusterState) -> None:
+    state.update(job(1))
+    state.update_known(job(2, status=condition("Created")))
+    assert state.conditions() == {"Created": 1}
 
 
-def test_who_wrote_what_is_not_kept(world: World) -> None:
-    world.learned(job())
-    assert "managedFields" not in world.jobs[KEY]["metadata"]
+def test_a_list_without_a_job_is_its_end(state: ClusterState, told: list[Any]) -> None:
+    state.update(job(1))
+    state.update(job(2, name="other"))
+    state.update(job(8, name="younger"))
+    told.clear()
+    state.retain({"uid-other"}, 5)
+    assert sorted(name for _, name in state.jobs) == ["other", "younger"]
+    assert told == [KEY]
 
 
-def test_problems_are_passed_on(world: World) -> None:
-    world.learned(job())
+def test_a_list_that_lacks_the_job_before_is_not_the_end_of_the_next(state: ClusterState) -> None:
+    state.update(job(9, uid="second"))
+    state.delete(job(3, uid="first"))
+    assert state.jobs[KEY]["metadata"]["uid"] == "second"
+
+
+def test_who_wrote_what_is_not_kept(state: ClusterState) -> None:
+    state.update(job())
+    assert "managedFields" not in state.jobs[KEY]["metadata"]
+
+
+def test_problems_are_passed_on(state: ClusterState) -> None:
+    state.update(job())
     problem = Problem("QuotaExceeded", "no more pods")
-    assert world.observe(KEY, [problem]).problems == (problem,)
+    assert state.observe(KEY, [problem]).problems == (problem,)
 
 
 MEETING = {"spec": {"rdzvEndpoint": "etcd:2379", "rdzvId": "mine"}}
 
 
 class TestRivals:
-    def names(self, world: World, name: str) -> list[str]:
-        return [problem.reason for problem in world.observe(("default", name)).problems]
+    def names(self, state: ClusterState, name: str) -> list[str]:
+        return [problem.reason for problem in state.observe(("default", name)).problems]
 
-    def test_the_older_one_runs(self, world: World) -> None:
-        world.learned(job(name="a", uid="1", **MEETING))
-        world.learned(job(name="b", uid="2", **MEETING))
-        assert (self.names(world, "a"), self.names(world, "b")) == ([], ["RunIdTaken"])
+    def test_the_older_one_runs(self, state: ClusterState) -> None:
+        state.update(job(name="a", uid="1", **MEETING))
+        state.update(job(name="b", uid="2", **MEETING))
+        assert (self.names(state, "a"), self.names(state, "b")) == ([], ["RunIdTaken"])
 
-    def test_the_one_that_has_pods_goes_on(self, world: World) -> None:
-        world.learned(job(name="a", uid="1", **MEETING))
-        world.learned(job(name="digits", uid="2", **MEETING))
-        world.pods.learned(worker(3, "2"))
-        assert (self.names(world, "a"), self.names(world, "digits")) == (["RunIdTaken"], [])
+    def test_the_one_that_has_pods_goes_on(self, state: ClusterState) -> None:
+        state.update(job(name="a", uid="1", **MEETING))
+        state.update(job(name="digits", uid="2", **MEETING))
+        state.pods.update(worker(3, "2"))
+        assert (self.names(state, "a"), self.names(state, "digits")) == (["RunIdTaken"], [])
 
-    def test_one_that_has_ended_is_none(self, world: World, told: list[Any]) -> None:
-        world.learned(job(name="a", uid="1", **MEETING))
-        world.learned(job(name="b", uid="2", **MEETING))
+    def test_one_that_has_ended_is_none(self, state: ClusterState, told: list[Any]) -> None:
+        state.update(job(name="a", uid="1", **MEETING))
+        state.update(job(name="b", uid="2", **MEETING))
         told.clear()
-        world.learned(job(2, name="a", uid="1", status=condition("Failed"), **MEETING))
-        assert self.names(world, "b") == []
+        state.update(job(2, name="a", uid="1", status=condition("Failed"), **MEETING))
+        assert self.names(state, "b") == []
         assert ("default", "b") in told
 
-    def test_jobs_that_leave_the_id_out_are_none(self, world: World) -> None:
+    def test_jobs_that_leave_the_id_out_are_none(self, state: ClusterState) -> None:
         for name in "ab":
-            world.learned(job(name=name, spec={"rdzvEndpoint": "etcd:2379"}))
-        assert self.names(world, "a") == self.names(world, "b") == []
+            state.update(job(name=name, spec={"rdzvEndpoint": "etcd:2379"}))
+        assert self.names(state, "a") == self.names(state, "b") == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.informer_cache import Shelf
+from elastic_runtime.controller.informer_cache import InformerCache
 
 JOB = ("default", "digits")
 
@@ -30,65 +30,69 @@ def told() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def shelf(told: list[tuple[str, str]]) -> Shelf[str]:
-    return Shelf(lambda item: str(item["address"]), told.append)
+def cache(told: list[tuple[str, str]]) -> InformerCache[str]:
+    return InformerCache(lambda item: str(item["address"]), told.append)
 
 
-def test_what_is_learned_is_there(shelf: Shelf[str], told: list[Any]) -> None:
-    shelf.learned(service(1, "here"))
-    assert shelf.of(JOB, "job-1") == {"etcd": "here"}
+def test_what_is_learned_is_there(cache: InformerCache[str], told: list[Any]) -> None:
+    cache.update(service(1, "here"))
+    assert cache.owned_by(JOB, "job-1") == {"etcd": "here"}
     assert told == [JOB]
 
 
-def test_an_earlier_job_of_the_name_is_another(shelf: Shelf[str]) -> None:
-    shelf.learned(service(1, "here"))
-    assert shelf.of(JOB, "job-2") == {}
+def test_an_earlier_job_of_the_name_is_another(cache: InformerCache[str]) -> None:
+    cache.update(service(1, "here"))
+    assert cache.owned_by(JOB, "job-2") == {}
 
 
-def test_what_changes_nothing_that_matters_is_not_told(shelf: Shelf[str], told: list[Any]) -> None:
-    shelf.learned(service(1, "here"))
-    shelf.learned(service(2, "here"))
+def test_what_changes_nothing_that_matters_is_not_told(
+    cache: InformerCache[str], told: list[Any]
+) -> None:
+    cache.update(service(1, "here"))
+    cache.update(service(2, "here"))
     assert told == [JOB]
 
 
-def test_what_is_older_is_ignored(shelf: Shelf[str]) -> None:
-    shelf.learned(service(10, "new"))
-    shelf.happened("MODIFIED", service(9, "old"))
-    assert shelf.of(JOB, "job-1") == {"etcd": "new"}
+def test_what_is_older_is_ignored(cache: InformerCache[str]) -> None:
+    cache.update(service(10, "new"))
+    cache.update(service(9, "old"))
+    assert cache.owned_by(JOB, "job-1") == {"etcd": "new"}
 
 
-def test_what_was_deleted_does_not_come_back_late(shelf: Shelf[str], told: list[Any]) -> None:
-    shelf.happened("DELETED", service(3, "here"))
-    shelf.learned(service(1, "here"))  # the answer to our request to make it
-    assert shelf.of(JOB, "job-1") == {}
+def test_what_was_deleted_does_not_come_back_late(
+    cache: InformerCache[str], told: list[Any]
+) -> None:
+    cache.delete(service(3, "here"))
+    cache.update(service(1, "here"))  # the answer to our request to make it
+    assert cache.owned_by(JOB, "job-1") == {}
 
 
-def test_the_end_of_one_is_not_the_end_of_its_successor(shelf: Shelf[str]) -> None:
-    shelf.learned(service(5, "second", uid="uid-2"))
-    shelf.happened("DELETED", service(4, "first", uid="uid-1"))
-    assert shelf.of(JOB, "job-1") == {"etcd": "second"}
+def test_the_end_of_one_is_not_the_end_of_its_successor(cache: InformerCache[str]) -> None:
+    cache.update(service(5, "second", uid="uid-2"))
+    cache.delete(service(4, "first", uid="uid-1"))
+    assert cache.owned_by(JOB, "job-1") == {"etcd": "second"}
 
 
-def test_a_new_list_is_all_there_is(shelf: Shelf[str], told: list[Any]) -> None:
-    shelf.learned(service(1, "here"))
-    shelf.learned(service(2, "there", name="workers"))
+def test_a_new_list_is_all_there_is(cache: InformerCache[str], told: list[Any]) -> None:
+    cache.update(service(1, "here"))
+    cache.update(service(2, "there", name="workers"))
     told.clear()
 
     listed = [service(2, "there", name="workers"), service(7, "new", name="third")]
     for item in listed:
-        shelf.learned(item)
-    shelf.only({item["metadata"]["uid"] for item in listed}, 7)
+        cache.update(item)
+    cache.retain({item["metadata"]["uid"] for item in listed}, 7)
 
-    assert shelf.of(JOB, "job-1") == {"third": "new", "workers": "there"}
+    assert cache.owned_by(JOB, "job-1") == {"third": "new", "workers": "there"}
     assert told == [JOB, JOB]  # one went, one came; what stayed is not told
 
 
-def test_what_was_made_after_a_list_is_kept(shelf: Shelf[str]) -> None:
-    shelf.learned(service(8, "made by us"))
-    shelf.only(set(), 7)
-    assert shelf.of(JOB, "job-1") == {"etcd": "made by us"}
+def test_what_was_made_after_a_list_is_kept(cache: InformerCache[str]) -> None:
+    cache.update(service(8, "made by us"))
+    cache.retain(set(), 7)
+    assert cache.owned_by(JOB, "job-1") == {"etcd": "made by us"}
 
 
-def test_what_no_job_owns_is_not_kept(shelf: Shelf[str], told: list[Any]) -> None:
-    shelf.learned(service(1, "here", ownerReferences=[]))
+def test_what_no_job_owns_is_not_kept(cache: InformerCache[str], told: list[Any]) -> None:
+    cache.update(service(1, "here", ownerReferences=[]))
     assert told == []

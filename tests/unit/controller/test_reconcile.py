@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.controller.cluster_state import World
-from elastic_runtime.controller.controller_metrics import Metrics
-from elastic_runtime.controller.decide.job_types import Apply, CreatePod, Plan
+from elastic_runtime.controller.cluster_state import ClusterState
+from elastic_runtime.controller.controller_metrics import ControllerMetrics
+from elastic_runtime.controller.decide.job_types import Apply, CreatePod, JobPlan
 from elastic_runtime.controller.reconcile import Reconciler, difference
-from elastic_runtime.controller.workqueue import Queue
-from elastic_runtime.kubernetes.api_client import ApiError
+from elastic_runtime.controller.workqueue import WorkQueue
+from elastic_runtime.kubernetes.api_errors import ApiError
 from tests.kube.patches import merged
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def test_what_is_the_same_is_not_in_the_patch(status: Any) -> None:
 
 def test_a_job_comes_once_however_often_it_was_put() -> None:
     async def play() -> None:
-        queue = Queue()
+        queue = WorkQueue()
         for key in (A, B, A):
-            queue.put(key)
+            queue.add(key)
         assert len(queue) == 2
-        assert [await queue.take(), await queue.take()] == [A, B]
+        assert [await queue.get(), await queue.get()] == [A, B]
         assert len(queue) == 0
 
     asyncio.run(play())
@@ -54,31 +54,31 @@ def test_a_job_comes_once_however_often_it_was_put() -> None:
 
 def test_a_job_that_is_looked_at_comes_again_only_afterwards() -> None:
     async def play() -> None:
-        queue = Queue()
-        queue.put(A)
-        assert await queue.take() == A
-        queue.put(A)
-        queue.put(B)
-        assert await queue.take() == B
+        queue = WorkQueue()
+        queue.add(A)
+        assert await queue.get() == A
+        queue.add(A)
+        queue.add(B)
+        assert await queue.get() == B
         queue.done(A)
-        assert await queue.take() == A
+        assert await queue.get() == A
 
     asyncio.run(play())
 
 
 def test_a_later_moment_replaces_the_one_before() -> None:
     async def play() -> None:
-        queue = Queue()
-        queue.put_later(A, 3600)
-        queue.put_later(A, 0)
+        queue = WorkQueue()
+        queue.add_after(A, 3600)
+        queue.add_after(A, 0)
         async with asyncio.timeout(10):
-            assert await queue.take() == A
+            assert await queue.get() == A
         queue.done(A)
-        queue.put_later(B, 0)
-        queue.forget(B)
-        queue.put_later(A, 0)
+        queue.add_after(B, 0)
+        queue.cancel_timer(B)
+        queue.add_after(A, 0)
         async with asyncio.timeout(10):
-            assert await queue.take() == A
+            assert await queue.get() == A
 
     asyncio.run(play())
 
@@ -107,16 +107,16 @@ class _Scene:
 
     def __init__(self, answer: Callable[[], Any]) -> None:
         self.now, self.told = 1e9, list[str]()
-        self.queue, self.server = Queue(), _Server(answer)
-        self.world = World(self.queue.put)
-        metrics = Metrics(self.queue.__len__, self.world.conditions)
+        self.queue, self.server = WorkQueue(), _Server(answer)
+        self.state = ClusterState(self.queue.add)
+        metrics = ControllerMetrics(self.queue.__len__, self.state.conditions)
         client = cast("Any", self.server)
         wanted = (CreatePod(0, {}, "wanted"), Apply({"kind": "Service", "metadata": {"name": "a"}}))
         self.reconciler = Reconciler(
             client,
-            self.world,
+            self.state,
             self.queue,
-            lambda *_: Plan(actions=wanted),
+            lambda *_: JobPlan(actions=wanted),
             lambda: self.now,
             metrics,
             lambda name, /, **_: self.told.append(name),
@@ -124,14 +124,14 @@ class _Scene:
 
     def learn(self, uid: str = "u", generation: int = 1, version: int = 1) -> None:
         meta = {"namespace": "default", "name": "a", "uid": uid, "generation": generation}
-        self.world.learned(
+        self.state.update(
             {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": {}}
         )
 
     async def look(self) -> None:
         async with asyncio.timeout(10):
-            assert await self.queue.take() == A
-            await self.reconciler.look_at(A)
+            assert await self.queue.get() == A
+            await self.reconciler.reconcile(A)
             self.queue.done(A)
 
 
@@ -169,7 +169,7 @@ def test_what_is_asked_for_otherwise_is_tried_at_once(
 def test_a_job_that_goes_in_the_middle_is_no_error() -> None:
     async def play() -> None:
         def goes() -> Any:
-            scene.world.lost(A)
+            scene.state.retain((), 1)
             item = {"namespace": "default", "name": "a", "uid": "1", "resourceVersion": "1"}
             return {"kind": "Pod", "metadata": item}
 

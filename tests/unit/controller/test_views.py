@@ -39,7 +39,7 @@ def container(name: str = "elasticjob-worker", **state: Any) -> dict[str, Any]:
 
 
 def view(item: dict[str, Any]) -> PodView:
-    found = views.pod(item)
+    found = views.pod_view(item)
     assert isinstance(found, PodView)
     return found
 
@@ -135,7 +135,7 @@ def test_a_pod_that_is_being_deleted() -> None:
 
 
 def test_etcd_is_told_from_workers() -> None:
-    found = views.pod(pod(component="etcd", phase="Running"))
+    found = views.pod_view(pod(component="etcd", phase="Running"))
     assert isinstance(found, EtcdView)
     assert found.phase == "Running"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.cli.kube.pod_logs import Printed, Wanted, _Follower, printed, role_of
+from elastic_runtime.cli.kube.pod_logs import LogFilter, LogLine, _PodStream, parse_line, role_of
 
 
-def _line(at: int, text: str = "") -> Printed:
-    return Printed("worker-0", at, text.encode())
+def _line(at: int, text: str = "") -> LogLine:
+    return LogLine("worker-0", at, text.encode())
 
 
 def _pod(name: str, index: str | None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ PODS = [_pod("one-worker-10", "10"), _pod("one-etcd", None), _pod("one-worker-1"
     ],
 )
 def test_a_line_is_a_time_and_a_text(line: bytes, at: int, text: bytes) -> None:
-    assert printed("p", line, 7) == Printed("p", at, text)
+    assert parse_line("p", line, 7) == LogLine("p", at, text)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_line_is_a_time_and_a_text(line: bytes, at: int, text: bytes) -> None:
     ],
 )
 def test_a_pod_is_meant_by_any_of_its_names(pod: str, names: list[str]) -> None:
-    found = Wanted(pod=pod).pods("one", PODS)
+    found = LogFilter(pod=pod).pods("one", PODS)
     assert [one["metadata"]["name"] for one in found] == names
 
 
@@ -66,13 +66,13 @@ def test_a_pod_is_meant_by_any_of_its_names(pod: str, names: list[str]) -> None:
     ],
 )
 def test_a_rank_is_known_by_what_elastic_run_puts_in_front(text: str, taken: bool) -> None:
-    assert Wanted(rank=1).takes(_line(1, text)) is taken
-    assert Wanted().takes(_line(1, text))
+    assert LogFilter(rank=1).matches(_line(1, text)) is taken
+    assert LogFilter().matches(_line(1, text))
 
 
 def test_a_role_that_ends_in_a_digit_is_not_taken_for_a_rank() -> None:
-    assert not Wanted(rank=3, role="default").takes(_line(1, "[trainer23]:x"))
-    assert Wanted(rank=3, role="trainer2").takes(_line(1, "[trainer23]:x"))
+    assert not LogFilter(rank=3, role="default").matches(_line(1, "[trainer23]:x"))
+    assert LogFilter(rank=3, role="trainer2").matches(_line(1, "[trainer23]:x"))
 
 
 @pytest.mark.parametrize(
@@ -92,23 +92,23 @@ def test_the_role_is_what_the_pods_were_told(container: dict[str, Any], role: st
 
 
 def test_what_a_new_stream_repeats_is_not_shown_again() -> None:
-    follower = _Follower({})
-    assert follower.since() is None
+    stream = _PodStream({})
+    assert stream.since() is None
     first = [_line(1, "a"), _line(2, "b"), _line(2, "c")]
-    assert list(follower.new(first)) == first
+    assert list(stream.new(first)) == first
     # The second stream begins in the middle, and has more of the last moment and of later ones.
     second = [_line(2, "b"), _line(2, "c"), _line(2, "d"), _line(3, "e")]
-    assert [line.text for line in follower.new(second)] == [b"d", b"e"]
+    assert [line.text for line in stream.new(second)] == [b"d", b"e"]
     third = [_line(2, "d"), _line(3, "e")]
-    assert list(follower.new(third)) == []
-    assert [line.text for line in follower.new([_line(3, "e"), _line(4, "f")])] == [b"f"]
-    assert list(follower.new([_line(86_400 * 10**9 + 5)]))
-    assert follower.since() == "1970-01-02T00:00:00Z"
+    assert list(stream.new(third)) == []
+    assert [line.text for line in stream.new([_line(3, "e"), _line(4, "f")])] == [b"f"]
+    assert list(stream.new([_line(86_400 * 10**9 + 5)]))
+    assert stream.since() == "1970-01-02T00:00:00Z"
 
 
 def test_two_lines_of_one_moment_are_both_new() -> None:
-    follower = _Follower({})
+    stream = _PodStream({})
     same = [_line(5, "a"), _line(5, "b")]
-    assert list(follower.new(same)) == same
-    assert [line.text for line in follower.new([*same, _line(5, "c")])] == [b"c"]
-    assert [line.text for line in follower.new([*same, _line(5, "c"), _line(5, "d")])] == [b"d"]
+    assert list(stream.new(same)) == same
+    assert [line.text for line in stream.new([*same, _line(5, "c")])] == [b"c"]
+    assert [line.text for line in stream.new([*same, _line(5, "c"), _line(5, "d")])] == [b"d"]

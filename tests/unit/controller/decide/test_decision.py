@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elastic_runtime.controller.decide.job_types import (
+    AgentReport,
     Apply,
     CreatePod,
-    Report,
 )
 from elastic_runtime.controller.decide.status_builder import moment
 from tests.unit.controller.jobs import CLASSIC, UID, job
@@ -84,15 +84,15 @@ def test_running_is_what_agents_say_where_they_say_it() -> None:
     other = Cluster(job())
     other.settle()
     other.run()
-    other.report = Report(f"{UID}-0", restarts={})
+    other.report = AgentReport(f"{UID}-0", restarts={})
     other.settle()
     assert other.condition("Running")["reason"] == "Rendezvous"
-    other.report = Report(f"{UID}-0", round=1, world=4, step=7, checkpoint_step=5, ready=True)
+    other.report = AgentReport(f"{UID}-0", round=1, world=4, step=7, checkpoint_step=5, ready=True)
     other.settle()
     assert other.holds("Running")
     assert [other.status[name] for name in ("round", "worldSize", "step")] == [1, 4, 7]
     assert other.status["lastCheckpointStep"] == 5
-    other.report = Report(f"{UID}-0")
+    other.report = AgentReport(f"{UID}-0")
     other.settle()
     assert not other.holds("Running")  # an agent that has just begun again
     assert (other.status["round"], other.status["worldSize"]) == (1, 4)
@@ -102,9 +102,9 @@ def test_running_is_what_agents_say_where_they_say_it() -> None:
 def test_a_newcomer_who_knows_nothing_makes_no_loss_count_twice() -> None:
     cluster = running()
     for report in (
-        Report(f"{UID}-0", round=2, world=1, restarts={"lost": 1}, ready=True),
-        Report(f"{UID}-0"),
-        Report(f"{UID}-0", round=3, world=2, restarts={"lost": 1}, ready=True),
+        AgentReport(f"{UID}-0", round=2, world=1, restarts={"lost": 1}, ready=True),
+        AgentReport(f"{UID}-0"),
+        AgentReport(f"{UID}-0", round=3, world=2, restarts={"lost": 1}, ready=True),
     ):
         cluster.report = report
         cluster.settle()
@@ -125,9 +125,9 @@ def test_agents_are_given_time_to_report() -> None:
 
 def test_steps_are_not_written_each_time() -> None:
     cluster = running()
-    cluster.report = Report(round=1, world=2, step=1, ready=True)
+    cluster.report = AgentReport(round=1, world=2, step=1, ready=True)
     cluster.settle()
-    cluster.report = Report(round=1, world=2, step=2, ready=True)
+    cluster.report = AgentReport(round=1, world=2, step=2, ready=True)
     cluster.now += 5
     assert cluster.settle().status["step"] == 1
     cluster.now += 30

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elastic_runtime.controller.decide.job_types import (
+    AgentReport,
     CreatePod,
     DeleteJob,
-    Report,
 )
 from elastic_runtime.controller.decide.pod_planning import pause
 from elastic_runtime.controller.decide.status_builder import moment
@@ -105,9 +105,9 @@ def test_a_fallen_pod_is_counted_once_however_often_it_is_looked_at() -> None:
 
 def test_agents_count_what_they_live_through() -> None:
     cluster = running(2)
-    cluster.report = Report(round=3, world=2, restarts={"killed": 2, "planned": 1}, ready=True)
+    cluster.report = AgentReport(round=3, world=2, restarts={"killed": 2, "planned": 1}, ready=True)
     cluster.settle()
-    cluster.report = Report(round=4, world=2, restarts={"killed": 2, "lost": 1}, ready=True)
+    cluster.report = AgentReport(round=4, world=2, restarts={"killed": 2, "lost": 1}, ready=True)
     cluster.settle()  # it shrank: another life of the job, with a fresh budget
     assert cluster.status["restarts"] == {"failed": 0, "killed": 4, "lost": 1, "planned": 1}
     assert cluster.status["restartCount"] == 5
@@ -116,7 +116,7 @@ def test_agents_count_what_they_live_through() -> None:
     assert cluster.status["restartCount"] == 5  # the other agent will say so
     cluster.run()
     cluster.settle()
-    cluster.report = Report(run_id="another-0", round=9, world=9, restarts={"killed": 99})
+    cluster.report = AgentReport(run_id="another-0", round=9, world=9, restarts={"killed": 99})
     cluster.settle()
     assert (cluster.status["round"], cluster.status["restartCount"]) == (4, 5)
 
@@ -243,6 +243,19 @@ def test_pods_that_may_fail_are_left_as_long_as_enough_are_there() -> None:
 
 
 # ---------------------------------------------------------------- success
+
+
+def test_a_replacement_that_is_left_as_it_ended_is_not_waited_for() -> None:
+    ignore = {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [42]}}
+    cluster = running(1, minReplicas=1, maxReplicas=1, spares=1, failurePolicy={"rules": [ignore]})
+    cluster.end(0, None, "Evicted")
+    cluster.settle()
+    assert cluster.holds("Restarting")
+    cluster.run(0)
+    cluster.end(0, 42)
+    cluster.settle()
+    assert cluster.holds("Running")
+    assert not cluster.holds("Restarting")
 
 
 def test_the_job_has_succeeded_when_no_pod_runs_any_more() -> None:

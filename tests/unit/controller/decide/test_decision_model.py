@@ -16,10 +16,10 @@ from elastic_runtime.controller.decide.job_types import (
     FAILED,
     PENDING,
     RUNNING,
+    AgentReport,
     EtcdView,
     PodView,
     Problem,
-    Report,
 )
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import Cluster
@@ -166,7 +166,7 @@ class Life(RuleBasedStateMachine):
     @rule(number=st.integers(0, 3), step=st.integers(-1, 99), lost=st.integers(0, 3))
     def agents_report(self, number: int, step: int, lost: int) -> None:
         restarts = {"lost": lost, "planned": 1}
-        self.cluster.report = Report("", number, 2 * number, step, -1, restarts, number > 0)
+        self.cluster.report = AgentReport("", number, 2 * number, step, -1, restarts, number > 0)
 
     @rule()
     def agents_are_out_of_reach(self) -> None:

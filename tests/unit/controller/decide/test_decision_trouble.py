@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from elastic_runtime.controller.decide.job_types import (
+    AgentReport,
     EtcdView,
     PodView,
     Problem,
-    Report,
 )
 from tests.unit.controller.jobs import CLASSIC, job
 from tests.unit.controller.simulated import Cluster, running
@@ -165,7 +165,7 @@ def test_a_store_that_does_not_answer_is_told_with_its_field() -> None:
     cluster.settle()
     assert not cluster.holds("Running")
     assert cluster.reasons("Warning").count("StoreUnreachable") == 1
-    cluster.report = Report(round=1, world=2, ready=True)
+    cluster.report = AgentReport(round=1, world=2, ready=True)
     cluster.settle()
     assert cluster.holds("Running")
 
@@ -174,7 +174,7 @@ def test_a_store_that_answers_no_more_is_told_though_agents_had_met_there() -> N
     cluster = Cluster(CLASSIC)
     cluster.settle()
     cluster.run()
-    cluster.report = Report(round=1, world=2, ready=True)
+    cluster.report = AgentReport(round=1, world=2, ready=True)
     cluster.settle()
     cluster.end(0, 4)
     cluster.end(1, 4)
@@ -278,10 +278,10 @@ def test_a_clock_that_is_set_back_holds_up_no_pod() -> None:
 
 def test_a_clock_that_is_set_back_hides_no_steps() -> None:
     cluster = running(1)
-    cluster.report = Report(round=1, world=1, step=5, ready=True)
+    cluster.report = AgentReport(round=1, world=1, step=5, ready=True)
     cluster.settle()
     cluster.now -= 3600
-    cluster.report = Report(round=1, world=1, step=9, ready=True)
+    cluster.report = AgentReport(round=1, world=1, step=9, ready=True)
     cluster.settle()
     assert cluster.status["step"] == 9
 

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.cli.kube.cluster_access import Access, Connection
-from elastic_runtime.cli.kube.job_client import Cluster, NotAllowed
-from elastic_runtime.cli.kube.pod_logs import Following, Wanted
-from elastic_runtime.errors import ClusterUnreachable, UsageError
+from elastic_runtime.cli.kube.job_client import JobClient, NotAllowed
+from elastic_runtime.cli.kube.pod_logs import LogFilter, LogFollower
+from elastic_runtime.errors import ClusterUnreachable
+from elastic_runtime.kubernetes.cluster_access import ClusterRef
 from tests.kube.cluster import kubeconfig
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+PATIENCE = 20.0
 
 Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
 
@@ -73,12 +75,18 @@ def config(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return path
 
 
+@pytest.fixture
+def client(config: Path) -> Iterator[JobClient]:
+    assert config.exists()
+    with JobClient(ClusterRef()) as client:
+        yield client
+
+
 def _named(*names: str) -> list[dict[str, object]]:
     return [{"metadata": {"name": name, "namespace": "team"}} for name in names]
 
 
-@pytest.mark.usefixtures("config")
-def test_a_long_list_is_read_page_by_page(server: Server) -> None:
+def test_a_long_list_is_read_page_by_page(server: Server, client: JobClient) -> None:
     pages = {
         "": {"items": _named("c", "a"), "metadata": {"continue": "two&2"}},
         "two%262": {"items": _named("b"), "metadata": {"continue": ""}},
@@ -89,40 +97,39 @@ def test_a_long_list_is_read_page_by_page(server: Server) -> None:
         return 200, json.dumps(pages[page]).encode()
 
     server.answer = answer
-    assert [job["metadata"]["name"] for job in Cluster(Access()).jobs()] == ["a", "b", "c"]
+    assert [job["metadata"]["name"] for job in client.jobs()] == ["a", "b", "c"]
     assert "/namespaces/team/elasticjobs?" in server.asked[0].path
     assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer the token"}
 
 
-@pytest.mark.usefixtures("config")
 @pytest.mark.parametrize(
     ("code", "body"),
     [(200, b"<html>log in</html>"), (200, b""), (302, b""), (502, b"bad gateway")],
 )
 def test_what_is_no_answer_of_an_api_server_is_told_as_such(
-    server: Server, code: int, body: bytes
+    server: Server, client: JobClient, code: int, body: bytes
 ) -> None:
     server.answer = lambda asked: (code, body)
     with pytest.raises(ClusterUnreachable, match=server.url) as error:
-        Cluster(Access()).jobs()
+        client.jobs()
     assert not isinstance(error.value, NotAllowed)
 
 
-@pytest.mark.usefixtures("config")
-def test_a_web_server_is_told_from_an_api_server(server: Server) -> None:
+def test_a_web_server_is_told_from_an_api_server(server: Server, client: JobClient) -> None:
     said = f"what answers at {server.url} is no API server of Kubernetes"
     server.answer = lambda asked: (200, b"hello")
     with pytest.raises(ClusterUnreachable, match=f"{said}: its answer is no JSON"):
-        Cluster(Access()).jobs()
+        client.jobs()
     server.content, server.answer = "text/html;charset=utf-8", lambda asked: (404, b"<html>")
     with pytest.raises(
         ClusterUnreachable, match=f"{said}: it answers with a web page and HTTP 404"
     ):
-        Cluster(Access()).jobs()
+        client.jobs()
 
 
-@pytest.mark.usefixtures("config")
-def test_a_followed_log_that_ends_while_its_container_runs_is_opened_again(server: Server) -> None:
+def test_a_followed_log_that_ends_while_its_container_runs_is_opened_again(
+    server: Server, client: JobClient
+) -> None:
     def answer(asked: BaseHTTPRequestHandler) -> tuple[int, bytes]:
         logs = sum("/log?" in one.path for one in server.asked)
         looks = sum(one.path.endswith("/one") for one in server.asked)
@@ -145,44 +152,44 @@ def test_a_followed_log_that_ends_while_its_container_runs_is_opened_again(serve
         return 200, json.dumps(job).encode()
 
     server.answer = answer
-    lines = Following(Cluster(Access()), "one", Wanted()).lines()
+    lines = LogFollower(client, "one", LogFilter()).lines()
     assert [line.text for line in lines] == [b"1", b"2"]
-    again = [one.path for one in server.asked if "sinceTime=2026-01-01T00%3A00%3A0" in one.path]
+    again = [one.path for one in server.asked if "sinceTime=2026-01-01T00:00:0" in one.path]
     assert again
 
 
-@pytest.mark.usefixtures("config")
-def test_a_namespace_of_the_command_line_wins(server: Server) -> None:
-    Cluster(Access(namespace="other")).pods("one")
+def test_a_namespace_of_the_command_line_wins(server: Server, config: Path) -> None:
+    assert config.exists()
+    with JobClient(ClusterRef(namespace="other")) as client:
+        client.pods("one")
     assert server.asked[0].path.startswith("/api/v1/namespaces/other/pods?labelSelector=")
 
 
-def test_several_kubeconfigs_are_one(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    second = json.loads(config.read_text())
-    second["contexts"][0]["name"] = "second"
-    second["contexts"][0]["context"]["namespace"] = "elsewhere"
-    (tmp_path / "second").write_text(json.dumps(second))
-    monkeypatch.setenv("KUBECONFIG", f"{config}:{tmp_path / 'none'}:{tmp_path / 'second'}")
-    assert Connection(Access()).namespace == "team"
-    assert Connection(Access(context="second")).namespace == "elsewhere"
+def test_who_waits_for_a_cluster_that_is_closed_is_told(server: Server, config: Path) -> None:
+    assert config.exists()
+    asked, answer, told = threading.Event(), threading.Event(), list[BaseException]()
 
+    def answered(_: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        asked.set()
+        answer.wait(PATIENCE)
+        return 200, b"{}"
 
-def test_in_a_pod_its_service_account_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    with pytest.raises(UsageError, match="this pod has no service account"):
-        Connection(Access())
-    with pytest.raises(UsageError, match="--context names a context of a kubeconfig"):
-        Connection(Access(context="prod"))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    with pytest.raises(UsageError, match="There is no kubeconfig at ~"):
-        Connection(Access())
+    def ask() -> None:
+        try:
+            client.job("one")
+        except ClusterUnreachable as error:
+            told.append(error)
+
+    server.answer = answered
+    with JobClient(ClusterRef()) as client:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert asked.wait(PATIENCE)
+    thread.join(PATIENCE)
+    answer.set()
+    assert [str(one) for one in told] == ["the connection was closed"]
+    with pytest.raises(ClusterUnreachable, match="the connection was closed"):
+        client.job("one")
 
 
 def test_commands_of_a_store_do_without_the_package() -> None:
