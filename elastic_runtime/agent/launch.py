@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from elastic_runtime.agent.logs.launcher_error import leave_error
 from elastic_runtime.agent.metrics.meter import Meter
 from elastic_runtime.agent.node_name import own_name
-from elastic_runtime.agent.workers.fork_client import Ahead
+from elastic_runtime.agent.workers.fork_client import EarlyForkServer
 from elastic_runtime.config import FUNCTION, LOOPBACK, Endpoint, Entry, JobConfig, Siblings
 from elastic_runtime.errors import (
     EXIT_CRASHED,
@@ -60,20 +60,22 @@ _ERRORS: dict[int, type[ElasticError]] = {
 }
 
 
-def run_agent(config: JobConfig, emit: Emit | None = None, ahead: Ahead | None = None) -> int:
+def run_agent(
+    config: JobConfig, emit: Emit | None = None, early: EarlyForkServer | None = None
+) -> int:
     """Runs this node's agent until the job ends or the node leaves.
 
     Args:
         config: the settings.
         emit: where events go; by default, as ``config.log_format`` says.
-        ahead: the fork server, if it has been started already.
+        early: the fork server, if it has been started already.
 
     Returns:
         The exit code; see ``elastic_runtime.errors``.
     """
     with unblocked(sys.stderr) as shown:
         with (
-            ahead or Ahead(config) as server,
+            early or EarlyForkServer(config) as server,
             _named(config) as config,
             _events(config, shown, emit) as told,
         ):
@@ -141,7 +143,7 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
     with (
         unblocked(sys.stderr) as shown,
         _with_store(config) as config,
-        Ahead(config) as server,
+        EarlyForkServer(config) as server,
         _named(config) as config,
         _events(config, shown) as told,
     ):
@@ -183,11 +185,11 @@ def _named(config: JobConfig) -> Iterator[JobConfig]:
 
 
 def _run(
-    config: JobConfig, emit: Emit, ahead: Ahead, *, ends: bool
+    config: JobConfig, emit: Emit, early: EarlyForkServer, *, ends: bool
 ) -> tuple[ElasticAgent, dict[int, Any]]:
     started = time.monotonic()
     with Meter(config, emit) as meter:
-        agent = _make_agent(config, meter.emit, ahead, meter.watch)
+        agent = _make_agent(config, meter.emit, early, meter.watch)
         with _signals(config, agent, ends=ends):
             result = agent.run(config.role)
         seconds = round(time.monotonic() - started, 1)
@@ -200,7 +202,9 @@ def _run(
     return agent, dict(result.return_values) if result else {}
 
 
-def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Watch | None) -> ElasticAgent:
+def _make_agent(
+    config: JobConfig, emit: Emit, early: EarlyForkServer, watch: Watch | None
+) -> ElasticAgent:
     # Not before the fork server is on its way: this imports torch.
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
@@ -221,7 +225,7 @@ def _make_agent(config: JobConfig, emit: Emit, ahead: Ahead, watch: Watch | None
         event_log_handler=config.event_log_handler,
     )
     address = own_address(config.local_addr, config.endpoint)
-    return ElasticAgent(config, spec, store, address, emit, ahead, watch)
+    return ElasticAgent(config, spec, store, address, emit, early, watch)
 
 
 class _signals:

@@ -1,4 +1,4 @@
-"""An agent's private directory, and the sweeping of those that killed agents have left behind.
+"""An agent's runtime directory, and the sweeping of those that killed agents have left behind.
 
 The directory is locked for as long as its agent lives, by a lock that the kernel gives back when
 the process ends, however it ends. So one that can be locked has no owner, also where several
@@ -19,7 +19,7 @@ from elastic_runtime.errors import UsageError
 _PREFIX = "elastic-agent-"
 
 
-class PrivateDirectory:
+class RuntimeDir:
     """A fresh directory that only this user can read.
 
     Attributes:

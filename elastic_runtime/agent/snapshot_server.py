@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent import reaper
-from elastic_runtime.agent.runtime_dir import PrivateDirectory, sweep
+from elastic_runtime.agent.runtime_dir import RuntimeDir, sweep
 from elastic_runtime.protocol.peer_proof import (
     NONCE,
     PROOF,
@@ -77,7 +77,7 @@ class SnapshotStore:
             listens: where to listen for them, ``""`` for all interfaces.
         """
         self.memory: SnapshotMemory | None = None
-        self._directory: PrivateDirectory | None = None
+        self._directory: RuntimeDir | None = None
         self._server: SnapshotServer | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
         self._key = ""
@@ -87,7 +87,7 @@ class SnapshotStore:
         limit = config.snapshot_memory.within(total_memory())
         if not limit:
             return
-        self._directory = PrivateDirectory(_TMPFS, _PREFIX)
+        self._directory = RuntimeDir(_TMPFS, _PREFIX)
         self._reaper = _follow(self._directory.path)
         self._server = SnapshotServer(self._directory.path, lambda: self._key, listens)
         self.memory = SnapshotMemory(

@@ -11,102 +11,105 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_runtime.agent.lifecycle.fault_classification import signal_name
+from elastic_runtime.agent.lifecycle import restart_lifecycle
+from elastic_runtime.agent.lifecycle.lifecycle_state import (
+    AfterRound,
+    AgentState,
+    Phase,
+    Step,
+    WorkerPhase,
+)
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Action,
     Alarm,
-    Asked,
-    ChangeWorkers,
-    DismissWorkers,
     Finish,
-    Phase,
-    Report,
-    SayDrain,
-    Seat,
+    LeaveRequested,
     SetAlarm,
-    State,
-    Step,
     StopWorkers,
-    Then,
+    TellRendezvous,
+    TellWorkers,
 )
-from elastic_runtime.agent.lifecycle.termination import end, passed_on
+from elastic_runtime.agent.lifecycle.termination import end_agent, forward_signal
 from elastic_runtime.errors import EXIT_LEFT
-from elastic_runtime.events.node_events import NodeLeaving
+from elastic_runtime.protocol.messages import Change, Dismiss
 from elastic_runtime.protocol.records import ASKED, FaultReport
+from elastic_runtime.rendezvous.core import events
 from elastic_runtime.system.repeated_signals import Request
 
 # For so long a node that is asked to leave between two rounds waits for the next one, in seconds
 # and as a part of the grace; and the leader, as somebody has to be the last one.
-_HOLDS = (5.0, 1 / 3)
-_LEADER_HOLDS = (10.0, 2 / 3)
+_WAITS = (5.0, 1 / 3)
+_LEADER_WAITS = (10.0, 2 / 3)
 # The same for one that is not served by the store: no round is formed while that is away.
-_UNSERVED_HOLDS = (1.0, 1 / 3)
+_UNSERVED_WAITS = (1.0, 1 / 3)
 # How often it looks whether it is the last one, in seconds.
 _LOOKS = 0.5
 
 
-def asked(state: State, event: Asked, now: float) -> Step | None:
-    """A signal asks the node to leave; None: no worker of it has anything that others may need."""
-    if state.asked:
-        return None
-    if state.phase is Phase.WAITING:
-        return _asked_between(state, event, now)
-    if state.phase is not Phase.RUNNING or not state.seated(Seat.IN):
-        return None
-    state, drains = drained(_on_its_way(state, event, now), now + state.settings.timeouts.grace)
-    if state.interrupted_at is not None:
-        drains = (SayDrain(),)
-    actions = (_leaving(event), *passed_on(event.signum), *drains)
-    return Step(state, actions, "asked to leave")
+def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Step:
+    """A signal asks the node to leave: how depends on whether others may need its workers."""
+    if state.leave_request:
+        return restart_lifecycle.leave_requested(state, event, now)
+    if state.phase is Phase.WAITING and _ranks_with_state(state):
+        state = _with_request(state, event, now)
+        state = replace(state, in_place=replace(state.require_in_place(), waiting_since=now))
+        actions = [restart_lifecycle.report_leaving(event), *forward_signal(event.signum)]
+        return wait_to_leave(state, actions, event, now)
+    if state.phase is not Phase.RUNNING or not state.ranks_in(WorkerPhase.IN_ROUND):
+        return restart_lifecycle.leave_requested(state, event, now)
+    due = now + state.settings.timeouts.grace
+    state, announced = announce_departure(_with_request(state, event, now), due)
+    if state.require_in_place().interrupted_at is not None:
+        announced = (TellRendezvous(events.Drain()),)
+    report = restart_lifecycle.report_leaving(event)
+    return Step(state, (report, *forward_signal(event.signum), *announced), "asked to leave")
 
 
-def _asked_between(state: State, event: Asked, now: float) -> Step | None:
-    """Between two rounds these workers may be the only ones that remember."""
-    if not _remembering(state):
-        return None
-    state = replace(_on_its_way(state, event, now), holds_from=now)
-    return hold(state, [_leaving(event), *passed_on(event.signum)], event, now)
+def _with_request(state: AgentState, event: LeaveRequested, now: float) -> AgentState:
+    return replace(
+        state,
+        leave_request=Request(event.signum, now),
+        after_round=AfterRound.LEAVE,
+        finish=Finish(EXIT_LEFT, "left on request"),
+    )
 
 
-def _on_its_way(state: State, event: Asked, now: float) -> State:
-    finish = Finish(EXIT_LEFT, "left on request")
-    return replace(state, asked=Request(event.signum, now), then=Then.LEAVE, finish=finish)
-
-
-def _leaving(event: Asked) -> Report:
-    return Report(NodeLeaving(f"asked to by {signal_name(event.signum)}"))
-
-
-def drained(state: State, due: float) -> tuple[State, tuple[Action, ...]]:
+def announce_departure(state: AgentState, due: float) -> tuple[AgentState, tuple[Action, ...]]:
     """Has all ranks leave the round at a step that they agree on, as this node goes."""
     last = state.round
     assert last is not None
-    why = state.why or FaultReport(last.number, ASKED, "the node was asked to leave")
-    state = replace(state, why=why)
+    reason = FaultReport(last.number, ASKED, "the node was asked to leave")
+    state = replace(state, leave_reason=state.leave_reason or reason)
     if last.size == 1:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
-    change = ChangeWorkers(last.number, "this node was asked to leave", goes=True)
-    return state, (SayDrain(), change, SetAlarm(due))
+    change = TellWorkers(Change(last.number, "this node was asked to leave", goes=True))
+    return state, (TellRendezvous(events.Drain()), change, SetAlarm(due))
 
 
-def _remembering(state: State) -> list[int]:
-    last, ready = state.round, state.seated(Seat.READY)
-    return [rank for rank in ready if last and state.seats[rank].since <= last.number]
+def _ranks_with_state(state: AgentState) -> list[int]:
+    """The workers that remember what was trained in the last round."""
+    last, ready = state.round, state.ranks_in(WorkerPhase.READY)
+    workers = state.require_in_place().workers
+    return [rank for rank in ready if last and workers[rank].since <= last.number]
 
 
-def still_needed(state: State, *, broken: bool) -> bool:
+def still_needed(state: AgentState, *, broken: bool) -> bool:
     """Whether others may need what this node remembers, though it was asked to leave.
 
     Args:
         state: the workers of this node have left the round.
         broken: the round broke.
     """
-    if state.asked is None:
+    if state.leave_request is None:
         return False
-    return state.counted_on or (broken and not state.released and bool(_remembering(state)))
+    in_place = state.require_in_place()
+    surprised = broken and not in_place.departure_known
+    return in_place.promised_to_stay or (surprised and bool(_ranks_with_state(state)))
 
 
-def hold(state: State, actions: list[Action], seen: Asked | Alarm, now: float) -> Step:
+def wait_to_leave(
+    state: AgentState, actions: list[Action], seen: LeaveRequested | Alarm, now: float
+) -> Step:
     """Waits for the next round, to leave by way of it; the last node saves by itself, and leaves.
 
     Args:
@@ -115,31 +118,45 @@ def hold(state: State, actions: list[Action], seen: Asked | Alarm, now: float) -
         seen: says whether this is the last node, whether it leads, and whether the store is there.
         now: seconds on the monotonic clock.
     """
-    assert state.asked is not None
-    seconds, part = _LEADER_HOLDS if seen.leads else _HOLDS
+    assert state.leave_request is not None
+    seconds, part = _LEADER_WAITS if seen.leads else _WAITS
     if not seen.served:
-        seconds, part = _UNSERVED_HOLDS
+        seconds, part = _UNSERVED_WAITS
     grace = state.settings.timeouts.grace
-    due = min(state.holds_from + min(seconds, part * grace), state.asked.at + grace)
-    remembering = _remembering(state)
-    if seen.alone and remembering:
+    since = state.require_in_place().waiting_since
+    due = min(since + min(seconds, part * grace), state.leave_request.at + grace)
+    with_state = _ranks_with_state(state)
+    drain = TellRendezvous(events.Drain())
+    if seen.alone and with_state:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
-        return dismiss(state, [*actions, SayDrain()], remembering[0], "asked to leave", now)
-    if not remembering or now >= due:
-        return dismiss(state, [*actions, SayDrain()], None, "asked to leave", now)
-    actions.append(SetAlarm(min(now + _LOOKS, due)))
-    return Step(state, tuple(actions), "leaves by way of the next round")
+        return dismiss_workers(state, [*actions, drain], with_state[0], "asked to leave", now)
+    if not with_state or now >= due:
+        return dismiss_workers(state, [*actions, drain], None, "asked to leave", now)
+    alarm = SetAlarm(min(now + _LOOKS, due))
+    return Step(state, (*actions, alarm), "leaves by way of the next round")
 
 
-def dismiss(
-    state: State, actions: list[Action], saves: int | None, reason: str, now: float
+def dismiss_workers(
+    state: AgentState, actions: list[Action], saves: int | None, reason: str, now: float
 ) -> Step:
-    """From here on it is a matter of processes that end, or are ended."""
+    """Lets all workers end: from here on it is a matter of processes.
+
+    Args:
+        state: no worker of this node is in a round.
+        actions: come first.
+        saves: the local rank of the one that saves what it remembers before; None: nobody does.
+        reason: why.
+        now: seconds on the monotonic clock.
+    """
+    state = replace(state, told_to_stop=True, after_round=AfterRound.END, draining=True)
     if not state.alive:
-        return end(replace(state, told_to_stop=True, then=Then.END, draining=True), actions)
+        return end_agent(state, actions)
     # Those on their way to elastic.run would hear of it only there.
-    if coming := state.seated(Seat.BOOT):
-        actions.append(StopWorkers(0.0, coming))
-    actions += [DismissWorkers(saves), SetAlarm(now + state.settings.timeouts.grace)]
-    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, then=Then.END, draining=True)
-    return Step(state, tuple(actions), reason)
+    if booting := state.ranks_in(WorkerPhase.BOOTING):
+        actions.append(StopWorkers(0.0, booting))
+    if saves is not None:
+        actions.append(TellWorkers(Dismiss(saves=True), (saves,)))
+    if others := tuple(sorted(state.alive - {saves})):
+        actions.append(TellWorkers(Dismiss(), others))
+    actions.append(SetAlarm(now + state.settings.timeouts.grace))
+    return Step(replace(state, phase=Phase.STOPPING), tuple(actions), reason)

@@ -104,7 +104,7 @@ def classify(
     *,
     step: int = -1,
     lifetime: float = 0.0,
-    ended_for: str = "",
+    killed_for: str = "",
 ) -> FaultReport:
     """Gives a worker's unwanted end its name.
 
@@ -115,7 +115,7 @@ def classify(
         error: its error file, if it wrote one.
         step: the highest step that it reported, -1 for none.
         lifetime: seconds it had run.
-        ended_for: what it did, as a predicate, if this agent has ended it for that; else "".
+        killed_for: what it did, as a predicate, if this agent has ended it for that; else "".
 
     Returns:
         The report; ``consequence`` is set for errors that only echo the end of a peer.
@@ -123,8 +123,8 @@ def classify(
     base = FaultReport(
         round_number, FAILED, rank=rank, exit_code=code, step=step, lifetime=lifetime
     )
-    if ended_for and -code in _OURS:
-        reason = f"worker {rank} {ended_for}"
+    if killed_for and -code in _OURS:
+        reason = f"worker {rank} {killed_for}"
         return replace(base, kind=KILLED, reason=reason, signature=BY_AGENT)
     if code < 0 and -code in _KILLS:
         name = signal_name(-code)
@@ -139,6 +139,12 @@ def classify(
     if error is None:
         what = signal_name(-code) if code < 0 else f"exit code {code}"
         return replace(base, reason=f"worker {rank} ended with {what}", signature=what)
+    return _classify_error(base, error)
+
+
+def _classify_error(base: FaultReport, error: WorkerError) -> FaultReport:
+    """Gives the end of a worker that has left an error its name."""
+    rank = base.rank
     first_line = error.message.strip().splitlines()[0] if error.message.strip() else "an error"
     told = first_line.split(". ")[0]
     kind, consequence = FAILED, error.echo

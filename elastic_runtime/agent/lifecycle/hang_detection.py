@@ -1,24 +1,74 @@
-"""When a round in place counts as hanging: pure.
+"""When workers in place hang, which of them does, and what follows: pure.
 
-Time counts from the moment at which ``train`` was entered in the present round, from the last step
-of it, or from the end of a ``busy()`` of the script, whichever is latest. Outside of that nothing
-is expected and nothing counts: ranks that wait for a node, connect, or load do not hang. They may
-take as long as it takes; the time is known, so that somebody can look whether they are alive.
+A ``HangClock`` knows how long the present step takes, and how long it may. Its time counts from the
+moment at which ``train`` was entered in the present round, from the last step of it, or from the
+end of a ``busy()`` of the script, whichever is latest. Outside of that nothing is expected and
+nothing counts: ranks that wait for a node, connect, or load do not hang. They may take as long as
+it takes; the time is known, so that somebody can look whether they are alive.
+
+What the clock finds are events, and the rows of ``lifecycle_step`` for them are here: workers are
+asked where they are, the other members of the round are looked for, and whoever is guilty is ended.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import TYPE_CHECKING
+
+from elastic_runtime import defaults
+from elastic_runtime.agent.lifecycle.in_place_round import interrupt_round
+from elastic_runtime.agent.lifecycle.lifecycle_state import (
+    AfterRound,
+    AgentState,
+    Phase,
+    Step,
+    WorkerPhase,
+)
+from elastic_runtime.agent.lifecycle.lifecycle_types import (
+    Action,
+    KillWorkers,
+    NoFirstStep,
+    NoStepExpected,
+    SetAlarm,
+    StepOverdue,
+    TellPeople,
+    TellRendezvous,
+    TellWorkers,
+    WorkerSaid,
+)
+from elastic_runtime.events.node_events import NodeCutOff
+from elastic_runtime.events.round_events import RoundWaits, StepNone
+from elastic_runtime.events.worker_events import WorkerHangs, WorkerStuck
+from elastic_runtime.protocol.messages import HANG, Ask, Heard
+from elastic_runtime.protocol.records import CUT_OFF, FAILED, HANGS, LOST, FaultReport, listed
+from elastic_runtime.rendezvous.core import events
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.rendezvous.core.notices import Surveyed
 
 # Of so many steps the usual one is taken. A stall that has healed is one among them: were it the
 # longest step that counted, the next stall would be noticed three times as late.
 _REMEMBERED = 15
 _PATIENCE = 3.0
+# Seconds in train without a first step that a person wants to hear of; a compiler may need as long.
+_LONG_FIRST_STEP = 60.0
+# What a worker's channel thread needs to answer, in seconds.
+_ANSWER = 0.5
+# Who has not answered by then is silent, in seconds. A machine whose cores are taken away now and
+# then makes a healthy worker late by one.
+_SILENCE = 2.0
+# After this time an answer says nothing about where the worker is now.
+_OLD_ANSWER = 5.0
+
+
+# ---------------------------------------------------------------- how long steps take
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class StepProgress:
     """What the workers of a node show of their progress.
 
     Attributes:
@@ -43,6 +93,7 @@ class HangClock:
 
     Attributes:
         hang_timeout: a step may always take so long, in seconds; 0: for ever.
+        rejoin_timeout: workers of which no step is expected are left alone for so long, in seconds.
         round: the round that runs.
         began: when the present step began; None: none is expected.
         entered: since when the workers are on their way into ``train``; None: they were there.
@@ -52,11 +103,12 @@ class HangClock:
             until then the first one may take for ever.
         steps: how long the last steps took, without the first ones of rounds.
         busy: since when a worker has been busy with something else; None: none is.
-        odd: how long the present step takes is no measure for others: the workers were asked where
-            they are, or somebody was busy in the middle of it.
+        disturbed: how long the present step takes is no measure for others: the workers were asked
+            where they are, or somebody was busy in the middle of it.
     """
 
     hang_timeout: float
+    rejoin_timeout: float = defaults.REJOIN_TIMEOUT
     round: int = 0
     began: float | None = None
     entered: float | None = None
@@ -64,7 +116,7 @@ class HangClock:
     first: float = 0.0
     steps: tuple[float, ...] = ()
     busy: float | None = None
-    odd: bool = False
+    disturbed: bool = False
 
     @property
     def limit(self) -> float:
@@ -74,56 +126,280 @@ class HangClock:
         usual = median_low(self.steps) if self.steps else 0.0
         return max(self.hang_timeout, _PATIENCE * max(usual, 0.0 if self.count else self.first))
 
-    def idle(self, now: float) -> float:
+    def step_seconds(self, now: float) -> float:
         """For how many seconds a step has been expected; 0.0 if none is."""
         if self.began is None or not self.first or not self.hang_timeout:
             return 0.0
         return now - self.began
 
-    def on_the_way(self, now: float) -> float:
+    def entering_seconds(self, now: float) -> float:
         """For how many seconds the workers have been on their way into ``train``."""
         return 0.0 if self.entered is None else now - self.entered
 
-    def busy_for(self, now: float) -> float:
+    def busy_seconds(self, now: float) -> float:
         """For how many seconds a worker has said that it is busy with something else."""
         return 0.0 if self.busy is None else now - self.busy
 
-    def fruitless(self, now: float) -> float:
+    def first_step_seconds(self, now: float) -> float:
         """For how many seconds workers have been in ``train`` here and no step was ever seen."""
         return 0.0 if self.began is None or self.first else now - self.began
 
     def overdue(self, now: float) -> bool:
         """Whether it is time to ask the workers where they are."""
-        return self.idle(now) > self.limit
+        return self.step_seconds(now) > self.limit
 
-    def seen(self, pulse: Pulse, number: int, now: float) -> HangClock:
+    def findings(self, now: float) -> tuple[NoFirstStep | NoStepExpected | StepOverdue, ...]:
+        """What is worth a look, if anything; the same again until it is over."""
+        found: list[NoFirstStep | NoStepExpected | StepOverdue] = []
+        if self.first_step_seconds(now) > _LONG_FIRST_STEP:
+            found.append(NoFirstStep(self.first_step_seconds(now)))
+        entering, busy = self.entering_seconds(now), self.busy_seconds(now)
+        if max(entering, busy) > self.rejoin_timeout:
+            quiet = NoStepExpected(entering, "not in train")
+            found.append(quiet if entering else NoStepExpected(busy, "busy"))
+        if self.overdue(now):
+            found.append(StepOverdue(self.step_seconds(now), self.limit))
+        return tuple(found)
+
+    def after(self, progress: StepProgress, number: int, now: float) -> HangClock:
         """The clock after a look at the workers.
 
         Args:
-            pulse: what they show.
+            progress: what they show.
             number: the round that they are in.
             now: seconds on the monotonic clock.
         """
         since = now if self.busy is None else self.busy
-        clock = replace(self, busy=since if pulse.busy else None)
+        clock = replace(self, busy=since if progress.busy else None)
         if number != self.round:
-            clock = replace(clock, round=number, began=None, entered=now, count=0, odd=False)
-        if pulse.in_train:
+            clock = replace(clock, round=number, began=None, entered=now, count=0, disturbed=False)
+        if progress.in_train:
             clock = replace(clock, entered=None)
-        if pulse.expected is None:
-            return replace(clock, began=None, odd=clock.odd or clock.began is not None)
-        began = pulse.expected if clock.began is None else clock.began
-        if pulse.moment > began:
-            clock = clock._measured(pulse, began)
-        clock = replace(clock, began=max(pulse.expected, pulse.moment))
-        return replace(clock, odd=clock.odd or clock.overdue(now))
+        if progress.expected is None:
+            disturbed = clock.disturbed or clock.began is not None
+            return replace(clock, began=None, disturbed=disturbed)
+        began = progress.expected if clock.began is None else clock.began
+        if progress.moment > began:
+            clock = clock._measured(progress, began)
+        clock = replace(clock, began=max(progress.expected, progress.moment))
+        return replace(clock, disturbed=clock.disturbed or clock.overdue(now))
 
-    def _measured(self, pulse: Pulse, began: float) -> HangClock:
+    def _measured(self, progress: StepProgress, began: float) -> HangClock:
         """With the time of the steps that were made since ``began``."""
-        took = (pulse.moment - began) / max(1, pulse.count - self.count)
-        clock = replace(self, count=pulse.count, odd=False)
+        took = (progress.moment - began) / max(1, progress.count - self.count)
+        clock = replace(self, count=progress.count, disturbed=False)
         if not self.first:
             return replace(clock, first=took)
-        if self.odd or not self.count:
+        if self.disturbed or not self.count:
             return clock
         return replace(clock, steps=(*self.steps, took)[-_REMEMBERED:])
+
+
+# ---------------------------------------------------------------- a round that is whole
+
+
+def no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
+    """Tells people once that ``train`` goes on without any step."""
+    if state.in_place is None or state.in_place.inquiry.no_step_told:
+        return Step(state)
+    state = _inquire(state, no_step_told=True)
+    return Step(state, (TellPeople(StepNone(round(event.seconds))),))
+
+
+def worker_answered(state: AgentState, event: WorkerSaid, now: float) -> Step:
+    """A worker's channel thread says where its main thread is."""
+    assert isinstance(event.message, Heard)
+    answers = {**state.require_in_place().inquiry.answers, event.local_rank: event.message}
+    return Step(_inquire(state, answers=answers))
+
+
+def step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
+    """Finds out which worker holds up all others; the agents of those find theirs innocent."""
+    inside, last = state.ranks_in(WorkerPhase.IN_ROUND), state.round
+    if state.phase is not Phase.RUNNING or not inside or last is None:
+        return Step(state)
+    if state.require_in_place().interrupted_at is not None:
+        return _overdue_in_broken_round(state, event, now)
+    inquiry = state.require_in_place().inquiry
+    said = {rank: inquiry.answers.get(rank) for rank in inside}
+    recently = now < inquiry.asked_at + (_ANSWER if all(said.values()) else _SILENCE)
+    old = inquiry.asked_at < max(now - event.seconds, now - _OLD_ANSWER)
+    if not inquiry.asking or old:
+        if recently or now < inquiry.busy_at + event.limit:
+            return Step(state)
+        look = TellRendezvous(events.LookForMembers(last.number))
+        return Step(_asked(state, now), (TellWorkers(Ask(), inside), look), "no progress")
+    alone = last.size == 1
+    if recently or (not alone and inquiry.surveyed_at < inquiry.asked_at):
+        return Step(state)  # who cannot reach the others is no worse than they are
+    state = _inquire(state, asking=False)
+    return _kill_guilty(state, event, said) or _all_wait(state, event, said, now)
+
+
+def _kill_guilty(
+    state: AgentState, event: StepOverdue, said: Mapping[int, Heard | None]
+) -> Step | None:
+    """Ends the workers that neither wait for others nor say what they do; None: there is none."""
+    guilty = tuple(
+        rank for rank, heard in said.items() if not (heard and (heard.collective or heard.busy))
+    )
+    if not guilty:
+        return None
+    where = "; ".join(dict.fromkeys(_hung_at(said.get(rank)) for rank in guilty))
+    why = f"{where}: no step for {event.seconds:.0f} s (--hang-timeout)"
+    report = TellPeople(WorkerHangs(why, list(guilty)))
+    return Step(state, (report, KillWorkers(guilty, why)), why)
+
+
+def _hung_at(heard: Heard | None) -> str:
+    """What a worker that holds up all others did, for people: a predicate to its name.
+
+    Args:
+        heard: what it has said of where it is; None: it has not answered.
+    """
+    return f"hung at {heard.where}" if heard else "hung and does not answer"
+
+
+def _all_wait(
+    state: AgentState, event: StepOverdue, said: Mapping[int, Heard | None], now: float
+) -> Step:
+    """No worker here is guilty; after twice the limit all ranks wait for each other, for ever."""
+    last = state.round
+    assert last is not None
+    # As here, a step counts from the end of what somebody is busy with.
+    seconds = min(event.seconds, now - state.require_in_place().inquiry.busy_at)
+    if seconds < 2 * event.limit or any(heard and heard.busy for heard in said.values()):
+        return Step(state, (), "all workers here wait for others")
+    reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout)"
+    fault = FaultReport(last.number, FAILED, reason, signature=HANGS)
+    state = replace(state, faults=(*state.faults, fault))
+    return interrupt_round(state, reason, [TellPeople(WorkerHangs(reason))], now)
+
+
+def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
+    """Nobody can train with members that are out of reach, and no worker is to blame for it."""
+    last = state.round
+    if state.phase is not Phase.RUNNING or last is None or event.round != last.number:
+        return Step(state)
+    in_place = state.require_in_place()
+    inquiry = in_place.inquiry
+    if not event.missed:
+        busy_at = now if event.busy else inquiry.busy_at
+        state = _inquire(state, surveyed_at=now, busy_at=busy_at)
+        if not event.busy or not inquiry.asking:
+            return Step(state, (), "all members are in reach")
+        report = TellPeople(RoundWaits(list(event.busy)))
+        return Step(state, (report,), "a worker of another node is busy")
+    if in_place.interrupted_at is not None or not in_place.ranks_in(WorkerPhase.IN_ROUND):
+        return Step(state)
+    name = last.member(state.group_rank).name
+    reason = f"{name} does not reach {listed(event.missed)}"
+    fault = FaultReport(last.number, LOST, reason, signature=CUT_OFF, consequence=True)
+    state = replace(_inquire(state, asking=False), faults=(*state.faults, fault))
+    report = TellPeople(NodeCutOff(reason, list(event.missed)))
+    return interrupt_round(state, reason, [report], now)
+
+
+def no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> Step:
+    """Ends who does not answer for as long. What they do may take any time, but they answer."""
+    inside, in_place = state.ranks_in(WorkerPhase.IN_ROUND), state.require_in_place()
+    patience = max(state.settings.timeouts.rejoin_timeout, _SILENCE)
+    if state.phase is not Phase.RUNNING or not inside or in_place.interrupted_at is not None:
+        return Step(state)
+    inquiry = in_place.inquiry
+    if now < inquiry.asked_at + patience:
+        return Step(state)
+    silent = tuple(r for r in inside if r not in inquiry.answers) if inquiry.asking else ()
+    if not silent:
+        ask = TellWorkers(Ask(), inside)
+        return Step(_asked(state, now), (ask,), f"workers that are {event.where}")
+    why = f"{event.where} for {event.seconds:.0f} s, and no answer for {patience:.0f} s"
+    report = TellPeople(WorkerStuck(why, list(silent)))
+    kill = KillWorkers(silent, f"stood still: {why}")
+    return Step(_inquire(state, asking=False), (report, kill), why)
+
+
+# ---------------------------------------------------------------- a round that is broken
+
+
+def look_for_stuck_workers(state: AgentState, inside: tuple[int, ...], now: float) -> Step:
+    """Workers have not left the broken round in time: asks where they are, ends who is stuck.
+
+    Args:
+        state: the present state; the workers were interrupted.
+        inside: local ranks of those that are still in the round.
+        now: seconds on the monotonic clock.
+    """
+    inquiry = state.require_in_place().inquiry
+    if not inquiry.asking:
+        ask = TellWorkers(Ask(), inside)
+        return Step(_asked(state, now), (ask, SetAlarm(now + _ANSWER)), "who is stuck?")
+    if now < inquiry.asked_at + _SILENCE and not inquiry.answers.keys() >= {*inside}:
+        return Step(state, (SetAlarm(now + _ANSWER),), "some have not answered yet")
+    stuck = _stuck_workers(state, inside, now)
+    actions: list[Action] = []
+    if stuck:
+        why = "; ".join(dict.fromkeys(stuck.values()))
+        actions.append(TellPeople(WorkerStuck(why, list(stuck))))
+        actions.append(KillWorkers(tuple(stuck), f"did not leave the broken round: {why}"))
+    actions.append(SetAlarm(now + state.settings.stuck))
+    reason = "workers that do not leave the round"
+    return Step(_inquire(state, asking=False), tuple(actions), reason)
+
+
+def _stuck_workers(state: AgentState, inside: tuple[int, ...], now: float) -> dict[int, str]:
+    """Which of the workers that were asked where they are will not leave the round, and why."""
+    settings, in_place = state.settings, state.require_in_place()
+    inquiry, begun = in_place.inquiry, in_place.interrupted_at or now
+    # Nobody waits for a node that leaves; whoever has asked it to waits for its end.
+    leaves = state.after_round is AfterRound.LEAVE
+    begun = max(begun, state.leave_request.at) if state.leave_request else begun
+    patience = settings.timeouts.rejoin_timeout
+    patience = min(settings.timeouts.grace, patience) if leaves else patience
+    option = "--grace" if leaves else "--rejoin-timeout"
+    # All others have waited for it, perhaps in the first step of this process, of which its own
+    # agent does not know how long it may take.
+    all_wait = state.leave_reason is not None and HANG in state.leave_reason.reason
+    found = {}
+    for rank in inside:
+        heard = inquiry.answers.get(rank)
+        if heard is None:
+            found[rank] = "it does not answer"
+        elif heard.collective:
+            found[rank] = "it waits for ranks that are gone"
+        elif all_wait and not heard.busy:
+            found[rank] = f"all others wait for it, while it is at {heard.where} (--hang-timeout)"
+        elif inquiry.overdue and not heard.busy:
+            found[rank] = (
+                f"no step for {inquiry.overdue:.0f} s, and it is at {heard.where} (--hang-timeout)"
+            )
+        elif now >= begun + patience:
+            found[rank] = f"it has come to no commit, and is at {heard.where} ({option})"
+    return found
+
+
+def _overdue_in_broken_round(state: AgentState, event: StepOverdue, now: float) -> Step:
+    """Takes note that a step has become a hang in a round that has broken for another reason.
+
+    Before the break a worker may have waited for others for any time, so it counts from there. What
+    it says when it is asked next decides; the first time it may have been released just then.
+    """
+    in_place = state.require_in_place()
+    begun, inquiry = in_place.interrupted_at or now, in_place.inquiry
+    if now < max(begun, inquiry.busy_at) + event.limit:
+        return Step(state)
+    if inquiry.asking or inquiry.asked_at < begun:
+        return Step(state)
+    state = _inquire(state, overdue=event.seconds)
+    return Step(state, (), "a worker hangs in a broken round")
+
+
+def _asked(state: AgentState, now: float) -> AgentState:
+    return _inquire(state, asking=True, asked_at=now, answers={})
+
+
+def _inquire(state: AgentState, **changes: object) -> AgentState:
+    """With these changes to what is known of workers that make no progress."""
+    in_place = state.require_in_place()
+    inquiry = replace(in_place.inquiry, **changes)  # type: ignore[arg-type]
+    return replace(state, in_place=replace(in_place, inquiry=inquiry))

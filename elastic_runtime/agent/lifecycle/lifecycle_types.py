@@ -1,40 +1,61 @@
-"""The words of an agent's life: what can happen, what can be done, and what it knows.
+"""What can happen to an agent, and what it can do: the events and actions of ``lifecycle_step``.
 
-``lifecycle`` says how one follows from the other.
+What a worker says, and what the rendezvous says or is told, is no type of its own here: an event or
+an action carries the message itself.
 """
 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_runtime import defaults
-from elastic_runtime.config import Timeouts
+from elastic_runtime.protocol.messages import (
+    Ask,
+    Change,
+    Dismiss,
+    Drain,
+    Heard,
+    Hello,
+    Interrupt,
+    Left,
+    Ready,
+    Returned,
+)
 from elastic_runtime.rendezvous.core.notices import Notice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from elastic_runtime import events
-    from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.records import FaultReport, OutcomeRecord, RoundRecord
-    from elastic_runtime.system.repeated_signals import Request
+    from elastic_runtime.rendezvous.core.events import AgentEvent
 
 # ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
-class ServerReady:
-    """The fork server can start workers; ``cold`` says why not warm ones, "" if they are warm."""
+class ForkServerReady:
+    """The fork server can start workers.
 
-    cold: str = ""
+    Attributes:
+        why_cold: why workers are fresh processes and not forks; "" if they are forks, or if fresh
+            ones were asked for.
+        modules: what was imported ahead.
+        skipped: ``name: reason`` of what could not be.
+    """
+
+    why_cold: str = ""
+    modules: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ServerDied:
-    """The fork server is gone, and with it all workers; ``refused``: none can be started here."""
+class ForkServerExited:
+    """The fork server is gone; the ends of its workers were told before.
+
+    Attributes:
+        why: for people.
+        refused: it could not even be started, however often that was tried.
+    """
 
     why: str
     refused: bool = False
@@ -42,14 +63,20 @@ class ServerDied:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker has ended, and its whole process group with it.
+    """A worker has ended, its process group with it, and its output has been passed on.
 
     Attributes:
         round: the round it was started for.
         local_rank: which one.
-        code: exit code, or minus a signal's number.
+        code: exit code, or minus the number of the signal that ended it.
         drained: it left at a step boundary, as it was asked to.
-        fault: what its end means if nobody wanted it; None after exit code 0.
+        fault: what its end means if nobody wanted it; None after exit code 0, and until the worker
+            group has looked at what the worker left behind.
+        pid: its process; 0 if there never was one (its error file says why).
+        lifetime: seconds that it lived.
+        with_server: its fork server had died.
+        refused: why the machine has refused to start it, however often that was tried; "" if it
+            has not.
     """
 
     round: int
@@ -57,19 +84,30 @@ class WorkerExited:
     code: int
     drained: bool = False
     fault: FaultReport | None = None
+    pid: int = 0
+    lifetime: float = 0.0
+    with_server: bool = False
+    refused: str = ""
+
+
+WorkerMessage = Hello | Ready | Left | Returned | Heard
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDrains:
-    """Whether a worker can save and leave when asked (it has a checkpointer)."""
+class WorkerSaid:
+    """A worker has sent a message.
 
-    round: int
+    Attributes:
+        local_rank: which one.
+        message: ``Hello`` says whether it can drain; the others are those of a script in place.
+    """
+
     local_rank: int
-    can: bool = True
+    message: WorkerMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LeaveRequested:
     """A signal asked this agent to leave.
 
     Attributes:
@@ -87,7 +125,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """The time set with ``SetAlarm`` has come; the rest as in ``Asked``."""
+    """The time set with ``SetAlarm`` has come; the rest as in ``LeaveRequested``."""
 
     alone: bool = False
     leads: bool = False
@@ -95,60 +133,14 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """In place: a worker's script has come to ``elastic.run``."""
+class NoFirstStep:
+    """In place: workers have been in ``train`` for so many ``seconds``, and never made a step."""
 
-    local_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLeft:
-    """In place: a worker has taken its part of the round apart, and waits for the next one.
-
-    Attributes:
-        local_rank: which one.
-        round: the round that it left.
-        step: the last step that it holds.
-        planned: all ranks left at this step because they agreed to.
-        reason: what went wrong, for people.
-        released: nobody counts on what it holds, should its node go away.
-    """
-
-    local_rank: int
-    round: int
-    step: int
-    planned: bool
-    reason: str
-    released: bool = False
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReturned:
-    """In place: ``train`` has returned on all ranks of the round, and on this worker."""
-
-    local_rank: int
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHeard:
-    """In place: a worker's channel thread says where its main thread is.
-
-    Attributes:
-        local_rank: which one.
-        collective: it waits for other ranks.
-        where: for people.
-        busy: what the script says that it does, "" if nothing.
-    """
-
-    local_rank: int
-    collective: bool
-    where: str
-    busy: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoProgress:
+class StepOverdue:
     """In place: no step was committed for so many ``seconds``; it may take ``limit``."""
 
     seconds: float
@@ -156,8 +148,8 @@ class NoProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class NoNews:
-    """In place: for long, nothing was to be expected of the workers in a round.
+class NoStepExpected:
+    """In place: for long, no step was to be expected of the workers in a round.
 
     Attributes:
         seconds: for so long.
@@ -168,43 +160,62 @@ class NoNews:
     where: str
 
 
-Event = (
-    ServerReady
-    | ServerDied
+LifecycleEvent = (
+    ForkServerReady
+    | ForkServerExited
     | WorkerExited
-    | WorkerDrains
-    | WorkerReady
-    | WorkerLeft
-    | WorkerReturned
-    | WorkerHeard
-    | NoProgress
-    | NoNews
-    | Asked
+    | WorkerSaid
+    | NoFirstStep
+    | NoStepExpected
+    | StepOverdue
+    | LeaveRequested
     | Alarm
     | Notice
 )
 
-# ---------------------------------------------------------------- actions
+# ---------------------------------------------------------------- actions on workers
 
 
 @dataclass(frozen=True, slots=True)
-class StartServer:
+class StartForkServer:
     """Start the fork server (again)."""
 
 
 @dataclass(frozen=True, slots=True)
-class SayJoin:
-    """Ask to be in the next round, as a new life; in place, with so many workers."""
-
-    workers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StartWorkers:
-    """Start the round's workers."""
+    """Start all workers of this node, for a round in which they live and die."""
 
     round: RoundRecord
     group_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class BootWorkers:
+    """In place: start workers that run up to ``elastic.run`` and wait there."""
+
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnterRound:
+    """In place: have these workers take part in the round, in this order."""
+
+    round: RoundRecord
+    group_rank: int
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellWorkers:
+    """Send a message to workers.
+
+    Attributes:
+        message: what they are told.
+        local_ranks: which ones; none: all.
+    """
+
+    message: Drain | Interrupt | Change | Ask | Dismiss
+    local_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,90 +231,10 @@ class StopWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class PassOn:
+class ForwardSignal:
     """Hand a signal on to the workers that handle it; the others hear nothing."""
 
     signum: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskDrain:
-    """Ask the workers to save and leave at a step boundary."""
-
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SayLeft:
-    """All workers of the round have ended here, or have left it; so many can take part then."""
-
-    round: int
-    fault: FaultReport
-    stays: bool
-    workers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SayInPlace:
-    """The script recovers in place; ``hosts``: this node hosts the store of the first round."""
-
-    hosts: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LookForMembers:
-    """Are the other members of the round in reach? ``Surveyed`` follows."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class SayAvailable:
-    """So many workers can take part in a round now."""
-
-    workers: int
-
-
-@dataclass(frozen=True, slots=True)
-class BootWorkers:
-    """Start workers that run up to ``elastic.run`` and wait there."""
-
-    local_ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EnterWorkers:
-    """Have these workers take part in the round, in this order."""
-
-    round: RoundRecord
-    group_rank: int
-    local_ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InterruptWorkers:
-    """Have these workers leave the round now."""
-
-    round: int
-    local_ranks: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeWorkers:
-    """Have all workers leave the round at a step that all ranks agree on."""
-
-    round: int
-    reason: str
-    goes: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AskWorkers:
-    """Ask workers where they are."""
-
-    local_ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,32 +250,30 @@ class KillWorkers:
     why: str
 
 
+# ---------------------------------------------------------------- other actions
+
+
 @dataclass(frozen=True, slots=True)
-class DismissWorkers:
-    """There is no further round for these workers: they may end.
+class HostStore:
+    """In place: host the TCPStore of rounds, unless this node does already.
 
     Attributes:
-        saves: the local rank of the one that saves what it remembers before; None: nobody does.
+        port: the one that was announced for a round; 0: a free one.
     """
 
-    saves: int | None = None
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class SayDone:
-    """The script ended well here."""
+class TellRendezvous:
+    """Tell the rendezvous what has happened on this node.
 
-    round: int
+    Attributes:
+        event: as it is recorded, but for what only who performs this knows: the port on which this
+            node would host a store, and the last step that its workers have reached.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class SayDrain:
-    """This node was asked to leave."""
-
-
-@dataclass(frozen=True, slots=True)
-class SayGoodbye:
-    """Nothing runs here any more."""
+    event: AgentEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +285,7 @@ class SetAlarm:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The agent's life is over.
+    """The agent ends.
 
     Attributes:
         exit_code: see ``errors``.
@@ -370,194 +299,24 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TellPeople:
     """An event for people and for the log."""
 
     event: events.Event
 
 
 Action = (
-    StartServer
-    | SayJoin
+    StartForkServer
     | StartWorkers
-    | StopWorkers
-    | PassOn
-    | AskDrain
-    | SayLeft
-    | SayInPlace
-    | SayAvailable
-    | LookForMembers
     | BootWorkers
-    | EnterWorkers
-    | InterruptWorkers
-    | ChangeWorkers
-    | AskWorkers
+    | EnterRound
+    | TellWorkers
+    | StopWorkers
+    | ForwardSignal
     | KillWorkers
-    | DismissWorkers
-    | SayDone
-    | SayDrain
-    | SayGoodbye
+    | HostStore
+    | TellRendezvous
     | SetAlarm
     | Finish
-    | Report
+    | TellPeople
 )
-
-# ---------------------------------------------------------------- state
-
-
-class Phase(Enum):
-    """Where an agent is in its life."""
-
-    STARTING = "starting"
-    WAITING = "waiting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    DONE = "done"
-    ENDED = "ended"
-
-
-class Then(Enum):
-    """What follows when the last worker has ended."""
-
-    REJOIN = "rejoin"
-    NEW_LIFE = "new life"
-    LEAVE = "leave"
-    END = "end"
-
-
-class Seat(Enum):
-    """Where a worker is, in place."""
-
-    BOOT = "on its way to elastic.run"
-    READY = "ready for a round"
-    IN = "in the round"
-    OUT = "through with train"
-
-
-@dataclass(frozen=True, slots=True)
-class Seated:
-    """One worker, as the agent of a job in place sees it.
-
-    Attributes:
-        seat: where it is.
-        since: the first round that it took part in; a worker keeps its place before younger ones.
-    """
-
-    seat: Seat = Seat.BOOT
-    since: int = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class LifecycleSettings:
-    """What the life of an agent depends on.
-
-    Attributes:
-        workers: on this node.
-        min_workers: in place, how many of them are enough for the node to go on.
-        max_restarts: only told to people: the leader's budget decides.
-        timeouts: the job's.
-        stuck: how long workers that were told to leave a round have before they are asked where
-            they are (seconds).
-    """
-
-    workers: int
-    min_workers: int = defaults.MIN_WORKERS
-    max_restarts: int = defaults.MAX_RESTARTS
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    stuck: float = defaults.LOOK_FOR_STUCK
-
-    @classmethod
-    def of(cls, config: JobConfig) -> LifecycleSettings:
-        """The lifecycle's part of a job's settings."""
-        return cls(config.workers, config.min_workers, config.max_restarts, config.timeouts)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """All that an agent knows about its own life.
-
-    Attributes:
-        phase: where it is.
-        then: what follows ``STOPPING``.
-        round: the round that runs, or ran last.
-        alive: local ranks whose workers have not ended.
-        drains: local ranks that can leave at a step boundary.
-        drained: some worker has done so in this round.
-        draining: the workers were asked to leave at a step boundary.
-        told_to_stop: they were told to end, and may fail as they like from then on.
-        faults: the unwanted ends so far.
-        why: why the round is left if no worker failed.
-        server: the fork server is ready.
-        server_deaths: how often in a row it died before it was ready.
-        contacted: the store has answered at least once.
-        asked: the signal that asked us to leave.
-        finish: what to end with.
-        group_rank: this node's rank in the round.
-        in_place: the script has come to ``elastic.run``, or the job is known to.
-        seats: in place, where each worker that has a process is, by local rank.
-        joined: in place, this node has asked in.
-        counted_on: in place, this node said that it stays when all ranks agreed to leave the round.
-        released: in place, all ranks knew that this node goes when they agreed to leave the round.
-        holds_from: in place, since when it waits to go, once it was asked to.
-        interrupted_at: in place, when the workers were told to leave the round at once.
-        overdue: in place, for how many seconds workers that do not leave a broken round have made
-            no step, if that is a hang; else 0.0.
-        heard: in place, what workers have said of where they are since they were asked.
-        asking: in place, they were asked.
-        asked_at: when they were last asked, in seconds on the monotonic clock.
-        surveyed_at: when the other members of the round were last found to be in reach.
-        busy_at: when one of them last had a worker that was busy with something else.
-        boots: in place, how many workers in a row ended before they came to ``elastic.run``.
-    """
-
-    settings: LifecycleSettings
-    phase: Phase = Phase.STARTING
-    then: Then = Then.REJOIN
-    round: RoundRecord | None = None
-    alive: frozenset[int] = frozenset()
-    drains: frozenset[int] = frozenset()
-    drained: bool = False
-    draining: bool = False
-    told_to_stop: bool = False
-    faults: tuple[FaultReport, ...] = ()
-    why: FaultReport | None = None
-    server: bool = False
-    server_deaths: int = 0
-    contacted: bool = False
-    asked: Request | None = None
-    finish: Finish | None = None
-    group_rank: int = 0
-    in_place: bool = False
-    seats: Mapping[int, Seated] = field(default_factory=dict)
-    joined: bool = False
-    counted_on: bool = False
-    released: bool = False
-    holds_from: float = 0.0
-    interrupted_at: float | None = None
-    overdue: float = 0.0
-    heard: Mapping[int, WorkerHeard] = field(default_factory=dict)
-    asking: bool = False
-    asked_at: float = float("-inf")
-    surveyed_at: float = float("-inf")
-    busy_at: float = float("-inf")
-    boots: int = 0
-
-    def seated(self, *seats: Seat) -> tuple[int, ...]:
-        """The local ranks of the workers in one of these seats, the oldest first."""
-        found = [rank for rank, seated in self.seats.items() if seated.seat in seats]
-        return tuple(sorted(found, key=lambda rank: (self.seats[rank].since, rank)))
-
-    @property
-    def available(self) -> int:
-        """How many workers can take part in a round now, or do; 0 if they are too few."""
-        count = len(self.seated(Seat.READY, Seat.IN))
-        return count if count >= self.settings.min_workers else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What follows from an event."""
-
-    state: State
-    actions: tuple[Action, ...] = ()
-    reason: str = ""

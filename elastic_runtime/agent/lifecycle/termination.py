@@ -1,4 +1,4 @@
-"""How a round ends on this node, and how an agent's life does: pure, and the same for all jobs."""
+"""How a round ends on this node, and how its agent does: pure, and the same for all jobs."""
 
 from __future__ import annotations
 
@@ -7,40 +7,51 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.lifecycle.fault_classification import BY_AGENT
+from elastic_runtime.agent.lifecycle.lifecycle_state import (
+    AfterRound,
+    AgentState,
+    InPlaceWorker,
+    Phase,
+    Step,
+)
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Action,
     BootWorkers,
     Finish,
-    PassOn,
-    Phase,
-    Report,
-    SayDone,
-    SayGoodbye,
-    SayJoin,
-    SayLeft,
-    Seat,
-    Seated,
+    ForwardSignal,
     SetAlarm,
-    State,
-    Step,
     StopWorkers,
-    Then,
+    TellPeople,
+    TellRendezvous,
     WorkerExited,
 )
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
-from elastic_runtime.events.round_events import RoundLeft, RoundSealed
+from elastic_runtime.events.round_events import FaultRetry, RoundLeft, RoundSealed
 from elastic_runtime.events.worker_events import WorkerFailed, WorkerKilled
 from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, PLANNED, FaultReport
+from elastic_runtime.rendezvous.core import events
 from elastic_runtime.rendezvous.core.formation.failure_budget import root_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from elastic_runtime.protocol.records import Budget, RoundRecord
+    from elastic_runtime.protocol.records import RoundRecord
+
+NEVER = float("inf")
 
 
-def begun(last: RoundRecord, group_rank: int) -> Report:
-    """Tells people of a round that this node is in."""
+def report_round(state: AgentState, last: RoundRecord, group_rank: int) -> list[Action]:
+    """Tells people of a round that this node is in, and of a failure that it follows.
+
+    Args:
+        state: before that round.
+        last: the round.
+        group_rank: this node's rank in it.
+    """
+    reports: list[Action] = []
+    if last.budget.failures > (state.round.budget.failures if state.round else 0):
+        retry = FaultRetry(last.reason, last.budget.failures, state.settings.max_restarts)
+        reports.append(TellPeople(retry))
     sealed = RoundSealed(
         last.number,
         workers=last.world_size,
@@ -49,36 +60,29 @@ def begun(last: RoundRecord, group_rank: int) -> Report:
         group_rank=group_rank,
         restarts=last.budget.restarts,
     )
-    return Report(sealed)
+    return [*reports, TellPeople(sealed)]
 
 
-def boot(state: State, actions: Iterable[Action] = ()) -> Step:
+def boot_missing(state: AgentState, actions: Iterable[Action] = ()) -> Step:
     """In place: starts every worker that has no process, to be ready for a round."""
     missing = tuple(sorted(set(range(state.settings.workers)) - state.alive))
-    if not missing or state.asked:
+    if not missing or state.leave_request:
         return Step(state, tuple(actions))
-    seats = {**state.seats, **dict.fromkeys(missing, Seated())}
-    state = replace(state, alive=state.alive | set(missing), seats=seats)
+    in_place = state.require_in_place()
+    workers = {**in_place.workers, **dict.fromkeys(missing, InPlaceWorker())}
+    state = replace(
+        state, alive=state.alive | set(missing), in_place=replace(in_place, workers=workers)
+    )
     return Step(state, (*actions, BootWorkers(missing)), "workers start")
 
 
-def moved(state: State, moves: Mapping[int, Seat], number: int | None = None) -> State:
-    """With workers in other seats; with a number, those that have entered that round."""
-    seats = dict(state.seats)
-    for rank, seat in moves.items():
-        if rank in seats:
-            since = seats[rank].since if number is None else min(seats[rank].since, number)
-            seats[rank] = Seated(seat, since)
-    return replace(state, seats=seats)
+def free_if_leaving(state: AgentState, fault: FaultReport) -> FaultReport:
+    """A worker's failure, which costs the job nothing once this node was asked to leave: the same
+    signal may have reached it, or a process of its own."""
+    return replace(fault, kind=ASKED) if state.leave_request and fault.kind == FAILED else fault
 
 
-def as_asked(state: State, fault: FaultReport) -> FaultReport:
-    """A worker's failure once this node was asked to leave: the same signal may have reached it,
-    or a process of its own. It costs the job nothing, as this node is on its way out."""
-    return replace(fault, kind=ASKED) if state.asked and fault.kind == FAILED else fault
-
-
-def failure(event: WorkerExited, fault: FaultReport) -> Report:
+def report_exit(event: WorkerExited, fault: FaultReport) -> TellPeople:
     """Tells people of a worker's end that nobody wanted."""
     kind = WorkerKilled if fault.kind == KILLED else WorkerFailed
     ended = kind(
@@ -89,53 +93,112 @@ def failure(event: WorkerExited, fault: FaultReport) -> Report:
         echo=fault.consequence,
         by_agent=fault.signature == BY_AGENT,
     )
-    return Report(ended)
+    return TellPeople(ended)
 
 
-def all_ended(state: State, actions: list[Action]) -> Step:
-    """The last worker of the round has ended on this node."""
-    last = state.round
-    assert last is not None
-    if state.then is Then.END:
-        return end(state, actions)
-    well = not state.faults and not state.drained and not state.told_to_stop
-    if well and state.then is Then.REJOIN:
-        return Step(
-            replace(state, phase=Phase.DONE), (*actions, SayDone(last.number)), "ended well"
-        )
-    fault = root_cause(state.faults) or state.why or planned(state, "the membership changes")
-    if state.then is Then.LEAVE and not state.faults:
-        fault = replace(fault, kind=ASKED)
-    actions.append(Report(RoundLeft(last.number, fault.reason)))
-    if state.then is Then.NEW_LIFE:
-        state = replace(state, phase=Phase.WAITING, then=Then.REJOIN)
-        if not state.server:
-            return Step(replace(state, phase=Phase.STARTING), tuple(actions))
-        if state.in_place:
-            return boot(replace(state, joined=False), actions)
-        return Step(state, (*actions, SayJoin()), "a new life")
-    if state.then is Then.LEAVE:
-        actions.append(SayLeft(last.number, fault, stays=False))
-        return end(state, actions)
-    state = replace(state, phase=Phase.WAITING)
-    if state.in_place:
-        return boot(
-            state, (*actions, SayLeft(last.number, fault, stays=True, workers=state.available))
-        )
-    actions.append(SayLeft(last.number, fault, stays=True))
-    return Step(state, tuple(actions), fault.reason)
-
-
-def passed_on(signum: int) -> tuple[Action, ...]:
+def forward_signal(signum: int) -> tuple[Action, ...]:
     """What a script hears of a signal when its workers save and leave by themselves.
 
     Not of those two: the one is how they are asked to leave without an agent, and Python makes an
     exception of the other where the script says nothing about it, which would end them at once.
     """
-    return () if signum in (signal.SIGTERM, signal.SIGINT) else (PassOn(signum),)
+    return () if signum in (signal.SIGTERM, signal.SIGINT) else (ForwardSignal(signum),)
 
 
-def last_words(text: str, name: str, saved: int, accompanied: bool) -> str:
+# ---------------------------------------------------------------- the end of a round
+
+
+def stop_workers(
+    state: AgentState,
+    grace: float,
+    reason: str,
+    actions: Iterable[Action] = (),
+    signum: int = signal.SIGTERM,
+) -> Step:
+    """Ends all workers, after these actions; without any worker, goes on at once."""
+    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
+    if not state.alive:
+        return workers_ended(state, actions)
+    return Step(state, (*actions, StopWorkers(grace, signum=signum), SetAlarm(NEVER)), reason)
+
+
+def workers_ended(state: AgentState, actions: Iterable[Action]) -> Step:
+    """The last worker of the round has ended on this node."""
+    last = state.round
+    assert last is not None
+    if state.after_round is AfterRound.END:
+        return end_agent(state, actions)
+    well = not state.faults and not state.drained and not state.told_to_stop
+    if well and state.after_round is AfterRound.REJOIN:
+        done = TellRendezvous(events.Done(last.number))
+        return Step(replace(state, phase=Phase.DONE), (*actions, done), "ended well")
+    fault = leave_fault(state)
+    actions = (*actions, TellPeople(RoundLeft(last.number, fault.reason)))
+    match state.after_round:
+        case AfterRound.JOIN_AS_NEW:
+            return _join_as_new(state, actions)
+        case AfterRound.LEAVE:
+            left = TellRendezvous(events.LeftRound(last.number, fault, stays=False))
+            return end_agent(state, (*actions, left))
+    state = replace(state, phase=Phase.WAITING)
+    workers = state.available if state.in_place else None
+    left = TellRendezvous(events.LeftRound(last.number, fault, stays=True, workers=workers))
+    if state.in_place:
+        return boot_missing(state, (*actions, left))
+    return Step(state, (*actions, left), fault.reason)
+
+
+def leave_fault(state: AgentState) -> FaultReport:
+    """Why this node leaves its round."""
+    last = state.round
+    assert last is not None
+    fault = root_cause(state.faults) or state.leave_reason
+    fault = fault or FaultReport(last.number, PLANNED, "the membership changes")
+    if state.after_round is AfterRound.LEAVE and not state.faults:
+        return replace(fault, kind=ASKED)
+    return fault
+
+
+def _join_as_new(state: AgentState, actions: Iterable[Action]) -> Step:
+    state = replace(state, phase=Phase.WAITING, after_round=AfterRound.REJOIN)
+    if not state.fork_server_ready:
+        return Step(replace(state, phase=Phase.STARTING), tuple(actions))
+    if state.in_place:
+        unregistered = replace(state.in_place, registered=False)
+        return boot_missing(replace(state, in_place=unregistered), actions)
+    return Step(state, (*actions, TellRendezvous(events.Join())), "joins as a new node")
+
+
+# ---------------------------------------------------------------- the end of the agent
+
+
+def finish_with(state: AgentState, finish: Finish) -> Step:
+    """Ends this agent, its workers first."""
+    state = replace(state, after_round=AfterRound.END, finish=finish)
+    if state.alive and state.phase in (Phase.RUNNING, Phase.STOPPING):
+        return stop_workers(state, state.settings.timeouts.broken_grace, finish.message)
+    return end_agent(state)
+
+
+def leave_for_want_of_room(state: AgentState, fault: FaultReport) -> AgentState:
+    """Has this node leave the job after its round: its machine has refused a worker for too long.
+
+    The others go on without it if they are enough; here, nothing would be better the next time.
+    """
+    if state.after_round not in (AfterRound.REJOIN, AfterRound.JOIN_AS_NEW):
+        return state
+    finish = Finish(EXIT_FAILED, fault.reason)
+    return replace(state, after_round=AfterRound.LEAVE, finish=finish)
+
+
+def end_agent(state: AgentState, actions: Iterable[Action] = ()) -> Step:
+    """Ends this agent, now that no worker of it is in a round."""
+    finish = state.finish or Finish(EXIT_LEFT, "left")
+    state = replace(state, phase=Phase.ENDED)
+    return Step(state, (*actions, TellRendezvous(events.Goodbye()), finish), finish.message)
+
+
+def departure_message(text: str, name: str, saved: int, accompanied: bool) -> str:
     """What a node says that has left because it was asked to.
 
     Args:
@@ -146,62 +209,3 @@ def last_words(text: str, name: str, saved: int, accompanied: bool) -> str:
     """
     told = f"{name} {text}; step {saved} is saved" if saved >= 0 else f"{name} {text}"
     return f"{told}; other nodes may go on" if accompanied else told
-
-
-def reached_before(left_at: int, budget: Budget) -> int:
-    """How far the job was before a round, for counting the steps that it makes again.
-
-    The best of all rounds is not that: what one of them has lost is not lost once more by each that
-    follows it before the same step.
-
-    Args:
-        left_at: the step at which this node left the round before; -1: it was in none with steps.
-        budget: of the round, for a node that has not been there.
-    """
-    return left_at if left_at >= 0 else budget.best_step
-
-
-def planned(state: State, reason: str) -> FaultReport:
-    """The report of a node that leaves the round because it was told to."""
-    return FaultReport(state.round.number if state.round else 0, PLANNED, reason)
-
-
-def stop_all(
-    state: State,
-    grace: float,
-    reason: str,
-    actions: Iterable[Action] = (),
-    signum: int = signal.SIGTERM,
-) -> Step:
-    """Ends all workers, after these actions; without any worker, goes on at once."""
-    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
-    if not state.alive:
-        return all_ended(state, [*actions])
-    return Step(
-        state, (*actions, StopWorkers(grace, signum=signum), SetAlarm(float("inf"))), reason
-    )
-
-
-def leave_with(state: State, finish: Finish) -> Step:
-    """Ends this agent's life, its workers first."""
-    state = replace(state, then=Then.END, finish=finish)
-    if state.alive and state.phase in (Phase.RUNNING, Phase.STOPPING):
-        return stop_all(state, state.settings.timeouts.broken_grace, finish.message)
-    return end(state, [])
-
-
-def without_room(state: State, fault: FaultReport) -> State:
-    """Has this node leave the job after its round: its machine has refused a worker for too long.
-
-    The others go on without it if they are enough; here, nothing would be better the next time.
-    """
-    if state.then not in (Then.REJOIN, Then.NEW_LIFE):
-        return state
-    return replace(state, then=Then.LEAVE, finish=Finish(EXIT_FAILED, fault.reason))
-
-
-def end(state: State, actions: list[Action]) -> Step:
-    """Ends this agent's life, now that no worker of it is in a round."""
-    finish = state.finish or Finish(EXIT_LEFT, "left")
-    state = replace(state, phase=Phase.ENDED)
-    return Step(state, (*actions, SayGoodbye(), finish), finish.message)

@@ -7,12 +7,12 @@
 
 A log directory may be full, read-only, gone, or hang; no worker and no main loop is to wait for
 it or to fail for it. So only the thread that writes the logs (``LogWriter``) ever touches it. A
-worker leaves its error in the agent's private directory, in a tree of the same form, and that
+worker leaves its error in the agent's runtime directory, in a tree of the same form, and that
 thread copies it when the worker has ended.
 
 A directory that exists already is somebody's log: it is never removed and never written to
 again; ``<node>-2`` and so on are taken instead. Of its own directories an agent keeps those of the
-first round and of the newest ones; those in its private directory are few, whatever is asked for.
+first round and of the newest ones; those in its runtime directory are few, whatever is asked for.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
 
-# Of so many rounds at most the errors are kept in the private directory, whatever is kept in the
+# Of so many rounds at most the errors are kept in the runtime directory, whatever is kept in the
 # log directory: the report names those of the last one.
 _PRIVATE_ROUNDS = 8
 # Bytes of a name in a path: the 255 of Linux, with room for a number behind it.
 _LONGEST = 240
 
 
-class Place:
+class WorkerDir:
     """Where the files of one worker in one round lie.
 
     What says that it touches the log directory is for the thread that writes the logs.
 
     Attributes:
         round: the round.
-        directory: the worker's own, in the agent's private directory, or where it would be if it
+        directory: the worker's own, in the agent's runtime directory, or where it would be if it
             could have been made.
         error_file: where the worker writes its error, in torch's format.
         published: where the error lies in the log directory, "" until it does.
@@ -121,18 +121,18 @@ class Place:
 
 
 class LogDirs:
-    """Hands out places, in the agent's main thread.
+    """Hands out directories of workers, in the agent's main thread.
 
     Without a log directory, error files lie in the agent's private one and end with it; logs that
     are asked for all the same (``--redirects``, ``--tee``) lie in a temporary one that is kept.
     """
 
-    def __init__(self, config: JobConfig, private: str) -> None:
+    def __init__(self, config: JobConfig, runtime_dir: str) -> None:
         """Makes sure that the directory can be written to.
 
         Args:
             config: the settings.
-            private: a directory of the agent's that it removes at its end.
+            runtime_dir: the agent's own directory, which it removes at its end.
 
         Raises:
             UsageError: the log directory is a file, or cannot be made or written to.
@@ -145,11 +145,11 @@ class LogDirs:
             self.root = _temporary()
         run, node = _one_level(config.run_id), _one_level(config.node_name)
         few = min(output.keep or _PRIVATE_ROUNDS, _PRIVATE_ROUNDS)
-        self._private = _Rounds(Path(private, "logs", run), node, few)
+        self._private = _Rounds(Path(runtime_dir, "logs", run), node, few)
         self._logs = _Rounds(self.root / run, node, output.keep) if self.root else None
 
-    def place(self, round_number: int, rank: int) -> Place:
-        """Makes the private directory for a worker that is about to be started, if that can be.
+    def worker_dir(self, round_number: int, rank: int) -> WorkerDir:
+        """Makes the directory for the error of a worker that is to be started, if that can be.
 
         Args:
             round_number: the round.
@@ -159,11 +159,11 @@ class LogDirs:
             directory = self._private.make(round_number, rank)
         except OSError:  # no room: what its worker raises is on its standard error as well
             directory = self._private.root / "nowhere" / f"rank-{rank}"
-        return Place(round_number, rank, str(directory), self._logs)
+        return WorkerDir(round_number, rank, str(directory), self._logs)
 
-    def ended(self, place: Place) -> None:
+    def ended(self, worker_dir: WorkerDir) -> None:
         """Says that a worker has ended, and that its error has been read."""
-        self._private.ended(place.round, Path(place.directory))
+        self._private.ended(worker_dir.round, Path(worker_dir.directory))
 
 
 class _Rounds:

@@ -14,8 +14,8 @@ from pathlib import Path
 from select import POLLIN, poll
 from typing import TYPE_CHECKING, Self
 
-from elastic_runtime.agent.lifecycle.start_retry import is_shortage
 from elastic_runtime.agent.workers import fork_server
+from elastic_runtime.agent.workers.start_retry import lacks_resources
 from elastic_runtime.config import FUNCTION, MODULE
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 
@@ -64,7 +64,7 @@ class ServerProcess:
         return f"{how}: {text.splitlines()[-1]}" if text else how
 
 
-class Ahead:
+class EarlyForkServer:
     """A fork server that is started before its agent, so that both import torch at the same time.
 
     As a context, it ends a server that no agent has taken.
@@ -79,7 +79,7 @@ class Ahead:
         try:
             self._server = start(config, cold=config.cold)
         except OSError as error:
-            if not is_shortage(error.errno):
+            if not lacks_resources(error.errno):
                 raise
 
     def take(self) -> ServerProcess | None:
@@ -123,7 +123,7 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
-                env=worker_environment(config, os.environ),
+                env=environment_without_secrets(config, os.environ),
                 pass_fds=(theirs.fileno(),),
                 cwd="/"
                 if is_homeless()
@@ -153,7 +153,7 @@ def working_directory() -> str:
     return f"/proc/{os.getpid()}/cwd" if is_homeless() else os.getcwd()
 
 
-def worker_environment(config: JobConfig, env: Mapping[str, str]) -> dict[str, str]:
+def environment_without_secrets(config: JobConfig, env: Mapping[str, str]) -> dict[str, str]:
     """An environment for workers, and for the server that imports in their stead.
 
     As under torchrun, several workers do not each take all cores unless told to. The password of

@@ -96,7 +96,7 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 @dataclass
-class _Worker:
+class _Child:
     """One child of the server: its number at the agent, when it began, its handle if exec'ed."""
 
     id: int
@@ -118,7 +118,7 @@ class Server:
         self._channel = channel
         self._settings = settings
         self._warm = False
-        self._workers: dict[int, _Worker] = {}  # by process id
+        self._workers: dict[int, _Child] = {}  # by process id
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
         self._wake.setblocking(False)
@@ -178,7 +178,7 @@ class Server:
                 os.close(descriptor)
 
     def _start(self, request: Frame, descriptors: list[int]) -> Work | None:
-        worker = _Worker(request["id"], time.monotonic())
+        worker = _Child(request["id"], time.monotonic())
         try:
             if self._warm:
                 pid = self._fork()
@@ -306,7 +306,7 @@ class Server:
             if worker is not None:
                 self._report(worker, ended.si_pid, os.waitstatus_to_exitcode(status))
 
-    def _report(self, worker: _Worker, pid: int, code: int) -> None:
+    def _report(self, worker: _Child, pid: int, code: int) -> None:
         if worker.process is not None:
             worker.process.returncode = code
         self._tell(

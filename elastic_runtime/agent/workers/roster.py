@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from elastic_runtime.agent.lifecycle.start_retry import Shortage
     from elastic_runtime.agent.logs.worker_output import Stream
     from elastic_runtime.agent.workers.fork_server import Frame
+    from elastic_runtime.agent.workers.start_retry import StartRetry
     from elastic_runtime.agent.workers.worker_processes import WorkerSpec
 
 
@@ -29,7 +29,7 @@ class Worker:
         request, descriptors: what the fork server is sent; kept until it has started.
         began: when its start was asked for.
         sent: the fork server has the request.
-        shortage: the machine has refused to start it.
+        retry: the machine has refused to start it.
         pid: its process.
         kill_at: when it is to be ended.
         signum: the last signal that it was sent; one that has never started ends of it.
@@ -42,7 +42,7 @@ class Worker:
     descriptors: list[int]
     began: float
     sent: bool = False
-    shortage: Shortage | None = None
+    retry: StartRetry | None = None
     pid: int = 0
     kill_at: float | None = None
     signum: int = 0
@@ -124,10 +124,10 @@ class Roster:
                 worker.kill_at = None
         return found
 
-    def refused(self) -> list[tuple[Worker, Shortage]]:
+    def refused(self) -> list[tuple[Worker, StartRetry]]:
         """Those that the machine has refused to start, and that are to be tried again."""
         workers = [worker for worker in self.all() if not worker.sent]
-        return [(worker, worker.shortage) for worker in workers if worker.shortage is not None]
+        return [(worker, worker.retry) for worker in workers if worker.retry is not None]
 
     def moments(self) -> list[float]:
         """When workers are to be ended."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.agent.logs.worker_output import Filter, Stream, route
 from elastic_runtime.agent.workers.fork_client import (
+    environment_without_secrets,
     is_homeless,
-    worker_environment,
     working_directory,
 )
 from elastic_runtime.config import FUNCTION, SCRIPT
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX = "[${role_name}${rank}]:"
 
 
-class Starts:
+class SpawnRequests:
     """Prepares the starts of workers.
 
     A function, its arguments and its return value travel as pickles through memory that this
@@ -69,12 +69,12 @@ class Starts:
         """
         config = self._config
         self._look_for_script()
-        if spec.place.logged:
-            self._logs.call(spec.place.make)
+        if spec.worker_dir.logged:
+            self._logs.call(spec.worker_dir.make)
         request: Frame = {
             "op": "start",
             "args": [],
-            "env": worker_environment(config, spec.env),
+            "env": environment_without_secrets(config, spec.env),
             "cwd": working_directory(),
             "cpus": None,
         }
@@ -142,13 +142,13 @@ class Starts:
         """Opens what a worker's standard output or error is to be."""
         output = self._config.output
         way = route(output, spec.local_rank, name)
-        file = self._logs.open(partial(spec.place.log, name)) if way.file else None
+        file = self._logs.open(partial(spec.worker_dir.log, name)) if way.file else None
         if not way.console and file is None:
             return os.open(os.devnull, os.O_WRONLY)
         needles = output.stdout_filters if name == "stdout" else output.stderr_filters
         chosen = None
         if way.file and needles and output.shows(spec.local_rank):
-            selected = self._logs.open(partial(spec.place.filtered, name))
+            selected = self._logs.open(partial(spec.worker_dir.filtered, name))
             chosen = Filter(tuple(needle.encode() for needle in needles), selected)
         reading, writing = os.pipe()
         prefix = self.prefix(spec.local_rank, spec.global_rank)
@@ -160,7 +160,7 @@ class Starts:
     def _events(self, spec: WorkerSpec, stream: str) -> LineEvents | None:
         """What makes events of a worker's lines, where a program reads the agent's.
 
-        That is standard error; standard output as well, if both lead to the same place.
+        That is standard error; standard output as well, if both lead to the same worker_dir.
         """
         if not self._consoles[stream].only_events:
             return None

@@ -31,13 +31,13 @@ class Watchdogs:
 
     Args:
         run_id: of the job; timers of other jobs are not ours.
-        private: a private folder for the timers' pipe, if the user named none.
+        runtime_dir: a private folder for the timers' pipe, if the user named none.
         health_port: torchrun's health check port; 0 means none.
         alive: seconds since the epoch when the agent's loop last turned.
     """
 
     def __init__(
-        self, run_id: str, private: str, health_port: int, alive: Callable[[], float]
+        self, run_id: str, runtime_dir: str, health_port: int, alive: Callable[[], float]
     ) -> None:
         self._run_id = run_id
         self._alive = alive
@@ -46,7 +46,7 @@ class Watchdogs:
         self._wants_timer = os.environ.get(TORCHELASTIC_ENABLE_FILE_TIMER) == "1"
         self._file = os.environ.get(TORCHELASTIC_TIMER_FILE, "")
         if self._wants_timer and not self._file:
-            self._file = os.path.join(private, "timers")
+            self._file = os.path.join(runtime_dir, "timers")
         self._health_port = health_port
 
     def start(self) -> None:

@@ -33,7 +33,7 @@ class _Caller:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.buffer = b""
-        self.life = 0
+        self.serial = 0
 
 
 class Channel:
@@ -41,7 +41,7 @@ class Channel:
 
     Args:
         path: where the socket is made; its folder must be private to the user.
-        notify: called with ``(life, message)`` from the channel's thread; see ``Hello.life``.
+        notify: called with ``(serial, message)`` from the channel's thread; see ``Hello.life``.
     """
 
     def __init__(self, path: str, notify: Callable[[int, Message], None]) -> None:
@@ -68,11 +68,11 @@ class Channel:
             self._fresh.append(_listen(self.path))
             os.write(self._wake_write, b"r")
 
-    def tell(self, lives: Collection[int], message: Message) -> int:
+    def tell(self, serials: Collection[int], message: Message) -> int:
         """Sends a message to workers, as far as they are connected.
 
         Args:
-            lives: which ones.
+            serials: which ones.
             message: the message.
 
         Returns:
@@ -81,7 +81,7 @@ class Channel:
         line = message.encode()
         told = 0
         with self._lock:
-            callers = [c for c in self._callers.values() if c.life in lives]
+            callers = [c for c in self._callers.values() if c.serial in serials]
         for caller in callers:
             try:
                 caller.connection.sendall(line)
@@ -166,8 +166,8 @@ class Channel:
 
     def _take(self, caller: _Caller, message: Message) -> None:
         if isinstance(message, Hello):
-            caller.life = message.life
-        self._notify(caller.life, message)
+            caller.serial = message.life
+        self._notify(caller.serial, message)
 
     def _hang_up(self, caller: _Caller) -> None:
         self._selector.unregister(caller.connection)

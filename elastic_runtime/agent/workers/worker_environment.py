@@ -93,7 +93,7 @@ def worker_environment(
     error_file: str,
     progress_file: str,
     channel: str,
-    life: int = 0,
+    serial: int = 0,
     snapshots: str = "",
 ) -> dict[str, str]:
     """The environment of one worker: torchrun's names, and ours for the library.
@@ -110,7 +110,7 @@ def worker_environment(
         error_file: where the worker writes its error.
         progress_file: the worker's ``ProgressFile``.
         channel: path of the agent's socket.
-        life: how many workers this agent had started with it.
+        serial: how many workers this agent had started with it.
         snapshots: the agent's memory for them, "" if there is none.
     """
     rank = last.first_worker(group_rank) + local_rank
@@ -136,7 +136,7 @@ def worker_environment(
         ENV_ROUND: str(last.number),
         ENV_INCARNATION: last.incarnation,
         ENV_NODE: config.node_name,
-        ENV_LIFE: str(life),
+        ENV_LIFE: str(serial),
         ENV_SNAPSHOTS: snapshots,
         ENV_PEER_TIMEOUT: os.environ.get(ENV_PEER_TIMEOUT, f"{config.timeouts.lease_ttl:g}"),
     }

@@ -1,7 +1,8 @@
 """All that an agent does with its workers: starting them, talking to them, knowing their steps.
 
-``Workers`` starts and ends processes, ``Channel`` carries lines; here the two meet, and a process
-becomes "the worker with this local rank". What a process says after it was replaced is dropped.
+``WorkerProcesses`` starts and ends processes, ``Channel`` carries lines; here the two meet, and a
+process becomes "the worker with this local rank". What a process says after it was replaced is
+dropped.
 """
 
 from __future__ import annotations
@@ -10,44 +11,28 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch.distributed import TCPStore
 
 from elastic_runtime.agent.lifecycle.fault_classification import WITH_SERVER, classify
-from elastic_runtime.agent.lifecycle.hang_detection import Pulse
-from elastic_runtime.agent.lifecycle.lifecycle_types import (
-    WorkerDrains,
-    WorkerExited,
-    WorkerHeard,
-    WorkerLeft,
-    WorkerReady,
-    WorkerReturned,
-)
+from elastic_runtime.agent.lifecycle.hang_detection import StepProgress
+from elastic_runtime.agent.lifecycle.lifecycle_types import WorkerMessage, WorkerSaid
 from elastic_runtime.agent.logs.error_files import failure, read_error_file
 from elastic_runtime.agent.logs.log_directory import LogDirs
-from elastic_runtime.agent.round_keys import forget_rounds, key_of
-from elastic_runtime.agent.workers import worker_processes
+from elastic_runtime.agent.workers.round_keys import forget_rounds, key_of
 from elastic_runtime.agent.workers.worker_channel import Channel
 from elastic_runtime.agent.workers.worker_environment import PortKeeper, worker_environment
+from elastic_runtime.agent.workers.worker_processes import WorkerProcesses, WorkerSpec
 from elastic_runtime.events.node_events import PrivateLost, ProgressOff
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
-    Ask,
-    Change,
-    Dismiss,
-    Drain,
     Enter,
-    Heard,
     Hello,
-    Interrupt,
-    Left,
     Message,
     Nearby,
     Note,
     ProgressFile,
-    Ready,
-    Returned,
 )
 from elastic_runtime.protocol.records import KILLED, NO_ROOM, START
 from elastic_runtime.system import threads
@@ -59,10 +44,10 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from elastic_runtime.agent.lifecycle.lifecycle_types import Event
-    from elastic_runtime.agent.logs.log_directory import Place
-    from elastic_runtime.agent.runtime_dir import PrivateDirectory
-    from elastic_runtime.agent.workers.fork_client import Ahead
+    from elastic_runtime.agent.lifecycle.lifecycle_types import WorkerExited
+    from elastic_runtime.agent.logs.log_directory import WorkerDir
+    from elastic_runtime.agent.runtime_dir import RuntimeDir
+    from elastic_runtime.agent.workers.fork_client import EarlyForkServer
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.records import RoundRecord
 
@@ -73,83 +58,89 @@ _SPARES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class FromWorker:
-    """A message of a worker, on its way to the main loop."""
+class ChannelMessage:
+    """A message of a worker, on its way to the main loop.
 
-    life: int
+    Attributes:
+        serial: which of the workers that this agent has ever started has sent it.
+        message: what it says.
+    """
+
+    serial: int
     message: Message
 
 
 @dataclass
-class _Post:
+class _WorkerSlot:
     """One local rank, and the process that holds it at present."""
 
-    life: int
+    serial: int
     rank: int  # global
     started_for: int  # round
     progress: ProgressFile
-    place: Place
-    ended_for: str = ""  # why we have ended it
+    worker_dir: WorkerDir
+    killed_for: str = ""  # why we have ended it
     shielded: bool = False  # a SIGTERM of somebody else's does not end it
 
 
-class Crew:
+class WorkerGroup:
     """The workers of one node.
 
     Args:
         config: the settings.
-        private: the agent's own directory.
+        runtime_dir: the agent's own directory.
         extra: what workers need in their environment beyond the usual.
         put: takes what workers and their server have to say, from other threads.
         where: to listen with the store of a job in place.
-        ahead: the first fork server, if it has been started already.
+        early: the first fork server, if it has been started already.
         snapshots: this node's memory for snapshots, as workers are told of it.
     """
 
     def __init__(
         self,
         config: JobConfig,
-        private: PrivateDirectory,
+        runtime_dir: RuntimeDir,
         extra: Callable[[], Mapping[str, str]],
         put: Callable[[Any], None],
         where: Where,
-        ahead: Ahead | None = None,
+        early: EarlyForkServer | None = None,
         snapshots: str = "",
     ) -> None:
         self._snapshots = snapshots
         self._where = where
         self._config = config
-        self._private = private
+        self._runtime_dir = runtime_dir
         self._extra = extra
-        self._logs = LogDirs(config, private.path)
-        self._workers = worker_processes.Workers(config, put, ahead=ahead)
+        self._logs = LogDirs(config, runtime_dir.path)
+        self._processes = WorkerProcesses(config, put, early=early)
         self._channel = Channel(
-            os.path.join(private.path, "agent.sock"), lambda life, said: put(FromWorker(life, said))
+            os.path.join(runtime_dir.path, "agent.sock"),
+            lambda serial, said: put(ChannelMessage(serial, said)),
         )
         self._ports = PortKeeper()
         self._store: TCPStore | None = None
         self._put = put
-        self._posts: dict[int, _Post] = {}  # by local rank
+        self._slots: dict[int, _WorkerSlot] = {}  # by local rank
         self._without_progress: set[int] = set()  # local ranks
-        self._lives = 0
+        self._started = 0
         self._values: dict[int, Any] = {}
         self.failures: dict[int, ProcessFailure] = {}
-        self._failed: dict[int, Place] = {}
+        self._failed: dict[int, WorkerDir] = {}
 
     # ------------------------------------------------------------ processes
 
     def start_server(self) -> None:
         """Starts the fork server."""
-        self._workers.start_server()
+        self._processes.start_server()
 
     def start(self, last: RoundRecord, group_rank: int) -> None:
         """Starts all workers for a round in which they live and die."""
         self.failures, self._failed, self._values = {}, {}, {}
         if group_rank == 0:
             self._ports.release()
-        for post in self._posts.values():
-            post.progress.close()
-        self._posts = {}
+        for slot in self._slots.values():
+            slot.progress.close()
+        self._slots = {}
         self.boot(last, group_rank, range(self._config.workers))
 
     def boot(self, last: RoundRecord, group_rank: int, local_ranks: Iterable[int]) -> None:
@@ -161,55 +152,54 @@ class Crew:
             local_ranks: which ones.
         """
         self._restore()
-        specs = []
-        for local_rank in local_ranks:
-            self._lives += 1
-            life = self._lives
-            rank = last.first_worker(group_rank) + local_rank
-            place = self._logs.place(last.number, rank)
-            old = self._posts.get(local_rank)
-            if old is not None:
-                old.progress.close()
-            path, progress = self._progress_file(local_rank)
-            self._posts[local_rank] = _Post(life, rank, last.number, progress, place)
-            environment = worker_environment(
-                self._config,
-                last,
-                group_rank,
-                local_rank,
-                error_file=place.error_file,
-                progress_file=path,
-                channel=self._channel.path,
-                life=life,
-                snapshots=self._snapshots,
-            )
-            environment.update(self._extra())
-            specs.append(
-                worker_processes.WorkerSpec(
-                    local_rank=local_rank,
-                    global_rank=rank,
-                    round=last.number,
-                    env=environment,
-                    place=place,
-                )
-            )
-        self._workers.start(specs)
+        self._processes.start([self._spec(last, group_rank, rank) for rank in local_ranks])
+
+    def _spec(self, last: RoundRecord, group_rank: int, local_rank: int) -> WorkerSpec:
+        """Gives a new worker its slot, and says how it is to be started."""
+        self._started += 1
+        rank = last.first_worker(group_rank) + local_rank
+        worker_dir = self._logs.worker_dir(last.number, rank)
+        if (old := self._slots.get(local_rank)) is not None:
+            old.progress.close()
+        path, progress = self._progress_file(local_rank)
+        self._slots[local_rank] = _WorkerSlot(
+            self._started, rank, last.number, progress, worker_dir
+        )
+        environment = worker_environment(
+            self._config,
+            last,
+            group_rank,
+            local_rank,
+            error_file=worker_dir.error_file,
+            progress_file=path,
+            channel=self._channel.path,
+            serial=self._started,
+            snapshots=self._snapshots,
+        )
+        environment.update(self._extra())
+        return WorkerSpec(
+            local_rank=local_rank,
+            global_rank=rank,
+            round=last.number,
+            env=environment,
+            worker_dir=worker_dir,
+        )
 
     def _restore(self) -> None:
-        """Makes again what somebody has removed of the private directory, for those who start."""
+        """Makes again what somebody has removed of the runtime directory, for those who start."""
         try:
-            self._private.renew()
+            self._runtime_dir.renew()
             self._channel.renew()
         except OSError as error:
             why = error.strerror or str(error)
-            self._put(PrivateLost(self._private.path, why))
+            self._put(PrivateLost(self._runtime_dir.path, why))
 
     def _progress_file(self, local_rank: int) -> tuple[str, ProgressFile]:
         """Makes the progress file of a worker, or takes over the one of the worker before it.
 
         Without room for it the worker goes without: its path is "" then, which is said once.
         """
-        path = os.path.join(self._private.path, f"progress-{local_rank}")
+        path = os.path.join(self._runtime_dir.path, f"progress-{local_rank}")
         try:
             found = path, ProgressFile(path, create=True)
         except OSError as error:
@@ -234,18 +224,18 @@ class Crew:
             local_ranks: which ones; none: all.
             signum: the signal.
         """
-        chosen = frozenset(local_ranks or self._posts)
-        shielded = frozenset(r for r in chosen if r in self._posts and self._posts[r].shielded)
+        chosen = frozenset(local_ranks or self._slots)
+        shielded = frozenset(r for r in chosen if r in self._slots and self._slots[r].shielded)
         if signum == signal.SIGTERM:
-            self._workers.stop(0.0, shielded)
+            self._processes.stop(0.0, shielded)
         else:
-            self._workers.stop(grace, shielded, signum, otherwise=signal.SIGKILL)
-        self._workers.stop(grace, chosen - shielded, signum)
+            self._processes.stop(grace, shielded, signum, otherwise=signal.SIGKILL)
+        self._processes.stop(grace, chosen - shielded, signum)
 
-    def pass_on(self, signum: int) -> None:
+    def forward_signal(self, signum: int) -> None:
         """Hands a signal on to the workers that handle it."""
-        for local_rank in self._posts:
-            self._workers.signal(local_rank, signum, otherwise=0)
+        for local_rank in self._slots:
+            self._processes.signal(local_rank, signum, otherwise=0)
 
     def kill(self, local_ranks: Iterable[int], why: str) -> None:
         """Has workers dump the stacks of all their threads into their logs, and ends them.
@@ -255,52 +245,51 @@ class Crew:
             why: what their end is put down to, as a predicate.
         """
         for local_rank in local_ranks:
-            if local_rank in self._posts:
-                self._posts[local_rank].ended_for = why
-            self._workers.abort(local_rank, _DUMP_SECONDS)
+            if local_rank in self._slots:
+                self._slots[local_rank].killed_for = why
+            self._processes.abort(local_rank, _DUMP_SECONDS)
 
     def running(self) -> frozenset[int]:
         """Local ranks of the workers that have not ended."""
-        return self._workers.running()
+        return self._processes.running()
 
-    def exited(self, item: worker_processes.WorkerExited, told_to_stop: bool) -> WorkerExited:
-        """What a worker's end means.
+    def explained(self, exited: WorkerExited, told_to_stop: bool) -> WorkerExited:
+        """A worker's end with what it means, as far as its files and its return value tell.
 
         Args:
-            item: the end.
+            exited: the end of its process.
             told_to_stop: workers were told to end, so that a signal is no failure.
         """
-        local_rank = item.local_rank
-        post = self._posts[local_rank]
-        self._logs.ended(post.place)
-        if item.code == 0:
-            item = replace(item, code=self._take_value(local_rank, post.place.error_file))
-        if item.code == 0:
-            return WorkerExited(item.round, local_rank, 0)
-        if item.code == EXIT_DRAINED:
-            return WorkerExited(item.round, local_rank, item.code, drained=True)
-        path = post.place.error_file
+        local_rank = exited.local_rank
+        slot = self._slots[local_rank]
+        self._logs.ended(slot.worker_dir)
+        path = slot.worker_dir.error_file
+        if exited.code == 0:
+            exited = replace(exited, code=self._take_value(local_rank, path))
+        if exited.code == 0:
+            return exited
+        if exited.code == EXIT_DRAINED:
+            return replace(exited, drained=True)
         error = read_error_file(path)
-        step = post.progress.read()[0]
         fault = classify(
-            item.round,
-            post.rank,
-            item.code,
+            exited.round,
+            slot.rank,
+            exited.code,
             error,
-            step=step,
-            lifetime=item.lifetime,
-            ended_for=post.ended_for,
+            step=slot.progress.read()[0],
+            lifetime=exited.lifetime,
+            killed_for=slot.killed_for,
         )
-        if item.with_server:
-            reason = f"worker {post.rank} ended with its fork server"
+        if exited.with_server:
+            reason = f"worker {slot.rank} ended with its fork server"
             fault = replace(fault, kind=KILLED, reason=reason, signature=WITH_SERVER)
-        if item.refused:
-            reason = f"worker {post.rank} cannot be started: {item.refused}"
+        if exited.refused:
+            reason = f"worker {slot.rank} cannot be started: {exited.refused}"
             fault = replace(fault, kind=START, reason=reason, signature=NO_ROOM)
-        if not (told_to_stop and item.code < 0):
-            self.failures[post.rank] = failure(local_rank, item.pid, item.code, path, error)
-            self._failed[post.rank] = post.place
-        return WorkerExited(item.round, local_rank, item.code, fault=fault)
+        if not (told_to_stop and exited.code < 0):
+            self.failures[slot.rank] = failure(local_rank, exited.pid, exited.code, path, error)
+            self._failed[slot.rank] = slot.worker_dir
+        return replace(exited, fault=fault)
 
     def _take_value(self, local_rank: int, error_file: str) -> int:
         """Fetches what a function has returned; the worker's exit code, 1 if that cannot be read.
@@ -308,7 +297,7 @@ class Crew:
         What is read is the user's: making it again may fail in any way.
         """
         try:
-            self._values[local_rank] = self._workers.return_value(local_rank)
+            self._values[local_rank] = self._processes.return_value(local_rank)
         except Exception as error:
             text = (
                 f"its function has ended well, but what it returned cannot be read here: {error!r}"
@@ -317,105 +306,66 @@ class Crew:
             return 1
         return 0
 
-    def values(self, local_rank: int) -> Any:
+    def value(self, local_rank: int) -> Any:
         """What the worker's function has returned."""
         return self._values.get(local_rank)
 
     def rank_of(self, local_rank: int) -> int:
         """A worker's global rank."""
-        return self._posts[local_rank].rank
+        return self._slots[local_rank].rank
 
     # ------------------------------------------------------------ what they say
 
-    def heard(self, item: FromWorker) -> Event | Note | None:
-        """What a message means; None if nothing, or if its sender was replaced."""
-        local_rank = next((r for r, p in self._posts.items() if p.life == item.life), None)
+    def heard(self, item: ChannelMessage) -> WorkerSaid | Note | None:
+        """Whose message it is; None if it matters to nobody, or if its sender was replaced."""
+        local_rank = next((r for r, s in self._slots.items() if s.serial == item.serial), None)
         if local_rank is None:
             return None
-        match item.message:
-            case Hello(drains=can, shielded=shielded):
-                self._posts[local_rank].shielded = shielded
-                return WorkerDrains(self._posts[local_rank].started_for, local_rank, can)
-            case Ready():
-                return WorkerReady(local_rank)
-            case Left(number, step, planned, reason, released):
-                return WorkerLeft(local_rank, number, step, planned, reason, released)
-            case Returned(number):
-                return WorkerReturned(local_rank, number)
-            case Heard(collective, where, busy):
-                return WorkerHeard(local_rank, collective, where, busy)
-            case Note() as note:
-                return note
+        message = item.message
+        if isinstance(message, Hello):
+            slot = self._slots[local_rank]
+            slot.shielded = message.shielded
+            message = replace(message, round=slot.started_for)
+        if isinstance(message, Note):
+            return message
+        if isinstance(message, get_args(WorkerMessage)):
+            return WorkerSaid(local_rank, message)
         return None
 
     # ------------------------------------------------------------ what they are told
 
-    def drain(self, number: int, reason: str) -> None:
-        """Asks all to save and leave at a step boundary."""
-        self._tell(self._posts, Drain(number, reason))
+    def tell(self, message: Message, local_ranks: Iterable[int] = ()) -> None:
+        """Sends a message to workers, to all if none are named."""
+        chosen = [self._slots[r].serial for r in local_ranks or self._slots if r in self._slots]
+        self._channel.tell(chosen, message)
 
     def enter(self, last: RoundRecord, group_rank: int, local_ranks: Sequence[int]) -> None:
         """Has workers take part in a round, in this order."""
-        first = last.first_worker(group_rank)
-        host = last.members[0]
-        spares = _stores(last)[1:]
         for index, local_rank in enumerate(local_ranks):
-            self._posts[local_rank].rank = first + index
-            self._workers.relabel(local_rank, first + index)
-            message = Enter(
-                round=last.number,
-                rank=first + index,
-                world=last.world_size,
-                local_rank=local_rank,
-                local_world=len(local_ranks),
-                group_rank=group_rank,
-                group_world=last.size,
-                host=host.address,
-                port=last.store_port,
-                key=key_of(last.incarnation, last.number),
-                spares=spares,
-                committed=last.budget.best_step,
-            )
-            self._tell([local_rank], message)
+            rank = last.first_worker(group_rank) + index
+            self._slots[local_rank].rank = rank
+            self._processes.relabel(local_rank, rank)
+            message = _enter_message(last, group_rank, rank, local_rank, len(local_ranks))
+            self.tell(message, (local_rank,))
         if self._store is not None:
             over = (self._store, last.incarnation, last.number)
             with suppress(RuntimeError):  # no thread for it now: the next round has it done
                 threads.spawn(forget_rounds, *over, name="round-keys")
 
-    def nearby(self, last: RoundRecord | None) -> None:
+    def connect_ahead(self, last: RoundRecord | None) -> None:
         """Has workers connect to the stores of the round that others are in, and wait for it.
 
         Args:
             last: that round, if there is one.
         """
         if last is not None:
-            self._tell(self._posts, Nearby(_stores(last)))
-
-    def interrupt(self, number: int, local_ranks: Iterable[int], reason: str) -> None:
-        """Has workers leave a round now."""
-        self._tell(local_ranks, Interrupt(number, reason))
-
-    def change(self, number: int, reason: str, goes: bool) -> None:
-        """Has all leave a round at a step that all ranks agree on."""
-        self._tell(self._posts, Change(number, reason, goes))
-
-    def ask(self, local_ranks: Iterable[int]) -> None:
-        """Asks workers where they are."""
-        self._tell(local_ranks, Ask())
-
-    def dismiss(self, saves: int | None) -> None:
-        """Lets all workers end, one of them once it has saved what it remembers."""
-        for local_rank in self._posts:
-            self._tell([local_rank], Dismiss(saves=local_rank == saves))
-
-    def _tell(self, local_ranks: Iterable[int], message: Message) -> None:
-        self._channel.tell([self._posts[r].life for r in local_ranks if r in self._posts], message)
+            self.tell(Nearby(_stores(last)))
 
     # ------------------------------------------------------------ steps and stores
 
     def step(self) -> int:
         """The highest step that a worker has reported; -1: none."""
-        return max((post.progress.read()[0] for post in self._posts.values()), default=-1)
+        return max((slot.progress.read()[0] for slot in self._slots.values()), default=-1)
 
     def progress(self) -> tuple[int, int, float]:
         """The step that a worker has reported last, which of its steps that was, and when.
@@ -423,26 +373,26 @@ class Crew:
         Returns:
             The step, the number, and seconds on the monotonic clock; -1, 0, 0.0: none so far.
         """
-        seen = (post.progress.read() for post in self._posts.values())
+        seen = (slot.progress.read() for slot in self._slots.values())
         step, count, moment = max(seen, key=lambda one: one[2], default=(-1, 0, 0))
         return step, count, moment / 1e9
 
-    def pulse(self) -> Pulse:
+    def step_progress(self) -> StepProgress:
         """What those workers show of their progress that have not ended."""
-        running = self._workers.running()
-        posts = [post for rank, post in self._posts.items() if rank in running]
-        read = max((p.progress.read() for p in posts), key=lambda one: one[2], default=(-1, 0, 0))
-        said = [post.progress.expected for post in posts]
+        running = self._processes.running()
+        slots = [slot for rank, slot in self._slots.items() if rank in running]
+        read = max((p.progress.read() for p in slots), key=lambda one: one[2], default=(-1, 0, 0))
+        said = [slot.progress.expected for slot in slots]
         expected = max(said, default=0)
         since = expected / 1e9 if expected > ProgressFile.BUSY else None
         busy = ProgressFile.BUSY in said
-        return Pulse(read[1], read[2] / 1e9, since, in_train=expected > 0, busy=busy)
+        return StepProgress(read[1], read[2] / 1e9, since, in_train=expected > 0, busy=busy)
 
-    def reserve(self) -> int:
+    def reserve_port(self) -> int:
         """A port on which this node would host the next round's store; 0: none."""
         return self._store.port if self._store is not None else self._ports.reserve()
 
-    def host(self, port: int) -> None:
+    def host_store(self, port: int = 0) -> None:
         """Hosts the store of a job in place, for as long as this agent lives.
 
         Args:
@@ -467,18 +417,18 @@ class Crew:
         """Ends all workers, and everything else.
 
         The report names error files in the log directory then, as far as they are there; all that
-        it names else are in the private one.
+        it names else are in the runtime directory.
         """
-        self._workers.close()
+        self._processes.close()
         for rank, found in self.failures.items():
             if found.error_file and self._failed[rank].published:
                 found.error_file = self._failed[rank].published
 
     @property
     def keeps_errors(self) -> bool:
-        """The report names error files in the private directory."""
+        """The report names error files in the runtime directory."""
         named = {found.error_file for found in self.failures.values()}
-        paths = [place.error_file for place in self._failed.values() if place.error_file in named]
+        paths = [found.error_file for found in self._failed.values() if found.error_file in named]
         return any(os.path.isfile(path) for path in paths)
 
     def hang_up(self) -> None:
@@ -486,8 +436,36 @@ class Crew:
         self._channel.close()
         self._ports.release()
         self._store = None
-        for post in self._posts.values():
-            post.progress.close()
+        for slot in self._slots.values():
+            slot.progress.close()
+
+
+def _enter_message(
+    last: RoundRecord, group_rank: int, rank: int, local_rank: int, local_world: int
+) -> Enter:
+    """What a worker has to know of the round that it enters.
+
+    Args:
+        last: the round.
+        group_rank: its node's rank there.
+        rank, local_rank: its own.
+        local_world: how many workers of its node are in it.
+    """
+    host = last.members[0]
+    return Enter(
+        round=last.number,
+        rank=rank,
+        world=last.world_size,
+        local_rank=local_rank,
+        local_world=local_world,
+        group_rank=group_rank,
+        group_world=last.size,
+        host=host.address,
+        port=last.store_port,
+        key=key_of(last.incarnation, last.number),
+        spares=_stores(last)[1:],
+        committed=last.budget.best_step,
+    )
 
 
 def _stores(last: RoundRecord) -> list[list[Any]]:

@@ -17,19 +17,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.agent.lifecycle.start_retry import (
-    PATIENCE,
-    Shortage,
-    cause,
-    is_shortage,
-    refused,
-    remedy,
+from elastic_runtime.agent.lifecycle.lifecycle_types import (
+    ForkServerExited,
+    ForkServerReady,
+    WorkerExited,
 )
 from elastic_runtime.agent.logs.worker_files import LogWriter
 from elastic_runtime.agent.logs.worker_output import Pump, Stream
 from elastic_runtime.agent.workers import fork_client, fork_server
 from elastic_runtime.agent.workers.roster import Roster, Worker
-from elastic_runtime.agent.workers.spawn_request import Starts
+from elastic_runtime.agent.workers.spawn_request import SpawnRequests
+from elastic_runtime.agent.workers.start_retry import (
+    PATIENCE,
+    StartRetry,
+    cause,
+    lacks_resources,
+    next_retry,
+    remedy,
+)
 from elastic_runtime.config import COMMAND, JobConfig
 from elastic_runtime.events import Event
 from elastic_runtime.events.worker_events import ForkServerWaits, PreloadFailed, WorkerWaits
@@ -41,7 +46,7 @@ from elastic_runtime.worker import worker_main
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from elastic_runtime.agent.logs.log_directory import Place
+    from elastic_runtime.agent.logs.log_directory import WorkerDir
 
 _END_SECONDS = 10.0
 _FLUSH_SECONDS = 0.1
@@ -60,44 +65,14 @@ class WorkerSpec:
         local_rank, global_rank: its ranks.
         round: the round that it is started for.
         env: its whole environment.
-        place: its directory.
+        worker_dir: its directory.
     """
 
     local_rank: int
     global_rank: int
     round: int
     env: dict[str, str] = field(repr=False)
-    place: Place
-
-
-@dataclass(frozen=True)
-class ServerReady:
-    """The fork server is ready.
-
-    Attributes:
-        cold: why workers are fresh processes and not forks; "" if they are forks, or if fresh ones
-            were asked for.
-        modules: what was imported ahead.
-        skipped: ``name: reason`` of what could not be.
-    """
-
-    cold: str = ""
-    modules: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ServerDied:
-    """The fork server has died; the ends of its workers were told before. ``start_server`` starts
-    another, which starts those as well that were asked for meanwhile.
-
-    Attributes:
-        why: for people.
-        refused: it could not even be started, however often that was tried.
-    """
-
-    why: str
-    refused: bool = False
+    worker_dir: WorkerDir
 
 
 @dataclass(frozen=True)
@@ -110,42 +85,18 @@ class WorkerStarted:
     pid: int
 
 
-@dataclass(frozen=True)
-class WorkerExited:
-    """A worker has ended, its process group with it, and its output has been passed on.
-
-    Attributes:
-        local_rank, global_rank, round: as it was started.
-        pid: its process; 0 if there never was one (its error file says why).
-        code: exit code, or minus the number of the signal that ended it.
-        lifetime: seconds that it lived.
-        with_server: its fork server had died.
-        refused: why the machine has refused to start it, however often that was tried; "" if it
-            has not.
-    """
-
-    local_rank: int
-    global_rank: int
-    round: int
-    pid: int
-    code: int
-    lifetime: float
-    with_server: bool = False
-    refused: str = ""
-
-
 # What is an ``Event`` is only for people.
-WorkerEvent = ServerReady | ServerDied | WorkerStarted | WorkerExited | Event
+WorkerEvent = ForkServerReady | ForkServerExited | WorkerStarted | WorkerExited | Event
 
 
-class Workers:
+class WorkerProcesses:
     """All workers of one agent.
 
     Args:
         config: the settings.
         notify: called with each event, from a thread of its own; must not block.
         stdout, stderr: descriptors on which the workers' output is shown.
-        ahead: the first fork server, if it has been started already.
+        early: the first fork server, if it has been started already.
         stdin: descriptor that the first worker reads.
     """
 
@@ -155,16 +106,16 @@ class Workers:
         notify: Callable[[WorkerEvent], None],
         stdout: int = 1,
         stderr: int = 2,
-        ahead: fork_client.Ahead | None = None,
+        early: fork_client.EarlyForkServer | None = None,
         stdin: int = 0,
     ) -> None:
         self._config = config
-        self._ahead = ahead
+        self._early = early
         self._notify = notify
         self._roster = Roster()
         self._calls: deque[Callable[[], None]] = deque()
         self._server: fork_client.ServerProcess | None = None
-        self._server_shortage: Shortage | None = None
+        self._server_retry: StartRetry | None = None
         self._ready = True
         self._why_cold = ""
         self._import_deaths, self._warm_at = 0, 0.0  # in a row; if too many, when to try again
@@ -179,23 +130,23 @@ class Workers:
         self._consoles = open_consoles(stdout, stderr, self._wake)
         self._consoles["stderr"].only_events = config.log_format == JSON
         self._logs = LogWriter(notify, self._wake)
-        self._starts = Starts(config, self._consoles, self._logs, stdin)
+        self._requests = SpawnRequests(config, self._consoles, self._logs, stdin)
         self._thread = threads.spawn(self._run, name="elastic-workers")
 
     # ------------------------------------------------------------ what the agent calls
 
     def start_server(self) -> None:
-        """Starts the fork server; ``ServerReady`` follows, or ``ServerDied``.
+        """Starts the fork server; ``ForkServerReady`` follows, or ``ForkServerExited``.
 
         To be called from a thread that lives as long as the agent: the server ends with it until
         it is ready.
         """
         cold = self._config.cold or bool(self._why_cold)
-        server = self._ahead.take() if self._ahead else None
+        server = self._early.take() if self._early else None
         try:
             server = server or fork_client.start(self._config, cold=cold)
         except OSError as error:
-            if not is_shortage(error.errno):
+            if not lacks_resources(error.errno):
                 raise
             self._call(partial(self._server_refused, error.errno or 0))
             return
@@ -215,7 +166,7 @@ class Workers:
         if self._may_be_warm_again():
             self.start_server()
         for spec in specs:
-            request, descriptors, streams = self._starts.prepare(spec)
+            request, descriptors, streams = self._requests.prepare(spec)
             worker = self._roster.add(spec, request, descriptors, streams)
             self._call(partial(self._begin, worker))
 
@@ -232,7 +183,7 @@ class Workers:
 
     def relabel(self, local_rank: int, rank: int) -> None:
         """Shows the output of a worker under another rank from now on."""
-        prefix = self._starts.prefix(local_rank, rank)
+        prefix = self._requests.prefix(local_rank, rank)
         for worker in self._roster.all([local_rank]):
             for stream in worker.streams:
                 stream.prefix = prefix
@@ -292,7 +243,7 @@ class Workers:
         It is read from memory that only this process and its own worker have shared; None if
         there is none.
         """
-        return self._starts.return_value(local_rank)
+        return self._requests.return_value(local_rank)
 
     def close(self) -> None:
         """Ends everything, at once, and returns when nothing is left."""
@@ -311,7 +262,7 @@ class Workers:
         for console in set(self._consoles.values()):
             console.close()
         self._logs.close()
-        self._starts.close()
+        self._requests.close()
         self._selector.close()
         self._woken.close()
         self._waker.close()
@@ -359,10 +310,10 @@ class Workers:
         """Seconds until something is due; None: wait for what comes."""
         now = time.monotonic()
         moments = self._roster.moments()
-        if self._server_shortage is not None:
-            moments.append(self._server_shortage.again)
+        if self._server_retry is not None:
+            moments.append(self._server_retry.again)
         if self._server is not None:  # else they wait for the next one
-            moments += [shortage.again for _, shortage in self._roster.refused()]
+            moments += [retry.again for _, retry in self._roster.refused()]
         due = self._pump.timeout(now)
         if due is not None:
             moments.append(now + due)
@@ -376,16 +327,16 @@ class Workers:
         """Asks the machine once more for what it has refused."""
         if self._closing:
             return
-        if self._server_shortage is not None and self._server_shortage.again <= now:
+        if self._server_retry is not None and self._server_retry.again <= now:
             self.start_server()
-        for worker, shortage in self._roster.refused():
-            if shortage.again <= now:
+        for worker, retry in self._roster.refused():
+            if retry.again <= now:
                 self._begin(worker)
 
     def _adopt(
         self, server: fork_client.ServerProcess, before: fork_client.ServerProcess | None
     ) -> None:
-        self._server_shortage = None
+        self._server_retry = None
         if before is not None:
             with suppress(OSError):  # it may be dead by now, and its socket closed
                 fork_server.send(before.channel, {"op": "shutdown"})
@@ -395,12 +346,12 @@ class Workers:
 
     def _server_refused(self, number: int) -> None:
         """The machine has no room for a fork server: it is asked again, or for too long now."""
-        before = self._server_shortage
-        self._server_shortage = refused(before, time.monotonic())
+        before = self._server_retry
+        self._server_retry = next_retry(before, time.monotonic())
         if before is None:
             self._notify(ForkServerWaits(cause(number), PATIENCE))
-        elif self._server_shortage is None and self._server is None:
-            self._notify(ServerDied(f"{cause(number)}: {remedy(number)}", refused=True))
+        elif self._server_retry is None and self._server is None:
+            self._notify(ForkServerExited(f"{cause(number)}: {remedy(number)}", refused=True))
 
     def _begin(self, worker: Worker) -> None:
         """Asks the fork server for a worker, unless it has been asked; without one it waits."""
@@ -442,7 +393,7 @@ class Workers:
             for module, _, why in (text.partition(": ") for text in skipped):
                 if module in self._config.preload:  # what nobody named, the script will say itself
                     self._notify(PreloadFailed(module, why))
-            self._notify(ServerReady(self._why_cold or frame["why_cold"], modules, skipped))
+            self._notify(ForkServerReady(self._why_cold or frame["why_cold"], modules, skipped))
             return
         worker = self._roster.get(frame["id"])
         assert worker is not None
@@ -465,18 +416,18 @@ class Workers:
         if worker.signum or self._closing:  # nobody wants it any more
             self._ended(worker, -(worker.signum or signal.SIGKILL), 0.0)
             return
-        spec, before = worker.spec, worker.shortage
+        spec, before = worker.spec, worker.retry
         why = ""
-        if is_shortage(number):
-            worker.shortage = refused(before, time.monotonic())
-            worker.sent = worker.shortage is None
+        if lacks_resources(number):
+            worker.retry = next_retry(before, time.monotonic())
+            worker.sent = worker.retry is None
             if before is None:
                 self._notify(WorkerWaits(spec.global_rank, cause(number), PATIENCE))
-            if worker.shortage is not None:
+            if worker.retry is not None:
                 return
             message = why = f"{cause(number)}: {remedy(number)}"
         error = OSError(f"{self._config.entry.target} cannot be started: {message}")
-        worker_main.write_error_file(spec.place.error_file, error)
+        worker_main.write_error_file(spec.worker_dir.error_file, error)
         self._ended(worker, 127, 0.0, refused=why)
 
     def _ended(
@@ -493,12 +444,21 @@ class Workers:
         for console in set(self._consoles.values()):
             console.flush(_FLUSH_SECONDS)
         spec = worker.spec
-        if spec.place.logged:
-            self._logs.call(spec.place.end)
+        if spec.worker_dir.logged:
+            self._logs.call(spec.worker_dir.end)
         self._logs.flush([file for s in worker.streams for file in s.files], _LOG_SECONDS)
         self._roster.remove(worker)
-        ranks = (spec.local_rank, spec.global_rank, spec.round)
-        self._notify(WorkerExited(*ranks, worker.pid, code, lifetime, with_server, refused))
+        self._notify(
+            WorkerExited(
+                spec.round,
+                spec.local_rank,
+                code,
+                pid=worker.pid,
+                lifetime=lifetime,
+                with_server=with_server,
+                refused=refused,
+            )
+        )
 
     def _lost(self, server: fork_client.ServerProcess) -> None:
         """The fork server is gone: sees its workers off, and says so."""
@@ -522,7 +482,7 @@ class Workers:
                 self._warm_at = time.monotonic() + self._warm_pause
                 self._warm_pause = min(2 * self._warm_pause, _LONGEST_WARM_PAUSE)
         if not self._closing:
-            self._notify(ServerDied(why))
+            self._notify(ForkServerExited(why))
 
     def _shut_down(self) -> None:
         for worker in self._roster.all():

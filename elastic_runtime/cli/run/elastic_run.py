@@ -31,7 +31,7 @@ from elastic_runtime.worker.fast_exit import end_quickly
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from elastic_runtime.agent.workers.fork_client import Ahead
+    from elastic_runtime.agent.workers.fork_client import EarlyForkServer
     from elastic_runtime.cli.flags.flag_parser import CommandLine
     from elastic_runtime.config import JobConfig, Siblings
     from elastic_runtime.events import Emit
@@ -204,23 +204,23 @@ def _events(config: JobConfig) -> Iterator[Emit]:
         yield emit
 
 
-def _fork_server(config: JobConfig) -> Ahead:
+def _fork_server(config: JobConfig) -> EarlyForkServer:
     """Starts the fork server, before this process imports torch: it does the same meanwhile."""
-    from elastic_runtime.agent.workers.fork_client import Ahead
+    from elastic_runtime.agent.workers.fork_client import EarlyForkServer
 
     if config.workers > 1:
         _leave_a_core_each()
     # It has been read; the workers' environment is no place for it.
     os.environ.pop(PASSWORD_VARIABLE, None)
-    return Ahead(config)
+    return EarlyForkServer(config)
 
 
-def _run_agent(config: JobConfig, server: Ahead) -> int:
+def _run_agent(config: JobConfig, server: EarlyForkServer) -> int:
     from elastic_runtime.agent.launch import run_agent
 
     with _ended_by_ctrl_c(), _slow_import(config):
         import_torch()
-    return run_agent(config, ahead=server)
+    return run_agent(config, early=server)
 
 
 @contextmanager

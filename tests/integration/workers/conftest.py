@@ -19,7 +19,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptDesk]:
     """Two workers, forked from a server that has imported torch, NumPy and the data loader."""
     desk = ScriptDesk(tmp_path_factory.mktemp("warm"), *ARGS, workers=2)
     ready = desk.ready()
-    assert ready.cold == "", ready.cold
+    assert ready.why_cold == "", ready.why_cold
     yield desk
     desk.close()
 

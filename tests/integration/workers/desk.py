@@ -8,12 +8,11 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerReady, WorkerExited
 from elastic_runtime.agent.logs.log_directory import LogDirs
 from elastic_runtime.agent.workers.worker_processes import (
-    ServerReady,
     WorkerEvent,
-    WorkerExited,
-    Workers,
+    WorkerProcesses,
     WorkerSpec,
     WorkerStarted,
 )
@@ -51,7 +50,7 @@ class Desk:
         self._consoles = [os.open(p, os.O_CREAT | os.O_RDWR) for p in (self.stdout, self.stderr)]
         self.stdin = directory / "console.in"
         self._consoles.append(os.open(self.stdin, os.O_CREAT | os.O_RDONLY))
-        self.workers = Workers(
+        self.workers = WorkerProcesses(
             self.config,
             self.events.put,
             stdout=self._consoles[0],
@@ -73,12 +72,12 @@ class Desk:
                 global_rank=local_rank,
                 round=self.round,
                 env=self._environment(local_rank, env),
-                place=self._logs.place(self.round, local_rank),
+                worker_dir=self._logs.worker_dir(self.round, local_rank),
             )
             for local_rank in local_ranks or range(self.config.workers)
         ]
         for spec in specs:
-            spec.env["TORCHELASTIC_ERROR_FILE"] = spec.place.error_file
+            spec.env["TORCHELASTIC_ERROR_FILE"] = spec.worker_dir.error_file
         self.workers.start(specs)
         return specs
 
@@ -98,9 +97,9 @@ class Desk:
             if isinstance(event, kind):
                 return event
 
-    def ready(self) -> ServerReady:
+    def ready(self) -> ForkServerReady:
         """Waits until the fork server is ready."""
-        return self.wait(ServerReady)
+        return self.wait(ForkServerReady)
 
     def started(self) -> int:
         """Waits for a worker to be started; its process."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.agent.workers.worker_processes import ServerDied
+from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited
 from tests.integration.workers.desk import PATIENCE, ScriptDesk
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def test_the_next_fork_server_starts_there_as_well(
     desk.ready()
     place.rmdir()
     os.kill(desk.server(), signal.SIGKILL)
-    desk.wait(ServerDied)
+    desk.wait(ForkServerExited)
     desk.workers.start_server()
-    assert desk.ready().cold == ""
+    assert desk.ready().why_cold == ""
     desk.write("print('there')")
     (ended,) = desk.run(0)
     assert ended.code == 0, desk.story()

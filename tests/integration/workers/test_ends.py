@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.agent.workers.worker_processes import ServerDied
+from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited
 from elastic_runtime.config import COMMAND, Entry
 from elastic_runtime.system import threads
 from tests.integration.workers.desk import PATIENCE, Desk, ScriptDesk
@@ -196,7 +196,7 @@ def test_the_server_dies_and_another_takes_its_place(tmp_path: Path) -> None:
     os.kill(desk.server(), signal.SIGKILL)
     (ended,) = desk.exited()
     assert (ended.code, ended.with_server) == (-signal.SIGKILL, True)
-    died = desk.wait(ServerDied)
+    died = desk.wait(ForkServerExited)
     assert died.why == "signal 9"
     wait_for(lambda: not desk.all(), 20, "the end of everything", desk.story)
 
@@ -265,7 +265,7 @@ def test_workers_are_seen_dead_where_they_have_no_handles(
     os.kill(desk.server(), signal.SIGKILL)
     (ended,) = desk.exited()
     assert ended.with_server
-    assert desk.wait(ServerDied)
+    assert desk.wait(ForkServerExited)
     desk.close()
 
 
@@ -276,7 +276,7 @@ def test_a_server_that_cannot_start_says_why(
         "elastic_runtime.agent.workers.fork_server.BOOTSTRAP", "raise OSError('no luck')"
     )
     desk = ScriptDesk(tmp_path)
-    assert desk.wait(ServerDied).why == "exit code 1: OSError: no luck"
+    assert desk.wait(ForkServerExited).why == "exit code 1: OSError: no luck"
     desk.close()
 
 
@@ -290,9 +290,9 @@ def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
     monkeypatch.setattr("elastic_runtime.agent.workers.worker_processes._MOST_IMPORT_DEATHS", 2)
     desk = ScriptDesk(tmp_path, preload=("deadly",))
     for _ in range(2):
-        assert desk.wait(ServerDied).why.startswith("signal 6")
+        assert desk.wait(ForkServerExited).why.startswith("signal 6")
         desk.workers.start_server()
-    assert "died while it imported modules (signal 6" in desk.ready().cold
+    assert "died while it imported modules (signal 6" in desk.ready().why_cold
     desk.write("print('all the same')")
     (ended,) = desk.run(0)
     assert ended.code == 0
@@ -300,7 +300,7 @@ def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
     deadly.write_text("")
     desk.workers._warm_at = 0.0
     desk.start(0)
-    assert desk.ready().cold == ""
+    assert desk.ready().why_cold == ""
     (ended,) = desk.exited()
     assert ended.code == 0
     desk.close()

@@ -35,7 +35,7 @@ def test_module_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     entry = Entry(MODULE, "training.digits", ("--lr", "1"))
     desk = Desk(tmp_path, entry, cold=kind == "cold", preload=("there.is.none", "wave"))
     ready = desk.ready()
-    assert not ready.cold
+    assert not ready.why_cold
     if kind == "warm":
         assert "wave" in ready.modules
         assert ready.skipped == ("there.is.none: ModuleNotFoundError: No module named 'there'",)
@@ -64,7 +64,7 @@ def test_a_neighbour_that_is_named_like_a_loaded_module_is_found(tmp_path: Path)
     script = tmp_path / "script.py"
     script.write_text("import wave; print(wave.name)\n")
     desk = Desk(tmp_path, Entry(SCRIPT, str(script)), preload=("wave",))
-    assert desk.ready().cold.startswith(f"{tmp_path / 'wave.py'} has the name of a module")
+    assert desk.ready().why_cold.startswith(f"{tmp_path / 'wave.py'} has the name of a module")
     (ended,) = desk.run(0)
     assert ended.code == 0, desk.story()
     desk.prints("the wave beside the script")
@@ -85,7 +85,7 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     (spec,) = desk.start(0)
     (ended,) = desk.exited()
     assert (ended.code, ended.pid) == (127, 0)
-    failure = ProcessFailure(0, 0, ended.code, spec.place.error_file)
+    failure = ProcessFailure(0, 0, ended.code, spec.worker_dir.error_file)
     assert "there-is-no-such-program cannot be started" in failure.message["message"]
     desk.close()
 
@@ -134,7 +134,7 @@ def test_a_function_that_fails(tmp_path: Path) -> None:
     (ended,) = desk.exited()
     assert ended.code == 1
     assert desk.workers.return_value(0) is None
-    failure = ProcessFailure(0, 0, ended.code, spec.place.error_file)
+    failure = ProcessFailure(0, 0, ended.code, spec.worker_dir.error_file)
     assert failure.message["message"] == "ValueError: as asked"
     assert "worker_main.py" not in desk.stderr.read_text()
     desk.close()
@@ -214,5 +214,5 @@ def test_a_log_is_complete_when_the_end_is_reported(tmp_path: Path) -> None:
     for _ in range(5):
         (spec,) = desk.start(0)
         desk.exited()
-        assert os.path.getsize(spec.place.log("stdout")) == 60_000
+        assert os.path.getsize(spec.worker_dir.log("stdout")) == 60_000
     desk.close()

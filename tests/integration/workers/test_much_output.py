@@ -7,13 +7,9 @@ import queue
 import sys
 from typing import TYPE_CHECKING
 
+from elastic_runtime.agent.lifecycle.lifecycle_types import WorkerExited
 from elastic_runtime.agent.logs.log_directory import LogDirs
-from elastic_runtime.agent.workers.worker_processes import (
-    WorkerEvent,
-    WorkerExited,
-    Workers,
-    WorkerSpec,
-)
+from elastic_runtime.agent.workers.worker_processes import WorkerEvent, WorkerProcesses, WorkerSpec
 from elastic_runtime.config import COMMAND, Endpoint, Entry, JobConfig
 from tests.integration.workers.desk import PATIENCE, ScriptDesk
 from tests.processes import wait_for
@@ -73,10 +69,10 @@ def _ends_of_a_talkative_command(directory: Path, console: int) -> list[WorkerEx
     entry = Entry(COMMAND, sys.executable, ("-c", talk))
     config = JobConfig(entry, Endpoint("c10d", ("127.0.0.1:1",)), "run")
     events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
-    workers = Workers(config, events.put, stdout=console)
+    workers = WorkerProcesses(config, events.put, stdout=console)
     workers.start_server()
-    place = LogDirs(config, str(directory)).place(1, 0)
-    workers.start([WorkerSpec(0, 0, 1, dict(os.environ), place)])
+    worker_dir = LogDirs(config, str(directory)).worker_dir(1, 0)
+    workers.start([WorkerSpec(0, 0, 1, dict(os.environ), worker_dir)])
     while True:
         event = events.get(timeout=PATIENCE)
         if isinstance(event, WorkerExited):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited
 from elastic_runtime.agent.workers import fork_client
-from elastic_runtime.agent.workers.worker_processes import ServerDied, WorkerStarted
+from elastic_runtime.agent.workers.worker_processes import WorkerStarted
 from elastic_runtime.events.worker_events import ForkServerWaits, WorkerWaits
 from tests.integration.in_place.job import Job
 from tests.integration.workers.crowding import Crowd
@@ -52,7 +53,7 @@ def test_a_start_is_tried_again_until_there_is_room(
 def test_after_long_enough_the_cause_and_the_remedy_are_told(
     tmp_path: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_runtime.agent.lifecycle.start_retry.PATIENCE", 0.0)
+    monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.PATIENCE", 0.0)
     desk = ScriptDesk(tmp_path, cold=True)
     desk.ready()
     crowd.come()
@@ -60,7 +61,7 @@ def test_after_long_enough_the_cause_and_the_remedy_are_told(
     (ended,) = desk.exited()
     assert "Resource temporarily unavailable" in ended.refused
     assert "pids.max" in ended.refused
-    with open(spec.place.error_file) as file:
+    with open(spec.worker_dir.error_file) as file:
         assert ended.refused in json.load(file)["message"]["message"]
     desk.close()
 
@@ -111,9 +112,9 @@ def test_a_fork_server_for_which_there_is_never_room_is_given_up(
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(fork_client, "start", crowded)
-    monkeypatch.setattr("elastic_runtime.agent.lifecycle.start_retry.PATIENCE", 0.0)
+    monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.PATIENCE", 0.0)
     desk = ScriptDesk(tmp_path, cold=True)
-    died = desk.wait(ServerDied)
+    died = desk.wait(ForkServerExited)
     assert died.refused
     assert "memory.max" in died.why
     desk.close()

@@ -106,7 +106,7 @@ def test_an_error_leaves_its_traceback(desk: ScriptDesk, source: str, said: str)
     (spec,) = desk.start(0)
     (ended,) = desk.exited()
     # As torch reads it for its report of the root cause.
-    failure = ProcessFailure(0, ended.pid, ended.code, spec.place.error_file)
+    failure = ProcessFailure(0, ended.pid, ended.code, spec.worker_dir.error_file)
     assert ended.code == 1
     assert failure.message["message"].startswith(said)
     trace = failure.message["extraInfo"]["py_callstack"]
@@ -127,7 +127,7 @@ def test_an_error_that_torch_has_recorded_is_left_alone(warm: ScriptDesk) -> Non
     (spec,) = warm.start(0)
     (ended,) = warm.exited()
     assert ended.code == 1
-    with open(spec.place.error_file) as file:
+    with open(spec.worker_dir.error_file) as file:
         assert json.load(file)["message"] == "own"
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from elastic_runtime.agent import runtime_dir
-from elastic_runtime.agent.runtime_dir import PrivateDirectory
+from elastic_runtime.agent.runtime_dir import RuntimeDir
 from elastic_runtime.errors import UsageError
 
 HOLDER = """
-from elastic_runtime.agent.runtime_dir import PrivateDirectory
+from elastic_runtime.agent.runtime_dir import RuntimeDir
 import sys
-print(PrivateDirectory().path, flush=True)
+print(RuntimeDir().path, flush=True)
 sys.stdin.read()
 """
 
@@ -39,11 +39,11 @@ def test_the_directory_of_a_killed_agent_is_swept_and_that_of_a_living_one_is_no
     ) as holder:
         assert holder.stdout is not None
         theirs = Path(holder.stdout.readline().strip())
-        first = PrivateDirectory()
+        first = RuntimeDir()
         assert theirs.is_dir()
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    second = PrivateDirectory()
+    second = RuntimeDir()
     assert not theirs.exists()
     assert Path(first.path).is_dir()
     assert foreign.is_dir()
@@ -64,20 +64,20 @@ def test_a_directory_is_not_swept_while_it_is_being_made(
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", others_come_first)
-    made = PrivateDirectory()
+    made = RuntimeDir()
     assert Path(made.path).is_dir()
     made.remove()
 
 
 def test_what_people_were_told_of_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    directory = PrivateDirectory()
+    directory = RuntimeDir()
     told = Path(directory.path, "logs", "error.json")
     told.parent.mkdir()
     told.write_text("{}")
     Path(directory.path, "agent.sock").touch()
     directory.remove(keep="logs")
-    PrivateDirectory().remove()
+    RuntimeDir().remove()
     assert told.exists()
     assert not Path(directory.path, "agent.sock").exists()
 
@@ -86,7 +86,7 @@ def test_one_that_was_removed_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    directory = PrivateDirectory()
+    directory = RuntimeDir()
     assert not directory.renew()
     shutil.rmtree(directory.path)
     assert directory.renew()
@@ -102,7 +102,7 @@ def test_what_somebody_else_has_made_under_its_name_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    directory = PrivateDirectory()
+    directory = RuntimeDir()
     shutil.rmtree(directory.path)
     Path(directory.path).symlink_to(tmp_path)
     with pytest.raises(FileExistsError):
@@ -116,4 +116,4 @@ def test_without_a_place_for_temporary_files_it_says_what_to_do(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"temporary files are kept .*nowhere.*; set TMPDIR to"):
-        PrivateDirectory()
+        RuntimeDir()

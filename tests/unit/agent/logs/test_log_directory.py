@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_runtime.agent.logs.error_files import read_error_file
-from elastic_runtime.agent.logs.log_directory import LogDirs, Place
+from elastic_runtime.agent.logs.log_directory import LogDirs, WorkerDir
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig, Output
 from elastic_runtime.errors import UsageError
 
@@ -19,51 +19,56 @@ def config(log_dir: Path | None, **settings: object) -> JobConfig:
     return JobConfig(entry, Endpoint("c10d", ("h:1",)), "run", node_name="n", output=output)
 
 
-def own(place: Place) -> Path:
+def own(worker_dir: WorkerDir) -> Path:
     """The directory of a worker in the log directory."""
-    return Path(place.log("stdout")).parent
+    return Path(worker_dir.log("stdout")).parent
 
 
 def test_the_directory_names_round_node_and_rank(tmp_path: Path) -> None:
-    place = LogDirs(config(tmp_path / "logs"), str(tmp_path / "private")).place(3, 5)
+    worker_dir = LogDirs(config(tmp_path / "logs"), str(tmp_path / "private")).worker_dir(3, 5)
     below = Path("run", "round-3", "n", "rank-5")
     private = tmp_path / "private" / "logs" / below
     assert private.is_dir()
-    assert place.error_file == str(private / "error.json")
+    assert worker_dir.error_file == str(private / "error.json")
     assert not list((tmp_path / "logs").iterdir())  # it may hang: another thread's
-    place.make()
+    worker_dir.make()
     directory = tmp_path / "logs" / below
     assert directory.is_dir()
-    assert place.log("stdout") == str(directory / "stdout.log")
-    assert place.filtered("stderr") == str(directory.parent / "filtered_stderr.log")
+    assert worker_dir.log("stdout") == str(directory / "stdout.log")
+    assert worker_dir.filtered("stderr") == str(directory.parent / "filtered_stderr.log")
 
 
 def test_nothing_that_exists_is_touched_or_reused(tmp_path: Path) -> None:
-    first = LogDirs(config(tmp_path), str(tmp_path / "private")).place(1, 0)
+    first = LogDirs(config(tmp_path), str(tmp_path / "private")).worker_dir(1, 0)
     Path(first.log("stdout")).write_text("precious")
     # Another agent of the same name, and a later job of the same run id.
     for number in (2, 3):
-        place = LogDirs(config(tmp_path), str(tmp_path / "private")).place(1, 0)
-        assert own(place) == tmp_path / "run" / "round-1" / f"n-{number}" / "rank-0"
+        worker_dir = LogDirs(config(tmp_path), str(tmp_path / "private")).worker_dir(1, 0)
+        assert own(worker_dir) == tmp_path / "run" / "round-1" / f"n-{number}" / "rank-0"
     assert Path(first.log("stdout")).read_text() == "precious"
 
 
 def test_a_rank_that_is_started_again_in_its_round_gets_another(tmp_path: Path) -> None:
     logs = LogDirs(config(tmp_path), str(tmp_path / "private"))
-    places = [logs.place(1, 0), logs.place(1, 1), logs.place(1, 0), logs.place(2, 0)]
+    dirs = [
+        logs.worker_dir(1, 0),
+        logs.worker_dir(1, 1),
+        logs.worker_dir(1, 0),
+        logs.worker_dir(2, 0),
+    ]
     expected = ["round-1/n/rank-0", "round-1/n/rank-1", "round-1/n/rank-0-2", "round-2/n/rank-0"]
-    assert [str(own(place).relative_to(tmp_path / "run")) for place in places] == expected
+    assert [str(own(worker_dir).relative_to(tmp_path / "run")) for worker_dir in dirs] == expected
     private = tmp_path / "private" / "logs" / "run"
-    assert [str(Path(place.directory).relative_to(private)) for place in places] == expected
+    assert [str(Path(worker_dir.directory).relative_to(private)) for worker_dir in dirs] == expected
 
 
 def test_an_error_is_copied_when_its_worker_has_ended(tmp_path: Path) -> None:
     logs = LogDirs(config(tmp_path / "logs"), str(tmp_path / "private"))
-    well, failed = logs.place(1, 0), logs.place(1, 1)
+    well, failed = logs.worker_dir(1, 0), logs.worker_dir(1, 1)
     Path(failed.error_file).write_text("{}")
-    for place in (well, failed):
-        place.make()
-        place.end()
+    for worker_dir in (well, failed):
+        worker_dir.make()
+        worker_dir.end()
     assert not well.published
     assert Path(failed.published) == own(failed) / "error.json"
     assert Path(failed.published).read_text() == "{}"
@@ -71,27 +76,27 @@ def test_an_error_is_copied_when_its_worker_has_ended(tmp_path: Path) -> None:
 
 
 def test_an_error_that_cannot_be_copied_stays_where_it_is(tmp_path: Path) -> None:
-    place = LogDirs(config(tmp_path / "logs"), str(tmp_path / "private")).place(1, 0)
-    Path(place.error_file).write_text("{}")
+    worker_dir = LogDirs(config(tmp_path / "logs"), str(tmp_path / "private")).worker_dir(1, 0)
+    Path(worker_dir.error_file).write_text("{}")
     (tmp_path / "logs").rmdir()
     (tmp_path / "logs").touch()
-    for action in (place.make, place.end):
+    for action in (worker_dir.make, worker_dir.end):
         with pytest.raises(NotADirectoryError):
             action()
-    assert not place.published
-    assert Path(place.error_file).read_text() == "{}"
+    assert not worker_dir.published
+    assert Path(worker_dir.error_file).read_text() == "{}"
     # It is tried again with each file, and with each worker.
     (tmp_path / "logs").unlink()
-    place.make()
-    assert own(place).is_dir()
+    worker_dir.make()
+    assert own(worker_dir).is_dir()
     shutil.rmtree(tmp_path / "logs")
-    assert own(place).is_dir()
+    assert own(worker_dir).is_dir()
 
 
 def test_a_worker_gets_a_place_without_room_for_it(tmp_path: Path) -> None:
     (tmp_path / "private").touch()
-    place = LogDirs(config(None), str(tmp_path / "private")).place(1, 0)
-    assert read_error_file(place.error_file) is None
+    worker_dir = LogDirs(config(None), str(tmp_path / "private")).worker_dir(1, 0)
+    assert read_error_file(worker_dir.error_file) is None
 
 
 @pytest.mark.parametrize(
@@ -99,9 +104,9 @@ def test_a_worker_gets_a_place_without_room_for_it(tmp_path: Path) -> None:
 )
 def test_a_name_is_one_directory(tmp_path: Path, name: str, directory: str) -> None:
     logs = LogDirs(config(tmp_path).with_(run_id=name), str(tmp_path / "private"))
-    place = logs.place(1, 0)
-    assert own(place).is_relative_to(tmp_path / directory)
-    assert Path(place.directory).is_relative_to(tmp_path / "private" / "logs" / directory)
+    worker_dir = logs.worker_dir(1, 0)
+    assert own(worker_dir).is_relative_to(tmp_path / directory)
+    assert Path(worker_dir.directory).is_relative_to(tmp_path / "private" / "logs" / directory)
 
 
 def test_long_names_are_cut_and_stay_different(tmp_path: Path) -> None:
@@ -110,19 +115,19 @@ def test_long_names_are_cut_and_stay_different(tmp_path: Path) -> None:
     for name in names:
         settings = config(logs).with_(run_id=name, node_name=name)
         for _ in range(2):  # the second one is given a number
-            place = LogDirs(settings, str(private)).place(1, 0)
-            assert own(place).is_dir()
-            assert Path(place.directory).is_dir()
+            worker_dir = LogDirs(settings, str(private)).worker_dir(1, 0)
+            assert own(worker_dir).is_dir()
+            assert Path(worker_dir.directory).is_dir()
     assert len(list(logs.iterdir())) == len(names)
     kept = "r" * 240  # as long as ever
-    place = LogDirs(config(logs).with_(run_id=kept), str(private)).place(1, 0)
-    assert own(place).is_relative_to(logs / kept)
+    worker_dir = LogDirs(config(logs).with_(run_id=kept), str(private)).worker_dir(1, 0)
+    assert own(worker_dir).is_relative_to(logs / kept)
 
 
 def test_without_a_log_directory(tmp_path: Path) -> None:
-    place = LogDirs(config(None), str(tmp_path)).place(1, 0)
-    assert Path(place.directory).is_relative_to(tmp_path)
-    assert not place.logged
+    worker_dir = LogDirs(config(None), str(tmp_path)).worker_dir(1, 0)
+    assert Path(worker_dir.directory).is_relative_to(tmp_path)
+    assert not worker_dir.logged
     kept = LogDirs(config(None, tee={-1: 3}), str(tmp_path))
     assert kept.root is not None
     assert not kept.root.is_relative_to(tmp_path)
@@ -140,24 +145,24 @@ def rounds(root: Path) -> list[str]:
     return sorted((p.parent.name for p in root.glob("run/round-*/n")), key=lambda n: int(n[6:]))
 
 
-def start(logs: LogDirs, round_number: int, rank: int = 0) -> Place:
-    place = logs.place(round_number, rank)
-    place.make()
-    return place
+def start(logs: LogDirs, round_number: int, rank: int = 0) -> WorkerDir:
+    worker_dir = logs.worker_dir(round_number, rank)
+    worker_dir.make()
+    return worker_dir
 
 
-def end(logs: LogDirs, place: Place) -> None:
-    logs.ended(place)
-    place.end()
+def end(logs: LogDirs, worker_dir: WorkerDir) -> None:
+    logs.ended(worker_dir)
+    worker_dir.end()
 
 
 def test_the_logs_of_the_first_round_and_of_the_newest_are_kept(tmp_path: Path) -> None:
     logs = LogDirs(config(tmp_path, keep=3), str(tmp_path / "private"))
     (tmp_path / "run" / "round-2" / "other").mkdir(parents=True)
     for number in range(1, 7):
-        place = start(logs, number)
-        Path(place.log("stdout")).write_text("text")
-        end(logs, place)
+        worker_dir = start(logs, number)
+        Path(worker_dir.log("stdout")).write_text("text")
+        end(logs, worker_dir)
     assert rounds(tmp_path) == ["round-1", "round-5", "round-6"]
     assert rounds(tmp_path / "private" / "logs") == ["round-1", "round-5", "round-6"]
     # What another node has written is not touched.
@@ -167,14 +172,14 @@ def test_the_logs_of_the_first_round_and_of_the_newest_are_kept(tmp_path: Path) 
 
 def test_the_logs_of_a_living_worker_and_of_the_last_that_ended_are_kept(tmp_path: Path) -> None:
     logs = LogDirs(config(tmp_path, keep=2), str(tmp_path / "private"))
-    places = {number: start(logs, number) for number in range(1, 4)}
+    dirs = {number: start(logs, number) for number in range(1, 4)}
     old = start(logs, 2, rank=1)
     for number in range(4, 8):
         end(logs, start(logs, number))
     for root in (tmp_path, tmp_path / "private" / "logs"):
         assert rounds(root) == [f"round-{n}" for n in (1, 2, 3, 6, 7)]
     # An old worker fails, and ends the job before or after another start.
-    end(logs, places[2])
+    end(logs, dirs[2])
     end(logs, old)
     start(logs, 8)
     for root in (tmp_path, tmp_path / "private" / "logs"):
@@ -194,10 +199,10 @@ def test_errors_in_the_private_directory_do_not_pile_up(tmp_path: Path, keep: in
     private = tmp_path / "private"
     logs = LogDirs(config(tmp_path / "logs", keep=keep), str(private))
     for number in range(1, 41):
-        place = logs.place(number, 0)
-        Path(place.error_file).write_text("{}")
-        place.end()
-        logs.ended(place)
-    assert Path(place.error_file).is_file(), "the last one, which may end the job"
+        worker_dir = logs.worker_dir(number, 0)
+        Path(worker_dir.error_file).write_text("{}")
+        worker_dir.end()
+        logs.ended(worker_dir)
+    assert Path(worker_dir.error_file).is_file(), "the last one, which may end the job"
     assert len(list(private.rglob("error.json"))) < 10
     assert len(list((tmp_path / "logs").rglob("error.json"))) == 40, "but what was asked for"

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import errno
 
-from elastic_runtime.agent.lifecycle.start_retry import (
+from elastic_runtime.agent.workers.start_retry import (
     PATIENCE,
     cause,
-    is_shortage,
-    refused,
+    lacks_resources,
+    next_retry,
     remedy,
 )
 
 
 def test_pauses_grow_and_come_to_an_end() -> None:
-    shortage, now, pauses = refused(None, 100.0), 100.0, []
-    while shortage is not None:
-        pauses.append(shortage.pause)
-        assert shortage.again == now + shortage.pause
-        now = shortage.again
-        shortage = refused(shortage, now)
+    retry, now, pauses = next_retry(None, 100.0), 100.0, []
+    while retry is not None:
+        pauses.append(retry.pause)
+        assert retry.again == now + retry.pause
+        now = retry.again
+        retry = next_retry(retry, now)
         assert len(pauses) < 100
     assert pauses == sorted(pauses)
     assert pauses[0] < 1.0 < pauses[-1]
@@ -28,8 +28,8 @@ def test_pauses_grow_and_come_to_an_end() -> None:
 
 def test_what_the_machine_lacks_is_told_from_what_the_user_did_wrong() -> None:
     for number in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE):
-        assert is_shortage(number)
+        assert lacks_resources(number)
         assert cause(number)
         assert remedy(number)
     for number in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, 0, None):
-        assert not is_shortage(number)
+        assert not lacks_resources(number)

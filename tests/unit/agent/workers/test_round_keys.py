@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from elastic_runtime.agent.round_keys import forget_rounds, key_of
-from elastic_runtime.agent.runtime_dir import PrivateDirectory
-from elastic_runtime.agent.workers.worker_group import Crew
+from elastic_runtime.agent.runtime_dir import RuntimeDir
+from elastic_runtime.agent.workers.round_keys import forget_rounds, key_of
+from elastic_runtime.agent.workers.worker_group import WorkerGroup
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.protocol.records import Member, RoundRecord
 from elastic_runtime.system.listening import Where
@@ -55,21 +55,23 @@ def test_the_keys_of_rounds_do_not_pile_up() -> None:
 
 def test_an_agent_clears_its_store_as_its_workers_enter_a_round(tmp_path: Path) -> None:
     job = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "run", node_name="n")
-    private = PrivateDirectory(str(tmp_path))
-    crew = Crew(job, private, dict, lambda item: None, Where("127.0.0.1"))
-    crew.host(0)
-    client = dist.TCPStore("127.0.0.1", crew.reserve(), is_master=False, wait_for_workers=False)
+    runtime_dir = RuntimeDir(str(tmp_path))
+    workers = WorkerGroup(job, runtime_dir, dict, lambda item: None, Where("127.0.0.1"))
+    workers.host_store()
+    client = dist.TCPStore(
+        "127.0.0.1", workers.reserve_port(), is_master=False, wait_for_workers=False
+    )
     try:
         for number in range(1, 6):
             connect(client, key_of(JOB, number))
-            members = (Member("a", "a", "127.0.0.1", 1, store_port=crew.reserve()),)
-            crew.enter(RoundRecord(number, JOB, members, crew.reserve(), "why"), 0, [])
+            members = (Member("a", "a", "127.0.0.1", 1, store_port=workers.reserve_port()),)
+            workers.enter(RoundRecord(number, JOB, members, workers.reserve_port(), "why"), 0, [])
         wait_for(lambda: not keys_of(client, key_of(JOB, 3)), 20, "the third round to be forgotten")
         assert keys_of(client, key_of(JOB, 4))
     finally:
-        crew.hang_up()
-        crew.close()
-        private.remove()
+        workers.hang_up()
+        workers.close()
+        runtime_dir.remove()
 
 
 def test_a_new_incarnation_of_a_job_counts_from_one_again() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # peers, and that they are gone; without them it would wait for them to come, for as long as its
 # agent takes to tell it that the round is broken. All have left the round before that one.
 _KEPT = 2
-# An incarnation ends with the number of its first round: see ``rendezvous.lives``.
+# An incarnation ends with the number of its first round: see ``rendezvous.core.incarnation``.
 _OF_A_ROUND = re.compile(r"(.+?\.\d+)/(\d+)/")
 
 

@@ -29,7 +29,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class StartRetry:
     """A start that the machine refuses.
 
     Attributes:
@@ -43,12 +43,12 @@ class Shortage:
     again: float
 
 
-def is_shortage(number: int | None) -> bool:
-    """Whether an error number only says that there is no room at present."""
+def lacks_resources(number: int | None) -> bool:
+    """Whether an error number only says that a machine has no room at present."""
     return number in _REMEDIES
 
 
-def refused(before: Shortage | None, now: float) -> Shortage | None:
+def next_retry(before: StartRetry | None, now: float) -> StartRetry | None:
     """What follows from one more refusal.
 
     Args:
@@ -59,11 +59,11 @@ def refused(before: Shortage | None, now: float) -> Shortage | None:
         None: it has been tried for long enough.
     """
     if before is None:
-        return Shortage(now, _FIRST_PAUSE, now + _FIRST_PAUSE)
+        return StartRetry(now, _FIRST_PAUSE, now + _FIRST_PAUSE)
     if now >= before.since + PATIENCE:
         return None
     pause = min(2 * before.pause, _LONGEST_PAUSE)
-    return Shortage(before.since, pause, now + pause)
+    return StartRetry(before.since, pause, now + pause)
 
 
 def cause(number: int) -> str:

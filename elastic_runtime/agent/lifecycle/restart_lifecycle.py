@@ -1,0 +1,197 @@
+"""The rows of ``lifecycle_step`` for workers that are started anew for each round: pure.
+
+They also hold in place once workers are being stopped, or are past ``elastic.run``: from there on
+it is a matter of processes that end.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.lifecycle.fault_classification import signal_name
+from elastic_runtime.agent.lifecycle.lifecycle_state import AfterRound, AgentState, Phase, Step
+from elastic_runtime.agent.lifecycle.lifecycle_types import (
+    Action,
+    Alarm,
+    Finish,
+    LeaveRequested,
+    SetAlarm,
+    StartWorkers,
+    StopWorkers,
+    TellPeople,
+    TellRendezvous,
+    TellWorkers,
+    WorkerExited,
+)
+from elastic_runtime.agent.lifecycle.termination import (
+    NEVER,
+    end_agent,
+    forward_signal,
+    free_if_leaving,
+    leave_for_want_of_room,
+    report_exit,
+    report_round,
+    stop_workers,
+    workers_ended,
+)
+from elastic_runtime.errors import EXIT_LEFT
+from elastic_runtime.events.job_events import JobWaiting
+from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
+from elastic_runtime.protocol.messages import Drain
+from elastic_runtime.protocol.records import ASKED, NO_ROOM, PLANNED, FaultReport
+from elastic_runtime.rendezvous.core import events
+from elastic_runtime.system.repeated_signals import Request
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.core.notices import Excluded, Fenced, Sealed, Switch, Waiting
+
+
+def sealed(state: AgentState, event: Sealed, now: float) -> Step:
+    """This node is in a new round: its workers are started."""
+    if state.phase is not Phase.WAITING:
+        return Step(state, (), "not waiting for a round")
+    last, group_rank = event.round, event.group_rank
+    reports = report_round(state, last, group_rank)
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        after_round=AfterRound.REJOIN,
+        round=last,
+        group_rank=group_rank,
+        alive=frozenset(range(state.settings.workers)),
+        can_drain=frozenset(),
+        drained=False,
+        draining=False,
+        told_to_stop=False,
+        faults=(),
+        leave_reason=None,
+    )
+    return Step(state, (*reports, StartWorkers(last, group_rank)), last.reason)
+
+
+def worker_exited(state: AgentState, event: WorkerExited, now: float) -> Step:
+    """A worker has ended: if nobody wanted that, the others are stopped as well."""
+    last, in_place = state.round, state.in_place
+    if last is None or (event.round != last.number and not in_place):
+        return Step(state)
+    if event.local_rank not in state.alive:
+        return Step(state)
+    state = replace(
+        state,
+        in_place=in_place.without(event.local_rank) if in_place else None,
+        alive=state.alive - {event.local_rank},
+        drained=state.drained or event.drained,
+    )
+    actions: list[Action] = []
+    ours = state.told_to_stop and event.code < 0
+    if event.fault is not None and not event.drained and not ours:
+        fault = free_if_leaving(state, event.fault)
+        state = replace(state, faults=(*state.faults, fault))
+        if not state.told_to_stop:
+            actions.append(report_exit(event, fault))
+            state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
+            if fault.signature == NO_ROOM:
+                state = leave_for_want_of_room(state, fault)
+            if state.alive:
+                actions += [StopWorkers(state.settings.timeouts.broken_grace), SetAlarm(NEVER)]
+    return Step(state, tuple(actions)) if state.alive else workers_ended(state, actions)
+
+
+def switch(state: AgentState, event: Switch, now: float) -> Step:
+    """The round is to be left: at once if it is broken, at a step boundary otherwise."""
+    if state.round is None or event.round != state.round.number:
+        return Step(state)
+    reason = FaultReport(event.round, PLANNED, event.reason)
+    state = replace(state, leave_reason=state.leave_reason or reason)
+    if state.phase is Phase.DONE:
+        return workers_ended(replace(state, phase=Phase.STOPPING, told_to_stop=True), ())
+    if state.phase not in (Phase.RUNNING, Phase.STOPPING):
+        return Step(state)
+    if event.broken:
+        if state.told_to_stop and not state.draining:
+            return Step(state)
+        return stop_workers(state, state.settings.timeouts.broken_grace, event.reason)
+    if state.told_to_stop or state.draining:
+        return Step(state)
+    return _drain(state, event.reason, now)
+
+
+def _drain(state: AgentState, reason: str, now: float, signum: int = signal.SIGTERM) -> Step:
+    """Asks the workers to leave: at a step boundary if they can, else by a signal."""
+    last = state.round
+    if last is None or not state.alive <= state.can_drain or not state.alive:
+        return stop_workers(state, state.settings.timeouts.grace, reason, signum=signum)
+    drain = TellWorkers(Drain(last.number, reason))
+    alarm = SetAlarm(now + state.settings.timeouts.grace)
+    return Step(replace(state, draining=True), (*forward_signal(signum), drain, alarm), reason)
+
+
+def alarm(state: AgentState, event: Alarm, now: float) -> Step:
+    """The time is over in which workers were to leave at a step boundary."""
+    if state.draining:
+        reason = "the workers did not leave in time"
+        return stop_workers(state, state.settings.timeouts.broken_grace, reason)
+    return Step(state)
+
+
+def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Step:
+    """A signal asks the node to leave; another one, to end at once."""
+    if state.leave_request:
+        finish = Finish(128 + event.signum, "")
+        state = replace(state, after_round=AfterRound.END, finish=finish)
+        if not state.alive:
+            return end_agent(state)
+        state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
+        return Step(state, (StopWorkers(0.0),), "asked twice")
+    report = report_leaving(event)
+    alone = state.round is None or state.round.size == 1
+    state = replace(
+        state,
+        leave_request=Request(event.signum, now),
+        after_round=AfterRound.LEAVE,
+        finish=Finish(EXIT_LEFT, "stopped on request" if alone else "left on request"),
+    )
+    drain = TellRendezvous(events.Drain())
+    match state.phase:
+        case Phase.STARTING | Phase.WAITING | Phase.DONE:
+            return end_agent(state, (report,))
+        case Phase.STOPPING:
+            return Step(state, (report, drain), "leaving after the stop")
+    number = state.round.number if state.round else 0
+    state = replace(state, leave_reason=FaultReport(number, ASKED, "the node was asked to leave"))
+    drained = _drain(state, "this node was asked to leave", now, event.signum)
+    return replace(drained, actions=(report, drain, *drained.actions))
+
+
+def report_leaving(event: LeaveRequested) -> TellPeople:
+    """Tells people that this node leaves."""
+    return TellPeople(NodeLeaving(f"asked to by {signal_name(event.signum)}"))
+
+
+def excluded(state: AgentState, event: Excluded | Fenced, now: float) -> Step:
+    """The others go on without this node, or may: it stops its workers, and joins as a new one."""
+    report = TellPeople(NodeExcluded(event.reason))
+    if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
+        state = replace(state, after_round=new_unless_leaving(state))
+        return stop_workers(state, state.settings.timeouts.broken_grace, event.reason, (report,))
+    if state.phase is Phase.STARTING:
+        return Step(state, (report,), event.reason)
+    if state.after_round is AfterRound.LEAVE:
+        return end_agent(state, (report,))
+    state = replace(state, phase=Phase.WAITING, after_round=AfterRound.REJOIN)
+    return Step(state, (report, TellRendezvous(events.Join())), event.reason)
+
+
+def waiting(state: AgentState, event: Waiting, now: float) -> Step:
+    """There is no round yet, which people hear of unless this node waits for nothing any more."""
+    if state.leave_request:
+        return Step(state)
+    return Step(state, (TellPeople(JobWaiting(**asdict(event))),), event.reason)
+
+
+def new_unless_leaving(state: AgentState) -> AfterRound:
+    """What follows the round of a node that is no member any more."""
+    rejoins = state.after_round is AfterRound.REJOIN
+    return AfterRound.JOIN_AS_NEW if rejoins else state.after_round
