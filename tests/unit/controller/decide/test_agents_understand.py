@@ -9,7 +9,7 @@ import pytest
 from elastic_runtime.cli.flags.flag_parser import Parser
 from elastic_runtime.cli.flags.setting_sources import read_settings
 from elastic_runtime.cli.run.job_from_command import Job, read_job
-from elastic_runtime.cli.run.store_target import Torchruns
+from elastic_runtime.cli.run.store_target import TorchrunTarget
 from tests.unit.controller.jobs import CLASSIC, UID, container, job
 from tests.unit.controller.simulated import Cluster
 
@@ -22,7 +22,7 @@ def parser() -> Parser:
     return Parser()
 
 
-def started(parser: Parser, made: Any) -> Job | Torchruns:
+def started(parser: Parser, made: Any) -> Job | TorchrunTarget:
     """What an agent makes of the first pod of a job."""
     cluster = Cluster(made)
     cluster.settle()
@@ -78,7 +78,7 @@ def test_a_classic_manifest_runs_under_elastic_run(parser: Parser, script: str) 
 
 def test_an_old_etcd_is_left_to_torch(parser: Parser, script: str) -> None:
     made = container(job(rdzvEndpoint="old:2379", rdzvBackend="etcd-v2"), args=[script])
-    assert isinstance(started(parser, made), Torchruns)
+    assert isinstance(started(parser, made), TorchrunTarget)
 
 
 def test_logging_in_to_an_etcd(parser: Parser, script: str, monkeypatch: Any) -> None:
