@@ -58,9 +58,15 @@ def pytest_testnodedown(node: Any, error: object) -> None:
             config.stash[key] = told[name]
 
 
-@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes what processes of this run that were killed have left in docker."""
+    shared = config.option.numprocesses and not hasattr(config, "workerinput")
+    if shared or config.stash.get(_REASON, None) == "":
+        remove_leftovers()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tells the main process; the main process removes what killed ones have left in docker."""
+    """Tells the main process, for the summary."""
     config = session.config
     reason = config.stash.get(_REASON, None)
     if hasattr(config, "workeroutput"):
@@ -68,8 +74,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             config.workeroutput["etcd_reason"] = reason
         if words := config.stash.get(_ENDED, ""):
             config.workeroutput["etcd_ended"] = words
-    elif reason == "":
-        remove_leftovers()
 
 
 def pytest_terminal_summary(
