@@ -263,7 +263,7 @@ class ElasticAgent:
                 return exited
             case LeaveRequested() | Alarm():
                 part = self._participant
-                served = part.state.connected
+                served = part.state.contact.connected
                 return replace(item, alone=part.alone, leads=part.leads, served=served)
             case _:
                 return item

@@ -17,35 +17,28 @@ from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.peer_proof import new_secret
 from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
 from elastic_runtime.rendezvous.core import membership
-from elastic_runtime.rendezvous.core.events import (
-    Applied,
-    Done,
-    Drain,
-    Event,
-    Goodbye,
-    Join,
-    LeftRound,
-    LookForMembers,
-    NewNode,
-    Probed,
-    RecoversInPlace,
-    Tick,
-    WorkersAvailable,
-)
-from elastic_runtime.rendezvous.core.formation.member_status import accompanied, alone, leader_of
-from elastic_runtime.rendezvous.core.node_state import (
+from elastic_runtime.rendezvous.core.actions import (
     Action,
     Apply,
-    Complete,
     Follow,
+    ListParts,
     Look,
-    LookAtParts,
     Notify,
     Probe,
+    ReadMembers,
 )
-from elastic_runtime.rendezvous.core.reducer import absorb_all
-from elastic_runtime.rendezvous.core.round_parts import Completer, parts_seen
+from elastic_runtime.rendezvous.core.events import (
+    Applied,
+    Event,
+    Join,
+    NewNode,
+    Probed,
+    Tick,
+)
+from elastic_runtime.rendezvous.core.formation.member_status import accompanied, alone, leader_of
+from elastic_runtime.rendezvous.core.reducer import reduce_all
 from elastic_runtime.rendezvous.probe import Prober
+from elastic_runtime.rendezvous.round_completer import RoundCompleter, parts_seen
 from elastic_runtime.rendezvous.store_contract import Put, Transaction
 from elastic_runtime.system import threads
 
@@ -53,9 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_runtime.clock import Clock
-    from elastic_runtime.protocol.records import EventRecord, FaultReport
+    from elastic_runtime.protocol.records import EventRecord
     from elastic_runtime.rendezvous.core.events import AgentEvent
-    from elastic_runtime.rendezvous.core.node_state import State
+    from elastic_runtime.rendezvous.core.node_state import NodeState
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Entry, Store
@@ -129,7 +122,7 @@ class Participant:
         self._said_goodbye = threading.Event()
         self._never = threading.Event()
         self._node = uuid.uuid4().hex
-        self._rounds = Completer(store.read, policy.layout.keepers)
+        self._rounds = RoundCompleter(store.read, policy.layout.keepers)
         self._prober = prober or Prober(probe_timeout, self._probed)
         self._thread: threading.Thread | None = None
 
@@ -141,7 +134,7 @@ class Participant:
         return self._node
 
     @property
-    def state(self) -> State:
+    def state(self) -> NodeState:
         """The present knowledge, an immutable value."""
         return self._state
 
@@ -164,7 +157,7 @@ class Participant:
     def leads(self) -> bool:
         """Whether no older node is there, as far as is seen."""
         state = self._state
-        return state.stored is not None and leader_of(state) is None
+        return state.own.stored is not None and leader_of(state) is None
 
     @property
     def granted_ttl(self) -> float:
@@ -221,49 +214,7 @@ class Participant:
         """
         if self._thread is None or not self._thread.is_alive():
             return False
-        return self._said_goodbye.wait(timeout if self._state.connected else _MOMENT)
-
-    # Until the agent says the events themselves: the same, as methods.
-
-    def join(self, store_port: int = 0, workers: int | None = None) -> None:
-        """As ``say(Join(...))``."""
-        self.say(Join(store_port, workers))
-
-    def leave(
-        self,
-        round_number: int,
-        fault: FaultReport,
-        store_port: int = 0,
-        stays: bool = True,
-        workers: int | None = None,
-    ) -> None:
-        """As ``say(LeftRound(...))``."""
-        self.say(LeftRound(round_number, fault, store_port, stays, workers))
-
-    def available(self, workers: int, store_port: int = 0) -> None:
-        """As ``say(WorkersAvailable(...))``."""
-        self.say(WorkersAvailable(workers, store_port))
-
-    def in_place(self) -> None:
-        """As ``say(RecoversInPlace())``."""
-        self.say(RecoversInPlace())
-
-    def look_for_members(self, round_number: int) -> None:
-        """As ``say(LookForMembers(...))``."""
-        self.say(LookForMembers(round_number))
-
-    def done(self, round_number: int, step: int = -1) -> None:
-        """As ``say(Done(...))``."""
-        self.say(Done(round_number, step))
-
-    def drain(self) -> None:
-        """As ``say(Drain())``."""
-        self.say(Drain())
-
-    def goodbye(self, timeout: float) -> bool:
-        """As ``say(Goodbye())``, and ``wait_for_goodbye``."""
-        self.say(Goodbye())
-        return self.wait_for_goodbye(timeout)
+        return self._said_goodbye.wait(timeout if self._state.contact.connected else _MOMENT)
 
     def record_event(self, key: str, event: EventRecord) -> None:
         """Keeps an event in the store for ``elasticctl``; lost without harm if the store is away.
@@ -302,7 +253,7 @@ class Participant:
             record = NodeRecord.decode(entry.key, entry.value)
         except RecordError:
             return False
-        return record.status != GONE and record.node not in (self._node, *self._state.dead)
+        return record.status != GONE and record.node not in (self._node, *self._state.reach.dead)
 
     def close(self) -> None:
         """Ends the part. Without a goodbye before, the lease is given back all the same."""
@@ -340,15 +291,15 @@ class Participant:
         news: list[Event] = []
         happened = [event for event in events if not isinstance(event, _Write)]
         before = self._state
-        for event in self._rounds.take(happened, self._node, before.wide, now):
+        for event in self._rounds.take(happened, self._node, before.shown.wide, now):
             if isinstance(event, NewNode):
-                self._state = absorb_all(self._state, news, now)
+                self._state = reduce_all(self._state, news, now)
                 decision = membership.step(self._state, event, now)
                 self._state, news = decision.state, []
                 actions.extend(decision.actions)
             else:
                 news.append(event)
-        self._state = absorb_all(self._state, news, now)
+        self._state = reduce_all(self._state, news, now)
         decision = membership.decide(self._state, now)
         self._state = decision.state
         self._refused = ""
@@ -356,7 +307,7 @@ class Participant:
             self._perform(action)
         self._check_goodbye()
         writes = tuple(event.put for event in events if isinstance(event, _Write))
-        if writes and self._state.connected:
+        if writes and self._state.contact.connected:
             self._apply(EVENTS, Transaction(puts=writes))
         return min(decision.wake, self._rounds.due)
 
@@ -386,9 +337,9 @@ class Participant:
                     self._store.follow(own_key)
             case Probe(node, address, port):
                 self._prober.probe(node, address, port, self._state.secret)
-            case Complete(near):
+            case ReadMembers(near):
                 self._rounds.ask(self._clock.now(), near)
-            case LookAtParts(version):
+            case ListParts(version):
                 if (seen := parts_seen(self._store.read, version)) is not None:
                     self._inbox.put(seen)
             case Notify(notice):

@@ -283,7 +283,7 @@ def in_memory(total: int) -> list[Round]:
         begun = time.monotonic()
         begin()
         stage.play(lambda: stage.there.get(number, 0) >= left)
-        spent = [(node.cpu - cpu[node.number], node.state.wide) for node in stage.nodes]
+        spent = [(node.cpu - cpu[node.number], node.state.shown.wide) for node in stage.nodes]
         rounds.append(
             Round(
                 what,
@@ -339,7 +339,7 @@ def share(endpoint: str, run_id: str, first: int, count: int, total: int) -> Non
         match line.split():
             case ["first"]:  # the oldest leads
                 nodes[0].join(1)
-                while nodes[0].state.stored is None:
+                while nodes[0].state.own.stored is None:
                     time.sleep(0.001)
                 say(registered=True)
             case ["go"]:
@@ -354,7 +354,7 @@ def share(endpoint: str, run_id: str, first: int, count: int, total: int) -> Non
                     if not node.dead and (not few or str(number) in few):
                         node.notices()
             case ["cost"]:
-                costs = [[one.cpu, one.state.wide, one.dead] for one in nodes.values()]
+                costs = [[one.cpu, one.state.shown.wide, one.dead] for one in nodes.values()]
                 used = _cpu(os.getpid())
                 say(written=traffic.written, received=traffic.received, cpu=costs, used=used)
             case _:

@@ -12,14 +12,13 @@ from elastic_runtime.protocol.records import RoundRecord
 from elastic_runtime.rendezvous.core import (
     incarnation,
     leader,
-    own_node,
     reducer,
     round_parts,
-    store_outage,
 )
-from elastic_runtime.rendezvous.core.actions import Plan
+from elastic_runtime.rendezvous.core.decision import Decision
 from elastic_runtime.rendezvous.core.events import SILENT
-from elastic_runtime.rendezvous.core.formation import reachability_survey, round_formation
+from elastic_runtime.rendezvous.core.formation import round_formation
+from elastic_runtime.rendezvous.core.own import own_node, reachability_survey, store_outage
 from elastic_runtime.rendezvous.store_contract import Transaction
 from tests.model.themes import (
     CHURN,
@@ -37,21 +36,21 @@ from tests.model.themes import (
 )
 
 if TYPE_CHECKING:
-    from elastic_runtime.rendezvous.core.node_state import State
+    from elastic_runtime.rendezvous.core.node_state import NodeState
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_islands_rule(patch: pytest.MonkeyPatch) -> None:
     """A new round is sealed although nobody of the last one is at hand."""
-    patch.setattr(round_formation, "_is_safe", lambda standings: True)
+    patch.setattr(round_formation, "_is_safe", lambda last: True)
 
 
 def silence_is_death(patch: pytest.MonkeyPatch) -> None:
     """A probe that is not answered counts as a refused one."""
     patch.setattr(reducer, "_PROOFS", (*reducer._PROOFS, SILENT))
     patch.setattr(
-        "elastic_runtime.rendezvous.core.formation.member_status._HOW",
+        "elastic_runtime.rendezvous.core.formation.member_status._PROOF_MESSAGES",
         {"silent": "", "refused": "", "other": ""},
     )
 
@@ -67,40 +66,40 @@ def seal_without_fence(patch: pytest.MonkeyPatch) -> None:
 
 def lost_workers_still_count(patch: pytest.MonkeyPatch) -> None:
     """In place, a node that says that its workers are gone is taken into the next round."""
-    original = reducer._command
+    original = reducer._left_round
 
-    def forgetful(state: State, event: Any, now: float) -> State:
-        if getattr(event, "workers", None) == 0:
+    def forgetful(state: NodeState, event: Any, now: float) -> NodeState:
+        if event.workers == 0:
             event = replace(event, workers=1)
         return original(state, event, now)
 
-    patch.setattr(reducer, "_command", forgetful)
+    patch.setattr(reducer, "_left_round", forgetful)
 
 
 def amnesia_unnoticed(patch: pytest.MonkeyPatch) -> None:
     """A snapshot of a store that forgot is taken for any other."""
-    original = reducer._snapshot
+    original = reducer.reduce_snapshot
     patch.setattr(
         reducer,
-        "_snapshot",
+        "reduce_snapshot",
         lambda state, event, now: original(state, replace(event, forgot=False), now),
     )
 
 
 def round_not_given_back(patch: pytest.MonkeyPatch) -> None:
     """Nobody gives the round back to a store that forgot; a new life begins instead."""
-    patch.setattr(own_node, "restore", lambda state, ours, plan, now: state)
+    patch.setattr(own_node, "restore", lambda state, ours, now: Decision(state))
     original = incarnation.create_job
 
-    def anew(state: State, plan: Plan, now: float) -> State:
-        return original(replace(state, known_round=None), plan, now)
+    def anew(state: NodeState, now: float) -> Decision:
+        return original(replace(state, history=replace(state.history, round=None)), now)
 
     patch.setattr(leader, "create_job", anew)
 
 
 def never_fenced(patch: pytest.MonkeyPatch) -> None:
     """A group without contact to the store goes on for ever."""
-    patch.setattr(store_outage, "_fence", lambda state, plan, now: state)
+    patch.setattr(store_outage, "_fence", lambda state, now: Decision(state))
 
 
 def never_excluded(patch: pytest.MonkeyPatch) -> None:
@@ -110,15 +109,15 @@ def never_excluded(patch: pytest.MonkeyPatch) -> None:
 
 def endless_wait(patch: pytest.MonkeyPatch) -> None:
     """A node waits for a store that never comes back for as long as it takes."""
-    patch.setattr(store_outage, "_give_up", lambda state, trouble, plan, now: state)
+    patch.setattr(store_outage, "_give_up", lambda state, problem, now: Decision(state))
 
 
 def unaware_newcomer(patch: pytest.MonkeyPatch) -> None:
     """A node takes an empty store for a new job, though it was told that the job has run."""
     original = incarnation.create_job
 
-    def hasty(state: State, plan: Plan, now: float) -> State:
-        return original(replace(state, policy=replace(state.policy, resuming=False)), plan, now)
+    def hasty(state: NodeState, now: float) -> Decision:
+        return original(replace(state, policy=replace(state.policy, resuming=False)), now)
 
     patch.setattr(leader, "create_job", hasty)
 
@@ -136,12 +135,12 @@ def numbers_begin_anew(patch: pytest.MonkeyPatch) -> None:
 
 def joiners_first(patch: pytest.MonkeyPatch) -> None:
     """Newcomers are ranked before survivors."""
-    original = round_formation._seal
+    original = round_formation._next_round
 
-    def reversed_(state: Any, job: Any, last: Any, chosen: Any, *rest: Any) -> Any:
-        return original(state, job, last, chosen[::-1], *rest)
+    def reversed_(state: Any, job: Any, last: Any, chosen: Any) -> Any:
+        return original(state, job, last, chosen[::-1])
 
-    patch.setattr(round_formation, "_seal", reversed_)
+    patch.setattr(round_formation, "_next_round", reversed_)
 
 
 def impatient(patch: pytest.MonkeyPatch) -> None:
@@ -156,22 +155,24 @@ def first_one_ends_all(patch: pytest.MonkeyPatch) -> None:
 
 def deaf_to_reports(patch: pytest.MonkeyPatch) -> None:
     """Nodes that say that they do not reach each other are put into one round."""
-    patch.setattr(round_formation, "together", lambda nodes, *rest: list(nodes))
+    patch.setattr(round_formation, "choose_connected", lambda nodes, *rest: list(nodes))
 
 
 def never_looks_again(patch: pytest.MonkeyPatch) -> None:
     """A node that has missed others never finds out that they are in reach again."""
-    patch.setattr(reachability_survey, "_look_again", lambda state, plan, now: state)
+    patch.setattr(reachability_survey, "_look_again", lambda state, now: Decision(state))
 
 
 def round_before_its_members(patch: pytest.MonkeyPatch) -> None:
     """The record of a round is written, whether its parts are or not."""
-    original = Plan.apply
+    original = round_formation.write
 
-    def without(self: Plan, state: State, tag: str, it: Transaction, now: float, first: Any = ()):  # type: ignore[no-untyped-def]
-        return original(self, state, tag, it, now)
+    def without(
+        state: NodeState, tag: str, it: Transaction, now: float, *rest: Any, **_: Any
+    ) -> Any:
+        return original(state, tag, it, now, *rest)
 
-    patch.setattr(Plan, "apply", without)
+    patch.setattr(round_formation, "write", without)
 
 
 def more_is_another(patch: pytest.MonkeyPatch) -> None:
@@ -179,16 +180,16 @@ def more_is_another(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RoundRecord, "identity", property(lambda self: (self.ranks, self.members)))
 
 
-def never_tidies(patch: pytest.MonkeyPatch) -> None:
+def never_cleans_up(patch: pytest.MonkeyPatch) -> None:
     """Nobody looks at what lies in the store of rounds."""
-    patch.setattr(leader, "tidy", lambda state, job, last, plan, now: state)
+    patch.setattr(leader, "clean_up_parts", lambda state, last, now: Decision(state))
 
 
 def asks_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A leader waits for who knows all members of a round, though nobody may."""
 
-    def ask(state: State, job: Any, last: RoundRecord, plan: Plan, now: float) -> Any:
-        return incarnation.ask_for_members(state, last, plan, now), None
+    def ask(state: NodeState, job: Any, last: RoundRecord, now: float) -> Any:
+        return incarnation.write_round_again(state, last, now), None
 
     patch.setattr(leader, "call_roll", ask)
 
@@ -219,7 +220,7 @@ MUTANTS: tuple[tuple[Patch, Theme], ...] = (
     (never_looks_again, PARTED),
     (round_before_its_members, CHURN),
     (more_is_another, CHURN),
-    (never_tidies, PARTS),
+    (never_cleans_up, PARTS),
     (asks_for_ever, PARTS),
     (parts_are_believed, PARTS),
 )

@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport, NodeRecord, RoundRecord
 from elastic_runtime.rendezvous.core import membership
+from elastic_runtime.rendezvous.core.actions import (
+    Action,
+    Apply,
+    Follow,
+    ListParts,
+    Look,
+    Notify,
+    Probe,
+    ReadMembers,
+)
 from elastic_runtime.rendezvous.core.events import (
     ALIVE,
     OTHER,
@@ -29,16 +39,6 @@ from elastic_runtime.rendezvous.core.events import (
     Tick,
     WorkersAvailable,
 )
-from elastic_runtime.rendezvous.core.node_state import (
-    Action,
-    Apply,
-    Complete,
-    Follow,
-    Look,
-    LookAtParts,
-    Notify,
-    Probe,
-)
 from elastic_runtime.rendezvous.core.notices import (
     Conflict,
     Ended,
@@ -51,8 +51,8 @@ from elastic_runtime.rendezvous.core.notices import (
     Surveyed,
     Switch,
 )
-from elastic_runtime.rendezvous.core.reducer import absorb_all
-from elastic_runtime.rendezvous.core.round_parts import Completer, parts_seen
+from elastic_runtime.rendezvous.core.reducer import reduce_all
+from elastic_runtime.rendezvous.round_completer import RoundCompleter, parts_seen
 from elastic_runtime.rendezvous.store_contract import LeaseLost, Lost, Transaction
 from tests.model.clockwork import Violation
 from tests.model.store import Client
@@ -104,7 +104,7 @@ class Node:
         self.client = Client(
             world.store, self._from_store, lambda: self.running, lambda: self.hung_at is None
         )
-        self.rounds = Completer(self.client.read, policy.layout.keepers)
+        self.rounds = RoundCompleter(self.client.read, policy.layout.keepers)
         self.second = 0
         self.counts = dict.fromkeys(STORM, 0)
         self.agent = Agent(self)
@@ -236,15 +236,15 @@ class Node:
             for event in events:
                 clock.log(self.name, f"<- {brief(event)}")
         before = self.state
-        for event in self.rounds.take(events, self.uuid, before.wide, now):
+        for event in self.rounds.take(events, self.uuid, before.shown.wide, now):
             if isinstance(event, NewNode):
-                self.state = absorb_all(self.state, news, now)
+                self.state = reduce_all(self.state, news, now)
                 decision = membership.step(self.state, event, now)
                 self.state, news = decision.state, []
                 actions.extend(decision.actions)
             else:
                 news.append(event)
-        self.state = absorb_all(self.state, news, now)
+        self.state = reduce_all(self.state, news, now)
         decision = membership.decide(self.state, now)
         self.state = decision.state
         wake = min(decision.wake, self.rounds.due)
@@ -277,10 +277,10 @@ class Node:
                         self.client.follow(own_key)
                 case Probe(node, _, port):
                     self.world.probe(self, node, port)
-                case Complete(near):
-                    self.rounds.ask(clock.now + self.zero, near)
+                case ReadMembers(sample):
+                    self.rounds.ask(clock.now + self.zero, sample)
                     self.inbox.append(Tick())
-                case LookAtParts(version):
+                case ListParts(version):
                     if (seen := parts_seen(self.client.read, version)) is not None:
                         self.inbox.append(seen)
                 case Notify(notice) if self.hung_at is not None:

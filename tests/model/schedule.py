@@ -141,7 +141,7 @@ class Schedule:
     def _remember_group(self) -> None:
         world = self.world
         settled = records.SWITCH not in world.store.data and len(world.living()) == len(
-            [node for node in world.nodes if node.state.stored is not None]
+            [node for node in world.nodes if node.state.own.stored is not None]
         )
         if settled and len(world.whole_since) == 1:
             ((key, since),) = world.whole_since.items()

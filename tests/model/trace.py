@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import NodeRecord, RoundRecord
+from elastic_runtime.rendezvous.core.actions import Apply, Notify
 from elastic_runtime.rendezvous.core.events import NewNode
-from elastic_runtime.rendezvous.core.node_state import Apply, Notify
 from elastic_runtime.rendezvous.core.notices import Sealed
 from elastic_runtime.rendezvous.store_contract import Changed, Snapshot
 

@@ -310,7 +310,7 @@ class World:
         ]
         if survivors != sorted(survivors, key=before.rank_of):
             raise Violation(f"survivors changed their order in round {brief_round(sealed)}")
-        seen = self.by_uuid[sealed.sealed_by].state.peers
+        seen = self.by_uuid[sealed.sealed_by].state.shown.peers
         known = [seen[node].record for node in members if node in seen]
         for one, two in severed_pairs(known):
             raise Violation(
@@ -328,7 +328,7 @@ class World:
 
     def _knew(self, uuid: str, before: RoundRecord) -> bool:
         """Whether a member ever learned its place: its part may have vanished before."""
-        record = self.by_uuid[uuid].state.record
+        record = self.by_uuid[uuid].state.own.record
         return record is None or record.left != before.number or record.rank >= 0
 
     def told_a_round(self, node: Node, sealed: RoundRecord) -> RoundRecord:

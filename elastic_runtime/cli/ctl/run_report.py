@@ -30,7 +30,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
-from elastic_runtime.rendezvous.core.formation.reachability import severed_pairs, told
+from elastic_runtime.rendezvous.core.formation.reachability import cut_message, severed_pairs
 from elastic_runtime.rendezvous.core.round_parts import all_members
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def make_report(run_id: str, endpoint: str, records: RunRecords, answers: Answer
         outcome=f"{outcome.reason}{_at(outcome)}" if outcome else "",
         events=records.events,
         bad=records.bad,
-        apart=told(pairs) if pairs else "",
+        apart=cut_message(pairs) if pairs else "",
     )
 
 

@@ -132,7 +132,7 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class SampleKnown:
     """Those members of a round are known whom this node is to look for.
 
     Attributes:
@@ -201,7 +201,7 @@ Event = (
     | Drain
     | Goodbye
     | Probed
-    | Around
+    | SampleKnown
     | PartsGone
     | PartsSeen
     | Applied

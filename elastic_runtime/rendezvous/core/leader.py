@@ -26,240 +26,244 @@ from elastic_runtime.protocol.records import (
     called,
     listed,
 )
-from elastic_runtime.rendezvous.core.actions import crowded
+from elastic_runtime.rendezvous.core.decision import (
+    NEVER,
+    Decision,
+    ask_for_members,
+    probe,
+    probe_slowdown,
+    wait,
+    write,
+)
 from elastic_runtime.rendezvous.core.formation.failure_budget import USAGE
 from elastic_runtime.rendezvous.core.formation.member_status import (
-    BACK,
-    DEAD,
-    ENDED_WELL,
-    LEASE_ENDED,
-    LEFT,
+    LOST_STATUSES,
     OVER,
-    RUNNING,
+    LastRound,
+    MemberStatus,
+    cost_of,
     fault_of,
-    is_explained,
+    is_cause_known,
+    last_round,
     leader_of,
-    loss,
+    loss_message,
     record_of,
-    standings_of,
-    verdict_on,
 )
-from elastic_runtime.rendezvous.core.formation.parts_cleanup import tidy
-from elastic_runtime.rendezvous.core.formation.reachability import together
+from elastic_runtime.rendezvous.core.formation.parts_cleanup import clean_up_parts
+from elastic_runtime.rendezvous.core.formation.reachability import choose_connected
 from elastic_runtime.rendezvous.core.formation.roll_call import call_roll
 from elastic_runtime.rendezvous.core.formation.round_formation import (
-    end,
-    fitting,
+    end_job,
     form_first,
     form_next,
     has_checked,
     joiners,
+    largest_world,
+    next_trial,
 )
-from elastic_runtime.rendezvous.core.incarnation import create_job, succeed_old_life
+from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, create_job
+from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from elastic_runtime.protocol.records import NodeRecord
-    from elastic_runtime.rendezvous.core.actions import Plan
-    from elastic_runtime.rendezvous.core.node_state import State
+    from elastic_runtime.protocol.records import Member, NodeRecord
+    from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # How many members a node looks for in a second, at least.
 _PROBES_A_SECOND = 500
-# Moments that only a leader refers to: they mean nothing after it has not led for a while.
-_LEADERS = (
-    *("gather", "return", "call", "island", "ghosts", "short", "no job", "foreign", "check"),
-    *("roll", "tidy"),
-)
+# Only a leader refers to these: they mean nothing after it has not led for a while.
+_LEADERS = frozenset(Timer) - {
+    Timer.WAITING,
+    Timer.OUTAGE_TOLD,
+    Timer.NO_ROUND,
+    Timer.SURVEY,
+    Timer.RESUMING,
+}
 
 
-def lead(state: State, plan: Plan, now: float) -> State:
-    """Decides for the job, if this node leads. Appends to ``plan`` and returns the new state."""
-    record = state.record
-    if record is None or state.excluded or not (state.connected and state.snapshot and state.wide):
-        return state
-    if state.stored is None or record.status == GONE or leader_of(state) is not None:
-        return state.unmarked(*_LEADERS)
-    if state.remembering(now):
-        plan.wake_at(state.forgot_at + state.policy.settle)
-        return state.marked("no job", now)
+def lead(state: NodeState, now: float) -> Decision:
+    """Decides for the job, if this node leads."""
+    own, shown, record = state.own, state.shown, state.own.record
+    served = state.contact.connected and shown.complete and shown.wide
+    if record is None or own.excluded or not served:
+        return Decision(state)
+    if own.stored is None or record.status == GONE or leader_of(state) is not None:
+        return Decision(state.stop(*_LEADERS))
+    if now < state.remembers_at:
+        return Decision(state.start(Timer.NO_JOB, now), wake=state.remembers_at)
     for tag in (JOB, ROUND):
         if state.held(tag, now):  # what was written last is not seen yet
-            plan.wake_at(state.holds[tag])
-            return state
+            return Decision(state, wake=state.in_flight[tag].until)
     job = state.job_record
     if job is None:
-        return create_job(state, plan, now)
-    if state.job.unreadable:
-        put = Put(JOB, job.encode())
-        return plan.apply(state, JOB, Transaction((Expect(JOB, state.job.version),), (put,)), now)
+        return create_job(state, now)
+    if shown.job.unreadable:
+        return _write_job(state, job, now)
     if state.outcome_record is not None:
-        ours = state.outcome.version != state.old_outcome or state.took_part == job.incarnation
-        return state if ours else succeed_old_life(state, plan, now)
+        ours = shown.outcome.version != own.old_outcome
+        ours = ours or state.history.took_part == job.incarnation
+        return Decision(state) if ours else begin_incarnation(state, now)
     if state.policy.in_place and not job.in_place and not state.stranger:
-        put = Put(JOB, replace(job, in_place=True).encode())
-        return plan.apply(state, JOB, Transaction((Expect(JOB, state.job.version),), (put,)), now)
+        return _write_job(state, replace(job, in_place=True), now)
     last = state.round_record
-    if last is None and state.policy.secret and not job.secret:
+    if last is not None:
+        return _lead_round(state, job, last, now)
+    if state.policy.secret and not job.secret:
         # An older version began it, and has left: nodes of this one could not prove themselves.
-        put = Put(JOB, replace(job, secret=state.policy.secret).encode())
-        return plan.apply(state, JOB, Transaction((Expect(JOB, state.job.version),), (put,)), now)
-    if last is None:
-        if state.stranger:
-            return succeed_old_life(state, plan, now)
-        return form_first(state, job, plan, now)
-    if not last.whole and state.round.unreadable:
-        state, found = call_roll(state, job, last, plan, now)
-        if found is None:
-            return state
-        return _go_on(state, job, found, standings_of(state, found, now), plan, now)
-    if not last.whole:
-        return plan.know_all(state, last, now)
-    standings = standings_of(state, last, now)
-    if last.rank_of(state.me) < 0 and all(
-        standings[member.node] in OVER or member.node not in state.peers for member in last.members
-    ):
-        return succeed_old_life(state, plan, now)
-    return _run(state.unmarked("ghosts", "roll"), job, last, standings, plan, now)
+        return _write_job(state, replace(job, secret=state.policy.secret), now)
+    return begin_incarnation(state, now) if state.stranger else form_first(state, job, now)
 
 
-def _run(
-    state: State,
-    job: JobRecord,
-    last: RoundRecord,
-    standings: Mapping[str, str],
-    plan: Plan,
-    now: float,
-) -> State:
+def _write_job(state: NodeState, job: JobRecord, now: float) -> Decision:
+    expects = (Expect(JOB, state.shown.job.version),)
+    return write(state, JOB, Transaction(expects, (Put(JOB, job.encode()),)), now)
+
+
+def _lead_round(state: NodeState, job: JobRecord, record: RoundRecord, now: float) -> Decision:
     """Leads a job that has a round."""
-    if all(how == ENDED_WELL for how in standings.values()):
+    if not record.whole and state.shown.round.unreadable:
+        decision, found = call_roll(state, job, record, now)
+        if found is None:
+            return decision
+        last = last_round(decision.state, job, found, now)
+        return decision.followed_by(_go_on(decision.state, last, now))
+    if not record.whole:
+        return ask_for_members(state, record, now)
+    last = last_round(state, job, record, now)
+    if record.rank_of(state.me) < 0 and all(
+        last.statuses[member.node] in OVER or member.node not in state.shown.peers
+        for member in record.members
+    ):
+        return begin_incarnation(state, now)
+    state = state.stop(Timer.OLD_LIFE_SILENT, Timer.ROLL_CALL)
+    if all(status == MemberStatus.ENDED_WELL for status in last.statuses.values()):
         outcome = OutcomeRecord(job.incarnation, True, EXIT_DONE, "the script ended well on all")
-        return end(state, outcome, plan, now)
+        return end_job(state, outcome, now)
+    ordered = Decision(state)
     if state.switch_record is None or not state.switch_record.broken:
-        state = _announce(state, job, last, standings, plan, now)
+        ordered = _order_out(state, last, now)
+    state = ordered.state
     if state.switch_record is None:
-        return tidy(state.unmarked("gather"), job, last, plan, now)
-    return _gather(state, job, last, standings, plan, now)
+        return ordered.followed_by(clean_up_parts(state.stop(Timer.GATHERING), last, now))
+    return ordered.followed_by(_gather(state, last, now))
 
 
 # ---------------------------------------------------------------- the order to leave a round
 
 
-def _announce(
-    state: State,
-    job: JobRecord,
-    last: RoundRecord,
-    standings: Mapping[str, str],
-    plan: Plan,
-    now: float,
-) -> State:
+def _order_out(state: NodeState, last: LastRound, now: float) -> Decision:
     """Orders everybody out of a round that broke, or that should change."""
-    returning = _returning(state, last)
-    state = state.marked("return", now) if returning else state.unmarked("return")
-    absent = any(record_of(state, member.node) is None for member in last.members)
-    if absent and now < state.settled_at:
-        plan.wake_at(state.settled_at)
-    broken = _why_broken(state, last, standings)
-    planned = "" if broken else _why_change(state, job, last, standings, plan, now)
-    if not broken and (not planned or state.switch_record is not None):
-        return state
-    plan.reason = broken or planned
-    switch = SwitchRecord(last.number, last.incarnation, bool(broken), broken or planned)
-    put = Put(SWITCH, switch.encode())
-    expects = (Expect(SWITCH, state.switch.version), Expect(ROUND, state.round.version))
-    return plan.apply(state, SWITCH, Transaction(expects, (put,)), now)
+    if _with_more_workers(state, last):
+        state = state.start(Timer.WORKERS_BACK, now)
+    else:
+        state = state.stop(Timer.WORKERS_BACK)
+    wake = NEVER
+    if any(record_of(state, member.node) is None for member in last.round.members):
+        wake = state.settled_at if now < state.settled_at else NEVER
+    reason = broken = _why_broken(state, last)
+    if not broken:
+        reason, ripe = _why_change(state, last, now)
+        wake = min(wake, ripe)
+        if not reason or state.switch_record is not None:
+            return Decision(state, wake=wake)
+    switch = SwitchRecord(last.round.number, last.round.incarnation, bool(broken), reason)
+    return _write_switch(state, switch, now, reason).by(wake)
 
 
-def _why_broken(state: State, last: RoundRecord, standings: Mapping[str, str]) -> str:
+def _write_switch(state: NodeState, switch: SwitchRecord, now: float, reason: str) -> Decision:
+    shown = state.shown
+    expects = (Expect(SWITCH, shown.switch.version), Expect(ROUND, shown.round.version))
+    order = Transaction(expects, (Put(SWITCH, switch.encode()),))
+    return write(state, SWITCH, order, now, reason)
+
+
+def _why_broken(state: NodeState, last: LastRound) -> str:
     planned = state.switch_record is not None
-    for member in last.members:
-        how = standings[member.node]
-        if how in (DEAD, LEASE_ENDED):
-            return loss(state, member, how)
-        if how not in (BACK, LEFT):
+    for member in last.round.members:
+        status = last.statuses[member.node]
+        if status in LOST_STATUSES:
+            return loss_message(state, member)
+        if status not in (MemberStatus.BACK, MemberStatus.LEFT):
             continue
-        fault = fault_of(state, member, last)
+        fault = fault_of(state, member, last.round)
         if fault is not None and (fault.kind not in (ASKED, PLANNED) or not planned):
             return f"{fault.reason} on {member.name}"
         # Who goes without a word about this round was not in it: no rank gets past connecting.
-        if fault is None and (not planned or not _has_left(state, member.node, last)):
+        if fault is None and (not planned or not _has_left(state, member.node, last.round)):
             return f"{called(member.name)} left"
     return ""
 
 
-def _has_left(state: State, node: str, last: RoundRecord) -> bool:
+def _has_left(state: NodeState, node: str, last: RoundRecord) -> bool:
     record = record_of(state, node)
     return record is not None and record.left >= last.number
 
 
-def _why_change(
-    state: State,
-    job: JobRecord,
-    last: RoundRecord,
-    standings: Mapping[str, str],
-    plan: Plan,
-    now: float,
-) -> str:
-    for member in last.members:
+def _why_change(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
+    """Why the round should change, "" if it should not; and when that may be otherwise."""
+    for member in last.with_status(MemberStatus.RUNNING):
         record = record_of(state, member.node)
-        if record and record.status == DRAINING and standings[member.node] == RUNNING:
-            return f"{called(member.name)} was asked to leave"
-    if last.size > job.max_nodes:
-        return f"the job was scaled to at most {job.max_nodes} nodes"
-    if ENDED_WELL in standings.values():
-        return ""  # the end has begun: nobody is let in any more
-    return _ripe_growth(state, job, last, plan, now) or _ripe_return(state, last, plan, now)
+        if record and record.status == DRAINING:
+            return f"{called(member.name)} was asked to leave", NEVER
+    if last.round.size > last.job.max_nodes:
+        return f"the job was scaled to at most {last.job.max_nodes} nodes", NEVER
+    if MemberStatus.ENDED_WELL in last.statuses.values():
+        return "", NEVER  # the end has begun: nobody is let in any more
+    growth, grows_at = _why_grow(state, last, now)
+    if growth:
+        return growth, grows_at
+    workers, back_at = _which_workers_are_back(state, last, now)
+    return workers, min(grows_at, back_at)
 
 
-def _returning(state: State, last: RoundRecord) -> list[str]:
+def _with_more_workers(state: NodeState, last: LastRound) -> list[str]:
     """The members that have more workers by now than they take part with."""
     return [
         member.name
-        for member in last.members
+        for member in last.round.members
         if (record := record_of(state, member.node)) and record.workers > member.workers
     ]
 
 
-def _ripe_return(state: State, last: RoundRecord, plan: Plan, now: float) -> str:
+def _which_workers_are_back(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
     """Who has more workers by now, once more of them were waited for for a little while."""
-    names = _returning(state, last)
+    names = _with_more_workers(state, last)
     if not names:
-        return ""
-    due = state.marks.get("return", now) + state.policy.batch_in_place
-    if now < due:
-        plan.wake_at(due)
-        return ""
-    return f"a worker of {listed(names)} is back"
+        return "", NEVER
+    due = state.timers.get(Timer.WORKERS_BACK, now) + state.policy.batch_in_place
+    return ("", due) if now < due else (f"a worker of {listed(names)} is back", NEVER)
 
 
-def _ripe_growth(state: State, job: JobRecord, last: RoundRecord, plan: Plan, now: float) -> str:
-    """Who joins, once joiners were gathered for a little while."""
-    for _, until in state.suspects.values():
-        if until > now:
-            plan.wake_at(until)
-    here = [record for one in last.members if (record := record_of(state, one.node))]
-    # Who does not reach a member stays out: to compare it with all others would be in vain.
-    members = {record.node for record in here}
-    missed = {node for record in here for node in record.unreachable}
-    fresh = [
-        node
-        for node in joiners(state, last, now)
-        if node.node not in missed and members.isdisjoint(node.unreachable)
-    ]
-    chosen = together([*here, *fresh], len(here), lambda n: fitting(job, n), job.min_nodes)
+def _why_grow(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
+    """Who joins, once joiners were gathered for a little while; and when to look again."""
+    job, members = last.job, last.round.members
+    wake = next_trial(state, now)
+    here = [record for one in members if (record := record_of(state, one.node))]
+    fresh = _reaching(here, joiners(state, last.round, now))
+    chosen = choose_connected(
+        [*here, *fresh], len(here), lambda count: largest_world(job, count), job.min_nodes
+    )
     kept = {record.node for record in chosen}
     fresh = [record for record in fresh if record.node in kept]
-    size = fitting(job, last.size + len(fresh))
-    if size <= last.size or any(record.node not in kept for record in here):
-        return ""
-    seen = [state.peers[node.node].seen for node in fresh if node.node in state.peers]
+    size = largest_world(job, last.round.size + len(fresh))
+    if size <= last.round.size or any(record.node not in kept for record in here):
+        return "", wake
+    peers = state.shown.peers
+    seen = [peers[node.node].seen for node in fresh if node.node in peers]
     batch = state.policy.batch_in_place if job.in_place else state.policy.timeouts.batch
-    due = max([state.round.seen, *seen[:1]]) + batch
+    due = max([state.shown.round.seen, *seen[:1]]) + batch
     if size < job.max_nodes and now < due:
-        plan.wake_at(due)
-        return ""
-    return _who_comes(fresh[: size - last.size], last)
+        return "", min(wake, due)
+    return _who_comes(fresh[: size - last.round.size], last.round), wake
+
+
+def _reaching(here: list[NodeRecord], fresh: list[NodeRecord]) -> list[NodeRecord]:
+    """Those who reach all members: to compare the others with everybody would be in vain."""
+    members = {record.node for record in here}
+    missed = {node for record in here for node in record.unreachable}
+    return [
+        node for node in fresh if node.node not in missed and members.isdisjoint(node.unreachable)
+    ]
 
 
 def _who_comes(nodes: list[NodeRecord], last: RoundRecord) -> str:
@@ -275,99 +279,82 @@ def _who_comes(nodes: list[NodeRecord], last: RoundRecord) -> str:
 # ---------------------------------------------------------------- waiting for the members
 
 
-def _gather(
-    state: State,
-    job: JobRecord,
-    last: RoundRecord,
-    standings: Mapping[str, str],
-    plan: Plan,
-    now: float,
-) -> State:
+def _gather(state: NodeState, last: LastRound, now: float) -> Decision:
     """Waits until every member of the last round is back or known to be gone."""
-    state = state.marked("gather", now)
-    begun = state.marks["gather"]
+    state = state.start(Timer.GATHERING, now)
+    due = state.timers[Timer.GATHERING] + state.policy.timeouts.rejoin_timeout
     missing = [
         member
-        for member in last.members
-        if standings[member.node] == RUNNING
-        or (standings[member.node] == ENDED_WELL and _is_there(state, member.node))
+        for member in last.with_status(MemberStatus.RUNNING, MemberStatus.ENDED_WELL)
+        if last.statuses[member.node] == MemberStatus.RUNNING or _is_there(state, member.node)
     ]
-    if missing and now < begun + state.policy.timeouts.rejoin_timeout:
-        plan.reason = f"waiting for {listed([member.name for member in missing])}"
-        plan.wake_at(begun + state.policy.timeouts.rejoin_timeout)
-        if now < state.settled_at:
-            plan.wake_at(state.settled_at)
-        assert state.switch_record is not None
-        if not state.switch_record.broken:
-            return state
-        crowd = crowded(len(missing))
-        if now < begun + crowd * state.policy.probe_after:
-            plan.wake_at(begun + crowd * state.policy.probe_after)
-            return state
-        for member in missing:
-            if member.node != state.me:
-                state = plan.probe(state, member, crowd * state.policy.probe_every, now)
-        return state
-    state, known = _survey(state, last, standings, plan, now)
-    return _go_on(state, job, last, standings, plan, now) if known else state
+    if missing and now < due:
+        return _await(state, missing, now).by(due)
+    survey, known = _order_survey(state, last, now)
+    return survey.followed_by(_go_on(survey.state, last, now)) if known else survey
 
 
-def _go_on(
-    state: State,
-    job: JobRecord,
-    last: RoundRecord,
-    standings: Mapping[str, str],
-    plan: Plan,
-    now: float,
-) -> State:
+def _await(state: NodeState, missing: list[Member], now: float) -> Decision:
+    """Probes the members of a broken round that are not back."""
+    settled = state.settled_at if now < state.settled_at else NEVER
+    reason = f"waiting for {listed([member.name for member in missing])}"
+    waiting = Decision(state, wake=settled, reason=reason)
+    assert state.switch_record is not None  # or nobody would be waited for
+    if not state.switch_record.broken:
+        return waiting
+    slowdown = probe_slowdown(len(missing))
+    first = state.timers[Timer.GATHERING] + slowdown * state.policy.probe_after
+    if now < first:
+        return waiting.by(first)
+    others = [member for member in missing if member.node != state.me]
+    asked = probe(state, others, slowdown * state.policy.probe_every, now)
+    return waiting.followed_by(asked)
+
+
+def _go_on(state: NodeState, last: LastRound, now: float) -> Decision:
     """What follows from a round of which nobody is waited for any more."""
-    verdict = verdict_on(state, last, standings)
-    if verdict.ends:
-        cause = verdict.cause
-        where = next((m.name for m in last.members if fault_of(state, m, last) == cause), "")
+    cost = cost_of(state, last)
+    if cost.ends:
+        cause, members = cost.cause, last.round.members
+        where = next((m.name for m in members if fault_of(state, m, last.round) == cause), "")
         usage = cause is not None and cause.signature.startswith(USAGE)
         code = EXIT_USAGE if usage else EXIT_FAILED
-        outcome = OutcomeRecord(job.incarnation, False, code, verdict.reason, cause, where)
-        return end(state, outcome, plan, now)
-    due = state.marks["gather"] + verdict.delay
+        outcome = OutcomeRecord(last.job.incarnation, False, code, cost.reason, cause, where)
+        return end_job(state, outcome, now)
+    due = state.timers[Timer.GATHERING] + cost.delay
     if now < due:
-        plan.wake_at(due)
-        text = f"{verdict.reason}; next try in {verdict.delay:g} s, as there was no progress"
-        here = sum(how not in OVER for how in standings.values())
-        return plan.wait(state, text, here)
-    return form_next(state, job, last, standings, verdict, plan, now)
+        text = f"{cost.reason}; next try in {cost.delay:g} s, as there was no progress"
+        here = sum(status not in OVER for status in last.statuses.values())
+        return wait(state, text, here, until=due)
+    return form_next(state, last, cost, now)
 
 
-def _survey(
-    state: State, last: RoundRecord, standings: Mapping[str, str], plan: Plan, now: float
-) -> tuple[State, bool]:
+def _order_survey(state: NodeState, last: LastRound, now: float) -> tuple[Decision, bool]:
     """Has the members say whom they reach, as nobody knows why the round broke.
 
     Returns:
-        The new state, and whether all have said it, or had the time to.
+        What follows, and whether all have said it, or had the time to.
     """
     switch = state.switch_record
-    back = [member.node for member in last.members if standings[member.node] == BACK]
+    back = [member.node for member in last.with_status(MemberStatus.BACK)]
     if switch is None or not switch.broken or len(back) < 2:
-        return state, True
-    if not switch.survey and is_explained(state, last, standings):
-        return state, True
+        return Decision(state), True
     if not switch.survey:
-        plan.reason = "asking the members whom they reach"
-        put = Put(SWITCH, replace(switch, survey=True).encode())
-        expects = (Expect(SWITCH, state.switch.version), Expect(ROUND, state.round.version))
-        return plan.apply(state, SWITCH, Transaction(expects, (put,)), now), False
-    state = state.marked("check", now)
+        if is_cause_known(state, last):
+            return Decision(state), True
+        order = replace(switch, survey=True)
+        return _write_switch(state, order, now, "asking the members whom they reach"), False
+    state = state.start(Timer.SURVEY_ORDERED, now)
     # Each looks for all others, which takes longer the more there are.
-    due = state.marks["check"] + state.policy.check + last.size // _PROBES_A_SECOND
-    open_ = [node for node in back if not has_checked(record_of(state, node), last)]
+    longest = state.policy.check + last.round.size // _PROBES_A_SECOND
+    due = state.timers[Timer.SURVEY_ORDERED] + longest
+    open_ = [node for node in back if not has_checked(record_of(state, node), last.round)]
     if open_ and now < due:
-        plan.reason = "waiting for members to say whom they reach"
-        plan.wake_at(due)
-        return state, False
-    return state, True
+        reason = "waiting for members to say whom they reach"
+        return Decision(state, wake=due, reason=reason), False
+    return Decision(state), True
 
 
-def _is_there(state: State, node: str) -> bool:
+def _is_there(state: NodeState, node: str) -> bool:
     record = record_of(state, node)
     return record is not None and record.status != GONE

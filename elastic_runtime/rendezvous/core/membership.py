@@ -6,47 +6,33 @@ what it asks for; the model test feeds it simulated worlds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.rendezvous.core.actions import Plan
-from elastic_runtime.rendezvous.core.events import Event, NewNode
+from elastic_runtime.protocol.records import node_key
+from elastic_runtime.rendezvous.core.actions import Follow, Notify
+from elastic_runtime.rendezvous.core.decision import Decision
+from elastic_runtime.rendezvous.core.events import NewNode
 from elastic_runtime.rendezvous.core.leader import lead
-from elastic_runtime.rendezvous.core.node_state import Action, Follow, Notify, State
-from elastic_runtime.rendezvous.core.own_node import conduct
-from elastic_runtime.rendezvous.core.reducer import absorb
+from elastic_runtime.rendezvous.core.node_state import NodeState
+from elastic_runtime.rendezvous.core.own.own_node import decide_for_own_node
+from elastic_runtime.rendezvous.core.reducer import reduce
 
 if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.core.events import Event
     from elastic_runtime.rendezvous.policy import Policy
 
-# Seconds after which a node decides again, whatever has happened.
+# A node decides again after so many seconds at most, so that nothing which it waits for can be
+# waited for for ever.
 LOOK_AROUND = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What follows from an event.
-
-    Attributes:
-        state: the new knowledge.
-        actions: to be performed in this order.
-        wake: when to come back without any event; at most ``LOOK_AROUND`` seconds from then, so
-            that nothing which this node waits for can be waited for for ever.
-        reason: why, or why nothing is done.
-    """
-
-    state: State
-    actions: tuple[Action, ...]
-    wake: float
-    reason: str
-
-
-def begin(policy: Policy) -> State:
+def begin(policy: Policy) -> NodeState:
     """The knowledge of a node that has heard nothing yet."""
-    return State(policy)
+    return NodeState(policy)
 
 
-def step(state: State, event: Event, now: float) -> Decision:
+def step(state: NodeState, event: Event, now: float) -> Decision:
     """Takes in an event and decides.
 
     Args:
@@ -57,20 +43,25 @@ def step(state: State, event: Event, now: float) -> Decision:
     Returns:
         The decision; the caller keeps its ``state`` for the next step.
     """
-    return decide(absorb(state, event, now), now, event)
-
-
-def decide(state: State, now: float, event: Event | None = None) -> Decision:
-    """Decides on what is known. Several events may be absorbed before one decision."""
-    plan = Plan()
+    decision = decide(reduce(state, event, now), now)
     if isinstance(event, NewNode):
-        plan.actions.append(Follow(f"nodes/{event.record.node}"))
-    state = conduct(state, plan, now)
-    state = lead(state, plan, now)
+        own_key = Follow(node_key(event.record.node))
+        return replace(decision, actions=(own_key, *decision.actions))
+    return decision
+
+
+def decide(state: NodeState, now: float) -> Decision:
+    """Decides on what is known. Several events may be taken in before one decision.
+
+    Args:
+        state: what the node knows.
+        now: seconds on the node's own monotonic clock.
+    """
+    decision = decide_for_own_node(state, now)
+    decision = decision.followed_by(lead(decision.state, now))
+    state = decision.state
     notices = tuple(Notify(notice) for notice in state.notices)
     if notices:
         state = replace(state, notices=())
-    if plan.probed:
-        state = replace(state, probed={**state.probed, **plan.probed})
-    wake = min(plan.wake, now + LOOK_AROUND)
-    return Decision(state, (*plan.actions, *notices), wake, plan.reason)
+    wake = min(decision.wake, now + LOOK_AROUND)
+    return Decision(state, (*decision.actions, *notices), wake, decision.reason)

@@ -1,12 +1,13 @@
-"""What one node knows of the rendezvous, and what it can ask for.
+"""What one node knows of the rendezvous.
 
-``absorb`` takes events into a ``State``. What follows is decided in ``member`` (for this node) and
-``leader`` (for all, when this node leads); ``membership`` puts the three together.
+``reducer`` takes events into a ``NodeState``. What follows is decided in ``own_node`` (for this
+node) and ``leader`` (for all, when this node leads); ``membership`` puts the three together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
-from elastic_runtime.rendezvous.store_contract import ABSENT, Transaction
+from elastic_runtime.rendezvous.store_contract import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,85 +35,9 @@ STALE = 15.0
 # The tag under which a node writes its own key; other writes go by the key that they write.
 OWN = "own"
 
-# ---------------------------------------------------------------- actions
-
 
 @dataclass(frozen=True, slots=True)
-class Apply:
-    """Perform a transaction; ``Applied`` with the same tag follows.
-
-    Attributes:
-        tag: names it.
-        transaction: what is to be done.
-        first: what has to be done before, or it must not be done.
-    """
-
-    tag: str
-    transaction: Transaction
-    first: tuple[Transaction, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Change what is followed."""
-
-    wide: bool
-    without: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """Begin a new life under this key."""
-
-    own_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask a node whether it lives; ``Probed`` follows."""
-
-    node: str
-    address: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """Show the round again, with all its members.
-
-    Attributes:
-        near: only with those whom this node is to look for; ``Around`` follows.
-    """
-
-    near: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LookAtParts:
-    """Find out which parts of rounds there are; ``PartsSeen`` follows, if the store answers.
-
-    Attributes:
-        version: of the round's record.
-    """
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Notify:
-    """Tell the agent."""
-
-    notice: Notice
-
-
-Action = Apply | Look | Follow | Probe | Complete | LookAtParts | Notify
-
-
-# ---------------------------------------------------------------- knowledge
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class StoreProblem:
     """Why the store does not serve this node, and since when (our clock)."""
 
     since: float
@@ -130,7 +55,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class CommonRecord:
     """One of the common keys: its record and version.
 
     An unreadable record does not displace what a running group knows to be true: the last one
@@ -143,7 +68,7 @@ class Slot:
     unreadable: bool = False
 
 
-EMPTY = Slot()
+NOTHING_STORED = CommonRecord()
 COMMON: Mapping[str, type[Record]] = MappingProxyType(
     {
         records.JOB: JobRecord,
@@ -154,131 +79,215 @@ COMMON: Mapping[str, type[Record]] = MappingProxyType(
 )
 
 
+class Timer(Enum):
+    """A moment that later decisions refer to: when something began that is still so."""
+
+    WAITING = auto()  # this node waits for what comes through the store: a round, the end
+    OUTAGE_TOLD = auto()  # people were told last that the store does not serve this node
+    NO_ROUND = auto()  # the store has not known our round, of which we know some members only
+    SURVEY = auto()  # this node has looked for the others
+    # The others are the leader's.
+    NO_JOB = auto()  # the store has shown no job, though one may be running
+    RESUMING = auto()  # ..., and the job has run before
+    OLD_LIFE_SILENT = auto()  # members of the last incarnation may still train, unseen
+    OTHER_ROUND = auto()  # the store has shown a round of another incarnation
+    LAST_CALL = auto()  # enough nodes for a first round have been there
+    TOO_FEW = auto()  # there have been too few nodes for a round
+    NO_SURVIVOR = auto()  # all members of the last round have been silent
+    GATHERING = auto()  # the members of the last round have been waited for
+    SURVEY_ORDERED = auto()  # they have been asked whom they reach
+    WORKERS_BACK = auto()  # a member has had more workers than it takes part with
+    ROLL_CALL = auto()  # the members of the last round have not been known
+    PARTS_CLEANUP = auto()  # nothing else was to be decided
+
+
 @dataclass(frozen=True, slots=True)
-class State:
-    """All that one node knows. Never changed in place.
+class OwnNode:
+    """This node, since it joined last.
 
     Attributes:
-        policy: the settings.
-        record: this node as it wants to be stored; None before it joins.
-        stored, version, created: this node as the store has it.
-        registered: it was in the store once in this life.
-        prepared: its workers are ready, as those of a job in place must be before it asks in.
+        record: as it wants to be stored; None before it joins.
+        stored, version, created: as the store has it.
+        registered: it was in the store once.
+        workers_ready: as those of a job in place must be before the node is registered.
         excluded: it was told to begin anew.
         lease_lost: the lease may have ended; nothing is done until the store has shown our key.
-        connected, lost_at, lost_why: contact to the store, since when there is none, and why.
-        contacted: there was contact at least once.
-        unwritten: since when no write was taken, and why; ``refused_at``: the last of them.
-        acked_at: when the request was sent that last kept our lease, as of its loss, or of that
-            of contact.
-        regained_at: when contact was regained last.
-        forgot_at: when the store was last found to have lost its memory.
-        behind: there was no contact for so long that a life of the job that we know nothing of may
-            have begun meanwhile; until the store shows a job.
-        snapshot: a snapshot of the present life and width has arrived.
-        wide: we follow all nodes; ``asked`` is what we last asked to follow.
-        job … outcome: the common records.
-        current: the round that this node runs, from ``Sealed`` until ``Left``; None outside.
-        known_job, known_round: the last records seen, to give them back to a store that forgot.
-        last_number: the highest number of a round ever seen, of any life of the job.
-        took_part: the last life of the job that this agent ran or waited in.
-        old_outcome: version of the outcome that was there when this life began: not ours.
-        peers: the other nodes that are followed, by uuid.
-        strange: keys among those of nodes that cannot be read, and since when.
-        dead: nodes proven dead, by a probe or a later life, with the proof.
-        done_seen: nodes seen to have ended well, with the round.
-        draft: a large round that this node has tried to seal, and whose parts it has written.
-        unseen: a round that this node has sealed, as far as it knows, and was not shown yet.
-        around: the ``group`` of the round whose members this node knows as far as it is to look for
-            them.
-        parts: what was seen of the parts of rounds, and not acted upon yet.
-        holds: transactions in flight or to be waited for, by tag, with the end of the hold.
-        tries: how often in a row one was answered, by tag, of which nothing was seen yet.
-        probed: last probes, by node, with when they were sent; ``answers`` the last answers, and
-            ``heard`` when the probes were sent that they answer.
-        missed: the nodes that this one has found out of reach, by uuid.
-        doubted: the round whose members the agent wants to be looked for; 0: none.
-        marks: moments that decisions refer to, by name.
-        told: notices given, so that each is given once.
-        suspects: joiners with whom a round failed, with strikes and when to try them again.
-        notices: to be handed to the agent with the next decision.
+        round: the round that it runs, from ``Sealed`` until ``LeftRound``; None outside.
+        old_outcome: version of the outcome that was there when it joined: not ours.
     """
 
-    policy: Policy
     record: NodeRecord | None = None
     stored: NodeRecord | None = None
     version: int = ABSENT
     created: int = 0
     registered: bool = False
-    prepared: bool = False
+    workers_ready: bool = False
     excluded: bool = False
     lease_lost: bool = False
+    round: RoundRecord | None = None
+    old_outcome: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContact:
+    """How well the store serves this node; moments are on our clock.
+
+    Attributes:
+        connected, lost_at, lost_why: whether there is contact, since when there is none, and why.
+        ever: there was contact at least once.
+        unwritten: since when no write was taken, and why; ``refused_at``: the last of them.
+        acked_at: when the request was sent that last kept our lease, as of its loss, or of that
+            of contact.
+        regained_at: when contact was regained last.
+        forgot_at: when the store was last found to have lost its memory.
+        behind: there was no contact for so long that an incarnation of the job that we know nothing
+            of may have begun meanwhile; until the store shows a job.
+    """
+
     connected: bool = False
     lost_at: float = 0.0
     lost_why: str = ""
-    contacted: bool = False
-    unwritten: Trouble | None = None
+    ever: bool = False
+    unwritten: StoreProblem | None = None
     refused_at: float = float("-inf")
     acked_at: float = float("-inf")
     regained_at: float = float("-inf")
     forgot_at: float = float("-inf")
     behind: bool = False
-    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """What the store shows.
+
+    Attributes:
+        complete: a snapshot has arrived of what we ask to follow.
+        wide: we follow all nodes; ``asked`` is what we last asked to follow.
+        job … outcome: the common records.
+        peers: the other nodes that are followed, by uuid.
+        unreadable: keys among those of nodes that cannot be read, and since when.
+        sampled: the ``group`` of the round whose members this node knows as far as it is to look
+            for them.
+        parts: what was seen of the parts of rounds, and not acted upon yet.
+    """
+
+    complete: bool = False
     wide: bool = False
     asked: tuple[bool, frozenset[str]] = (False, frozenset())
-    job: Slot = EMPTY
-    round: Slot = EMPTY
-    switch: Slot = EMPTY
-    outcome: Slot = EMPTY
-    current: RoundRecord | None = None
-    known_job: JobRecord | None = None
-    known_round: RoundRecord | None = None
+    job: CommonRecord = NOTHING_STORED
+    round: CommonRecord = NOTHING_STORED
+    switch: CommonRecord = NOTHING_STORED
+    outcome: CommonRecord = NOTHING_STORED
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    unreadable: Mapping[str, float] = field(default_factory=dict)
+    sampled: str = ""
+    parts: PartsSeen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What this node remembers of the job, whatever the store shows.
+
+    Attributes:
+        job, round: the last records seen, to give them back to a store that forgot.
+        last_number: the highest number of a round ever seen, of any incarnation.
+        took_part: the last incarnation that this agent ran or waited in.
+        ended_well: nodes seen to have ended well, with the round.
+        draft: a large round that this node has tried to seal, and whose parts it has written.
+        unseen: a round that this node has sealed, as far as it knows, and was not shown yet.
+        suspects: joiners with whom a round failed, with strikes and when to try them again.
+    """
+
+    job: JobRecord | None = None
+    round: RoundRecord | None = None
     last_number: int = 0
     took_part: str = ""
-    old_outcome: int | None = None
-    peers: Mapping[str, Peer] = field(default_factory=dict)
-    strange: Mapping[str, float] = field(default_factory=dict)
-    dead: Mapping[str, str] = field(default_factory=dict)
-    done_seen: Mapping[str, int] = field(default_factory=dict)
+    ended_well: Mapping[str, int] = field(default_factory=dict)
     draft: RoundRecord | None = None
     unseen: RoundRecord | None = None
-    around: str = ""
-    parts: PartsSeen | None = None
-    holds: Mapping[str, float] = field(default_factory=dict)
-    tries: Mapping[str, int] = field(default_factory=dict)
-    probed: Mapping[str, float] = field(default_factory=dict)
-    answers: Mapping[str, str] = field(default_factory=dict)
-    heard: Mapping[str, float] = field(default_factory=dict)
-    missed: Mapping[str, Member] = field(default_factory=dict)
-    doubted: int = 0
-    marks: Mapping[str, float] = field(default_factory=dict)
-    told: frozenset[str] = frozenset()
     suspects: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What probes have found, by the uuid of the node.
+
+    Attributes:
+        sent: when the last probe was sent; ``answers``: the last answers, and ``answered`` when
+            the probes were sent that they answer.
+        dead: nodes proven dead, by a probe or a later life, with the proof.
+        missed: nodes that this one has found out of reach.
+        wanted: the round whose members the agent wants to be looked for; 0: none.
+    """
+
+    sent: Mapping[str, float] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
+    answered: Mapping[str, float] = field(default_factory=dict)
+    dead: Mapping[str, str] = field(default_factory=dict)
+    missed: Mapping[str, Member] = field(default_factory=dict)
+    wanted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A request that was made, and of which nothing was seen yet.
+
+    Attributes:
+        until: not to be made again before this moment (our clock).
+        tries: how often in a row it was answered.
+    """
+
+    until: float
+    tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """All that one node knows. Never changed in place.
+
+    Attributes:
+        policy: the settings.
+        own, contact, shown, history, reach: see there.
+        in_flight: requests that were made, by tag.
+        timers: when what is still so began.
+        notices: to be handed to the agent with the next decision.
+        given: names of notices that are given once, and were.
+    """
+
+    policy: Policy
+    own: OwnNode = OwnNode()
+    contact: StoreContact = StoreContact()
+    shown: StoreView = StoreView()
+    history: History = History()
+    reach: Reach = Reach()
+    in_flight: Mapping[str, InFlight] = field(default_factory=dict)
+    timers: Mapping[Timer, float] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
+    given: frozenset[str] = frozenset()
 
     # -- views
 
     @property
     def me(self) -> str:
         """This life's uuid."""
-        assert self.record is not None
-        return self.record.node
+        assert self.own.record is not None
+        return self.own.record.node
 
     @property
     def job_record(self) -> JobRecord | None:
         """The job, if the store has one that can be read."""
-        return self.job.record if isinstance(self.job.record, JobRecord) else None
+        return self.shown.job.record if isinstance(self.shown.job.record, JobRecord) else None
 
     @property
     def secret(self) -> str:
         """With which nodes of this job prove themselves to each other; "" if it is not known."""
-        job = self.job_record or self.known_job
+        job = self.job_record or self.history.job
         return job.secret if job else ""
 
     @property
     def round_record(self) -> RoundRecord | None:
         """The last round of the job's present incarnation."""
-        record, job = self.round.record, self.job_record
+        record, job = self.shown.round.record, self.job_record
         if isinstance(record, RoundRecord) and job and record.incarnation == job.incarnation:
             return record
         return None
@@ -286,7 +295,7 @@ class State:
     @property
     def switch_record(self) -> SwitchRecord | None:
         """The order to leave the last round, if there is one."""
-        record, last = self.switch.record, self.round_record
+        record, last = self.shown.switch.record, self.round_record
         if (
             isinstance(record, SwitchRecord)
             and last is not None
@@ -298,7 +307,7 @@ class State:
     @property
     def outcome_record(self) -> OutcomeRecord | None:
         """The end of the job's present incarnation, if it has come."""
-        record, job = self.outcome.record, self.job_record
+        record, job = self.shown.outcome.record, self.job_record
         if isinstance(record, OutcomeRecord) and job and record.incarnation == job.incarnation:
             return record
         return None
@@ -306,58 +315,68 @@ class State:
     @property
     def stranger(self) -> bool:
         """Whether the job in the store is another one than ours."""
-        job, record = self.job_record, self.record
+        job, record = self.job_record, self.own.record
         return bool(job and record and job.settings and job.settings != record.settings)
 
     @property
     def waits(self) -> bool:
         """Whether this node waits for something that comes through the store: a round, an end."""
-        return "wait" in self.marks
+        return Timer.WAITING in self.timers
 
-    def trouble(self, now: float) -> Trouble | None:
+    def problem(self, now: float) -> StoreProblem | None:
         """Why the store does not serve this node; None if it does."""
-        if not self.connected:
-            return Trouble(self.lost_at or self.marks.get("wait", 0.0), self.lost_why)
+        contact = self.contact
+        if not contact.connected:
+            since = contact.lost_at or self.timers.get(Timer.WAITING, 0.0)
+            return StoreProblem(since, contact.lost_why)
         # What is needed is tried again and again; an old failure is nobody's concern any more.
-        return self.unwritten if now < self.refused_at + STALE else None
+        return contact.unwritten if now < contact.refused_at + STALE else None
 
-    def remembering(self, now: float) -> bool:
-        """Whether the store forgot so lately that a running group may still have to speak."""
-        return now < self.forgot_at + self.policy.settle
+    @property
+    def remembers_at(self) -> float:
+        """From when on a running group has spoken, if the store has lost its memory."""
+        return self.contact.forgot_at + self.policy.settle
 
     @property
     def settled_at(self) -> float:
         """From when on an absent key proves that its owner's lease has ended."""
-        return max((self.regained_at, *self.strange.values())) + self.policy.settle
+        seen = (self.contact.regained_at, *self.shown.unreadable.values())
+        return max(seen) + self.policy.settle
 
     def parted(self, now: float) -> bool:
         """Whether this node's goodbye is said: the store has it, or has nothing of this node."""
-        if self.record is None or self.record.status != records.GONE:
+        own = self.own
+        if own.record is None or own.record.status != records.GONE:
             return False
-        unseen = self.version == ABSENT and not self.held(OWN, now)
-        return unseen or self.stored == self.record
+        unseen = own.version == ABSENT and not self.held(OWN, now)
+        return unseen or own.stored == own.record
 
     def held(self, tag: str, now: float) -> bool:
-        """Whether a transaction with this tag is in flight, or must wait."""
-        return self.holds.get(tag, float("-inf")) > now
+        """Whether a request with this tag is in flight, or must wait."""
+        return tag in self.in_flight and self.in_flight[tag].until > now
 
-    def since(self, mark: str, now: float) -> float:
-        """Seconds since the mark was set; 0 if it is not."""
-        return now - self.marks.get(mark, now)
+    def hold(self, tag: str, until: float) -> NodeState:
+        """With a request that is not to be made again before this moment."""
+        tries = self.in_flight[tag].tries if tag in self.in_flight else 0
+        return replace(self, in_flight={**self.in_flight, tag: InFlight(until, tries)})
 
-    def marked(self, mark: str, now: float) -> State:
-        """With the mark set to ``now``, unless it is set already."""
-        return self if mark in self.marks else replace(self, marks={**self.marks, mark: now})
+    def start(self, timer: Timer, now: float) -> NodeState:
+        """With the timer running; one that runs already goes on."""
+        return self if timer in self.timers else self.restart(timer, now)
 
-    def unmarked(self, *marks: str) -> State:
-        """Without these marks."""
-        if not any(mark in self.marks for mark in marks):
+    def restart(self, timer: Timer, now: float) -> NodeState:
+        """With the timer running from ``now`` on."""
+        return replace(self, timers={**self.timers, timer: now})
+
+    def stop(self, *timers: Timer) -> NodeState:
+        """Without these timers."""
+        if not any(timer in self.timers for timer in timers):
             return self
-        return replace(self, marks={k: v for k, v in self.marks.items() if k not in marks})
+        return replace(self, timers={k: v for k, v in self.timers.items() if k not in timers})
 
-    def tell(self, notice: Notice, once: str = "") -> State:
+    def tell(self, notice: Notice, once: str = "") -> NodeState:
         """With a notice for the agent; with ``once``, only if none of that name was given."""
-        if once and once in self.told:
+        if once and once in self.given:
             return self
-        told = self.told | {once} if once else self.told
-        return replace(self, notices=(*self.notices, notice), told=told)
+        given = self.given | {once} if once else self.given
+        return replace(self, notices=(*self.notices, notice), given=given)

@@ -1,31 +1,20 @@
-"""How each event changes what a node knows: pure, and without any decision."""
+"""How each event changes what a node knows: pure, and without any decision.
+
+What a store tells is taken in by ``store_reducer``, all else here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, assert_never, cast
 
-from elastic_runtime.errors import RecordError
-from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import (
-    DONE,
-    GONE,
-    ROUND,
-    JobRecord,
-    Member,
-    NodeRecord,
-    Record,
-    RoundRecord,
-    node_key,
-)
+from elastic_runtime.protocol.records import DONE, DRAINING, GONE, IN, ROUND, NodeRecord, node_key
 from elastic_runtime.rendezvous.core.events import (
     OTHER,
     REFUSED,
-    REPLACED,
     SILENT,
     Applied,
-    Around,
     Done,
     Drain,
     Event,
@@ -37,24 +26,28 @@ from elastic_runtime.rendezvous.core.events import (
     PartsSeen,
     Probed,
     RecoversInPlace,
+    SampleKnown,
     Tick,
     WorkersAvailable,
 )
 from elastic_runtime.rendezvous.core.node_state import (
-    COMMON,
-    EMPTY,
-    OWN,
     STALE,
-    Peer,
-    Slot,
-    State,
-    Trouble,
+    InFlight,
+    NodeState,
+    OwnNode,
+    Reach,
+    StoreProblem,
+    Timer,
 )
 from elastic_runtime.rendezvous.core.notices import BadRecord, StoreState
+from elastic_runtime.rendezvous.core.store_reducer import (
+    merged,
+    reduce_changed,
+    reduce_snapshot,
+    regained,
+)
 from elastic_runtime.rendezvous.store_contract import (
-    ABSENT,
     Changed,
-    Entry,
     Found,
     LeaseLost,
     Lost,
@@ -63,9 +56,7 @@ from elastic_runtime.rendezvous.store_contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-_R = TypeVar("_R", bound=Record)
+    from collections.abc import Iterable
 
 # Answers that prove a death, a refusal where it is believed; silence proves nothing.
 _PROOFS: tuple[str, ...] = (REFUSED, OTHER)
@@ -78,7 +69,7 @@ _LONGEST_PAUSE = 10.0
 _LONG, _LONG_PAUSE = 5.0, 2.0
 
 
-def absorb_all(state: State, events: Iterable[Event], now: float) -> State:
+def reduce_all(state: NodeState, events: Iterable[Event], now: float) -> NodeState:
     """The state after several events; those of one kind that follow each other at once.
 
     Args:
@@ -92,36 +83,14 @@ def absorb_all(state: State, events: Iterable[Event], now: float) -> State:
             state = _probed(state, cast("list[Probed]", alike), now)
             continue
         if kind is Changed:
-            alike = list(_merged(cast("list[Changed]", alike)))
+            alike = list(merged(cast("list[Changed]", alike)))
         for event in alike:
-            state = absorb(state, event, now)
+            state = reduce(state, event, now)
     return state
 
 
-def _merged(changes: Iterable[Changed]) -> Iterator[Changed]:
-    """The same changes in as few pieces as can be.
-
-    Each value of a key is kept, in order: what was there for a moment may say that a node has ended
-    well. A new piece begins only where a key comes back that was deleted, or goes that was written.
-    """
-    puts: list[Entry] = []
-    deletes: list[str] = []
-    written: set[str] = set()
-    gone: set[str] = set()
-    for change in changes:
-        keys = {entry.key for entry in change.puts}
-        if not (gone.isdisjoint(keys) and written.isdisjoint(change.deletes)):
-            yield Changed(tuple(puts), tuple(deletes))
-            puts, deletes, written, gone = [], [], set(), set()
-        puts += change.puts
-        deletes += change.deletes
-        written |= keys
-        gone.update(change.deletes)
-    yield Changed(tuple(puts), tuple(deletes))
-
-
-def absorb(state: State, event: Event, now: float) -> State:
-    """The state after an event.
+def reduce(state: NodeState, event: Event, now: float) -> NodeState:
+    """The state after an event. Each kind of event has its one row here.
 
     Args:
         state: the state before.
@@ -130,23 +99,15 @@ def absorb(state: State, event: Event, now: float) -> State:
     """
     match event:
         case Snapshot():
-            return _without_former_lives(_snapshot(state, event, now))
-        case Changed(puts):
-            state = _changed(state, event, now)
-            if any(entry.key == ROUND for entry in puts):
-                return _without_former_lives(state)
-            changed = {entry.key.removeprefix(records.NODES) for entry in puts}
-            return _without_former_lives(state, changed & state.peers.keys())
+            return reduce_snapshot(state, event, now)
+        case Changed():
+            return reduce_changed(state, event, now)
         case Lost(why, acked_at):
-            if not state.connected and state.lost_at:
-                return replace(state, lost_why=why)
-            state = replace(state, connected=False, lost_at=now, lost_why=why)
-            return _acked(state, acked_at, now).tell(StoreState(False, why))
+            return _lost(state, why, acked_at, now)
         case Found():
-            return _regained(state, now).tell(StoreState(True))
+            return regained(state, now).tell(StoreState(True))
         case LeaseLost(acked_at):
-            # We may have stood still ourselves: for a while, absent keys of others prove nothing.
-            return _acked(replace(state, lease_lost=True, regained_at=now), acked_at, now)
+            return _lease_lost(state, acked_at, now)
         case Refused(why):
             return state.tell(StoreState(False, why, refused=True), once="refused")
         case Applied():
@@ -155,382 +116,195 @@ def absorb(state: State, event: Event, now: float) -> State:
             return _probed(state, (event,), now)
         case PartsGone():
             return _parts_gone(state, event)
-        case Around(group):
-            return replace(state, around=group)
+        case SampleKnown(group):
+            return replace(state, shown=replace(state.shown, sampled=group))
         case PartsSeen():
-            return replace(state, parts=event)
+            return replace(state, shown=replace(state.shown, parts=event))
         case NewNode(record):
-            return _joined(state, record, now)
-        case LeftRound() | WorkersAvailable() | Done() | Drain() | Goodbye():
-            return _command(state, event, now)
+            return _new_node(state, record, now)
+        case LeftRound():
+            return _left_round(state, event, now)
+        case WorkersAvailable(workers, store_port):
+            return _workers_available(state, workers, store_port)
+        case Done():
+            return _done(state, event, now)
+        case Drain():
+            return _with_status(state, DRAINING)
+        case Goodbye():
+            return _with_status(state, GONE)
         case LookForMembers(number):
-            return replace(state, doubted=number)
+            return replace(state, reach=replace(state.reach, wanted=number))
         case RecoversInPlace():
-            return replace(state, policy=replace(state.policy, in_place=True), prepared=True)
+            policy, own = replace(state.policy, in_place=True), state.own
+            return replace(state, policy=policy, own=replace(own, workers_ready=True))
         case Tick():
             return state
+    assert_never(event)
 
 
-def _acked(state: State, acked_at: float | None, now: float) -> State:
+# ---------------------------------------------------------------- the store, and what it answers
+
+
+def _lost(state: NodeState, why: str, acked_at: float | None, now: float) -> NodeState:
+    contact = state.contact
+    if not contact.connected and contact.lost_at:
+        return replace(state, contact=replace(contact, lost_why=why))
+    contact = replace(contact, connected=False, lost_at=now, lost_why=why)
+    return _acked(replace(state, contact=contact), acked_at, now).tell(StoreState(False, why))
+
+
+def _lease_lost(state: NodeState, acked_at: float | None, now: float) -> NodeState:
+    # We may have stood still ourselves: for a while, absent keys of others prove nothing.
+    contact, own = replace(state.contact, regained_at=now), replace(state.own, lease_lost=True)
+    return _acked(replace(state, contact=contact, own=own), acked_at, now)
+
+
+def _acked(state: NodeState, acked_at: float | None, now: float) -> NodeState:
     """Notes when others may have heard of us last."""
-    return replace(state, acked_at=now if acked_at is None else max(state.acked_at, acked_at))
+    contact = state.contact
+    last = now if acked_at is None else max(contact.acked_at, acked_at)
+    return replace(state, contact=replace(contact, acked_at=last))
 
 
-def _regained(state: State, now: float) -> State:
-    if (
-        state.contacted
-        and not state.connected
-        and now - state.acked_at >= state.policy.timeouts.fence_timeout
-    ):
-        state = replace(state, behind=True).unmarked("resuming")
-    return replace(state, connected=True, contacted=True, regained_at=now)
-
-
-def _applied(state: State, event: Applied, now: float) -> State:
+def _applied(state: NodeState, event: Applied, now: float) -> NodeState:
+    contact = state.contact
     if event.ok is None:
-        before = state.unwritten if now < state.refused_at + STALE else None
-        trouble = Trouble(before.since if before else now, event.why)
-        state = replace(state, unwritten=trouble, refused_at=now)
+        before = contact.unwritten if now < contact.refused_at + STALE else None
+        problem = StoreProblem(before.since if before else now, event.why)
+        contact = replace(contact, unwritten=problem, refused_at=now)
     else:
-        state = replace(state, unwritten=None)
+        contact = replace(contact, unwritten=None)
+    state = replace(state, contact=contact)
     if event.tag == ROUND and event.ok is False:
-        state = replace(state, unseen=None)
-    if event.tag not in state.holds:
+        state = replace(state, history=replace(state.history, unseen=None))
+    if event.tag not in state.in_flight:
         return state  # what it did, or what was in its way, was seen already
-    pause = _PAUSES[event.ok]
+    pause, tries = _PAUSES[event.ok], state.in_flight[event.tag].tries
     if event.ok is not None:
         # What is seen late is written again, which makes a store that has much to tell later still.
         # What was not answered is no such load: it is tried as soon as it may work again.
-        tries = state.tries.get(event.tag, 0)
         pause = min(_LONGEST_PAUSE, pause * 2 ** min(tries, 10))
-        state = replace(state, tries={**state.tries, event.tag: tries + 1})
-    if state.unwritten is not None and now - state.unwritten.since > _LONG:
+        tries += 1
+    if contact.unwritten is not None and now - contact.unwritten.since > _LONG:
         pause = _LONG_PAUSE
-    return replace(state, holds={**state.holds, event.tag: now + pause})
+    request = InFlight(now + pause, tries)
+    return replace(state, in_flight={**state.in_flight, event.tag: request})
 
 
-def _probed(state: State, events: Iterable[Probed], now: float) -> State:
-    answers, heard, dead = dict(state.answers), dict(state.heard), dict(state.dead)
+def _parts_gone(state: NodeState, event: PartsGone) -> NodeState:
+    """What is known of the round's members stays, and cannot be read any more."""
+    shown = state.shown
+    if shown.round.version != event.version:
+        return state
+    for key, why in event.wrong.items():
+        state = state.tell(BadRecord(key, why), once=f"bad/{key}")
+    text = "its members are not in the store"
+    state = state.tell(BadRecord(ROUND, text), once=f"bad/{ROUND}/{event.version}")
+    return replace(state, shown=replace(shown, round=replace(shown.round, unreadable=True)))
+
+
+# ---------------------------------------------------------------- probes
+
+
+def _probed(state: NodeState, events: Iterable[Probed], now: float) -> NodeState:
+    reach = state.reach
+    answers, answered, dead = dict(reach.answers), dict(reach.answered), dict(reach.dead)
     for event in events:
         node, answer = event.node, event.answer
         if answer == REFUSED and not _believed(state, node):
             answer = SILENT
-        answers[node], heard[node] = answer, state.probed.get(node, now)
+        answers[node], answered[node] = answer, reach.sent.get(node, now)
         if answer in _PROOFS:
             dead[node] = answer
-    return replace(state, answers=answers, heard=heard, dead=dead)
+    return replace(state, reach=replace(reach, answers=answers, answered=answered, dead=dead))
 
 
-def _believed(state: State, node: str) -> bool:
+def _believed(state: NodeState, node: str) -> bool:
     """Whether a refusal proves that this node is dead.
 
     A firewall between two nodes refuses as well, and the key of a node that it hides stays in the
     store. A member of the last round may still believe it: what it forms then holds a member that
     has left. Anybody else would take a whole job that trains for dead, and begin another beside it.
     """
-    last, peer = state.round_record, state.peers.get(node)
+    last, peer, record = state.round_record, state.shown.peers.get(node), state.own.record
     if last is not None and last.rank_of(state.me) >= 0:
         return True
     if peer is None:
-        return state.wide  # its key is gone as well
+        return state.shown.wide  # its key is gone as well
     # From this machine itself it is no firewall's word.
-    return state.record is not None and peer.record.address == state.record.address
+    return record is not None and peer.record.address == record.address
 
 
-def _without_former_lives(state: State, changed: Iterable[str] | None = None) -> State:
-    """Takes nodes for dead that a later life of the same name has followed.
-
-    Args:
-        state: the present state.
-        changed: the nodes whose keys have changed; None: any may have. Others need no second look.
-    """
-    if state.record is None or not state.record.life:
-        return state  # who launched us does not number lives, and so it is with the others
-    if changed is not None:
-        names = {state.peers[node].record.name for node in changed}
-        if not names:
-            return state
-    last = state.round_record
-    there = [state.record, *(peer.record for peer in state.peers.values())]
-    if changed is not None:
-        there = [record for record in there if record.name in names]
-    lives: dict[str, int] = {}
-    for record in there:
-        lives[record.name] = max(record.life, lives.get(record.name, 0))
-    known: list[NodeRecord | Member] = [*there, *(last.members if last else ())]
-    over = {
-        one.node: REPLACED
-        for one in known
-        if 0 < one.life < lives.get(one.name, 0)
-        and one.node != state.me
-        and one.node not in state.dead
-    }
-    return replace(state, dead={**state.dead, **over}) if over else state
+# ---------------------------------------------------------------- what the agent says
 
 
-# ---------------------------------------------------------------- the agent's commands
-
-
-def _joined(state: State, record: NodeRecord, now: float) -> State:
-    """A new life. What is known of the store and of others stays, but what only members believe.
+def _new_node(state: NodeState, record: NodeRecord, now: float) -> NodeState:
+    """What is known of the store and of others stays, but what only members believe.
 
     Whom it reached before it was left out says nothing: it may have been cut off since.
     """
-    dead = {node: how for node, how in state.dead.items() if how != REFUSED}
+    dead = {node: how for node, how in state.reach.dead.items() if how != REFUSED}
+    asked = (False, frozenset(node_key(node) for node in dead))
     return replace(
         state,
-        record=record,
-        stored=None,
-        version=ABSENT,
-        created=0,
-        registered=False,
-        excluded=False,
-        lease_lost=False,
-        snapshot=False,
-        wide=False,
-        asked=(False, frozenset(node_key(node) for node in dead)),
-        dead=dead,
-        probed={},
-        answers={},
-        heard={},
-        current=None,
-        old_outcome=None,
-        peers={},
-        missed={},
-        doubted=0,
-        told=state.told & {"refused"},
-        marks={"wait": now},
+        own=OwnNode(record, workers_ready=state.own.workers_ready),
+        shown=replace(state.shown, complete=False, wide=False, asked=asked, peers={}),
+        reach=Reach(dead=dead),
+        timers={Timer.WAITING: now},
+        given=state.given & {"refused"},
     )
 
 
-def _command(
-    state: State, event: LeftRound | WorkersAvailable | Done | Drain | Goodbye, now: float
-) -> State:
-    record = state.record
+def _left_round(state: NodeState, event: LeftRound, now: float) -> NodeState:
+    record = _of_incarnation(state)
     if record is None:
         return state
-    incarnation = state.current.incarnation if state.current else record.incarnation
-    if incarnation != record.incarnation and isinstance(event, LeftRound | Done):
-        # What it says of rounds is of another life of the job, whose numbers mean nothing here.
-        record = replace(record, incarnation=incarnation, left=0, rank=-1, done_round=0, fault=None)
-    match event:
-        case LeftRound(number, fault, store_port, stays, workers):
-            record = replace(
-                record,
-                left=max(number, record.left),
-                fault=fault,
-                incarnation=incarnation,
-                step=max(record.step, fault.step),
-                store_port=store_port or record.store_port,
-                status=records.IN if stays else record.status,
-                workers=record.workers if workers is None else workers,
-            )
-            if state.current is not None and state.current.number >= record.left:
-                record = replace(record, rank=state.current.rank_of(record.node))
-            state = replace(state, current=None, marks={**state.marks, "wait": now})
-        case WorkersAvailable(workers, store_port):
-            record = replace(record, workers=workers, store_port=store_port or record.store_port)
-            state = replace(state, prepared=True)
-        case Done(number, step):
-            record = replace(
-                record,
-                status=DONE,
-                done_round=number,
-                incarnation=incarnation,
-                step=max(record.step, step),
-            )
-            state = replace(state, marks={**state.marks, "wait": now})
-        case Drain():
-            record = replace(record, status=records.DRAINING)
-        case Goodbye():
-            record = replace(record, status=GONE)
-    return replace(state, record=record)
-
-
-# ---------------------------------------------------------------- what the store shows
-
-
-def _snapshot(state: State, event: Snapshot, now: float) -> State:
-    if event.forgot:
-        state = replace(
-            state, forgot_at=now, regained_at=now, registered=False, stored=None, version=ABSENT
-        ).tell(StoreState(True, forgot=True))
-    entries = {entry.key for entry in event.entries}
-    for key in COMMON:
-        if key not in entries:
-            state = _with_slot(state, key, EMPTY)
-    if not state.connected:
-        state = _regained(state, now).tell(StoreState(True))
-    kept = {node: peer for node, peer in state.peers.items() if node_key(node) in entries}
-    strange = {key: since for key, since in state.strange.items() if key in entries}
-    state = replace(
-        state, peers=kept, strange=strange, wide=event.wide, snapshot=True, holds={}, tries={}
+    record = replace(
+        record,
+        left=max(event.round, record.left),
+        fault=event.fault,
+        step=max(record.step, event.fault.step),
+        store_port=event.store_port or record.store_port,
+        status=IN if event.stays else record.status,
+        workers=record.workers if event.workers is None else event.workers,
     )
-    if state.record and node_key(state.me) not in entries:
-        state = replace(state, stored=None, version=ABSENT)
-    state = _take(state, event.entries, now)
-    if state.old_outcome is None:
-        state = replace(state, old_outcome=_former_outcome(state))
-    return state
+    ran = state.own.round
+    if ran is not None and ran.number >= record.left:
+        record = replace(record, rank=ran.rank_of(record.node))
+    state = replace(state, own=replace(state.own, record=record, round=None))
+    return state.restart(Timer.WAITING, now)
 
 
-def _former_outcome(state: State) -> int:
-    """The version of an outcome that says nothing to this node: that of an earlier start.
+def _done(state: NodeState, event: Done, now: float) -> NodeState:
+    record = _of_incarnation(state)
+    if record is None:
+        return state
+    step = max(record.step, event.step)
+    record = replace(record, status=DONE, done_round=event.round, step=step)
+    return replace(state, own=replace(state.own, record=record)).restart(Timer.WAITING, now)
 
-    What the nodes of its own start have come to is an end for it as well, however late it comes.
+
+def _of_incarnation(state: NodeState) -> NodeRecord | None:
+    """Our record, to say something of a round; None: this node has not joined.
+
+    What it says of rounds of another incarnation means nothing in that of the round that it runs.
     """
-    job, outcome, own = state.job_record, state.outcome_record, state.policy.invocation
-    if job is None or outcome is None or not own or job.invocation != own:
-        return state.outcome.version
-    return ABSENT if outcome.incarnation == job.incarnation else state.outcome.version
+    record, ran = state.own.record, state.own.round
+    if record is None or ran is None or ran.incarnation == record.incarnation:
+        return record
+    return replace(record, incarnation=ran.incarnation, left=0, rank=-1, done_round=0, fault=None)
 
 
-def _changed(state: State, event: Changed, now: float) -> State:
-    put = {entry.key for entry in event.puts}
-    own = node_key(state.me) if state.record else ""
-    seen = {OWN if key == own else key for key in (*put, *event.deletes)}
-    if not seen.isdisjoint(state.holds.keys() | state.tries.keys()):
-        holds = {tag: until for tag, until in state.holds.items() if tag not in seen}
-        tries = {tag: count for tag, count in state.tries.items() if tag not in seen}
-        state = replace(state, holds=holds, tries=tries)
-    removed: set[str] = set()
-    for key in event.deletes:
-        if key in put:
-            continue
-        if key in COMMON:
-            state = _with_slot(state, key, EMPTY)
-        elif key == own:
-            state = replace(state, stored=None, version=ABSENT)
-        elif key.startswith(records.NODES):
-            removed.add(key)
-    if removed:
-        peers = {n: peer for n, peer in state.peers.items() if node_key(n) not in removed}
-        strange = {key: since for key, since in state.strange.items() if key not in removed}
-        state = replace(state, peers=peers, strange=strange)
-    before = state.peers.keys()
-    state = _take(state, event.puts, now)
-    # Who writes its key anew lives, though a firewall may have refused for it while it was cut off.
-    anew = {
-        node
-        for node, how in state.dead.items()
-        if how == REFUSED and node in state.peers and node not in before
-    }
-    if not anew:
+def _workers_available(state: NodeState, workers: int, store_port: int) -> NodeState:
+    record = state.own.record
+    if record is None:
         return state
-    return replace(state, dead={n: how for n, how in state.dead.items() if n not in anew})
+    record = replace(record, workers=workers, store_port=store_port or record.store_port)
+    return replace(state, own=replace(state.own, record=record, workers_ready=True))
 
 
-def _take(state: State, entries: Iterable[Entry], now: float) -> State:
-    peers = dict(state.peers)
-    done: dict[str, int] = {}
-    for entry in entries:
-        cls = COMMON.get(entry.key)
-        if cls is not None:
-            record, state = _read(state, cls, entry)
-            kept = record or getattr(state, entry.key).record
-            slot = Slot(kept, entry.version, now, unreadable=record is None)
-            state = _with_slot(state, entry.key, slot)
-        elif entry.key.startswith(records.NODES):
-            node, state = _read_node(state, entry)
-            if node is None:
-                peers.pop(entry.key.removeprefix(records.NODES), None)
-                state = _with_strange(state, entry, now)
-                continue
-            if entry.key in state.strange:
-                strange = {key: at for key, at in state.strange.items() if key != entry.key}
-                state = replace(state, strange=strange)
-            if state.record and node.node == state.me:
-                state = replace(
-                    state,
-                    stored=node,
-                    version=entry.version,
-                    created=entry.created,
-                    registered=True,
-                    lease_lost=False,
-                )
-                continue
-            known = peers.get(node.node)
-            seen = known.seen if known else now
-            peers[node.node] = Peer(node, entry.created, entry.version, seen)
-            if node.status == DONE:
-                done[node.node] = node.done_round
-    if peers != state.peers:
-        state = replace(state, peers=peers)
-    return replace(state, done_seen={**state.done_seen, **done}) if done else state
-
-
-def _with_strange(state: State, entry: Entry, now: float) -> State:
-    """Something that is no node's record lies under a node's key. Its owner writes it again."""
-    if state.record and entry.key == node_key(state.me):
-        return replace(state, stored=None, version=entry.version)
-    return replace(state, strange={entry.key: now, **state.strange})
-
-
-def _with_slot(state: State, key: str, slot: Slot) -> State:
-    match key:
-        case records.JOB:
-            if not isinstance(slot.record, JobRecord):
-                return replace(state, job=slot)
-            job = slot.record
-            if state.secret and not job.secret:
-                # An elasticctl of a version that knows none has written it: the leader mends it.
-                job = replace(job, secret=state.secret)
-                slot = replace(slot, record=job, unreadable=True)
-            last = max(state.last_number, job.first_round)
-            state = replace(state, job=slot, known_job=job, last_number=last)
-            return replace(state, behind=False).unmarked("resuming")
-        case records.ROUND:
-            return _with_round(state, slot)
-        case records.SWITCH:
-            return replace(state, switch=slot)
-        case _:
-            return replace(state, outcome=slot)
-
-
-def _parts_gone(state: State, event: PartsGone) -> State:
-    """What is known of the round's members stays, and cannot be read any more."""
-    if state.round.version != event.version:
+def _with_status(state: NodeState, status: str) -> NodeState:
+    record = state.own.record
+    if record is None:
         return state
-    for key, why in event.wrong.items():
-        state = state.tell(BadRecord(key, why), once=f"bad/{key}")
-    text = "its members are not in the store"
-    state = state.tell(BadRecord(ROUND, text), once=f"bad/{ROUND}/{event.version}")
-    return replace(state, round=replace(state.round, unreadable=True))
-
-
-def _with_round(state: State, slot: Slot) -> State:
-    sealed, known, current = slot.record, state.known_round, state.current
-    if not isinstance(sealed, RoundRecord):
-        return replace(state, round=slot)
-    unseen = state.unseen
-    if unseen and (unseen.incarnation != sealed.incarnation or unseen.number <= sealed.number):
-        state = replace(state, unseen=None)
-    # A store that was emptied may count from the beginning again. What it had before is over then,
-    # and must not be given back if it is emptied once more.
-    other = known is not None and known.incarnation != sealed.incarnation
-    if sealed.number <= state.last_number and not other:
-        if known is not None and sealed.whole and known.identity == sealed.identity:
-            state = replace(state, known_round=sealed)
-        if current is not None and sealed.whole and current.identity == sealed.identity:
-            state = replace(state, current=sealed)
-        return replace(state, round=slot)
-    # What was being waited for belonged to the round before; how long we wait ourselves does not.
-    marks = {name: moment for name, moment in state.marks.items() if name == "wait"}
-    number = max(state.last_number, sealed.number)
-    return replace(state, round=slot, known_round=sealed, last_number=number, marks=marks)
-
-
-def _read_node(state: State, entry: Entry) -> tuple[NodeRecord | None, State]:
-    node, state = _read(state, NodeRecord, entry)
-    if node is not None and node_key(node.node) != entry.key:
-        once = f"bad/{entry.key}"
-        return None, state.tell(BadRecord(entry.key, "it describes another node"), once=once)
-    return node, state
-
-
-def _read(state: State, cls: type[_R], entry: Entry) -> tuple[_R | None, State]:
-    try:
-        return cls.decode(entry.key, entry.value), state
-    except RecordError as error:
-        once = f"bad/{entry.key}/{entry.version}"
-        return None, state.tell(BadRecord(error.key, error.why), once=once)
+    return replace(state, own=replace(state.own, record=replace(record, status=status)))

@@ -1,4 +1,4 @@
-"""The members of a large round, which lie in the store in parts: pure, but for the one who reads.
+"""The members of a large round, which lie in the store in parts: pure.
 
 n nodes that each read a list of n members would read n² of them, and a list of 10,000 is larger
 than what etcd takes in one request. So the record of a large round names its first members only,
@@ -17,24 +17,17 @@ whether it is what was written there; one that is not counts as missing.
 from __future__ import annotations
 
 import hashlib
-import random
 import zlib
-from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from elastic_runtime.errors import RecordError, StoreUnavailable
-from elastic_runtime.protocol.records import GROUP, ROUND, GroupRecord, RoundRecord
-from elastic_runtime.rendezvous.core.events import Around, PartsGone, PartsSeen
+from elastic_runtime.errors import RecordError
+from elastic_runtime.protocol.records import GROUP, GroupRecord, RoundRecord
 from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
 from elastic_runtime.rendezvous.store_contract import (
-    Changed,
     Entry,
-    Found,
-    Lost,
     Put,
-    Snapshot,
     Transaction,
 )
 
@@ -42,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from elastic_runtime.protocol.records import Member
-    from elastic_runtime.rendezvous.core.events import Event
     from elastic_runtime.rendezvous.policy import Layout
 
     Read = Callable[[str], Sequence[Entry]]
@@ -54,13 +46,9 @@ _AROUND, _NEXT = 16, 2
 AT_ONCE = 100
 # How a part ends: as JSON, and alike for all, so that no part is encoded again to be checked.
 _FIELD, _DIGITS, _END = b',"digest":"', 16, b'"}'
-# A round whose members have not been there for so long is taken for unreadable (seconds).
-PATIENCE = 3.0
-# From one try to read them to the next (seconds).
-_PAUSE_FIRST, _PAUSE_MOST = 0.05, 1.0
 
 
-def apart(last: RoundRecord, layout: Layout) -> tuple[RoundRecord, tuple[Transaction, ...]]:
+def split_round(last: RoundRecord, layout: Layout) -> tuple[RoundRecord, tuple[Transaction, ...]]:
     """A round as the store is to have it.
 
     Args:
@@ -79,7 +67,7 @@ def apart(last: RoundRecord, layout: Layout) -> tuple[RoundRecord, tuple[Transac
     count = -(-last.size // layout.part)
     places: list[list[int]] = [[] for _ in range(count)]
     for place, member in enumerate(last.members):
-        places[_part(member.node, count)].append(place)
+        places[part_of(member.node, count)].append(place)
     values = [
         GroupRecord(
             tuple(last.members[place] for place in some),
@@ -139,7 +127,7 @@ def joined(head: RoundRecord, parts: Iterable[GroupRecord]) -> RoundRecord:
     )
 
 
-def around(last: RoundRecord, node: str) -> tuple[str, ...]:
+def sample_of(last: RoundRecord, node: str) -> tuple[str, ...]:
     """The keys of the parts whose members a node looks for, its own first.
 
     In which part a node is follows from its uuid, and so has nothing to do with where it is: these
@@ -148,7 +136,7 @@ def around(last: RoundRecord, node: str) -> tuple[str, ...]:
     are twice as many after each round without progress: a single pair that is cut is found before
     the job gives up.
     """
-    parts, own = keys(last), _part(node, last.parts)
+    parts, own = keys(last), part_of(node, last.parts)
     steps: Sequence[int] = range(len(parts))
     most = _AROUND << min(last.budget.fruitless, MAX_FRUITLESS)
     if len(parts) > most:
@@ -165,249 +153,11 @@ def looked_for(last: RoundRecord) -> Callable[[str], Sequence[Member]]:
     parts: dict[str, list[Member]] = {key: [] for key in keys(last)}
     names = tuple(parts)
     for member in last.members:
-        parts[names[_part(member.node, last.parts)]].append(member)
-    return lambda node: [member for key in around(last, node) for member in parts[key]]
+        parts[names[part_of(member.node, last.parts)]].append(member)
+    return lambda node: [member for key in sample_of(last, node) for member in parts[key]]
 
 
-def _needs_all(known: RoundRecord, node: str, keepers: int) -> bool:
-    """Whether who knows its own part needs all of them."""
-    rank = known.rank_of(node)
-    return rank < 0 or rank % -(-known.size // keepers) == 0
-
-
-def _of_round(event: object) -> Entry | None:
-    """The round's record in an event of the store, if there is one."""
-    entries: Iterable[Entry] = ()
-    if isinstance(event, Snapshot):
-        entries = event.entries
-    elif isinstance(event, Changed):
-        entries = event.puts
-    return next((entry for entry in entries if entry.key == ROUND), None)
-
-
-class Completer:
-    """Completes the rounds in what a store tells, before a node hears of it.
-
-    What cannot be completed yet is held back, with all that the store has told since: to hear of a
-    round late does no harm, and to hear that there is none would.
-
-    Args:
-        read: reads all entries under a prefix; may block, and raise ``StoreUnavailable``.
-        keepers: as in ``Layout``.
-
-    Attributes:
-        wanted: the node has asked to be shown the round once more, with all its members.
-    """
-
-    def __init__(self, read: Read, keepers: int) -> None:
-        self.wanted = False
-        self._near = False  # ..., or only those whom it is to look for
-        self._due = float("inf")
-        self._served = False  # by the store, which there is no use in asking without contact
-        self._read = read
-        self._keepers = keepers
-        self._held: list[Event] = []
-        self._told: Entry | None = None  # the round as the store told it last
-        self._read_last: tuple[bytes, RoundRecord | None] = (b"", None)  # see _head
-        self._shown: tuple[Entry, str, RoundRecord] | None = None  # ..., to whom, completed
-        self._known: RoundRecord | None = None  # the last large round of which all is known,
-        self._seen_at: int | None = None  # and the version of its record when its parts were there
-        self._missed_at: float | None = None  # when parts were not there first
-        self._pause = _PAUSE_FIRST
-        self._wrong: dict[str, str] = {}  # parts that are not what was written, and why
-
-    @property
-    def owed(self) -> bool:
-        """Whether something is held back."""
-        return bool(self._held)
-
-    @property
-    def due(self) -> float:
-        """When to try again, while something is held back or asked for, and there is contact."""
-        return self._due if self._served else float("inf")
-
-    def take(self, events: Iterable[Event], node: str, wide: bool, now: float) -> list[Event]:
-        """What the node is to hear now.
-
-        Args:
-            events: what has happened, in order.
-            node: uuid of this node.
-            wide: it needs to know all members, as who leads does.
-            now: seconds on the node's own monotonic clock.
-        """
-        before, events = len(self._held), [*self._held, *events]
-        for event in events[before:]:
-            if isinstance(event, Snapshot | Changed | Found | Lost):
-                self._served = not isinstance(event, Lost)
-            if isinstance(event, Snapshot):
-                wide = event.wide
-            if isinstance(event, Snapshot) or (
-                isinstance(event, Changed) and ROUND in event.deletes
-            ):
-                self._told = None
-            if (entry := _of_round(event)) is not None:
-                self._told, self._missed_at, self._due = entry, None, now
-        asked = [event for event in events if self._head(_of_round(event)) is not None]
-        if not asked and not self.wanted and not self._near:
-            self._held, self._due = [], float("inf")
-            return events
-        completed, gone = None, False
-        if self._head(self._told) is not None:
-            if now < self.due:
-                return self._hold(events)
-            completed = self._completed(node, wide, now)
-            if completed is None and not self._lost(now):
-                self._due = now + self._pause * random.uniform(0.5, 1.0)
-                self._pause = min(2 * self._pause, _PAUSE_MOST)
-                return self._hold(events)
-            if completed is None:
-                completed, gone = self._as_known(node), True
-        self._held, self._due, self._pause = [], float("inf"), _PAUSE_FIRST
-        shown = [_with_round(event, completed) if event in asked else event for event in events]
-        if (self.wanted or self._near) and completed is not None:
-            shown.append(Changed((completed,)))
-        if self._near and completed is not None and not gone:
-            shown.append(Around(RoundRecord.decode(ROUND, completed.value).group))
-        if gone and completed is not None:
-            shown.append(PartsGone(completed.version, dict(self._wrong)))
-        self.wanted = self._near = False
-        return shown
-
-    def ask(self, now: float, near: bool = False) -> None:
-        """The node asks to be shown the round once more, with all its members.
-
-        Args:
-            now: seconds on the node's own monotonic clock.
-            near: it needs those only whom it is to look for.
-        """
-        self._due = min(self._due, now)
-        self.wanted, self._near = self.wanted or not near, self._near or near
-
-    def wrote(self, transactions: Iterable[Transaction]) -> None:
-        """This node has sealed a round: it knows all its members."""
-        puts = [put for one in transactions for put in one.puts]
-        head = next((put for put in puts if put.key == ROUND), None)
-        if head is not None:
-            parts = [Entry(put.key, put.value, 0, 0) for put in puts]
-            full = all_members(RoundRecord.decode(ROUND, head.value), parts)
-            if full.group and full.whole:
-                self._known, self._seen_at = full, None
-
-    def _head(self, entry: Entry | None) -> RoundRecord | None:
-        """The record of a round whose members lie elsewhere; None: it is none.
-
-        It is asked for several times for each round, and kept: to read it costs a member the most.
-        """
-        if entry is None:
-            return None
-        value, head = self._read_last
-        if value != entry.value:
-            head = None
-            with suppress(RecordError):  # who reads it next says what is wrong with it
-                last = RoundRecord.decode(entry.key, entry.value)
-                head = None if last.whole else last
-            self._read_last = (entry.value, head)
-        return head
-
-    def _with_near(self, some: RoundRecord, node: str) -> RoundRecord | None:
-        """The round with those whom this node is to look for; None: some parts are not there."""
-        near = around(some, node)
-        found = _decoded([entry for key in near for entry in self._read(key)], self._wrong)
-        return joined(some, found) if len(found) == len(near) else None
-
-    def _hold(self, events: list[Event]) -> list[Event]:
-        told = [isinstance(event, Snapshot | Changed) for event in events]
-        self._held = [event for event, by_store in zip(events, told, strict=True) if by_store]
-        return [event for event, by_store in zip(events, told, strict=True) if not by_store]
-
-    def _completed(self, node: str, wide: bool, now: float) -> Entry | None:
-        """The round's record with the members that this node needs; None: they are not there."""
-        head = self._head(self._told)
-        assert self._told is not None and head is not None
-        whole = wide or self.wanted
-        if self._shown is not None:
-            told, who, full = self._shown
-            if (told, who) == (self._told, node) and (full.whole or not (whole or self._near)):
-                return replace(told, value=full.encode())
-        self._wrong.clear()
-        try:
-            found = self._read_members(head, node, whole)
-        except StoreUnavailable:
-            return None
-        if found is None:
-            self._missed_at = now if self._missed_at is None else self._missed_at
-            return None
-        self._shown = (self._told, node, found)
-        return replace(self._told, value=found.encode())
-
-    def _lost(self, now: float) -> bool:
-        """Whether the members have been missing for so long that they do not come any more.
-
-        For a moment they may: the round after this one has been sealed, and is about to be told.
-        Who knows the members all the same can give them back, and does not wait.
-        """
-        head = self._head(self._told)
-        if self._missed_at is None or head is None:
-            return False
-        ours = self._known is not None and self._known.group == head.group
-        return ours or now - self._missed_at > PATIENCE
-
-    def _as_known(self, node: str) -> Entry:
-        """The round's record with the members that this node knew before they were gone."""
-        head = self._head(self._told)
-        assert self._told is not None and head is not None
-        before = [self._known] if self._known else []
-        if self._shown is not None and self._shown[1] == node:
-            before.append(self._shown[2])
-        known = next((one for one in before if one.group == head.group), head)
-        head = replace(head, members=known.members, ranks=known.ranks, firsts=known.firsts)
-        return replace(self._told, value=head.encode())
-
-    def _read_members(self, head: RoundRecord, node: str, whole: bool) -> RoundRecord | None:
-        assert self._told is not None
-        known = self._known if self._known and self._known.group == head.group else None
-        if known is not None and self._seen_at in (None, self._told.version):
-            self._seen_at = self._told.version
-            return replace(head, members=known.members, ranks=(), firsts=())
-        if not whole:
-            own = keys(head)[_part(node, head.parts)]
-            parts = _decoded(self._read(own), self._wrong)
-            some = joined(head, (_only(part, node) for part in parts))
-            if self._near:
-                return self._with_near(some, node)
-            if not _needs_all(some, node, self._keepers):
-                return some
-        full = joined(head, _decoded(self._read(f"{GROUP}{head.group}/"), self._wrong))
-        if not full.whole:
-            return None
-        self._known, self._seen_at = full, self._told.version
-        return full
-
-
-def _with_round(event: Event, entry: Entry | None) -> Event:
-    """The event of a store with another record of the round; None: without it."""
-
-    def changed(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        swapped = (entry if one.key == ROUND else one for one in entries)
-        return tuple(one for one in swapped if one is not None)
-
-    if isinstance(event, Snapshot):
-        return replace(event, entries=changed(event.entries))
-    assert isinstance(event, Changed)
-    return replace(event, puts=changed(event.puts))
-
-
-def _only(part: GroupRecord, node: str) -> GroupRecord:
-    """What a part says of one node."""
-    at = [place for place, member in enumerate(part.members) if member.node == node]
-    return GroupRecord(
-        tuple(part.members[place] for place in at),
-        tuple(part.ranks[place] for place in at),
-        tuple(part.firsts[place] for place in at),
-    )
-
-
-def _part(node: str, count: int) -> int:
+def part_of(node: str, count: int) -> int:
     return zlib.crc32(node.encode()) % count
 
 
@@ -427,23 +177,7 @@ def intact(entry: Entry) -> bool:
     return _signed(entry.key, entry.value[:-end] + b"}") == entry.value
 
 
-def parts_seen(read: Read, version: int) -> PartsSeen | None:
-    """Which parts of rounds lie in the store; None: it does not say.
-
-    Args:
-        read: reads all entries under a prefix; may block, and raise ``StoreUnavailable``.
-        version: as in ``LookAtParts``.
-    """
-    try:
-        entries = read(GROUP)
-    except StoreUnavailable:
-        return None
-    there = frozenset(entry.key for entry in entries)
-    fine = frozenset(entry.key for entry in entries if intact(entry))
-    return PartsSeen(version, fine, there - fine)
-
-
-def _decoded(entries: Iterable[Entry], wrong: dict[str, str] | None = None) -> list[GroupRecord]:
+def decoded(entries: Iterable[Entry], wrong: dict[str, str] | None = None) -> list[GroupRecord]:
     """The parts that can be read. One that cannot is as good as none, and noted in ``wrong``."""
     parts = []
     for entry in entries:
@@ -463,4 +197,4 @@ def all_members(head: RoundRecord, entries: Iterable[Entry]) -> RoundRecord:
     if head.whole:
         return head
     wanted = set(keys(head))
-    return joined(head, _decoded(entry for entry in entries if entry.key in wanted))
+    return joined(head, decoded(entry for entry in entries if entry.key in wanted))

@@ -319,7 +319,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
                 return True
             self._closed = reason
             self._news.notify_all()
-        if self._joined and not self._participant.state.connected:
+        if self._joined and not self._participant.state.contact.connected:
             return False  # the others find out when they miss us
         self._participant.watch()
         try:

@@ -25,7 +25,7 @@ def test_a_store_that_is_away_is_not_waited_for(away: bool) -> None:
     wait_for(lambda: store.read(NODES), PATIENCE, "its key")
     if away:
         server.stop()
-        wait_for(lambda: not part.state.connected, PATIENCE, "the loss of the store")
+        wait_for(lambda: not part.state.contact.connected, PATIENCE, "the loss of the store")
     known: list[bool] = []
 
     def leave() -> None:

@@ -69,7 +69,7 @@ _TELLING = {KILLED: 0, LOST: 1, ASKED: 2, FAILED: 3, START: 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RoundCost:
     """What follows from a broken round.
 
     Attributes:
@@ -108,7 +108,7 @@ def root_cause(reports: Sequence[FaultReport]) -> FaultReport | None:
     )
 
 
-def judge(
+def assess(
     budget: Budget,
     reports: Sequence[FaultReport],
     *,
@@ -117,7 +117,7 @@ def judge(
     workers: int = 0,
     planned: bool = False,
     cut: str = "",
-) -> Verdict:
+) -> RoundCost:
     """Judges a round that is over.
 
     Args:
@@ -133,7 +133,7 @@ def judge(
     Returns:
         The new budget, and whether, why and when to go on.
     """
-    if cut and not explained(reports):
+    if cut and not names_cause(reports):
         return _cut_off(budget, reports, cut)
     cause = root_cause(reports)
     if cause is None or cause.kind in (ASKED, PLANNED) or (planned and cause.consequence):
@@ -151,10 +151,10 @@ def judge(
     impossible = cause.reason if cause.signature.startswith(USAGE) else ""
     hopeless = "" if free else _hopeless(budget, reports, cause, members, workers or members)
     end = impossible or hopeless or _end(after, cause, max_restarts)
-    return Verdict(after, bool(end), end or cause.reason, _pause(after, free), cause, free)
+    return RoundCost(after, bool(end), end or cause.reason, _pause(after, free), cause, free)
 
 
-def explained(reports: Sequence[FaultReport]) -> bool:
+def names_cause(reports: Sequence[FaultReport]) -> bool:
     """Whether these reports name what broke the round: a death, a failure, a worker that hangs or
     did not start, a request. Otherwise they only say that members missed each other."""
     vague = [
@@ -166,21 +166,23 @@ def explained(reports: Sequence[FaultReport]) -> bool:
     return bool(named) or not vague
 
 
-def _cut_off(budget: Budget, reports: Sequence[FaultReport], cut: str) -> Verdict:
+def _cut_off(budget: Budget, reports: Sequence[FaultReport], cut: str) -> RoundCost:
     """The network was cut: that says nothing about the script, nor about the rounds to come."""
     after = replace(_with_best(budget, reports), lost=budget.lost + 1)
     if reports and _made_progress(budget, reports, reports[0], free=True):
         after = replace(after, fruitless=0)
-    return Verdict(after, False, cut, 0.0, None, True)
+    return RoundCost(after, False, cut, 0.0, None, True)
 
 
-def _no_fault(budget: Budget, reports: Sequence[FaultReport], cause: FaultReport | None) -> Verdict:
+def _no_fault(
+    budget: Budget, reports: Sequence[FaultReport], cause: FaultReport | None
+) -> RoundCost:
     """A change that was wanted: it costs nothing, and what was reached until then counts."""
     after = replace(_with_best(budget, reports), planned=budget.planned + 1)
     if cause is not None and _made_progress(budget, reports, cause, free=True):
         after = replace(after, fruitless=0)
     reason = cause.reason if cause else ""
-    return Verdict(after, False, reason, 0.0, cause, True)
+    return RoundCost(after, False, reason, 0.0, cause, True)
 
 
 def _with_best(budget: Budget, reports: Sequence[FaultReport]) -> Budget:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,132 +21,176 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.rendezvous.core.events import OTHER, REFUSED, REPLACED
-from elastic_runtime.rendezvous.core.formation.failure_budget import Verdict, explained, judge
-from elastic_runtime.rendezvous.core.formation.reachability import severed_pairs, told
+from elastic_runtime.rendezvous.core.formation.failure_budget import (
+    RoundCost,
+    assess,
+    names_cause,
+)
+from elastic_runtime.rendezvous.core.formation.reachability import cut_message, severed_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_runtime.rendezvous.core.node_state import Peer, State
+    from elastic_runtime.protocol.records import JobRecord
+    from elastic_runtime.rendezvous.core.node_state import NodeState, Peer
 
-RUNNING = "running"  # as far as we know
-BACK = "back"  # its workers have ended, it wants to go on
-ENDED_WELL = "done"
-LEFT = "left"  # said goodbye
-DEAD = "dead"  # proven
-LEASE_ENDED = "absent"
 
-OVER = (LEFT, DEAD, LEASE_ENDED)
-_HOW = {
+class MemberStatus(Enum):
+    """How a member of the last round stands now."""
+
+    RUNNING = "running"  # as far as we know
+    BACK = "back"  # its workers have ended, it wants to go on
+    ENDED_WELL = "done"
+    LEFT = "left"  # said goodbye
+    DEAD = "dead"  # proven
+    LEASE_ENDED = "absent"
+
+
+# Nobody waits for these any more; of the lost ones nothing was heard before.
+OVER = (MemberStatus.LEFT, MemberStatus.DEAD, MemberStatus.LEASE_ENDED)
+LOST_STATUSES = (MemberStatus.DEAD, MemberStatus.LEASE_ENDED)
+_PROOF_MESSAGES = {
     REFUSED: "its port refuses",
     OTHER: "another process answers there",
     REPLACED: "another node has its name by now",
 }
 
 
-def eligible(state: State, peer: Peer) -> bool:
+def eligible(state: NodeState, peer: Peer) -> bool:
     """Whether this node may lead: it is not known to be dead, and has not said goodbye."""
-    return peer.record.status != GONE and peer.record.node not in state.dead
+    return peer.record.status != GONE and peer.record.node not in state.reach.dead
 
 
-def leader_of(state: State) -> Peer | None:
+def leader_of(state: NodeState) -> Peer | None:
     """The oldest other node that may lead, if it is older than we are; None if we lead."""
-    ours = state.created if state.stored is not None else float("inf")
-    older = [peer for peer in state.peers.values() if peer.created <= ours]
+    ours = state.own.created if state.own.stored is not None else float("inf")
+    older = [peer for peer in state.shown.peers.values() if peer.created <= ours]
     return min(filter(partial(eligible, state), older), key=lambda it: it.created, default=None)
 
 
-def alone(state: State) -> bool:
+def alone(state: NodeState) -> bool:
     """Whether it is certain that no other node takes part in the job."""
-    sees_all = state.connected and state.snapshot and state.wide and state.stored is not None
-    return sees_all and not any(eligible(state, peer) for peer in state.peers.values())
+    sees_all = (
+        state.contact.connected
+        and state.shown.complete
+        and state.shown.wide
+        and state.own.stored is not None
+    )
+    return sees_all and not any(eligible(state, peer) for peer in state.shown.peers.values())
 
 
-def accompanied(state: State) -> bool:
+def accompanied(state: NodeState) -> bool:
     """Whether another node is known to take part in the job that was not asked to leave."""
-    there = (peer for peer in state.peers.values() if eligible(state, peer))
-    return state.connected and any(peer.record.status == IN for peer in there)
+    there = (peer for peer in state.shown.peers.values() if eligible(state, peer))
+    return state.contact.connected and any(peer.record.status == IN for peer in there)
 
 
-def record_of(state: State, node: str) -> NodeRecord | None:
+def record_of(state: NodeState, node: str) -> NodeRecord | None:
     """What this node says of itself, as far as it is seen."""
-    if state.record is not None and node == state.me:
-        return state.record
-    peer = state.peers.get(node)
+    if state.own.record is not None and node == state.me:
+        return state.own.record
+    peer = state.shown.peers.get(node)
     return peer.record if peer else None
 
 
-def standings_of(state: State, last: RoundRecord, now: float) -> dict[str, str]:
-    """How each member of the last round stands to it, by node."""
-    return {member.node: standing(state, member, last, now) for member in last.members}
+@dataclass(frozen=True, slots=True)
+class LastRound:
+    """The last round of a job, as its leader sees it.
+
+    Attributes:
+        job: the job.
+        round: the round, with all members that are known.
+        statuses: how they stand to it, by node.
+    """
+
+    job: JobRecord
+    round: RoundRecord
+    statuses: Mapping[str, MemberStatus]
+
+    def with_status(self, *wanted: MemberStatus) -> list[Member]:
+        """The members that stand so."""
+        return [one for one in self.round.members if self.statuses[one.node] in wanted]
 
 
-def standing(state: State, member: Member, last: RoundRecord, now: float) -> str:
+def last_round(state: NodeState, job: JobRecord, last: RoundRecord, now: float) -> LastRound:
+    """The last round with how each member of it stands to it."""
+    statuses = {member.node: status_of(state, member, last, now) for member in last.members}
+    return LastRound(job, last, statuses)
+
+
+def status_of(state: NodeState, member: Member, last: RoundRecord, now: float) -> MemberStatus:
     """How a member of the last round stands to it."""
     node = member.node
-    if node in state.dead:
-        return DEAD
+    if node in state.reach.dead:
+        return MemberStatus.DEAD
     record = record_of(state, node)
     if record is not None:
-        ours = record.incarnation == last.incarnation
-        well = ours and record.done_round == last.number
-        if ours and record.left >= last.number:
-            return LEFT if record.status == GONE else BACK
-        if record.status == GONE:
-            return ENDED_WELL if well else LEFT
-        return ENDED_WELL if well and record.status == DONE else RUNNING
-    if state.done_seen.get(node) == last.number:
-        return ENDED_WELL
+        return _said_status(record, last)
+    if state.history.ended_well.get(node) == last.number:
+        return MemberStatus.ENDED_WELL
     # If it lives, it is about to write its key again: after amnesia, or over what is not its own.
-    since = max(state.regained_at, state.strange.get(node_key(node), float("-inf")))
-    if now - since < state.policy.settle:
-        return RUNNING
-    return LEASE_ENDED
+    unreadable = state.shown.unreadable.get(node_key(node), float("-inf"))
+    if now - max(state.contact.regained_at, unreadable) < state.policy.settle:
+        return MemberStatus.RUNNING
+    return MemberStatus.LEASE_ENDED
 
 
-def loss(state: State, member: Member, how: str) -> str:
+def _said_status(record: NodeRecord, last: RoundRecord) -> MemberStatus:
+    """How a member stands to the last round, as it says itself."""
+    ours = record.incarnation == last.incarnation
+    if ours and record.left >= last.number:
+        return MemberStatus.LEFT if record.status == GONE else MemberStatus.BACK
+    well = ours and record.done_round == last.number
+    if record.status == GONE:
+        return MemberStatus.ENDED_WELL if well else MemberStatus.LEFT
+    return MemberStatus.ENDED_WELL if well and record.status == DONE else MemberStatus.RUNNING
+
+
+def loss_message(state: NodeState, member: Member) -> str:
     """How a member was lost, for people."""
-    if how == DEAD:
-        return f"{called(member.name)} lost: {_HOW[state.dead[member.node]]}"
-    return f"{called(member.name)} lost: its lease has ended"
+    proof = state.reach.dead.get(member.node)
+    how = _PROOF_MESSAGES[proof] if proof else "its lease has ended"
+    return f"{called(member.name)} lost: {how}"
 
 
-def verdict_on(state: State, last: RoundRecord, standings: Mapping[str, str]) -> Verdict:
+def cost_of(state: NodeState, last: LastRound) -> RoundCost:
     """What the last round costs, now that it is over."""
     switch = state.switch_record
-    reports = _reports(state, last, standings)
-    here = [record for member in last.members if (record := record_of(state, member.node))]
-    cut = told(severed_pairs(here)) if severed_pairs(here) else ""
-    return judge(
-        last.budget,
+    reports = _reports(state, last)
+    members = last.round.members
+    here = [record for member in members if (record := record_of(state, member.node))]
+    pairs = severed_pairs(here)
+    cut = cut_message(pairs) if pairs else ""
+    return assess(
+        last.round.budget,
         reports,
-        members=last.size,
+        members=last.round.size,
         max_restarts=state.policy.max_restarts,
-        workers=last.world_size,
+        workers=last.round.world_size,
         planned=switch is not None and not switch.broken,
         cut=cut or next((one.reason for one in reports if one.signature == CUT_OFF), ""),
     )
 
 
-def is_explained(state: State, last: RoundRecord, standings: Mapping[str, str]) -> bool:
+def is_cause_known(state: NodeState, last: LastRound) -> bool:
     """Whether it is known why the last round broke, or only that its members miss each other."""
-    return explained(_reports(state, last, standings))
+    return names_cause(_reports(state, last))
 
 
-def _reports(state: State, last: RoundRecord, standings: Mapping[str, str]) -> list[FaultReport]:
+def _reports(state: NodeState, last: LastRound) -> list[FaultReport]:
     """Why the members left the last round, as they say, and who of them was lost."""
     reports = []
-    for member in last.members:
-        how = standings[member.node]
-        fault = fault_of(state, member, last)
-        if how in (DEAD, LEASE_ENDED):
-            reports.append(FaultReport(last.number, LOST, loss(state, member, how), signature=LOST))
+    for member in last.round.members:
+        fault = fault_of(state, member, last.round)
+        if last.statuses[member.node] in LOST_STATUSES:
+            lost = loss_message(state, member)
+            reports.append(FaultReport(last.round.number, LOST, lost, signature=LOST))
         elif fault is not None:
             reports.append(fault)
     return reports
 
 
-def fault_of(state: State, member: Member, last: RoundRecord) -> FaultReport | None:
+def fault_of(state: NodeState, member: Member, last: RoundRecord) -> FaultReport | None:
     """Why a member left the last round, as it says."""
     record = record_of(state, member.node)
     fault = record.fault if record else None

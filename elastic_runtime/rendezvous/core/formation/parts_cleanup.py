@@ -14,58 +14,66 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.protocol.records import ROUND, JobRecord, RoundRecord, node_key
+from elastic_runtime.protocol.records import ROUND, node_key
+from elastic_runtime.rendezvous.core.actions import ListParts
+from elastic_runtime.rendezvous.core.decision import Decision, write
 from elastic_runtime.rendezvous.core.incarnation import restore
-from elastic_runtime.rendezvous.core.node_state import LookAtParts
+from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import BadRecord
 from elastic_runtime.rendezvous.core.round_parts import AT_ONCE, head_of, keys
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from elastic_runtime.rendezvous.core.actions import Plan
-    from elastic_runtime.rendezvous.core.node_state import State
+    from elastic_runtime.rendezvous.core.events import PartsSeen
+    from elastic_runtime.rendezvous.core.formation.member_status import LastRound
+    from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # How long a round has been there before the parts are looked at, and how often then (seconds).
 _FIRST, _EVERY = 10.0, 60.0
-_TIDY = "tidy"
+# The tag of the question which parts there are.
+_PARTS = "parts"
 
 
-def tidy(state: State, job: JobRecord, last: RoundRecord, plan: Plan, now: float) -> State:
+def clean_up_parts(state: NodeState, last: LastRound, now: float) -> Decision:
     """Gives back what is missing of the present round, and deletes what belongs to none.
 
     Args:
         state: of the leader; no round is being sealed or left.
-        job: the job.
         last: the present round, with all its members.
-        plan: collects what is to be done.
         now: seconds on the node's own monotonic clock.
     """
-    layout = state.policy.layout
-    if not last.group and max(job.max_nodes, job.launch_max) <= layout.most:
-        return state  # this job never had parts
-    state = state.marked(_TIDY, now)
-    if now < state.marks[_TIDY] + _FIRST:
-        plan.wake_at(state.marks[_TIDY] + _FIRST)
-        return state
-    seen = state.parts
-    if seen is None or seen.version != state.round.version:
-        if state.held(_TIDY, now):
-            plan.wake_at(state.holds[_TIDY])
-            return state
-        plan.actions.append(LookAtParts(state.round.version))
-        return replace(state, parts=None, holds={**state.holds, _TIDY: now + _EVERY})
-    state, ours = replace(state, parts=None), frozenset(keys(last))
+    most = max(last.job.max_nodes, last.job.launch_max)
+    if not last.round.group and most <= state.policy.layout.most:
+        return Decision(state)  # this job never had parts
+    state = state.start(Timer.PARTS_CLEANUP, now)
+    due = state.timers[Timer.PARTS_CLEANUP] + _FIRST
+    if now < due:
+        return Decision(state, wake=due)
+    seen, version = state.shown.parts, state.shown.round.version
+    if seen is not None and seen.version == version:
+        return _clean_up(state, last, seen, now)
+    if state.held(_PARTS, now):
+        return Decision(state, wake=state.in_flight[_PARTS].until)
+    return Decision(_without_parts(state).hold(_PARTS, now + _EVERY), (ListParts(version),))
+
+
+def _without_parts(state: NodeState) -> NodeState:
+    return replace(state, shown=replace(state.shown, parts=None))
+
+
+def _clean_up(state: NodeState, last: LastRound, seen: PartsSeen, now: float) -> Decision:
+    state, ours = _without_parts(state), frozenset(keys(last.round))
     for key in sorted(ours & seen.wrong):
         state = state.tell(BadRecord(key, "its hash is that of something else"), once=f"bad/{key}")
     if ours - seen.intact:
-        state = restore(state, last, plan, now)
-        plan.reason = "parts of the round are gone from the store"
-        return state
+        given_back = restore(state, last.round, now)
+        return given_back.because("parts of the round are gone from the store")
     strays = sorted((seen.intact | seen.wrong) - ours)
     if not strays:
-        plan.wake_at(state.holds.get(_TIDY, now))
-        return state
-    plan.reason = "the store has parts of no round"
-    expects = (Expect(ROUND, state.round.version), Expect(node_key(state.me), state.version))
-    again = Put(ROUND, head_of(last, layout.first).encode())
-    return plan.apply(state, ROUND, Transaction(expects, (again,), tuple(strays[:AT_ONCE])), now)
+        asked = state.in_flight.get(_PARTS)
+        return Decision(state, wake=asked.until if asked else now)
+    shown, own = state.shown, state.own
+    expects = (Expect(ROUND, shown.round.version), Expect(node_key(state.me), own.version))
+    again = Put(ROUND, head_of(last.round, state.policy.layout.first).encode())
+    without = Transaction(expects, (again,), tuple(strays[:AT_ONCE]))
+    return write(state, ROUND, without, now, "the store has parts of no round")

@@ -43,7 +43,7 @@ def severed_pairs(nodes: Sequence[NodeRecord]) -> list[tuple[NodeRecord, NodeRec
     return [(nodes[one], nodes[two]) for one, two in sorted(pairs)]
 
 
-def told(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
+def cut_message(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
     """Who does not reach whom, for people."""
     missed: dict[str, list[str]] = {}
     for one, two in pairs:
@@ -53,7 +53,7 @@ def told(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
     return f"no connection between {'; between '.join(shown)}{more}"
 
 
-def together(
+def choose_connected(
     nodes: Sequence[NodeRecord],
     survivors: int,
     fitting: Callable[[int], int],

@@ -23,69 +23,78 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
     listed,
 )
-from elastic_runtime.rendezvous.core.actions import crowded
-from elastic_runtime.rendezvous.core.formation.round_formation import end, member_of
-from elastic_runtime.rendezvous.core.incarnation import ask_for_members, succeed_old_life
+from elastic_runtime.rendezvous.core.decision import (
+    NEVER,
+    Decision,
+    probe,
+    probe_slowdown,
+    wait,
+    write,
+)
+from elastic_runtime.rendezvous.core.formation.round_formation import end_job, member_of
+from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, write_round_again
+from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import JobRecord, NodeRecord, RoundRecord
-    from elastic_runtime.rendezvous.core.actions import Plan
-    from elastic_runtime.rendezvous.core.node_state import State
+    from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # For so long those who keep the members are waited for, as a multiple of ``settle``.
 _KEEPERS = 2.0
 
 
 def call_roll(
-    state: State, job: JobRecord, last: RoundRecord, plan: Plan, now: float
-) -> tuple[State, RoundRecord | None]:
+    state: NodeState, job: JobRecord, last: RoundRecord, now: float
+) -> tuple[Decision, RoundRecord | None]:
     """Finds out who is left of a round whose members are gone from the store.
 
     Args:
         state: of the leader.
         job: the job.
         last: the round, as far as it is known.
-        plan: collects what is to be done.
         now: seconds on the node's own monotonic clock.
 
     Returns:
-        The new state; and what is left of the round, with all members that are known, once there is
+        What follows; and what is left of the round, with all members that are known, once there is
         nobody more to wait for.
     """
-    state = state.marked("roll", now)
+    state = state.start(Timer.ROLL_CALL, now)
     switch = state.switch_record
-    if switch is None or not switch.roll:
-        due = state.marks["roll"] + _KEEPERS * state.policy.settle
-        if now < due:
-            plan.wake_at(due)
-            return ask_for_members(state, last, plan, now), None
+    called = switch is not None and switch.roll
+    due = state.timers[Timer.ROLL_CALL] + _KEEPERS * state.policy.settle
+    if not called and now < due:
+        return write_round_again(state, last, now).by(due), None
     there = _there(state)
     if _all_well(state, last, there):
         text = "the script ended well on all"
-        return end(state, OutcomeRecord(job.incarnation, True, EXIT_DONE, text), plan, now), None
-    broken = _why_broken(state, last, there, plan, now)
-    if switch is None or not switch.roll or (broken and not switch.broken):
+        return end_job(state, OutcomeRecord(job.incarnation, True, EXIT_DONE, text), now), None
+    broken = _why_broken(state, last, there, now)
+    # A member that was heard of last may be about to write its key again.
+    settled = state.settled_at if not broken and now < state.settled_at else NEVER
+    if not called or (broken and switch is not None and not switch.broken):
         if switch is None and not broken and any(_is_done(node, last) for node in there):
-            plan.reason = "the end has begun"
-            return state, None
-        return _order(state, last, broken, plan, now), None
+            return Decision(state, wake=settled, reason="the end has begun"), None
+        return _order(state, last, broken, now).by(settled), None
     silent = [node for node in there if node.status != GONE and not _has_left(node, last)]
-    state, ready = _gather(state, silent, plan, now)
+    gathered, ready = _gather(state, silent, now)
+    gathered = gathered.by(settled)
     if not ready:
-        return state, None
+        return gathered, None
     if not any(_has_left(node, last) and node.rank >= 0 for node in there):
-        return _begin_anew(state, silent, plan, now), None
-    return state, _found(last, there)
+        return gathered.followed_by(_begin_anew(gathered.state, silent, now)), None
+    return gathered, _remaining(last, there)
 
 
-def _there(state: State) -> list[NodeRecord]:
+def _there(state: NodeState) -> list[NodeRecord]:
     """What all nodes say that are not known to be dead, ourselves among them."""
-    assert state.record is not None
+    assert state.own.record is not None
     job = state.job_record
-    others = (peer.record for node, peer in state.peers.items() if node not in state.dead)
+    others = (
+        peer.record for node, peer in state.shown.peers.items() if node not in state.reach.dead
+    )
     ours = job.settings if job else ""
-    return [state.record, *(node for node in others if not ours or node.settings == ours)]
+    return [state.own.record, *(node for node in others if not ours or node.settings == ours)]
 
 
 def _has_left(node: NodeRecord, last: RoundRecord) -> bool:
@@ -96,32 +105,29 @@ def _is_done(node: NodeRecord, last: RoundRecord) -> bool:
     return node.incarnation == last.incarnation and node.done_round == last.number
 
 
-def _all_well(state: State, last: RoundRecord, there: list[NodeRecord]) -> bool:
+def _all_well(state: NodeState, last: RoundRecord, there: list[NodeRecord]) -> bool:
     """Whether the script has ended well on as many nodes as the round has."""
-    seen = {node for node, number in state.done_seen.items() if number == last.number}
+    seen = {node for node, number in state.history.ended_well.items() if number == last.number}
     left = {node.node for node in there if _has_left(node, last)}
     done = {node.node for node in there if _is_done(node, last)}
     return len((seen | done) - left) >= last.size
 
 
-def _why_broken(
-    state: State, last: RoundRecord, there: list[NodeRecord], plan: Plan, now: float
-) -> str:
+def _why_broken(state: NodeState, last: RoundRecord, there: list[NodeRecord], now: float) -> str:
     """Why the round cannot go on as it is; "" if it can, as far as is seen."""
     for node in there:
         fault = node.fault if _has_left(node, last) and node.rank >= 0 else None
         if fault is not None and fault.kind not in (ASKED, PLANNED):
             return f"{fault.reason} on {node.name}"
     if now < state.settled_at:
-        plan.wake_at(state.settled_at)
         return ""
-    ended = {node for node, number in state.done_seen.items() if number == last.number}
+    ended = {node for node, number in state.history.ended_well.items() if number == last.number}
     inside = {node.node for node in there if not _has_left(node, last) or node.rank >= 0} | ended
     gone = last.size - len(inside)
     return f"{gone} of the {last.size} nodes of round {last.number} are gone" if gone > 0 else ""
 
 
-def _order(state: State, last: RoundRecord, broken: str, plan: Plan, now: float) -> State:
+def _order(state: NodeState, last: RoundRecord, broken: str, now: float) -> Decision:
     """Has everybody leave the round, and say where it was."""
     known = state.switch_record
     text = f"the store has lost who is in round {last.number}, and no node knows all of them"
@@ -129,32 +135,32 @@ def _order(state: State, last: RoundRecord, broken: str, plan: Plan, now: float)
     if known is not None and known.broken:
         reason, broken = known.reason, known.reason
     switch = SwitchRecord(last.number, last.incarnation, bool(broken), reason, roll=True)
-    plan.reason = reason
-    expects = (Expect(SWITCH, state.switch.version), Expect(ROUND, state.round.version))
-    return plan.apply(state, SWITCH, Transaction(expects, (Put(SWITCH, switch.encode()),)), now)
+    shown = state.shown
+    expects = (Expect(SWITCH, shown.switch.version), Expect(ROUND, shown.round.version))
+    order = Transaction(expects, (Put(SWITCH, switch.encode()),))
+    return write(state, SWITCH, order, now, reason)
 
 
-def _gather(state: State, silent: list[NodeRecord], plan: Plan, now: float) -> tuple[State, bool]:
+def _gather(state: NodeState, silent: list[NodeRecord], now: float) -> tuple[Decision, bool]:
     """Waits until everybody who lives has left the round, or had the time to."""
-    state, policy, switch = state.marked("gather", now), state.policy, state.switch_record
-    begun = state.marks["gather"]
-    if not silent or now >= begun + policy.timeouts.rejoin_timeout:
-        return state, True
-    plan.wake_at(begun + policy.timeouts.rejoin_timeout)
-    plan.reason = f"waiting for {listed([node.name for node in silent])} to say where they were"
+    state = state.start(Timer.GATHERING, now)
+    policy, switch, begun = state.policy, state.switch_record, state.timers[Timer.GATHERING]
+    due = begun + policy.timeouts.rejoin_timeout
+    if not silent or now >= due:
+        return Decision(state), True
+    names = listed([node.name for node in silent])
+    waiting = Decision(state, wake=due, reason=f"waiting for {names} to say where they were")
     if switch is None or not switch.broken:
-        return state, False
-    crowd = crowded(len(silent))
-    if now < begun + crowd * policy.probe_after:
-        plan.wake_at(begun + crowd * policy.probe_after)
-        return state, False
-    for node in silent:
-        if node.node != state.me:
-            state = plan.probe(state, node, crowd * policy.probe_every, now)
-    return state, False
+        return waiting, False
+    slowdown = probe_slowdown(len(silent))
+    first = begun + slowdown * policy.probe_after
+    if now < first:
+        return waiting.by(first), False
+    others = [node for node in silent if node.node != state.me]
+    return waiting.followed_by(probe(state, others, slowdown * policy.probe_every, now)), False
 
 
-def _found(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
+def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
     """What is left of the round: who said where it was, and who is known from before."""
     places = {last.rank_of(member.node): member for member in last.members}
     for node in there:
@@ -164,17 +170,16 @@ def _found(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
     return replace(last, members=members, ranks=(), firsts=(), nodes=0, workers=0, survivors=0)
 
 
-def _begin_anew(state: State, silent: list[NodeRecord], plan: Plan, now: float) -> State:
-    """Begins another life when nobody who was in the round can be training any more."""
-    state = state.marked("ghosts", now)
-    due = state.marks["ghosts"] + state.policy.timeouts.fence_timeout
+def _begin_anew(state: NodeState, silent: list[NodeRecord], now: float) -> Decision:
+    """Begins another incarnation when nobody who was in the round can be training any more."""
+    state = state.start(Timer.OLD_LIFE_SILENT, now)
+    due = state.timers[Timer.OLD_LIFE_SILENT] + state.policy.timeouts.fence_timeout
     if now >= due and not silent:
-        return succeed_old_life(state, plan, now)
-    if now < due:
-        plan.wake_at(due)
+        return begin_incarnation(state, now)
     text = (
         "the store has lost who was in the last round, and nobody who was is here: they may train"
     )
-    return plan.wait(
+    waiting = wait(
         state, f"{text}; waiting {state.policy.timeouts.fence_timeout:g} s (--fence-timeout)"
     )
+    return waiting.by(due) if now < due else waiting

@@ -9,7 +9,7 @@ may be training still, and the next round waits until they must have stopped by 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.backoff import Backoff
@@ -30,113 +30,124 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     node_key,
 )
+from elastic_runtime.rendezvous.core.decision import NEVER, Decision, wait, write
 from elastic_runtime.rendezvous.core.formation.member_status import (
-    BACK,
-    DEAD,
-    ENDED_WELL,
-    LEFT,
+    LastRound,
+    MemberStatus,
     eligible,
     record_of,
 )
-from elastic_runtime.rendezvous.core.formation.reachability import severed_pairs, together, told
+from elastic_runtime.rendezvous.core.formation.reachability import (
+    choose_connected,
+    cut_message,
+    severed_pairs,
+)
 from elastic_runtime.rendezvous.core.incarnation import dead_keys
-from elastic_runtime.rendezvous.core.node_state import OWN
-from elastic_runtime.rendezvous.core.round_parts import apart, keys, looked_for
+from elastic_runtime.rendezvous.core.node_state import OWN, Timer
+from elastic_runtime.rendezvous.core.round_parts import keys, looked_for, split_round
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
-    from elastic_runtime.rendezvous.core.actions import Plan
-    from elastic_runtime.rendezvous.core.formation.failure_budget import Verdict
-    from elastic_runtime.rendezvous.core.node_state import State
+    from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost
+    from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # A joiner with whom a round failed stays out for this long, doubled with each strike (seconds).
 _SUSPICION = Backoff(first=4.0, longest=60.0)
 
 
-def end(state: State, outcome: OutcomeRecord, plan: Plan, now: float) -> State:
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Who is to form the next round, and why no more.
+
+    Attributes:
+        nodes: in the order of their ranks.
+        cut: who of all that want in does not reach whom, for people; "": nobody, as far as known.
+    """
+
+    nodes: list[NodeRecord]
+    cut: str
+
+
+def end_job(state: NodeState, outcome: OutcomeRecord, now: float) -> Decision:
     """Writes down the end of the job."""
-    plan.reason = outcome.reason
+    shown = state.shown
     expects = (
-        Expect(OUTCOME, state.outcome.version),
-        Expect(ROUND, state.round.version),
-        Expect(JOB, state.job.version),  # a node that lags behind must not end a later life
+        Expect(OUTCOME, shown.outcome.version),
+        Expect(ROUND, shown.round.version),
+        Expect(JOB, shown.job.version),  # a node that lags behind must not end a later incarnation
     )
-    put = Put(OUTCOME, outcome.encode())
-    return plan.apply(state, OUTCOME, Transaction(expects, (put,)), now)
+    end = Transaction(expects, (Put(OUTCOME, outcome.encode()),))
+    return write(state, OUTCOME, end, now, outcome.reason)
 
 
-def form_first(state: State, job: JobRecord, plan: Plan, now: float) -> State:
-    """Seals the first round of the job's life."""
-    if state.round.version != ABSENT:
-        # A round of another life: if that runs somewhere, it has the first word.
-        state = state.marked("foreign", now)
-        due = state.marks["foreign"] + state.policy.settle
+def form_first(state: NodeState, job: JobRecord, now: float) -> Decision:
+    """Seals the first round of the job's incarnation."""
+    if state.shown.round.version != ABSENT:
+        # A round of another incarnation: if that runs somewhere, it has the first word.
+        state = state.start(Timer.OTHER_ROUND, now)
+        due = state.timers[Timer.OTHER_ROUND] + state.policy.settle
         if now < due:
-            plan.wake_at(due)
-            return plan.wait(state, "the store shows a round of another job")
-    chosen = joiners(state, None, now)
-    chosen, cut = _in_reach(job, chosen, 0)
-    size = fitting(job, len(chosen))
+            return wait(state, "the store shows a round of another job", until=due)
+    found = _in_reach(job, joiners(state, None, now), 0)
+    size = largest_world(job, len(found.nodes))
     if size < job.min_nodes or not size:
-        return _too_few(state, job, len(chosen), plan, now, cut)
-    state = state.unmarked("short")
+        return _too_few(state, job, found, now)
+    state = state.stop(Timer.TOO_FEW)
     if size < job.max_nodes:
-        state = state.marked("call", now)
-        due = state.marks["call"] + state.policy.timeouts.last_call
+        state = state.start(Timer.LAST_CALL, now)
+        due = state.timers[Timer.LAST_CALL] + state.policy.timeouts.last_call
         if now < due:
-            plan.wake_at(due)
-            return plan.wait(state, "last call for more nodes", len(chosen))
-    return _seal(state, job, None, chosen[:size], Budget(), "first round", plan, now)
+            return wait(state, "last call for more nodes", len(found.nodes), until=due)
+    return _seal(state, _next_round(state, job, None, found.nodes[:size]), None, "first round", now)
 
 
-def form_next(
-    state: State,
-    job: JobRecord,
-    last: RoundRecord,
-    standings: Mapping[str, str],
-    verdict: Verdict,
-    plan: Plan,
-    now: float,
-) -> State:
+def form_next(state: NodeState, last: LastRound, cost: RoundCost, now: float) -> Decision:
     """Seals the next round if its members are there and it is safe."""
-    state = _suspect_newcomers(state, last, verdict, now)
+    state, job = _suspect_newcomers(state, last.round, cost, now), last.job
+    found = _candidates(state, last, now)
+    size = largest_world(job, len(found.nodes))
+    if size < job.min_nodes or not size:
+        return _too_few(state, job, found, now)
+    state = state.stop(Timer.TOO_FEW)
+    if not _is_safe(last):
+        state = state.start(Timer.NO_SURVIVOR, now)
+        due = state.timers[Timer.NO_SURVIVOR] + state.policy.timeouts.fence_timeout
+        if now < due:
+            text = "the members of the last round are silent (--fence-timeout)"
+            return wait(state, text, until=due)
+    switch = state.switch_record
+    reason = switch.reason if switch else ""
+    if cost.reason and (switch is None or switch.broken):
+        reason = cost.reason
+    following = _next_round(state, job, last.round, found.nodes[:size])
+    following = replace(following, budget=cost.budget)
+    return _seal(state, following, last.round, reason, now)
+
+
+def _candidates(state: NodeState, last: LastRound, now: float) -> _Candidates:
+    """Members that are back and nodes that join, as far as they reach each other."""
     back = [
         record
-        for member in last.members
-        if standings[member.node] == BACK
-        and (record := record_of(state, member.node)) is not None
+        for member in last.with_status(MemberStatus.BACK)
+        if (record := record_of(state, member.node)) is not None
         and record.status == IN
         and record.workers
     ]
     trusted = [node for node in back if not _is_suspect(state, node, now)]
-    fresh = joiners(state, last, now)
-    if fitting(job, len(trusted) + len(fresh)) >= job.min_nodes and trusted:
+    fresh = joiners(state, last.round, now)
+    if largest_world(last.job, len(trusted) + len(fresh)) >= last.job.min_nodes and trusted:
         back = trusted
     switch = state.switch_record
     if switch is not None and switch.survey:
         # Who does not say whom it reaches may be let in when it has.
-        back = [node for node in back if has_checked(node, last)]
-        fresh = [node for node in fresh if has_checked(node, last)]
-    chosen, cut = _in_reach(job, [*back, *fresh], len(back), sampled(last))
-    size = fitting(job, len(chosen))
-    if size < job.min_nodes or not size:
-        return _too_few(state, job, len(chosen), plan, now, cut)
-    state = state.unmarked("short")
-    if not _is_safe(standings):
-        state = state.marked("island", now)
-        due = state.marks["island"] + state.policy.timeouts.fence_timeout
-        if now < due:
-            plan.wake_at(due)
-            return plan.wait(state, "the members of the last round are silent (--fence-timeout)")
-    reason = switch.reason if switch else ""
-    if verdict.reason and (switch is None or switch.broken):
-        reason = verdict.reason
-    return _seal(state, job, last, chosen[:size], verdict.budget, reason, plan, now)
+        back = [node for node in back if has_checked(node, last.round)]
+        fresh = [node for node in fresh if has_checked(node, last.round)]
+    return _in_reach(last.job, [*back, *fresh], len(back), sampled(last.round))
 
 
-def fitting(job: JobRecord, nodes: int) -> int:
+def largest_world(job: JobRecord, nodes: int) -> int:
     """The largest world that so many nodes can form."""
     size = min(nodes, job.max_nodes)
     return size - size % job.node_unit
@@ -152,11 +163,13 @@ def _in_reach(
     nodes: list[NodeRecord],
     survivors: int,
     looked_for: Callable[[str], Iterable[str]] | None = None,
-) -> tuple[list[NodeRecord], str]:
-    """Those of the nodes that are to form a round, and who does not reach whom, for people."""
-    pairs = severed_pairs(nodes)
-    chosen = together(nodes, survivors, lambda n: fitting(job, n), job.min_nodes, looked_for)
-    return chosen, told(pairs) if pairs else ""
+) -> _Candidates:
+    """Those of the nodes that are to form a round."""
+    pairs, least = severed_pairs(nodes), job.min_nodes
+    chosen = choose_connected(
+        nodes, survivors, lambda count: largest_world(job, count), least, looked_for
+    )
+    return _Candidates(chosen, cut_message(pairs) if pairs else "")
 
 
 def sampled(last: RoundRecord) -> Callable[[str], Iterable[str]] | None:
@@ -167,12 +180,14 @@ def sampled(last: RoundRecord) -> Callable[[str], Iterable[str]] | None:
     return lambda node: (member.node for member in members(node))
 
 
-def joiners(state: State, last: RoundRecord | None, now: float) -> list[NodeRecord]:
+def joiners(state: NodeState, last: RoundRecord | None, now: float) -> list[NodeRecord]:
     """Nodes that want in and were not in the last round, the oldest first."""
-    record, job = state.record, state.job_record
-    nodes = [(peer.created, peer.record) for peer in state.peers.values() if eligible(state, peer)]
-    if state.stored is not None and record is not None:
-        nodes.append((state.created, record))
+    record, job = state.own.record, state.job_record
+    nodes = [
+        (peer.created, peer.record) for peer in state.shown.peers.values() if eligible(state, peer)
+    ]
+    if state.own.stored is not None and record is not None:
+        nodes.append((state.own.created, record))
     settings = job.settings if job else ""
     return [
         node
@@ -186,103 +201,107 @@ def joiners(state: State, last: RoundRecord | None, now: float) -> list[NodeReco
     ]
 
 
-def _is_suspect(state: State, node: NodeRecord, now: float) -> bool:
-    return state.suspects.get(node.node, (0, 0.0))[1] > now
+def _is_suspect(state: NodeState, node: NodeRecord, now: float) -> bool:
+    return state.history.suspects.get(node.node, (0, 0.0))[1] > now
 
 
-def _too_few(
-    state: State, job: JobRecord, have: int, plan: Plan, now: float, cut: str = ""
-) -> State:
-    state = state.marked("short", now).unmarked("call")
-    due = state.marks["short"] + state.policy.timeouts.join_timeout
-    for _, until in state.suspects.values():
-        if until > now:
-            plan.wake_at(until)
+def next_trial(state: NodeState, now: float) -> float:
+    """When the next suspect may be tried again; ``NEVER`` if there is none."""
+    ends = [until for _, until in state.history.suspects.values() if until > now]
+    return min(ends, default=NEVER)
+
+
+def _too_few(state: NodeState, job: JobRecord, found: _Candidates, now: float) -> Decision:
+    state = state.start(Timer.TOO_FEW, now).stop(Timer.LAST_CALL)
+    due = state.timers[Timer.TOO_FEW] + state.policy.timeouts.join_timeout
+    have, cut = len(found.nodes), f": {found.cut}" if found.cut else ""
     if now < due:
-        plan.wake_at(due)
         unit = f", a multiple of {job.node_unit}" if job.node_unit > 1 else ""
         nodes = "one node" if job.min_nodes == 1 else f"{job.min_nodes} nodes"
         scaled = "" if job.min_nodes == job.launch_min else " (elasticctl scale)"
-        why = f"waiting for at least {nodes}{unit}{scaled}"
-        return plan.wait(state, f"{why}: {cut}" if cut else why, have)
+        text = f"waiting for at least {nodes}{unit}{scaled}{cut}"
+        return wait(state, text, have, until=min(due, next_trial(state, now)))
     outcome = OutcomeRecord(
         job.incarnation,
         False,
         EXIT_NOT_ENOUGH_NODES,
         f"{have} of at least {job.min_nodes} nodes came together within "
-        f"{state.policy.timeouts.join_timeout:g} s (--join-timeout){f': {cut}' if cut else ''}",
+        f"{state.policy.timeouts.join_timeout:g} s (--join-timeout){cut}",
     )
-    return end(state, outcome, plan, now)
+    return end_job(state, outcome, now).by(next_trial(state, now))
 
 
-def _is_safe(standings: Mapping[str, str]) -> bool:
+def _is_safe(last: LastRound) -> bool:
     """No islands: one member that has left the last round, or all of them proven gone."""
-    hows = standings.values()
-    return BACK in hows or all(how in (LEFT, DEAD, ENDED_WELL) for how in hows)
+    statuses = last.statuses.values()
+    gone = (MemberStatus.LEFT, MemberStatus.DEAD, MemberStatus.ENDED_WELL)
+    return MemberStatus.BACK in statuses or all(status in gone for status in statuses)
 
 
-def _suspect_newcomers(state: State, last: RoundRecord, verdict: Verdict, now: float) -> State:
+def _suspect_newcomers(
+    state: NodeState, last: RoundRecord, cost: RoundCost, now: float
+) -> NodeState:
     """A round that only echoes ended, right after nodes joined: try without them for a while.
 
     Two nodes that both see the store but not each other would otherwise break the job for ever.
     """
-    cause = verdict.cause
+    cause = cost.cause
     blameless = cause is None or not (cause.consequence or cause.kind == START)
-    mark = f"judged/{last.incarnation}/{last.number}"
-    if mark in state.told:
+    once = f"judged/{last.incarnation}/{last.number}"
+    if once in state.given:
         return state
-    suspects = dict(state.suspects)
-    if last.survivors and verdict.budget.fruitless and not blameless:
+    suspects = dict(state.history.suspects)
+    if last.survivors and cost.budget.fruitless and not blameless:
         for member in last.members[last.survivors :]:
             if member.node != state.me:
                 strikes = suspects.get(member.node, (0, 0.0))[0] + 1
                 pause = _SUSPICION.pause(strikes)
                 suspects[member.node] = (strikes, now + pause)
-    return replace(state, suspects=suspects, told=state.told | {mark})
+    history = replace(state.history, suspects=suspects)
+    return replace(state, history=history, given=state.given | {once})
 
 
-def _seal(
-    state: State,
-    job: JobRecord,
-    last: RoundRecord | None,
-    chosen: list[NodeRecord],
-    budget: Budget,
-    reason: str,
-    plan: Plan,
-    now: float,
-) -> State:
-    if state.held(OWN, now):
-        # The seal is fenced by the version of our own key, which is about to be another one.
-        plan.wake_at(state.holds[OWN])
-        plan.reason = "our own key is being written"
-        return state
+def _next_round(
+    state: NodeState, job: JobRecord, last: RoundRecord | None, chosen: list[NodeRecord]
+) -> RoundRecord:
+    """The round that follows, of these nodes in this order."""
     survivors = [node for node in chosen if last is not None and last.rank_of(node.node) >= 0]
-    sealed = RoundRecord(
+    return RoundRecord(
         number=max(job.first_round, last.number if last else 0) + 1,
         incarnation=job.incarnation,
         members=tuple(member_of(node) for node in chosen),
         store_port=chosen[0].store_port,
-        reason=reason,
-        budget=budget,
+        reason="",
+        budget=Budget(),
         sealed_by=state.me,
         survivors=len(survivors),
     )
-    head, parts = apart(sealed, state.policy.layout)
-    kept = frozenset(node.node for node in chosen)
+
+
+def _seal(
+    state: NodeState, following: RoundRecord, last: RoundRecord | None, reason: str, now: float
+) -> Decision:
+    """Writes the next round, for this reason, and deletes what belonged to the last one only."""
+    if state.held(OWN, now):
+        # The seal is fenced by the version of our own key, which is about to be another one.
+        reason = "our own key is being written"
+        return Decision(state, wake=state.in_flight[OWN].until, reason=reason)
+    sealed = replace(following, reason=reason)
+    head, parts = split_round(sealed, state.policy.layout)
+    kept = frozenset(member.node for member in sealed.members)
     deletes = [*dead_keys(state, kept), *_late_keys(state, last, kept)]
-    stale = [key for one in (last, state.draft) for key in keys(one)]
+    stale = [key for one in (last, state.history.draft) for key in keys(one)]
     deletes += sorted(set(stale) - set(keys(head)))
-    if state.switch.version != ABSENT:
+    if state.shown.switch.version != ABSENT:
         deletes.insert(0, SWITCH)
-    fence = Expect(node_key(state.me), state.version)
-    transaction = Transaction(
-        (Expect(ROUND, state.round.version), fence),
+    fence = Expect(node_key(state.me), state.own.version)
+    seal = Transaction(
+        (Expect(ROUND, state.shown.round.version), fence),
         (Put(ROUND, head.encode()),),
         tuple(dict.fromkeys(deletes)),
     )
-    plan.reason = reason
-    state = replace(state, draft=head if parts else None, unseen=sealed)
-    return plan.apply(state, ROUND, transaction, now, first=parts)
+    history = replace(state.history, draft=head if parts else None, unseen=sealed)
+    return write(replace(state, history=history), ROUND, seal, now, reason, first=parts)
 
 
 def member_of(node: NodeRecord) -> Member:
@@ -298,11 +317,11 @@ def member_of(node: NodeRecord) -> Member:
     )
 
 
-def _late_keys(state: State, last: RoundRecord | None, kept: frozenset[str]) -> list[str]:
+def _late_keys(state: NodeState, last: RoundRecord | None, kept: frozenset[str]) -> list[str]:
     """The keys of members that neither returned nor died in time: they find their key gone."""
     late = []
     for member in last.members if last else ():
-        peer = state.peers.get(member.node)
+        peer = state.shown.peers.get(member.node)
         if last is None or peer is None or member.node in kept:
             continue
         record = peer.record

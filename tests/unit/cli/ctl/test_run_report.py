@@ -22,7 +22,7 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
-from elastic_runtime.rendezvous.core.round_parts import apart
+from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import Entry
 
@@ -134,7 +134,7 @@ def test_records_are_read_and_bad_ones_named() -> None:
 
 
 def test_the_members_of_a_large_round_are_found_in_its_parts() -> None:
-    head, (write,) = apart(ROUND, Layout(most=1, part=1, first=1))
+    head, (write,) = split_round(ROUND, Layout(most=1, part=1, first=1))
     parts = [Entry(put.key, put.value, 1, 1) for put in write.puts]
     nodes = [_entry("nodes/a1", A), _entry("nodes/b1", B)]
     whole = read_records([_entry("job", JOB), _entry("round", head), *nodes, *parts])

@@ -52,11 +52,11 @@ def test_a_member_that_is_to_look_for_the_others_learns_who_they_are(job: Job) -
         job.add()
     job.wait(1, NODES)
     part = job.of(1, lambda one: not one.round.whole)[0]
-    assert part.state.current is not None
-    assert not part.state.current.whole
+    assert part.state.own.round is not None
+    assert not part.state.own.round.whole
     part.look_for_members(1)
     wait_for(lambda: bool(job.surveyed), 30, "what it found")
-    assert part.state.current.whole
+    assert part.state.own.round.whole
 
 
 def test_a_store_that_forgets_is_given_all_of_the_round_by_who_keeps_it(

@@ -37,10 +37,10 @@ from elastic_runtime.rendezvous.core.events import (
 )
 from elastic_runtime.rendezvous.core.notices import Waiting
 from elastic_runtime.rendezvous.store_contract import ABSENT
-from tests.unit.rendezvous.seat import (
+from tests.unit.rendezvous.node_under_test import (
     LIFE,
     POLICY,
-    Seat,
+    NodeUnderTest,
     back,
     job,
     node,
@@ -52,16 +52,16 @@ FAULT = FaultReport(3, FAILED, "ValueError: x", signature="ValueError: x", step=
 
 
 def test_a_job_that_an_older_version_began_gets_a_secret() -> None:
-    seat = Seat(policy=replace(POLICY, secret="s" * 64)).sees(node("a"), job())
-    found = seat.written(JobRecord, "job")
+    tested = NodeUnderTest(policy=replace(POLICY, secret="s" * 64)).sees(node("a"), job())
+    found = tested.written(JobRecord, "job")
     assert found is not None
     assert found.secret == "s" * 64
-    assert not Seat().sees(node("a"), job()).written(JobRecord, "job")
+    assert not NodeUnderTest().sees(node("a"), job()).written(JobRecord, "job")
 
 
 def test_the_first_node_writes_down_what_the_job_is() -> None:
-    seat = Seat().sees(node("a"))
-    record = seat.written(JobRecord, JOB)
+    tested = NodeUnderTest().sees(node("a"))
+    record = tested.written(JobRecord, JOB)
     assert record is not None
     assert (record.min_nodes, record.max_nodes, record.entry) == (1, 4, "train.py")
     assert record.settings == "s"
@@ -82,31 +82,31 @@ def test_the_first_node_writes_down_what_the_job_is() -> None:
     ],
 )
 def test_the_first_round(terms: JobRecord, names: str, at_once: str, after_last_call: str) -> None:
-    seat = Seat().sees(terms, *(node(name) for name in names))
-    assert seat.members() == list(at_once)
+    tested = NodeUnderTest().sees(terms, *(node(name) for name in names))
+    assert tested.members() == list(at_once)
     if not at_once:
-        seat.feed(Tick(), POLICY.timeouts.last_call)
-        assert seat.members() == list(after_last_call)
+        tested.feed(Tick(), POLICY.timeouts.last_call)
+        assert tested.members() == list(after_last_call)
 
 
 def test_a_seal_is_fenced_and_removes_who_is_known_to_be_gone() -> None:
-    seat = Seat().sees(job(1, 2), node("a"), node("b"), node("c", status=GONE))
-    transaction = seat.transaction(ROUND)
+    tested = NodeUnderTest().sees(job(1, 2), node("a"), node("b"), node("c", status=GONE))
+    transaction = tested.transaction(ROUND)
     assert transaction is not None
     expected = {expect.key: expect.version for expect in transaction.expects}
-    assert expected == {ROUND: ABSENT, "nodes/a": seat.state.version}
+    assert expected == {ROUND: ABSENT, "nodes/a": tested.state.own.version}
     assert transaction.deletes == ("nodes/c",)
 
 
 def test_a_seal_waits_for_what_the_leader_says_of_itself() -> None:
     # The version of its own key fences the seal: together with another write it would fail.
-    seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3))
-    seat.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), node("a"), back("b", 3))
-    assert seat.transaction("own") is not None
-    assert seat.transaction(ROUND) is None
-    seat.changes(back("a", 3))
-    assert seat.members() == ["a", "b"]
+    tested = NodeUnderTest()
+    tested.wants(back("a", 3))
+    tested.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), node("a"), back("b", 3))
+    assert tested.transaction("own") is not None
+    assert tested.transaction(ROUND) is None
+    tested.changes(back("a", 3))
+    assert tested.members() == ["a", "b"]
 
 
 @pytest.mark.parametrize(("ok", "number"), [(True, 4), (None, 4), (False, 3)])
@@ -114,30 +114,32 @@ def test_a_store_that_forgot_a_seal_before_its_leader_saw_it_gets_it_back(
     ok: bool | None, number: int
 ) -> None:
     """Others may have seen it. What was refused, nobody has."""
-    seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3))
-    seat.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), back("a", 3), back("b", 3))
-    assert seat.members() == ["a", "b"]
-    seat.feed(Applied(ROUND, ok)).sees(forgot=True)
-    given_back = seat.written(RoundRecord, ROUND)
+    tested = NodeUnderTest()
+    tested.wants(back("a", 3))
+    tested.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), back("a", 3), back("b", 3))
+    assert tested.members() == ["a", "b"]
+    tested.feed(Applied(ROUND, ok)).sees(forgot=True)
+    given_back = tested.written(RoundRecord, ROUND)
     assert given_back is not None
     assert given_back.number == number
 
 
 def test_who_was_refused_by_a_firewall_is_a_member_again_when_it_writes_its_key_anew() -> None:
-    seat = _broken().feed(Tick(), POLICY.probe_after).feed(Probed("b", REFUSED), 0.001)
-    assert seat.state.dead == {"b": REFUSED}
-    seat.changes(gone=("nodes/b",))
-    assert seat.state.dead == {"b": REFUSED}
-    assert not seat.changes(back("b", 3)).state.dead
+    tested = _broken().feed(Tick(), POLICY.probe_after).feed(Probed("b", REFUSED), 0.001)
+    assert tested.state.reach.dead == {"b": REFUSED}
+    tested.changes(gone=("nodes/b",))
+    assert tested.state.reach.dead == {"b": REFUSED}
+    assert not tested.changes(back("b", 3)).state.reach.dead
 
 
 def test_too_few_nodes_end_the_job_after_the_join_time_out() -> None:
-    seat = Seat().sees(job(3, 4), node("a"), node("b"))
-    (waiting,) = seat.told(Waiting)
+    tested = NodeUnderTest().sees(job(3, 4), node("a"), node("b"))
+    (waiting,) = tested.told(Waiting)
     assert (waiting.have, waiting.minimum, waiting.maximum) == (2, 3, 4)
-    assert not seat.feed(Tick(), POLICY.timeouts.join_timeout - 0.1).written(OutcomeRecord, OUTCOME)
-    outcome = seat.feed(Tick(), 0.1).written(OutcomeRecord, OUTCOME)
+    assert not tested.feed(Tick(), POLICY.timeouts.join_timeout - 0.1).written(
+        OutcomeRecord, OUTCOME
+    )
+    outcome = tested.feed(Tick(), 0.1).written(OutcomeRecord, OUTCOME)
     assert outcome is not None
     assert (outcome.succeeded, outcome.exit_code) == (False, 3)
     assert outcome.reason.startswith("2 of at least 3 nodes came together within 600 s")
@@ -145,22 +147,22 @@ def test_too_few_nodes_end_the_job_after_the_join_time_out() -> None:
 
 def test_members_that_are_back_are_followed_by_joiners_in_order() -> None:
     shown = (back("c", 3), back("a", 3), node("e"), back("b", 3), node("d"))
-    seat = Seat("c")
-    seat.state = replace(seat.state, record=back("c", 3))
-    seat.sees(job(1, 9), sealed(3, "a", "b", "c"), switch(3, broken=True), *shown)
-    record = seat.written(RoundRecord, ROUND)
+    tested = NodeUnderTest("c")
+    tested.wants(back("c", 3))
+    tested.sees(job(1, 9), sealed(3, "a", "b", "c"), switch(3, broken=True), *shown)
+    record = tested.written(RoundRecord, ROUND)
     assert record is not None
-    assert seat.members() == ["a", "b", "c", "e", "d"]
+    assert tested.members() == ["a", "b", "c", "e", "d"]
     assert (record.number, record.survivors, record.incarnation) == (4, 3, LIFE)
     assert record.store_port == node("a").store_port
 
 
-def _broken(*shown: object) -> Seat:
+def _broken(*shown: object) -> NodeUnderTest:
     """Round 3 of a, b and c is broken; a leads, and has left it."""
-    seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3))
+    tested = NodeUnderTest()
+    tested.wants(back("a", 3))
     nodes = [*shown] or [node("b"), back("c", 3)]
-    return seat.sees(
+    return tested.sees(
         job(),
         sealed(3, "a", "b", "c"),
         switch(3, broken=True),
@@ -170,22 +172,22 @@ def _broken(*shown: object) -> Seat:
 
 
 def test_a_member_that_has_not_said_anything_is_probed_and_waited_for() -> None:
-    seat = _broken()
-    assert seat.members() == []
-    assert seat.feed(Tick(), POLICY.probe_after).probes() == ["b"]
-    assert seat.feed(Probed("b", SILENT), 0.1).members() == []
-    assert seat.feed(Tick(), POLICY.probe_every).probes() == ["b"]
-    assert seat.changes(back("b", 3), after=0.1).members() == ["a", "b", "c"]
+    tested = _broken()
+    assert tested.members() == []
+    assert tested.feed(Tick(), POLICY.probe_after).probes() == ["b"]
+    assert tested.feed(Probed("b", SILENT), 0.1).members() == []
+    assert tested.feed(Tick(), POLICY.probe_every).probes() == ["b"]
+    assert tested.changes(back("b", 3), after=0.1).members() == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("answer", [REFUSED, OTHER])
 def test_a_probe_that_is_refused_proves_a_death(answer: str) -> None:
-    seat = _broken().feed(Tick(), POLICY.probe_after).feed(Probed("b", answer), 0.001)
-    assert seat.members() == ["a", "c"]
-    transaction = seat.transaction(ROUND)
+    tested = _broken().feed(Tick(), POLICY.probe_after).feed(Probed("b", answer), 0.001)
+    assert tested.members() == ["a", "c"]
+    transaction = tested.transaction(ROUND)
     assert transaction is not None
     assert set(transaction.deletes) == {SWITCH, "nodes/b"}
-    record = seat.written(RoundRecord, ROUND)
+    record = tested.written(RoundRecord, ROUND)
     assert record is not None
     assert record.reason.startswith("node b lost: ")
     assert (record.budget.lost, record.budget.failures) == (1, 0)
@@ -196,40 +198,40 @@ def test_a_member_whose_lease_ended_is_not_waited_for() -> None:
 
 
 def test_an_absent_key_proves_nothing_just_after_contact_was_regained() -> None:
-    seat = _broken()
-    seat.state = replace(seat.state, regained_at=seat.now)
-    assert seat.changes(gone=("nodes/b",), after=0.1).members() == []
-    assert seat.feed(Tick(), POLICY.settle).members() == ["a", "c"]
+    tested = _broken()
+    tested.regained(tested.now)
+    assert tested.changes(gone=("nodes/b",), after=0.1).members() == []
+    assert tested.feed(Tick(), POLICY.settle).members() == ["a", "c"]
 
 
 def test_a_member_that_never_comes_back_is_left_out() -> None:
-    seat = _broken()
-    assert seat.feed(Tick(), POLICY.timeouts.rejoin_timeout - 0.1).members() == []
-    assert seat.feed(Tick(), 0.1).members() == ["a", "c"]
-    transaction = seat.transaction(ROUND)
+    tested = _broken()
+    assert tested.feed(Tick(), POLICY.timeouts.rejoin_timeout - 0.1).members() == []
+    assert tested.feed(Tick(), 0.1).members() == ["a", "c"]
+    transaction = tested.transaction(ROUND)
     assert transaction is not None
     assert "nodes/b" in transaction.deletes
 
 
 def test_no_islands_while_all_of_the_last_round_are_silent() -> None:
-    seat = Seat("d")
-    seat.sees(job(), sealed(3, "a", "b"), node("d")).settle()
-    assert sorted(seat.probes()) == ["a", "b"]
+    tested = NodeUnderTest("d")
+    tested.sees(job(), sealed(3, "a", "b"), node("d")).settle()
+    assert sorted(tested.probes()) == ["a", "b"]
     for name in "ab":
-        seat.feed(Probed(name, SILENT), 0.5)
-    assert seat.transaction(JOB) is None
-    seat.feed(Tick(), POLICY.timeouts.fence_timeout - 2.0)
-    assert seat.transaction(JOB) is None
-    fresh = seat.feed(Tick(), 2.0).written(JobRecord, JOB)
+        tested.feed(Probed(name, SILENT), 0.5)
+    assert tested.transaction(JOB) is None
+    tested.feed(Tick(), POLICY.timeouts.fence_timeout - 2.0)
+    assert tested.transaction(JOB) is None
+    fresh = tested.feed(Tick(), 2.0).written(JobRecord, JOB)
     assert fresh is not None
     assert fresh.incarnation != LIFE
     assert fresh.first_round == 3
 
 
 def test_a_new_life_begins_at_once_where_the_old_one_is_proven_dead() -> None:
-    seat = Seat("d").sees(job(), sealed(3, "a", "b"), node("d"))
-    seat.feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
-    transaction = seat.transaction(JOB)
+    tested = NodeUnderTest("d").sees(job(), sealed(3, "a", "b"), node("d"))
+    tested.feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
+    transaction = tested.transaction(JOB)
     assert transaction is not None
     assert set(transaction.deletes) == {ROUND, SWITCH, OUTCOME}
 
@@ -248,10 +250,10 @@ def test_a_new_life_begins_at_once_where_the_old_one_is_proven_dead() -> None:
 def test_what_the_job_was_scaled_to_holds_until_it_ends(
     old: JobRecord, shown: tuple[OutcomeRecord, ...], bounds: tuple[int, int]
 ) -> None:
-    seat = Seat("d").sees(old, sealed(3, "a", "b"), node("d"), *shown)
+    tested = NodeUnderTest("d").sees(old, sealed(3, "a", "b"), node("d"), *shown)
     if not shown:  # nobody asks after the members of a job that has ended
-        seat.feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
-    fresh = seat.written(JobRecord, JOB)
+        tested.feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
+    fresh = tested.written(JobRecord, JOB)
     assert fresh is not None
     assert (fresh.min_nodes, fresh.max_nodes) == bounds
     assert (fresh.launch_min, fresh.launch_max) == (1, 4)
@@ -268,32 +270,34 @@ def _pod(node_: str, index: int, life: int) -> Member:
 def test_a_later_life_of_a_name_proves_that_earlier_ones_are_over(
     former: int, own: int, over: bool
 ) -> None:
-    seat = Seat("d").feed(NewNode(node("d", name="pod-0", life=own)))
+    tested = NodeUnderTest("d").feed(NewNode(node("d", name="pod-0", life=own)))
     last = replace(sealed(3, "a"), members=(_pod("a", 0, former),))
-    seat.sees(job(), last, node("d", name="pod-0", life=own))
-    assert (seat.state.dead == {"a": REPLACED}) is over
-    assert (seat.transaction(JOB) is not None) is over
-    assert (seat.probes() == []) is over
+    tested.sees(job(), last, node("d", name="pod-0", life=own))
+    assert (tested.state.reach.dead == {"a": REPLACED}) is over
+    assert (tested.transaction(JOB) is not None) is over
+    assert (tested.probes() == []) is over
 
 
 def test_a_later_life_says_nothing_about_other_names() -> None:
-    seat = Seat("d").feed(NewNode(node("d", name="pod-0", life=8)))
+    tested = NodeUnderTest("d").feed(NewNode(node("d", name="pod-0", life=8)))
     last = replace(sealed(3, "a", "b"), members=(_pod("a", 0, 5), _pod("b", 1, 6)))
-    seat.sees(job(), last, node("d", name="pod-0", life=8))
-    assert seat.transaction(JOB) is None
-    assert seat.state.dead == {"a": REPLACED}
+    tested.sees(job(), last, node("d", name="pod-0", life=8))
+    assert tested.transaction(JOB) is None
+    assert tested.state.reach.dead == {"a": REPLACED}
     later = node("e", name="pod-1", life=9)
-    assert seat.changes(later).transaction(JOB) is not None
+    assert tested.changes(later).transaction(JOB) is not None
 
 
 def test_a_former_life_does_not_lead_for_as_long_as_its_lease() -> None:
-    seat = Seat("d").feed(NewNode(node("d", name="pod-0", life=8)))
+    tested = NodeUnderTest("d").feed(NewNode(node("d", name="pod-0", life=8)))
     former = node("a", name="pod-0", life=5)
-    seat.sees(job(low=2), former, node("b", name="pod-1", life=6), node("d", name="pod-0", life=8))
-    seat.feed(Tick(), POLICY.timeouts.last_call + 0.1)
-    assert seat.state.dead == {"a": REPLACED}
+    tested.sees(
+        job(low=2), former, node("b", name="pod-1", life=6), node("d", name="pod-0", life=8)
+    )
+    tested.feed(Tick(), POLICY.timeouts.last_call + 0.1)
+    assert tested.state.reach.dead == {"a": REPLACED}
     # It is no leader, and no member of the round that follows.
-    assert "a" not in seat.members()
+    assert "a" not in tested.members()
 
 
 @pytest.mark.parametrize(
@@ -304,8 +308,8 @@ def test_a_member_that_left_unasked_breaks_the_round(
     report: FaultReport | None, broken: bool
 ) -> None:
     left = replace(back("b", 3), fault=report)
-    seat = Seat().sees(job(1, 2), sealed(3, "a", "b"), node("a"), left)
-    order = seat.written(SwitchRecord, SWITCH)
+    tested = NodeUnderTest().sees(job(1, 2), sealed(3, "a", "b"), node("a"), left)
+    order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert order.broken is broken
 
@@ -314,51 +318,53 @@ def test_a_member_that_left_unasked_breaks_the_round(
     ("fault", "escalates"), [(None, False), (FaultReport(3, ASKED, "asked"), False), (FAULT, True)]
 )
 def test_leaving_as_planned_breaks_nothing(fault: FaultReport | None, escalates: bool) -> None:
-    seat = Seat().sees(
+    tested = NodeUnderTest().sees(
         job(1, 2), sealed(3, "a", "b"), switch(3, broken=False), node("a"), back("b", 3, fault)
     )
-    order = seat.written(SwitchRecord, SWITCH)
+    order = tested.written(SwitchRecord, SWITCH)
     assert (order is not None and order.broken) is escalates
 
 
 def test_a_member_that_went_before_it_was_in_the_round_breaks_a_planned_change_of_it() -> None:
     gone = replace(back("b", 2), status=GONE)
-    seat = Seat().sees(
+    tested = NodeUnderTest().sees(
         job(1, 2), sealed(3, "a", "b"), switch(3, broken=False), node("a", status=DRAINING), gone
     )
-    order = seat.written(SwitchRecord, SWITCH)
+    order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert (order.broken, order.reason) == (True, "node b left")
 
 
 def test_a_node_that_drains_is_a_planned_change() -> None:
-    seat = Seat().sees(job(1, 2), sealed(3, "a", "b"), node("a"), node("b", status=DRAINING))
-    order = seat.written(SwitchRecord, SWITCH)
+    tested = NodeUnderTest().sees(
+        job(1, 2), sealed(3, "a", "b"), node("a"), node("b", status=DRAINING)
+    )
+    order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert (order.broken, order.reason) == (False, "node b was asked to leave")
 
 
 def test_joiners_are_gathered_unless_they_fill_the_world() -> None:
     shown = (job(1, 4), sealed(3, "a"), node("a"))
-    seat = Seat().sees(*shown).changes(node("b"), after=10.0)
-    assert seat.transaction(SWITCH) is None
-    assert seat.changes(node("c"), after=POLICY.timeouts.batch / 2).transaction(SWITCH) is None
-    order = seat.feed(Tick(), POLICY.timeouts.batch / 2).written(SwitchRecord, SWITCH)
+    tested = NodeUnderTest().sees(*shown).changes(node("b"), after=10.0)
+    assert tested.transaction(SWITCH) is None
+    assert tested.changes(node("c"), after=POLICY.timeouts.batch / 2).transaction(SWITCH) is None
+    order = tested.feed(Tick(), POLICY.timeouts.batch / 2).written(SwitchRecord, SWITCH)
     assert order is not None
     assert order.reason == "nodes b, c join"
-    full = Seat().sees(job(1, 2), sealed(3, "a"), node("a")).changes(node("b"), after=10.0)
+    full = NodeUnderTest().sees(job(1, 2), sealed(3, "a"), node("a")).changes(node("b"), after=10.0)
     assert full.transaction(SWITCH) is not None
 
 
 def test_nobody_is_let_in_once_somebody_is_done() -> None:
     through = node("b", status=DONE, incarnation=LIFE, done_round=3)
-    seat = Seat().sees(job(1, 3), sealed(3, "a", "b"), node("a"), through)
-    assert seat.changes(node("c"), after=10.0).transaction(SWITCH) is None
+    tested = NodeUnderTest().sees(job(1, 3), sealed(3, "a", "b"), node("a"), through)
+    assert tested.changes(node("c"), after=10.0).transaction(SWITCH) is None
 
 
 def test_fewer_nodes_may_be_asked_for_while_it_runs() -> None:
-    seat = Seat().sees(job(1, 1), sealed(3, "a", "b"), node("a"), node("b"))
-    order = seat.written(SwitchRecord, SWITCH)
+    tested = NodeUnderTest().sees(job(1, 1), sealed(3, "a", "b"), node("a"), node("b"))
+    order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert order.reason == "the job was scaled to at most 1 nodes"
 
@@ -367,33 +373,33 @@ def test_the_job_ends_when_all_are_through() -> None:
     def through(name: str) -> object:
         return node(name, status=DONE, incarnation=LIFE, done_round=3)
 
-    seat = Seat()
-    seat.state = replace(seat.state, record=through("a"))  # type: ignore[arg-type]
-    seat.sees(job(), sealed(3, "a", "b", "c"), through("a"), through("b"), node("c"))  # type: ignore[arg-type]
-    assert seat.transaction(OUTCOME) is None
+    tested = NodeUnderTest()
+    tested.wants(through("a"))  # type: ignore[arg-type]
+    tested.sees(job(), sealed(3, "a", "b", "c"), through("a"), through("b"), node("c"))  # type: ignore[arg-type]
+    assert tested.transaction(OUTCOME) is None
     # One that was through may be gone by now.
-    seat.changes(gone=("nodes/b",), after=10.0)
-    outcome = seat.changes(through("c")).written(OutcomeRecord, OUTCOME)  # type: ignore[arg-type]
+    tested.changes(gone=("nodes/b",), after=10.0)
+    outcome = tested.changes(through("c")).written(OutcomeRecord, OUTCOME)  # type: ignore[arg-type]
     assert outcome is not None
     assert (outcome.succeeded, outcome.exit_code) == (True, 0)
 
 
 def test_a_failure_brings_back_those_that_were_through() -> None:
     through = node("b", status=DONE, incarnation=LIFE, done_round=3)
-    seat = _broken(through, back("c", 3, FAULT))
-    assert seat.members() == []
-    record = seat.changes(back("b", 3, done_round=3), after=0.01).written(RoundRecord, ROUND)
+    tested = _broken(through, back("c", 3, FAULT))
+    assert tested.members() == []
+    record = tested.changes(back("b", 3, done_round=3), after=0.01).written(RoundRecord, ROUND)
     assert record is not None
-    assert seat.members() == ["a", "b", "c"]
+    assert tested.members() == ["a", "b", "c"]
     assert record.budget.failures == 1
 
 
 def test_the_end_of_the_budget_is_the_end_of_the_job() -> None:
     policy = replace(POLICY, max_restarts=0)
-    seat = Seat("a", policy)
-    seat.state = replace(seat.state, record=back("a", 3))
+    tested = NodeUnderTest("a", policy)
+    tested.wants(back("a", 3))
     shown = (sealed(3, "a", "b"), switch(3, broken=True), back("a", 3), back("b", 3, FAULT))
-    outcome = seat.sees(job(), *shown).written(OutcomeRecord, OUTCOME)
+    outcome = tested.sees(job(), *shown).written(OutcomeRecord, OUTCOME)
     assert outcome is not None
     assert (outcome.succeeded, outcome.exit_code, outcome.node) == (False, 1, "b")
     assert outcome.fault == FAULT
@@ -410,35 +416,37 @@ def test_the_end_of_the_budget_is_the_end_of_the_job() -> None:
 def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
     fault: FaultReport, members: list[str]
 ) -> None:
-    seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3, fault, checked=3))
+    tested = NodeUnderTest()
+    tested.wants(back("a", 3, fault, checked=3))
     order, before = switch(3, broken=True, survey=True), Budget(best_step=9)
-    seat.sees(job(1, 2), sealed(3, "a", "b", survivors=1, budget=before), order, seat.state.record)
+    tested.sees(
+        job(1, 2), sealed(3, "a", "b", survivors=1, budget=before), order, tested.state.own.record
+    )
     other = back("b", 3, fault, checked=3)
-    seat.changes(other, after=0.01)
-    assert (seat.members() or seat.feed(Tick(), 1.0).members()) == members
+    tested.changes(other, after=0.01)
+    assert (tested.members() or tested.feed(Tick(), 1.0).members()) == members
     if members == ["a", "b"]:
         return
     # Who was left out looks for the members of the new round before it is let in.
-    seat.changes(
+    tested.changes(
         sealed(4, "a", survivors=1), replace(other, checked=4), gone=("switch",), after=0.01
     )
-    assert seat.feed(Tick(), POLICY.timeouts.batch).transaction(SWITCH) is None
-    assert seat.feed(Tick(), 10.0).transaction(SWITCH) is not None
+    assert tested.feed(Tick(), POLICY.timeouts.batch).transaction(SWITCH) is None
+    assert tested.feed(Tick(), 10.0).transaction(SWITCH) is not None
 
 
 def test_there_may_be_no_choice_but_a_suspect() -> None:
     echo = FaultReport(3, FAILED, "no route to host", consequence=True)
-    seat = Seat()
-    seat.state = replace(seat.state, record=back("a", 3, echo, checked=3))
+    tested = NodeUnderTest()
+    tested.wants(back("a", 3, echo, checked=3))
     last = sealed(3, "a", "b", survivors=1, budget=Budget(best_step=9))
     order = switch(3, broken=True, survey=True)
-    seat.sees(job(2, 2), last, order, seat.state.record, back("b", 3, echo, checked=3))
-    assert seat.members() == ["a", "b"]
+    tested.sees(job(2, 2), last, order, tested.state.own.record, back("b", 3, echo, checked=3))
+    assert tested.members() == ["a", "b"]
 
 
 def test_who_waits_for_nodes_is_told_that_they_were_asked_for_later() -> None:
-    (launched,) = Seat().sees(job(3, 4), node("a")).told(Waiting)
-    (scaled,) = Seat().sees(job(3, 4, launch_min=1), node("a")).told(Waiting)
+    (launched,) = NodeUnderTest().sees(job(3, 4), node("a")).told(Waiting)
+    (scaled,) = NodeUnderTest().sees(job(3, 4, launch_min=1), node("a")).told(Waiting)
     assert launched.reason == "waiting for at least 3 nodes"
     assert scaled.reason == "waiting for at least 3 nodes (elasticctl scale)"

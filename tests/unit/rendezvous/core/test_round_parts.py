@@ -13,10 +13,11 @@ from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import ROUND, Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core import round_parts
-from elastic_runtime.rendezvous.core.events import Around, PartsGone
+from elastic_runtime.rendezvous.core.events import PartsGone, SampleKnown
 from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
-from elastic_runtime.rendezvous.core.round_parts import Completer, apart
+from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
+from elastic_runtime.rendezvous.round_completer import PATIENCE, RoundCompleter
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
     Entry,
@@ -54,7 +55,7 @@ class Shelf:
     """Entries that can be read, and which prefixes were."""
 
     def __init__(self, last: RoundRecord, layout: Layout) -> None:
-        head, writes = apart(last, layout)
+        head, writes = split_round(last, layout)
         puts = [put for write in writes for put in write.puts]
         self.entries = [Entry(put.key, put.value, 1, 1) for put in puts]
         self.round_record = head
@@ -69,7 +70,7 @@ class Shelf:
         return [entry for entry in self.entries if entry.key.startswith(prefix)]
 
     def shown(self, node: str, wide: bool = False) -> RoundRecord:
-        completer = Completer(self.read, Layout().keepers)
+        completer = RoundCompleter(self.read, Layout().keepers)
         shown = told(completer.take([Changed((self.round,))], node, wide, 0.0))
         assert not completer.owed
         return shown
@@ -100,7 +101,7 @@ def test_a_member_knows_its_place_from_one_part_and_others_know_all() -> None:
 
 
 def test_no_request_grows_with_the_round() -> None:
-    head, writes = apart(sealed(10_000), Layout())
+    head, writes = split_round(sealed(10_000), Layout())
     assert len(head.encode()) < 3000
     assert max(sum(len(put.value) for put in write.puts) for write in writes) < REQUEST / 2
     assert max(len(write.puts) for write in writes) <= 128
@@ -108,13 +109,13 @@ def test_no_request_grows_with_the_round() -> None:
 
 
 def test_a_small_round_is_one_record_as_ever() -> None:
-    head, writes = apart(sealed(128), Layout())
+    head, writes = split_round(sealed(128), Layout())
     assert (head, writes) == (sealed(128), ())
     assert json.loads(head.encode())["v"] == 1
 
 
 def test_who_does_not_know_of_parts_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    head, writes = apart(sealed(129), Layout())
+    head, writes = split_round(sealed(129), Layout())
     monkeypatch.setattr(records, "FORMAT", 1)
     for data, cls in [(head.encode(), RoundRecord), (writes[0].puts[0].value, records.GroupRecord)]:
         with pytest.raises(RecordError, match="its format is 2, this program reads up to 1"):
@@ -122,7 +123,7 @@ def test_who_does_not_know_of_parts_refuses_them(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_same_members_lie_in_the_same_place_and_others_elsewhere() -> None:
-    one, again, other = (apart(sealed(size), Layout())[0] for size in (200, 200, 201))
+    one, again, other = (split_round(sealed(size), Layout())[0] for size in (200, 200, 201))
     assert one.group == again.group != other.group
     assert not set(round_parts.keys(one)) & set(round_parts.keys(other))
 
@@ -131,7 +132,7 @@ def test_the_same_members_lie_in_the_same_place_and_others_elsewhere() -> None:
 def test_what_was_read_once_is_not_read_again(wide: bool) -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     completer.take([Snapshot((shelf.round,), wide)], last.members[1].node, wide, 0.0)
     reads = len(shelf.reads)
     shelf.serves = False
@@ -145,7 +146,7 @@ def test_until_a_round_can_be_read_nothing_is_told_of_it_and_nothing_after_it() 
     shelf = Shelf(last, Layout())
     shelf.serves = False
     node = last.members[1].node
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     job = Entry("job", b"j", 1, 1)
     snapshot, lost = Snapshot((job, shelf.round), False), Lost("no answer")
     assert completer.take([snapshot, lost], node, False, 0.0) == [lost]  # and not: there is none
@@ -167,7 +168,7 @@ def test_a_store_that_does_not_answer_is_asked_less_and_less_often() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     shelf.entries = []
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     completer.take([Changed((shelf.round,))], "nobody", False, 0.0)
     tries = [completer.due]
     for _ in range(8):
@@ -183,10 +184,10 @@ def test_a_round_whose_members_are_gone_is_unreadable_after_a_while() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     shelf.entries.pop()
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     assert completer.take([Changed((shelf.round,))], "nobody", False, 0.0) == []
-    assert completer.take([], "nobody", False, round_parts.PATIENCE) == []
-    late, gone = completer.take([], "nobody", False, round_parts.PATIENCE + 2)
+    assert completer.take([], "nobody", False, PATIENCE) == []
+    late, gone = completer.take([], "nobody", False, PATIENCE + 2)
     assert gone == PartsGone(1)
     assert told([late]).members == last.members[: Layout().first]  # as far as the record says
     # The next round is another matter.
@@ -198,7 +199,7 @@ def test_a_round_whose_members_are_gone_is_unreadable_after_a_while() -> None:
 def test_who_knows_all_members_sees_at_once_that_they_are_gone_from_the_store() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     assert told(completer.take([Changed((shelf.round,))], "nobody", False, 0.0)).whole
     shelf.entries = []
     anew = replace(shelf.round, version=2)  # somebody has written it again, without its parts
@@ -210,8 +211,8 @@ def test_who_seals_a_round_knows_its_members() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     shelf.serves = False
-    completer = Completer(shelf.read, 8)
-    head, parts = apart(last, Layout())
+    completer = RoundCompleter(shelf.read, 8)
+    head, parts = split_round(last, Layout())
     completer.wrote((*parts, Transaction(puts=(Put(ROUND, head.encode()),))))
     node = last.members[0].node
     assert told(completer.take([Changed((shelf.round,))], node, True, 0.0)).members == last.members
@@ -221,7 +222,7 @@ def test_a_round_that_is_deleted_meanwhile_does_not_come_back() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     shelf.serves = False
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     completer.take([Changed((shelf.round,))], "nobody", False, 0.0)
     shelf.serves = True
     gone = Changed((), (ROUND,))
@@ -231,7 +232,7 @@ def test_a_round_that_is_deleted_meanwhile_does_not_come_back() -> None:
 
 def test_only_the_newest_of_several_rounds_is_read() -> None:
     older, newer = Shelf(sealed(200), Layout()), Shelf(sealed(190, number=8), Layout())
-    completer = Completer(newer.read, 8)
+    completer = RoundCompleter(newer.read, 8)
     told_now = [Snapshot((older.round,), False), Changed((newer.round,))]
     shown = completer.take(told_now, newer.round.key, False, 0.0)
     assert [told([event]).number for event in shown] == [8, 8]
@@ -240,7 +241,7 @@ def test_only_the_newest_of_several_rounds_is_read() -> None:
 def test_all_members_are_shown_to_who_asks_for_them() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     node = last.members[1].node
     assert not told(completer.take([Changed((shelf.round,))], node, False, 0.0)).whole
     completer.ask(1.0)
@@ -249,7 +250,7 @@ def test_all_members_are_shown_to_who_asks_for_them() -> None:
 
 
 def test_of_a_large_round_each_node_looks_for_a_bounded_number_of_others() -> None:
-    head, _ = apart(sealed(2000), Layout())
+    head, _ = split_round(sealed(2000), Layout())
     last = replace(sealed(2000), group=head.group, parts=head.parts, nodes=2000)
     looked = {m.node: {o.node for o in round_parts.looked_for(last)(m.node)} for m in last.members}
     assert max(map(len, looked.values())) < 400
@@ -266,7 +267,7 @@ def test_of_a_large_round_each_node_looks_for_a_bounded_number_of_others() -> No
 
 def test_after_rounds_without_progress_more_are_looked_for_until_it_is_all() -> None:
     """A job gives up after five of them: by then a single pair that is cut must have been found."""
-    head, _ = apart(sealed(2000), Layout())
+    head, _ = split_round(sealed(2000), Layout())
     last = replace(sealed(2000), group=head.group, parts=head.parts, nodes=2000)
     rounds = [replace(last, budget=Budget(fruitless=count)) for count in range(MAX_FRUITLESS)]
     counts = [len(round_parts.looked_for(one)(last.members[7].node)) for one in rounds]
@@ -277,7 +278,7 @@ def test_after_rounds_without_progress_more_are_looked_for_until_it_is_all() -> 
 @pytest.mark.parametrize("size", [100, 200])
 def test_of_a_round_in_few_parts_each_node_looks_for_all_others(size: int) -> None:
     last = sealed(size)
-    head, _ = apart(last, Layout())
+    head, _ = split_round(last, Layout())
     last = replace(last, group=head.group, parts=head.parts, nodes=head.nodes)
     assert {m.node for m in round_parts.looked_for(last)("nobody")} == {
         m.node for m in last.members
@@ -287,20 +288,20 @@ def test_of_a_round_in_few_parts_each_node_looks_for_all_others(size: int) -> No
 def test_a_member_reads_no_more_than_whom_it_is_to_look_for() -> None:
     last = sealed(2000)
     shelf = Shelf(last, Layout())
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     node = last.members[1].node
     completer.take([Changed((shelf.round,))], node, False, 0.0)
     shelf.reads.clear()
-    completer.ask(1.0, near=True)
+    completer.ask(1.0, sample=True)
     shown, near = completer.take([], node, False, 1.0)
-    assert near == Around(shelf.round_record.group)
+    assert near == SampleKnown(shelf.round_record.group)
     full = replace(last, group=shelf.round_record.group, parts=shelf.round_record.parts, nodes=2000)
     wanted = {m.node for m in round_parts.looked_for(full)(node)}
     assert wanted <= {m.node for m in told([shown]).members}
     assert set(shelf.reads) <= {*round_parts.keys(full)}
     assert len(shelf.reads) < 20
     shelf.entries = []
-    completer.ask(2.0, near=True)
+    completer.ask(2.0, sample=True)
     assert completer.take([], node, False, 2.0) == []  # not all of them are there
 
 
@@ -308,7 +309,7 @@ def test_a_part_that_cannot_be_read_is_as_good_as_none() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     shelf.entries = [Entry(entry.key, b"rubbish", 1, 1) for entry in shelf.entries]
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     assert completer.take([Changed((shelf.round,))], last.members[50].node, False, 0.0) == []
     assert completer.owed  # and not: it is no member
 
@@ -318,14 +319,14 @@ def test_a_part_that_is_not_what_was_written_counts_as_missing_and_is_said(wide:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     node = last.members[50].node
-    own = round_parts.keys(shelf.round_record)[round_parts._part(node, shelf.round_record.parts)]
+    own = round_parts.keys(shelf.round_record)[round_parts.part_of(node, shelf.round_record.parts)]
     (place,) = [at for at, entry in enumerate(shelf.entries) if entry.key == own]
     right, other = shelf.entries[place].value, shelf.entries[place - 1].value
     for wrong in (other, right.replace(b"node-50", b"node-51"), right[: right.rindex(b",")] + b"}"):
         shelf.entries[place] = replace(shelf.entries[place], value=wrong)
-        completer = Completer(shelf.read, 8)
+        completer = RoundCompleter(shelf.read, 8)
         assert completer.take([Changed((shelf.round,))], node, wide, 0.0) == []
-        *_, gone = completer.take([], node, wide, round_parts.PATIENCE + 2)
+        *_, gone = completer.take([], node, wide, PATIENCE + 2)
         assert isinstance(gone, PartsGone)
         assert gone.wrong == {own: "its hash is that of something else"}
 
@@ -334,17 +335,17 @@ def test_what_a_member_knew_of_itself_it_still_knows_when_the_parts_are_gone() -
     last = sealed(200)
     shelf = Shelf(last, Layout())
     node = last.members[51].node
-    completer = Completer(shelf.read, 8)
+    completer = RoundCompleter(shelf.read, 8)
     completer.take([Changed((shelf.round,))], node, False, 0.0)
     shelf.entries = []
     anew = Changed((replace(shelf.round, version=2),))
     assert completer.take([anew], node, False, 1.0) == []
-    shown, _ = completer.take([], node, False, 1.0 + round_parts.PATIENCE + 1)
+    shown, _ = completer.take([], node, False, 1.0 + PATIENCE + 1)
     assert told([shown]).rank_of(node) == 51
 
 
 def test_ranks_that_cannot_be_are_refused() -> None:
-    head, _ = apart(sealed(200), Layout())
+    head, _ = split_round(sealed(200), Layout())
     body = json.loads(head.encode())
     for wrong in ({"ranks": [0]}, {"nodes": 3}, {"parts": 0}):
         with pytest.raises(RecordError):

@@ -152,7 +152,7 @@ def test_an_end_without_an_error_ends_the_job_well(new_handler: NewHandler, ente
     waiting = new_handler(2, 2)
     spare = in_background(waiting)
     # One that comes only after the end would begin the next life of the job.
-    wait_for(lambda: waiting._participant.state.stored, PATIENCE, "the spare is in the store")
+    wait_for(lambda: waiting._participant.state.own.stored, PATIENCE, "the spare is in the store")
     ending = [threading.Thread(target=handler.shutdown) for handler in handlers]
     for thread in ending:
         thread.start()

@@ -20,9 +20,9 @@ from elastic_runtime.protocol.records import (
     FaultReport,
 )
 from elastic_runtime.rendezvous.core.formation.failure_budget import (
-    MAX_FRUITLESS,
     PAUSES,
-    judge,
+    MAX_FRUITLESS,
+    assess,
     root_cause,
 )
 
@@ -56,7 +56,7 @@ def test_a_round_costs_what_its_cause_costs(
     reports: list[FaultReport], kind: str, costs: int
 ) -> None:
     for order in (reports, reports[::-1]):
-        verdict = judge(Budget(), order, members=3, max_restarts=3)
+        verdict = assess(Budget(), order, members=3, max_restarts=3)
         assert verdict.cause is not None
         assert verdict.cause.kind == kind
         assert verdict.budget.failures == costs
@@ -67,16 +67,16 @@ def test_a_round_costs_what_its_cause_costs(
 def test_the_budget_is_spent_one_failure_at_a_time() -> None:
     budget = Budget()
     for number in range(1, 4):
-        verdict = judge(budget, [replace(ERROR, step=number)], members=1, max_restarts=3)
+        verdict = assess(budget, [replace(ERROR, step=number)], members=1, max_restarts=3)
         assert not verdict.ends
         budget = verdict.budget
-    last = judge(budget, [replace(ERROR, step=9)], members=1, max_restarts=3)
+    last = assess(budget, [replace(ERROR, step=9)], members=1, max_restarts=3)
     assert last.ends
     assert last.reason == "ValueError: x; all 3 restarts are used (--max-restarts)"
 
 
 def test_no_restart_may_be_allowed() -> None:
-    verdict = judge(Budget(), [ERROR], members=1, max_restarts=0)
+    verdict = assess(Budget(), [ERROR], members=1, max_restarts=0)
     assert verdict.ends
     assert verdict.reason == "ValueError: x; no restart is allowed (--max-restarts)"
 
@@ -85,25 +85,25 @@ def test_no_restart_may_be_allowed() -> None:
 def test_rounds_without_progress_end_the_job_whatever_ended_them(report: FaultReport) -> None:
     budget, pauses = Budget(best_step=50), []
     for _ in range(MAX_FRUITLESS - 1):
-        verdict = judge(budget, [report, TOLD], members=2, max_restarts=3)
+        verdict = assess(budget, [report, TOLD], members=2, max_restarts=3)
         assert not verdict.ends
         pauses.append(verdict.delay)
         budget = verdict.budget
     assert pauses == [0.0, 0.5, 1.0, 2.0]
-    assert judge(budget, [report, TOLD], members=2, max_restarts=3).ends
+    assert assess(budget, [report, TOLD], members=2, max_restarts=3).ends
 
 
 def test_progress_makes_up_for_fruitless_rounds() -> None:
     budget = Budget(best_step=50, fruitless=4)
     for report in (replace(ECHO, step=51), _fault(ASKED, step=51), replace(TOLD, step=51)):
-        verdict = judge(budget, [report], members=2, max_restarts=3)
+        verdict = assess(budget, [report], members=2, max_restarts=3)
         assert (verdict.budget.fruitless, verdict.budget.best_step) == (0, 51)
         assert not verdict.ends
         assert verdict.delay == 0.0
 
 
 def test_a_planned_change_is_not_fruitless_either() -> None:
-    verdict = judge(Budget(best_step=50, fruitless=4), [TOLD], members=2, max_restarts=3)
+    verdict = assess(Budget(best_step=50, fruitless=4), [TOLD], members=2, max_restarts=3)
     assert verdict.budget.fruitless == 4
     assert not verdict.ends
 
@@ -131,17 +131,17 @@ def test_a_planned_change_is_not_fruitless_either() -> None:
 def test_a_script_that_cannot_even_begin_ends_the_job(
     reports: list[FaultReport], before: Budget, ends: bool
 ) -> None:
-    assert judge(before, reports, members=len(reports), max_restarts=9).ends is ends
+    assert assess(before, reports, members=len(reports), max_restarts=9).ends is ends
 
 
 def test_one_rank_that_fails_again_and_again_on_one_node_has_all_its_restarts() -> None:
     budget = Budget()
     for _ in range(3):
         report = _fault(FAILED, signature="ValueError: x", lifetime=3.0, rank=1)
-        verdict = judge(budget, [report], members=1, workers=2, max_restarts=3)
+        verdict = assess(budget, [report], members=1, workers=2, max_restarts=3)
         assert not verdict.ends
         budget = verdict.budget
-    last = judge(budget, [report], members=1, workers=2, max_restarts=3)
+    last = assess(budget, [report], members=1, workers=2, max_restarts=3)
     assert last.reason == "it was failed; all 3 restarts are used (--max-restarts)"
 
 
@@ -158,7 +158,7 @@ def test_one_rank_that_fails_again_and_again_on_one_node_has_all_its_restarts() 
 def test_progress_of_a_script_that_reports_no_steps(
     report: FaultReport, before: Budget, useful: bool
 ) -> None:
-    verdict = judge(before, [report], members=2, max_restarts=9)
+    verdict = assess(before, [report], members=2, max_restarts=9)
     assert (verdict.budget.fruitless == 0) is useful
 
 
@@ -166,11 +166,11 @@ def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
     refused = _fault(START, signature=NO_ROOM, lifetime=200.0)
     budget = Budget()
     for _ in range(MAX_FRUITLESS - 1):
-        verdict = judge(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)
+        verdict = assess(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)
         assert not verdict.ends
         assert verdict.budget.failures == 0
         budget = verdict.budget
-    assert judge(budget, [refused], members=2, max_restarts=0).ends
+    assert assess(budget, [refused], members=2, max_restarts=0).ends
 
 
 reports = st.builds(
@@ -192,7 +192,7 @@ def test_every_history_of_faults_is_accounted_for(
 ) -> None:
     budget = Budget()
     for broken in history:
-        verdict = judge(budget, broken, members=4, max_restarts=max_restarts)
+        verdict = assess(budget, broken, members=4, max_restarts=max_restarts)
         after = verdict.budget
         assert 0 <= after.failures - budget.failures <= 1
         assert after.best_step == max([budget.best_step, *(report.step for report in broken)])
@@ -228,7 +228,7 @@ def test_a_job_that_never_gets_anywhere_ends(kinds: list[str]) -> None:
     """Whatever breaks it: only changes that were asked for are no sign of trouble."""
     budget = Budget(best_step=10)
     for kind in kinds:
-        verdict = judge(budget, [_fault(kind, step=3)], members=1, max_restarts=100)
+        verdict = assess(budget, [_fault(kind, step=3)], members=1, max_restarts=100)
         if verdict.ends:
             return
         budget = verdict.budget

@@ -16,8 +16,8 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.rendezvous.core.formation.failure_budget import (
     MAX_FRUITLESS,
     USAGE,
-    Verdict,
-    judge,
+    RoundCost,
+    assess,
     root_cause,
 )
 
@@ -25,16 +25,16 @@ ECHO = FaultReport(1, FAILED, "lost a peer", signature="RuntimeError", consequen
 BYSTANDER = FaultReport(1, PLANNED, "called back")
 
 
-def rounds(budget: Budget, count: int, *reports: FaultReport, planned: bool = False) -> Verdict:
+def rounds(budget: Budget, count: int, *reports: FaultReport, planned: bool = False) -> RoundCost:
     """Judges the same round so many times in a row."""
     for _ in range(count):
-        verdict = judge(budget, reports, members=2, max_restarts=3, planned=planned)
+        verdict = assess(budget, reports, members=2, max_restarts=3, planned=planned)
         budget = verdict.budget
     return verdict
 
 
 def test_a_node_that_was_called_back_does_not_hide_the_echo_that_broke_the_round() -> None:
-    verdict = judge(Budget(), (BYSTANDER, ECHO), members=2, max_restarts=3)
+    verdict = assess(Budget(), (BYSTANDER, ECHO), members=2, max_restarts=3)
     assert verdict.cause == ECHO
     assert verdict.budget.fruitless == 1
     assert rounds(Budget(), MAX_FRUITLESS, BYSTANDER, ECHO).ends
@@ -48,7 +48,7 @@ def test_echoes_in_a_planned_change_are_part_of_it() -> None:
 
 def test_an_own_failure_in_a_planned_change_is_a_failure() -> None:
     own = replace(ECHO, consequence=False, signature="ValueError: x")
-    assert judge(Budget(), (BYSTANDER, own), members=2, max_restarts=3, planned=True).free is False
+    assert assess(Budget(), (BYSTANDER, own), members=2, max_restarts=3, planned=True).free is False
 
 
 def test_losses_that_cost_no_progress_never_end_a_job() -> None:
@@ -56,7 +56,7 @@ def test_losses_that_cost_no_progress_never_end_a_job() -> None:
     for number in range(20):
         lost = FaultReport(number, LOST, "node b lost", signature=LOST)
         survivor = replace(BYSTANDER, step=100 * (number + 1), lifetime=3.0)
-        verdict = judge(budget, (lost, survivor), members=2, max_restarts=0)
+        verdict = assess(budget, (lost, survivor), members=2, max_restarts=0)
         assert (verdict.ends, verdict.delay, verdict.budget.fruitless) == (False, 0.0, 0)
         budget = verdict.budget
 
@@ -66,7 +66,7 @@ def test_progress_until_a_planned_change_counts() -> None:
     unlucky = rounds(Budget(best_step=10), 3, killed).budget
     assert unlucky.fruitless == 3
     asked = FaultReport(1, ASKED, "asked", step=50)
-    assert judge(unlucky, (asked, BYSTANDER), members=2, max_restarts=3).budget.fruitless == 0
+    assert assess(unlucky, (asked, BYSTANDER), members=2, max_restarts=3).budget.fruitless == 0
 
 
 def test_a_mistake_of_the_users_explains_all_that_followed() -> None:

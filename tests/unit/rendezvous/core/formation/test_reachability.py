@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from elastic_runtime.protocol.records import Member, RoundRecord
 from elastic_runtime.rendezvous.core.formation.reachability import (
+    choose_connected,
+    cut_message,
     severed,
     severed_pairs,
-    together,
-    told,
 )
 from elastic_runtime.rendezvous.core.formation.round_formation import sampled
-from elastic_runtime.rendezvous.core.round_parts import apart
+from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
-from tests.unit.rendezvous.seat import node
+from tests.unit.rendezvous.node_under_test import node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def _all(names: str, *cuts: str, both: bool = True) -> list[NodeRecord]:
 
 
 def _chosen(nodes: list[NodeRecord], survivors: int, least: int = 1, most: int = 99) -> str:
-    chosen = together(nodes, survivors, lambda count: min(count, most), least)
+    chosen = choose_connected(nodes, survivors, lambda count: min(count, most), least)
     return "".join(one.node for one in chosen)
 
 
@@ -86,11 +86,11 @@ def test_what_there_is_no_use_for_counts_for_nothing() -> None:
 
 
 def test_people_are_told_who_does_not_reach_whom() -> None:
-    assert told(severed_pairs(_all("abc", "ca", "cb"))) == (
+    assert cut_message(severed_pairs(_all("abc", "ca", "cb"))) == (
         "no connection between a and c; between b and c"
     )
     pairs = severed_pairs(_all("abcdefgh", "ab", "cd", "ef", "gh"))
-    assert told(pairs).endswith("between e and f, and 1 more")
+    assert cut_message(pairs).endswith("between e and f, and 1 more")
 
 
 @given(
@@ -109,7 +109,7 @@ def test_a_set_never_holds_a_pair_that_is_cut_and_no_one_more_would_fit(
     count, cuts, survivors, least = case
     letters = "abcdefghijklmn"[:count]
     nodes = _all(letters, *(letters[one] + letters[two] for one, two in cuts if one != two))
-    chosen = together(nodes, survivors, lambda size: size, least)
+    chosen = choose_connected(nodes, survivors, lambda size: size, least)
     assert not any(severed(one, two) for one, two in combinations(chosen, 2))
     assert [one.node for one in chosen] == sorted(one.node for one in chosen)
     if survivors:
@@ -121,7 +121,7 @@ def test_a_set_never_holds_a_pair_that_is_cut_and_no_one_more_would_fit(
 
 def test_the_only_survivor_is_held_though_it_misses_most() -> None:
     cuts = ("ac", "ad", "ae", "af", "aj", "ak", "bg", "hi")
-    chosen = together(_all("abcdefghijk", *cuts), 1, lambda size: size, 1)
+    chosen = choose_connected(_all("abcdefghijk", *cuts), 1, lambda size: size, 1)
     assert [one.node for one in chosen] == [*"abh"]
 
 
@@ -131,7 +131,7 @@ def test_a_large_job_that_falls_in_two_goes_on_with_the_larger_part() -> None:
     nodes = [
         node(name, unreachable=tuple(small if name in set(large) else large)) for name in names
     ]
-    chosen = together(nodes, 400, lambda size: size, 1)
+    chosen = choose_connected(nodes, 400, lambda size: size, 1)
     assert [one.node for one in chosen] == large
 
 
@@ -143,7 +143,7 @@ def test_a_cut_shows_also_between_nodes_that_did_not_look_for_each_other(
     names = [f"{place:032x}" for place in range(1000)]
     members = tuple(Member(name, name, "127.0.0.1", 1) for name in names)
     full = RoundRecord(3, "life", members, 0, "")
-    head, _ = apart(full, Layout())
+    head, _ = split_round(full, Layout())
     last = replace(full, group=head.group, parts=head.parts, nodes=1000)
     looked = sampled(last)
     assert looked is not None
@@ -153,5 +153,5 @@ def test_a_cut_shows_also_between_nodes_that_did_not_look_for_each_other(
         for name in names
     ]
     assert max(len(one.encode()) for one in nodes) < 20_000
-    chosen = together(nodes, 1000, lambda size: size, 1, looked)
+    chosen = choose_connected(nodes, 1000, lambda size: size, 1, looked)
     assert [one.node for one in chosen] == [name for name in names if of[name] == of[names[0]]]

@@ -17,13 +17,23 @@ from elastic_runtime.protocol.records import (
     RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.rendezvous.core.actions import Apply
 from elastic_runtime.rendezvous.core.events import Applied, LeftRound, PartsGone, Tick
-from elastic_runtime.rendezvous.core.node_state import Apply
+from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import Sealed, Waiting
-from elastic_runtime.rendezvous.core.round_parts import all_members, apart
+from elastic_runtime.rendezvous.core.round_parts import all_members, split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import Changed, Entry
-from tests.unit.rendezvous.seat import LIFE, POLICY, Seat, back, job, node, sealed, switch
+from tests.unit.rendezvous.node_under_test import (
+    LIFE,
+    POLICY,
+    NodeUnderTest,
+    back,
+    job,
+    node,
+    sealed,
+    switch,
+)
 
 NAMES = "abcdef"
 LAYOUT = Layout(most=2, part=2, first=2, keepers=2)
@@ -34,19 +44,19 @@ ROLL = replace(switch(3, broken=False), roll=True)
 
 
 def _head() -> RoundRecord:
-    return apart(sealed(3, *NAMES), LAYOUT)[0]
+    return split_round(sealed(3, *NAMES), LAYOUT)[0]
 
 
-def _leader(*others: NodeRecord, name: str = "b") -> Seat:
+def _leader(*others: NodeRecord, name: str = "b") -> NodeUnderTest:
     """The oldest node that lives: it knows the first members only, and the parts are gone."""
-    seat = Seat(name, PARTED)
-    seat.sees(job(high=6), node(name), *others, _head()).settle()
-    return seat.feed(PartsGone(seat.state.round.version))
+    tested = NodeUnderTest(name, PARTED)
+    tested.sees(job(high=6), node(name), *others, _head()).settle()
+    return tested.feed(PartsGone(tested.state.shown.round.version))
 
 
-def _patient(seat: Seat) -> Seat:
+def _patient(tested: NodeUnderTest) -> NodeUnderTest:
     """Nobody has given the members back."""
-    return seat.feed(Applied("round", False)).feed(Tick(), PATIENCE)
+    return tested.feed(Applied("round", False)).feed(Tick(), PATIENCE)
 
 
 def _members(*names: str, **fields: object) -> list[NodeRecord]:
@@ -54,34 +64,34 @@ def _members(*names: str, **fields: object) -> list[NodeRecord]:
     return [back(name, 3, rank=NAMES.index(name), **fields) for name in names]
 
 
-def _leaves(seat: Seat) -> None:
+def _leaves(tested: NodeUnderTest) -> None:
     """The leader's own workers have left the round."""
-    seat.feed(LeftRound(3, FaultReport(3, PLANNED, "told to")))
-    assert seat.state.record is not None
-    seat.changes(seat.state.record)
+    tested.feed(LeftRound(3, FaultReport(3, PLANNED, "told to")))
+    assert tested.state.own.record is not None
+    tested.changes(tested.state.own.record)
 
 
 def test_those_who_may_keep_the_members_are_asked_first() -> None:
-    seat = _leader(*map(node, "cdef"))
-    (asked,) = seat.told(Waiting)
+    tested = _leader(*map(node, "cdef"))
+    (asked,) = tested.told(Waiting)
     assert asked.reason == "the members of round 3 are gone from the store"
-    assert seat.written(RoundRecord, "round") is not None
-    assert seat.transaction(SWITCH) is None
-    seat.feed(Tick(), PATIENCE / 2)
-    assert seat.transaction(SWITCH) is None
+    assert tested.written(RoundRecord, "round") is not None
+    assert tested.transaction(SWITCH) is None
+    tested.feed(Tick(), PATIENCE / 2)
+    assert tested.transaction(SWITCH) is None
 
 
 def test_then_all_are_asked_to_leave_at_a_step_boundary_and_are_told_why() -> None:
-    seat = _patient(_leader(*map(node, "acdef")))
-    order = seat.written(SwitchRecord, SWITCH)
+    tested = _patient(_leader(*map(node, "acdef")))
+    order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert (order.round, order.broken, order.roll) == (3, False, True)
     assert order.reason == "the store has lost who is in round 3, and no node knows all of them"
 
 
 def test_where_nodes_are_gone_nobody_waits_for_a_step_boundary() -> None:
-    seat = _patient(_leader(*map(node, "cde")))
-    order = seat.written(SwitchRecord, SWITCH)
+    tested = _patient(_leader(*map(node, "cde")))
+    order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert order.broken
     assert "2 of the 6 nodes of round 3 are gone" in order.reason
@@ -89,31 +99,31 @@ def test_where_nodes_are_gone_nobody_waits_for_a_step_boundary() -> None:
 
 def test_a_member_that_has_failed_breaks_the_round() -> None:
     failed = back("c", 3, FaultReport(3, FAILED, "ValueError: x"), rank=2)
-    seat = _patient(_leader(*map(node, "adef"), failed))
-    order = seat.written(SwitchRecord, SWITCH)
+    tested = _patient(_leader(*map(node, "adef"), failed))
+    order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert order.broken
     assert "ValueError: x on c" in order.reason
 
 
 def test_a_round_that_broke_before_stays_broken_for_the_same_reason() -> None:
-    seat = _leader(*map(node, "cdef"))
-    _patient(seat.changes(switch(3, broken=True)))
-    order = seat.written(SwitchRecord, SWITCH)
+    tested = _leader(*map(node, "cdef"))
+    _patient(tested.changes(switch(3, broken=True)))
+    order = tested.written(SwitchRecord, SWITCH)
     assert order == replace(switch(3, broken=True), roll=True)
 
 
 def test_the_next_round_holds_who_has_said_where_it_was_in_the_same_order() -> None:
-    seat = _patient(_leader(*map(node, "acdef")))
-    seat.changes(ROLL)
-    assert seat.told(Sealed) == []
-    seat.changes(*_members(*"fedca"))
-    assert seat.members() == []
-    _leaves(seat)
-    written = seat.written(RoundRecord, "round")
+    tested = _patient(_leader(*map(node, "acdef")))
+    tested.changes(ROLL)
+    assert tested.told(Sealed) == []
+    tested.changes(*_members(*"fedca"))
+    assert tested.members() == []
+    _leaves(tested)
+    written = tested.written(RoundRecord, "round")
     assert written is not None
     assert (written.number, written.survivors, written.nodes) == (4, 6, 6)
-    (parts,) = [action.first for action in seat.actions if isinstance(action, Apply)]
+    (parts,) = [action.first for action in tested.actions if isinstance(action, Apply)]
     entries = [Entry(put.key, put.value, 1, 1) for one in parts for put in one.puts]
     assert [member.node for member in all_members(written, entries).members] == [*NAMES]
     assert written.budget.failures == 0
@@ -121,59 +131,62 @@ def test_the_next_round_holds_who_has_said_where_it_was_in_the_same_order() -> N
 
 @pytest.mark.parametrize("late", [False, True])
 def test_who_was_in_no_place_is_a_newcomer_and_who_says_nothing_is_waited_for(late: bool) -> None:
-    seat = _patient(_leader(*map(node, "acdefx")))
-    _leaves(seat.changes(ROLL, *_members(*"acde"), back("x", 3)))
-    assert seat.members() == []
+    tested = _patient(_leader(*map(node, "acdefx")))
+    _leaves(tested.changes(ROLL, *_members(*"acde"), back("x", 3)))
+    assert tested.members() == []
     if late:
-        seat.feed(Tick(), PARTED.timeouts.rejoin_timeout)
+        tested.feed(Tick(), PARTED.timeouts.rejoin_timeout)
     else:
-        seat.changes(*_members("f"))
-    written = seat.written(RoundRecord, "round")
+        tested.changes(*_members("f"))
+    written = tested.written(RoundRecord, "round")
     assert written is not None
     assert (written.size, written.survivors) == (6, 5 if late else 6)
 
 
 def test_a_node_that_was_in_no_round_says_so_when_it_is_asked() -> None:
-    seat = Seat("x", PARTED).sees(job(high=6), node("b"), node("x"), _head(), ROLL, wide=False)
-    assert seat.state.record is not None
-    assert (seat.state.record.left, seat.state.record.rank) == (3, -1)
-    other = Seat("x", PARTED)
+    tested = NodeUnderTest("x", PARTED).sees(
+        job(high=6), node("b"), node("x"), _head(), ROLL, wide=False
+    )
+    assert tested.state.own.record is not None
+    assert (tested.state.own.record.left, tested.state.own.record.rank) == (3, -1)
+    other = NodeUnderTest("x", PARTED)
     other.sees(job(high=6), node("b"), node("x"), _head(), switch(3, broken=True), wide=False)
-    assert other.state.record is not None
-    assert other.state.record.left == 0
+    assert other.state.own.record is not None
+    assert other.state.own.record.left == 0
 
 
 def test_where_no_member_is_left_they_may_train_out_of_sight() -> None:
-    seat = _patient(_leader(name="x")).changes(replace(ROLL, broken=True))
-    (waits,) = seat.told(Waiting)
+    tested = _patient(_leader(name="x")).changes(replace(ROLL, broken=True))
+    (waits,) = tested.told(Waiting)
     assert "they may train" in waits.reason
-    assert seat.state.record is not None
-    seat.changes(seat.state.record)
-    assert seat.transaction("job") is None
-    seat.state = replace(seat.state, dead={"a": "refused", "b": "refused"})
-    seat.feed(Tick(), PARTED.timeouts.fence_timeout + 0.1)
-    assert seat.transaction("job") is not None
+    assert tested.state.own.record is not None
+    tested.changes(tested.state.own.record)
+    assert tested.transaction("job") is None
+    reach = replace(tested.state.reach, dead={"a": "refused", "b": "refused"})
+    tested.state = replace(tested.state, reach=reach)
+    tested.feed(Tick(), PARTED.timeouts.fence_timeout + 0.1)
+    assert tested.transaction("job") is not None
 
 
 def test_a_job_whose_nodes_are_all_done_is_over() -> None:
     well = [node(n, status=DONE, incarnation=LIFE, done_round=3) for n in "abcdef"]
-    seat = _leader(*well[2:], well[0])
-    seat.state = replace(seat.state, record=well[1])
-    _patient(seat.changes(well[1]))
-    outcome = seat.written(OutcomeRecord, "outcome")
+    tested = _leader(*well[2:], well[0])
+    tested.wants(well[1])
+    _patient(tested.changes(well[1]))
+    outcome = tested.written(OutcomeRecord, "outcome")
     assert outcome is not None
     assert outcome.succeeded
 
 
 def test_the_end_of_some_is_no_reason_to_begin_again() -> None:
     well = node("c", status=DONE, incarnation=LIFE, done_round=3)
-    seat = _patient(_leader(*map(node, "adef"), well))
-    assert seat.transaction(SWITCH) is None
+    tested = _patient(_leader(*map(node, "adef"), well))
+    assert tested.transaction(SWITCH) is None
 
 
 def test_nothing_is_lost_if_the_members_come_back_meanwhile() -> None:
-    seat = _leader(*map(node, "acdef")).feed(Tick(), 1.0)
-    entries = seat._entries((sealed(3, *NAMES, group=_head().group, parts=_head().parts),))
-    _patient(seat.feed(Changed(entries)))
-    assert seat.transaction(SWITCH) is None
-    assert "roll" not in seat.state.marks
+    tested = _leader(*map(node, "acdef")).feed(Tick(), 1.0)
+    entries = tested._entries((sealed(3, *NAMES, group=_head().group, parts=_head().parts),))
+    _patient(tested.feed(Changed(entries)))
+    assert tested.transaction(SWITCH) is None
+    assert Timer.ROLL_CALL not in tested.state.timers

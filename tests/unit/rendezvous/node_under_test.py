@@ -1,9 +1,9 @@
-"""A seat at the rendezvous: one node's core, shown stores of every kind."""
+"""One node of the rendezvous, to be shown stores of every kind."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import (
@@ -18,10 +18,13 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.rendezvous.core import membership
+from elastic_runtime.rendezvous.core.actions import Action, Apply, Notify, Probe
 from elastic_runtime.rendezvous.core.events import Event, NewNode
-from elastic_runtime.rendezvous.core.node_state import Action, Apply, Notify, Probe, State
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import Changed, Entry, Snapshot, Transaction
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.core.node_state import NodeState
 
 POLICY = Policy(min_nodes=1, max_nodes=4, entry="train.py", max_restarts=3)
 LIFE = "life"
@@ -61,7 +64,7 @@ def switch(number: int, *, broken: bool, survey: bool = False) -> SwitchRecord:
     return SwitchRecord(number, LIFE, broken, "it must be", survey)
 
 
-class Seat:
+class NodeUnderTest:
     """One node.
 
     Args:
@@ -73,12 +76,12 @@ class Seat:
         self.name = name
         self.now = 100.0
         self.version = 0
-        self.state: State = membership.begin(policy)
+        self.state: NodeState = membership.begin(policy)
         self.actions: list[Action] = []
         self.wake = float("inf")
         self.feed(NewNode(node(name)))
 
-    def feed(self, event: Event, after: float = 0.0) -> Seat:
+    def feed(self, event: Event, after: float = 0.0) -> NodeUnderTest:
         """Something happens, ``after`` so many seconds."""
         self.now += after
         decision = membership.step(self.state, event, self.now)
@@ -86,17 +89,28 @@ class Seat:
         self.wake = decision.wake
         return self
 
-    def sees(self, *shown: Record, wide: bool = True, forgot: bool = False) -> Seat:
+    def sees(self, *shown: Record, wide: bool = True, forgot: bool = False) -> NodeUnderTest:
         """A snapshot shows these records; the nodes among them from the oldest to the youngest."""
         return self.feed(Snapshot(self._entries(shown), wide, forgot))
 
-    def changes(self, *shown: Record, gone: tuple[str, ...] = (), after: float = 0.0) -> Seat:
+    def changes(
+        self, *shown: Record, gone: tuple[str, ...] = (), after: float = 0.0
+    ) -> NodeUnderTest:
         """A change shows these."""
         return self.feed(Changed(self._entries(shown), gone), after)
 
-    def settle(self) -> Seat:
+    def settle(self) -> NodeUnderTest:
         """Contact has been there for long."""
-        self.state = replace(self.state, regained_at=float("-inf"))
+        return self.regained(float("-inf"))
+
+    def regained(self, at: float) -> NodeUnderTest:
+        """Contact was regained at this moment."""
+        self.state = replace(self.state, contact=replace(self.state.contact, regained_at=at))
+        return self
+
+    def wants(self, record: NodeRecord) -> NodeUnderTest:
+        """The node wants to be stored like this."""
+        self.state = replace(self.state, own=replace(self.state.own, record=record))
         return self
 
     def _entries(self, shown: tuple[Record, ...]) -> tuple[Entry, ...]:
@@ -111,9 +125,9 @@ class Seat:
     def _created(self, record: Record) -> int:
         if not isinstance(record, NodeRecord):
             return self.version
-        if record.node == self.name and self.state.created:
-            return self.state.created
-        known = self.state.peers.get(record.node)
+        if record.node == self.name and self.state.own.created:
+            return self.state.own.created
+        known = self.state.shown.peers.get(record.node)
         return known.created if known else self.version
 
     # -- what it does

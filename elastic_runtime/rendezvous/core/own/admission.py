@@ -1,0 +1,128 @@
+"""When a node that is new may show itself: pure.
+
+A joiner that sees the store but not the group would break the group for nothing, and a node of
+another job must not be counted, let alone lead. So both find out first, without being seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_runtime.rendezvous.core.decision import Decision, probe, wait
+from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, SILENT
+from elastic_runtime.rendezvous.core.formation.member_status import leader_of
+from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
+
+if TYPE_CHECKING:
+    from elastic_runtime.protocol.records import JobRecord, Member, NodeRecord
+    from elastic_runtime.rendezvous.core.node_state import NodeState, Peer
+    from elastic_runtime.rendezvous.policy import Policy
+
+# How often a joiner that cannot reach the group tries again, in seconds.
+UNREACHABLE_PAUSE = 1.0
+# For so long an answer to a probe says that a node is in reach, in seconds.
+FRESH = 5.0
+
+
+def may_register(state: NodeState, now: float) -> tuple[bool, Decision]:
+    """Whether a node that was not seen before may write its key now, and what it does for it."""
+    if now < state.remembers_at and state.history.took_part == "":
+        # A running group says who it is first.
+        return False, Decision(state, wake=state.remembers_at)
+    job = state.job_record
+    if job is not None and job.in_place and not (state.own.workers_ready or state.stranger):
+        return False, Decision(state.tell(Prepare(), once="prepare"))
+    leader = leader_of(state)
+    if leader is None:
+        return True, Decision(state)  # nobody is there who could be disturbed
+    if _other_job(state, leader):
+        return False, _await_other(state, leader, now)
+    if job is not None and state.policy.secret and not job.secret:
+        begun_by = f"an older version of elastic-runtime, on {leader.record.name}"
+        return False, wait(state, f"the job was begun by {begun_by}: run one version on all nodes")
+    return _reaches_group(state, leader, now)
+
+
+def _other_job(state: NodeState, leader: Peer) -> bool:
+    assert state.own.record is not None
+    mine, job = state.own.record.settings, state.job_record
+    if not mine:
+        return False
+    if job is None or not job.settings:
+        return bool(leader.record.settings) and leader.record.settings != mine
+    return job.settings != mine and leader.record.settings == job.settings
+
+
+def _await_other(state: NodeState, leader: Peer, now: float) -> Decision:
+    """Another job holds the run id, if it lives."""
+    name = leader.record.name
+    if state.outcome_record is not None:
+        return wait(state, f"the last job under this run id is ending on {name}")
+    answer = state.reach.answers.get(leader.record.node)
+    if answer in (ALIVE, BUSY):
+        return Decision(state.tell(Conflict(_conflict_text(state, leader)), once="conflict"))
+    every = UNREACHABLE_PAUSE if answer == SILENT else state.policy.probe_every
+    asked = probe(state, [leader.record], every, now)
+    if answer != SILENT:
+        return asked
+    what = "a job of another version" if _other_version(state) else "another job"
+    return asked.followed_by(wait(asked.state, f"{what} may live under this run id on {name}"))
+
+
+def _reaches_group(state: NodeState, leader: Peer, now: float) -> tuple[bool, Decision]:
+    """A group needs all its pairs, so a newcomer has to reach every member, at the same time."""
+    last, reach = state.round_record, state.reach
+    if last is None or state.outcome_record is not None or last.rank_of(state.me) >= 0:
+        return True, Decision(state)
+    members: dict[str, Member | NodeRecord] = {member.node: member for member in last.members}
+    open_ = [
+        target
+        for target in (members | {leader.record.node: leader.record}).values()
+        if target.probe_port and target.node not in reach.dead and not _in_reach(state, target, now)
+    ]
+    asked = probe(state, open_, UNREACHABLE_PAUSE, now)
+    silent = [target for target in open_ if reach.answers.get(target.node) == SILENT]
+    if silent:
+        first, more = silent[0], f" and {len(silent) - 1} more" if silent[1:] else ""
+        text = f"cannot reach {first.name} at {first.address}:{first.probe_port}{more}"
+        asked = asked.followed_by(wait(asked.state, text))
+    return not open_, asked
+
+
+def _in_reach(state: NodeState, target: Member | NodeRecord, now: float) -> bool:
+    """Whether a node has answered lately."""
+    answered = state.reach.answered.get(target.node, float("-inf"))
+    return state.reach.answers.get(target.node) in (ALIVE, BUSY) and answered > now - FRESH
+
+
+def _conflict_text(state: NodeState, leader: Peer) -> str:
+    job = state.job_record
+    where = f"led by {leader.record.name} at {leader.record.address}"
+    if job and _other_version(state):
+        return (
+            f"another version of elastic-runtime: this node runs {_version(state.policy)}, the job "
+            f"under this run id ({where}) {_version(job)}: install the same one on all nodes, or "
+            "use another --run-id"
+        )
+    theirs = f"{job.entry} with {job.launch_min}:{job.launch_max} nodes" if job else "another job"
+    policy = state.policy
+    return (
+        f"a live job under this run id runs {theirs} ({where}), this one is {policy.entry} with "
+        f"{policy.min_nodes}:{policy.max_nodes} nodes: use the same settings or another --run-id"
+    )
+
+
+def _other_version(state: NodeState) -> bool:
+    """Whether the other job differs from this one in what nodes say to each other, at least.
+
+    An older version did not write down which one it is: it is another one if nothing else differs.
+    """
+    job, policy = state.job_record, state.policy
+    if job is None or job.protocol:
+        return job is not None and job.protocol != policy.protocol
+    theirs = (job.entry, job.launch_min, job.launch_max, job.node_unit)
+    return theirs == (policy.entry, policy.min_nodes, policy.max_nodes, policy.node_unit)
+
+
+def _version(of: JobRecord | Policy) -> str:
+    return f"{of.release} (protocol {of.protocol})" if of.protocol else "an older one"

@@ -1,0 +1,286 @@
+"""What one node does about itself: pure.
+
+It keeps its own key true, finds out who leads, and tells its agent what concerns it: a round that
+it is in, an order to leave it, the end, or that the job went on without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from elastic_runtime.protocol.records import (
+    GONE,
+    IN,
+    PLANNED,
+    ROUND,
+    FaultReport,
+    NodeRecord,
+    RoundRecord,
+    listed,
+    node_key,
+)
+from elastic_runtime.rendezvous.core.actions import Look
+from elastic_runtime.rendezvous.core.decision import Decision, probe, wait, write
+from elastic_runtime.rendezvous.core.formation.member_status import eligible, leader_of
+from elastic_runtime.rendezvous.core.incarnation import restore
+from elastic_runtime.rendezvous.core.node_state import OWN, Timer
+from elastic_runtime.rendezvous.core.notices import Ended, Excluded, Sealed, Switch
+from elastic_runtime.rendezvous.core.own.admission import may_register
+from elastic_runtime.rendezvous.core.own.reachability_survey import survey_members
+from elastic_runtime.rendezvous.core.own.store_outage import handle_outage
+from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction
+
+if TYPE_CHECKING:
+    from elastic_runtime.rendezvous.core.node_state import NodeState
+
+# So many members look after a leader who is silent soon after each other.
+_SOON = 32
+
+
+def decide_for_own_node(state: NodeState, now: float) -> Decision:
+    """Decides about this node."""
+    if state.own.record is None or state.own.excluded:
+        return Decision(state)
+    decision = handle_outage(state, now)
+    if not (state.contact.connected and state.shown.complete):
+        if state.own.round is None or state.contact.connected:
+            return decision
+        # Whom this node reaches it can find out without the store.
+        return decision.followed_by(survey_members(decision.state, now))
+    for rule in (
+        _check_excluded,
+        _give_round_back,
+        _skip_called_off,
+        survey_members,
+        _keep_own_key,
+        _tell_agent,
+        _find_leader,
+        _watch_leader,
+    ):
+        decision = decision.followed_by(rule(decision.state, now))
+        if decision.state.own.excluded or not decision.state.shown.complete:
+            break
+    return decision
+
+
+def _check_excluded(state: NodeState, now: float) -> Decision:
+    """Has the job gone on without us?"""
+    if _record(state).status == GONE:
+        return Decision(state)
+    reason = _why_excluded(state, now)
+    if not reason:
+        return Decision(state)
+    state = replace(state, own=replace(state.own, excluded=True))
+    return Decision(state.tell(Excluded(reason)), reason=reason)
+
+
+def _record(state: NodeState) -> NodeRecord:
+    assert state.own.record is not None  # or nothing is decided
+    return state.own.record
+
+
+def _why_excluded(state: NodeState, now: float) -> str:
+    ours, last, job = state.own.round, state.shown.round.record, state.job_record
+    if ours is not None:
+        if isinstance(last, RoundRecord):
+            if last.incarnation != ours.incarnation:
+                return "another life of the job holds the store"
+            if last.number >= ours.number and last.identity != ours.identity:
+                return f"round {last.number} was formed without this node"
+        elif job and job.incarnation != ours.incarnation and now >= state.remembers_at:
+            return "another life of the job has begun"
+    if state.own.registered and state.own.version == ABSENT:
+        # Our lease ran out; while nobody has gone on without us, we are a member still.
+        if not _is_member(state):
+            return "this node's key is gone from the store"
+    if ours is None and state.own.registered and state.stranger and state.history.took_part == "":
+        lead = leader_of(state)
+        peers = state.shown.peers.values() if state.shown.wide else [lead] if lead else []
+        if any(eligible(state, p) and _of_job(state, p.record.settings) for p in peers):
+            return "another job holds this run id"
+    return ""
+
+
+def _is_member(state: NodeState) -> bool:
+    """Whether this node is in the store's round: runs it, has left it, or is to hear of it.
+
+    What its workers hold may be held by nobody else: it does not begin anew as a stranger.
+    """
+    record, last = state.own.record, state.round_record
+    if record is None or last is None or last.rank_of(record.node) < 0:
+        return False
+    return state.own.round is None or state.own.round.identity == last.identity
+
+
+def _of_job(state: NodeState, settings: str) -> bool:
+    job = state.job_record
+    return job is not None and settings == job.settings
+
+
+def _give_round_back(state: NodeState, now: float) -> Decision:
+    """Gives a store that lost its memory our round back; numbers go on."""
+    ours, shown, job = _to_restore(state), state.shown.round, state.job_record
+    if ours is None or _record(state).status == GONE:
+        return Decision(state)
+    last = shown.record
+    knows_job = job and job.incarnation == ours.incarnation and not state.shown.job.unreadable
+    is_ours = isinstance(last, RoundRecord) and last.identity == ours.identity
+    knows_round = is_ours and not shown.unreadable and shown.version != ABSENT
+    newer = isinstance(last, RoundRecord) and last.number > ours.number
+    if (knows_job and knows_round) or newer or (is_ours and not ours.whole):
+        # Who knows some of the members leaves it to the leader.
+        return Decision(state.stop(Timer.NO_ROUND))
+    if not ours.whole:
+        # Those who know all come first; if there are none, others at least say that it is there.
+        state, settle = state.start(Timer.NO_ROUND, now), state.policy.settle
+        turn = min(state.policy.ahead * ours.rank_of(state.me), settle / 4)
+        due = state.timers[Timer.NO_ROUND] + settle / 2 + turn
+        if now < due:
+            return Decision(state, wake=due)
+    return restore(state, ours, now)
+
+
+def _to_restore(state: NodeState) -> RoundRecord | None:
+    """The round that the store should know of: ours, or, if it knows of none, our last one."""
+    known = state.history.round
+    if state.own.round is not None or known is None or state.own.record is None:
+        return state.own.round
+    # Others may have heard of it, and have begun.
+    known = state.history.unseen or known
+    forgotten = state.contact.forgot_at > float("-inf") and state.shown.job.version == ABSENT
+    if state.contact.behind:
+        return None  # it may be older than what the store has forgotten
+    return known if forgotten and known.rank_of(state.own.record.node) >= 0 else None
+
+
+def _skip_called_off(state: NodeState, now: float) -> Decision:
+    """A round that was called off before this node heard of it is left without having begun.
+
+    So is one that the node was not in, where nobody knows any more who was.
+    """
+    record, last, switch = _record(state), state.round_record, state.switch_record
+    if state.own.round is not None or last is None or switch is None or record.status != IN:
+        return Decision(state)
+    rank = last.rank_of(record.node)
+    if (rank < 0 and not switch.roll) or _has_left(record, last):
+        return Decision(state)
+    fault = FaultReport(last.number, PLANNED, switch.reason)
+    record = replace(record, left=last.number, rank=rank, incarnation=last.incarnation, fault=fault)
+    return Decision(replace(state, own=replace(state.own, record=record)))
+
+
+def _has_left(record: NodeRecord, last: RoundRecord) -> bool:
+    return record.incarnation == last.incarnation and record.left >= last.number
+
+
+def _keep_own_key(state: NodeState, now: float) -> Decision:
+    """Keeps our key in the store as it should be."""
+    own, record = state.own, _record(state)
+    if own.stored == record and not own.lease_lost:
+        return Decision(state)
+    if own.version == ABSENT and record.status == GONE:
+        # Nobody sees us, nobody needs a goodbye.
+        held = state.held(OWN, now)
+        return Decision(state, wake=state.in_flight[OWN].until) if held else Decision(state)
+    admitted = Decision(state)
+    if not own.registered and own.round is None:
+        ready, admitted = may_register(state, now)
+        if not ready:
+            return admitted
+    key = node_key(record.node)
+    expects = [Expect(key, own.version)]
+    if own.registered and own.version == ABSENT:
+        # Our lease ran out while nobody could seal: we are still a member if nobody has yet.
+        expects.append(Expect(ROUND, state.shown.round.version))
+    put = Put(key, record.encode(), leased=record.status != GONE)
+    own_key = Transaction(tuple(expects), (put,))
+    return admitted.followed_by(write(admitted.state, OWN, own_key, now))
+
+
+def _tell_agent(state: NodeState, now: float) -> Decision:
+    """Tells the agent what concerns it."""
+    own, job, outcome = state.own, state.job_record, state.outcome_record
+    if outcome is not None:
+        ours = outcome.incarnation == state.history.took_part
+        if state.shown.outcome.version == own.old_outcome and not ours:
+            return Decision(state)
+        return Decision(state.tell(Ended(outcome), once=f"ended/{outcome.incarnation}"))
+    if job is not None and own.stored is not None and not state.stranger:
+        if state.history.took_part != job.incarnation:
+            state = replace(state, history=replace(state.history, took_part=job.incarnation))
+    switch, last, record = state.switch_record, state.round_record, _record(state)
+    if own.round is not None:
+        if switch is None or switch.round != own.round.number:
+            return Decision(state)
+        name = f"switch/{switch.incarnation}/{switch.round}/{switch.broken}"
+        notice = Switch(switch.round, switch.broken, switch.reason)
+        return Decision(state.tell(notice, once=name))
+    if last is None or record.status != IN:
+        return Decision(state)
+    rank = last.rank_of(record.node)
+    if rank >= 0 and switch is None and not _has_left(record, last):
+        state = replace(state, own=replace(own, round=last)).stop(Timer.WAITING)
+        return Decision(state.tell(Sealed(last, rank)))
+    if rank < 0 and own.stored is not None:
+        return wait(state, _why_outside(state, last), last.size, outside=True)
+    return Decision(state)
+
+
+def _why_outside(state: NodeState, last: RoundRecord) -> str:
+    job = state.job_record
+    if state.reach.missed:
+        names = listed(sorted(member.name for member in state.reach.missed.values()))
+        return f"waiting to be let in: this node does not reach {names}"
+    if job is not None and last.size >= job.max_nodes:
+        return "the world is full, this node is a spare"
+    return "waiting to be let in"
+
+
+def _find_leader(state: NodeState, now: float) -> Decision:
+    """Follows the oldest node; if that is this one, all nodes."""
+    if _record(state).status == GONE:
+        return Decision(state)
+    shown = state.shown
+    passed_over = frozenset(shown.unreadable) | {
+        node_key(peer.record.node) for peer in shown.peers.values() if not eligible(state, peer)
+    }
+    leads = state.own.stored is not None and leader_of(state) is None
+    if shown.wide:
+        if leads or state.own.stored is None:
+            return Decision(state)
+        wanted = (False, passed_over)
+    elif passed_over:
+        # Somebody younger may be hidden behind a node that is out of the question.
+        wanted = (False, shown.asked[1] | passed_over)
+    elif leads:
+        wanted = (True, shown.asked[1])
+    else:
+        return Decision(state)
+    state = replace(state, shown=replace(shown, asked=wanted, complete=False))
+    return Decision(state, (Look(*wanted),))
+
+
+def _watch_leader(state: NodeState, now: float) -> Decision:
+    """A member that waits for the next round makes sure that somebody is there to seal it."""
+    leader, record, last = leader_of(state), _record(state), state.round_record
+    if leader is None or state.own.round is not None or record.status == GONE:
+        return Decision(state)
+    if last is None or not _has_left(record, last):
+        return Decision(state)
+    policy = state.policy
+    turn = _turn(max(0, last.rank_of(record.node)), policy.ahead)
+    due = state.timers.get(Timer.WAITING, now) + policy.probe_after + turn
+    if now < due:
+        return Decision(state, wake=due)
+    return probe(state, [leader.record], policy.probe_every + turn, now)
+
+
+def _turn(rank: int, ahead: float) -> float:
+    """How many seconds later a member of this rank probes the leader than the first one.
+
+    Those who lead next have to know of its death early, and the first of them tells all others. So
+    the many that come after them wait longer and longer, or a round of a thousand nodes would have
+    its leader probed by all of them while it has the most to do.
+    """
+    return ahead * rank * max(1.0, rank / _SOON)
