@@ -10,8 +10,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from elastic_runtime.events.checkpoint_events import CheckpointProgress
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from elastic_runtime.events.event import NotedEvent
 
 # Seconds: what takes less is not shown; and between two events.
 _PATIENCE = 2.0
@@ -32,7 +36,7 @@ class Progress:
         self,
         doing: str,
         total: int,
-        note: Callable[..., None] | None,
+        note: Callable[[NotedEvent], None] | None,
         *,
         patience: float = _PATIENCE,
         interval: float = _INTERVAL,
@@ -71,7 +75,7 @@ class Progress:
             self._bar = _bar(self._doing, self._total, self._done)
         elif self._note is not None:
             percent = min(100, 100 * self._done // self._total)
-            self._note("checkpoint.progress", doing=self._doing, percent=percent)
+            self._note(CheckpointProgress(self._doing, percent))
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
 from elastic_runtime.controller.service import Controller, ControllerSettings
 from elastic_runtime.errors import ElasticError
+from elastic_runtime.events.controller_events import ControllerFailed
 from elastic_runtime.kubernetes.leader_lease import LeaseTimings
 from elastic_runtime.reporting.json_lines import AUTO, CONSOLE, JSON
 from elastic_runtime.reporting.log import make_emit
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         asyncio.run(_run(settings, emit))
     except ElasticError as error:
-        emit("controller.failed", reason=str(error))
+        emit(ControllerFailed(str(error)))
         print(f"elastic-controller: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     return 0

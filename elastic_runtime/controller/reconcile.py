@@ -12,6 +12,12 @@ from elastic_runtime.controller.decide.job_spec import JOBS
 from elastic_runtime.controller.decide.job_types import NEVER
 from elastic_runtime.controller.event_recorder import record_event
 from elastic_runtime.controller.executor import Executor, Outcome, creates
+from elastic_runtime.events.controller_events import (
+    ControllerDecided,
+    ControllerError,
+    ControllerEventLost,
+    ControllerRefused,
+)
 from elastic_runtime.kubernetes.api_errors import ApiError
 
 if TYPE_CHECKING:
@@ -124,7 +130,7 @@ class Reconciler:
         plan = self._decide(job, self._state.observe(key, problems), now)
         actions = [one for one in plan.actions if not (waits and creates(one))]
         if plan.reason and (actions or plan.events):
-            self._emit("controller.decided", job="/".join(key), reason=plan.reason)
+            self._emit(ControllerDecided("/".join(key), plan.reason))
         outcome = await self._executor.execute(key, job["metadata"]["uid"], actions)
         if outcome.deleted or not self._is_there(key, job):
             return  # the next look finds that out
@@ -162,7 +168,7 @@ class Reconciler:
         self._setbacks[key] = after
         self._metrics.refused.inc()
         for problem in problems:
-            self._emit("controller.refused", job="/".join(key), reason=str(problem), delay=pause)
+            self._emit(ControllerRefused("/".join(key), str(problem), pause))
         return after
 
     async def _write(self, key: Key, job: Json, plan: JobPlan) -> None:
@@ -183,14 +189,14 @@ class Reconciler:
             try:
                 await record_event(self._client, job, event)
             except ApiError as error:
-                self._emit("controller.event_lost", job="/".join(key), reason=str(error))
+                self._emit(ControllerEventLost("/".join(key), str(error)))
 
     def _failed(self, key: Key, why: str, passing: bool) -> None:
         before = self._setback(key)
         self._metrics.errors.inc()
         pause = before.pause(soon=passing)
         self._setbacks[key] = Retry(before.about, 0.0, before.tries + 1, before.problems)
-        self._emit("controller.error", job="/".join(key), reason=why, delay=pause)
+        self._emit(ControllerError("/".join(key), why, pause))
         self._queue.add_after(key, pause)
 
 

@@ -20,6 +20,7 @@ from elastic_runtime.controller.event_recorder import COMPONENT
 from elastic_runtime.controller.reconcile import Reconciler
 from elastic_runtime.controller.views import MANAGED
 from elastic_runtime.controller.workqueue import WorkQueue
+from elastic_runtime.events.controller_events import ControllerReady, ControllerWaiting
 from elastic_runtime.kubernetes.api_client import Client
 from elastic_runtime.kubernetes.api_errors import ApiError
 from elastic_runtime.kubernetes.api_resources import DISRUPTION_BUDGETS, PODS, SERVICES
@@ -134,7 +135,7 @@ class Controller:
                     why = "ElasticJobs are not known here: kubectl apply -f deploy/crd.yaml"
             self._not_ready = why
             if why != told:
-                self._emit("controller.waiting", reason=why)
+                self._emit(ControllerWaiting(why))
                 told = why
             await asyncio.sleep(_LOOK_AGAIN)
 
@@ -165,7 +166,7 @@ class Controller:
     async def _look_after_jobs(self, client: Client) -> None:
         """Brings jobs to what they ask for; never ends by itself."""
         self._not_ready = ""
-        self._emit("controller.ready", namespace=self._settings.namespace or "all")
+        self._emit(ControllerReady(self._settings.namespace or "all"))
         reconciler = Reconciler(
             client,
             self._state,

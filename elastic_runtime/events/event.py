@@ -7,10 +7,10 @@ events to its agent by name, in a ``Note``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from elastic_runtime.reporting.wording import Shown
 
@@ -122,21 +122,12 @@ class ForeignEvent(Event):
         return dict(self.extra)
 
 
-class Emit(Protocol):
-    """Where events go."""
-
-    def __call__(self, event: Event | str, /, **fields: Any) -> None:
-        """Reports an event; for the time being also one that is given by its name and fields."""
-        ...
+# Where events go.
+Emit = Callable[[Event], None]
 
 
-def silent(event: Event | str, /, **fields: Any) -> None:
+def silent(event: Event, /) -> None:
     """An ``Emit`` that drops everything."""
-
-
-def as_event(event: Event | str, given: Mapping[str, Any]) -> Event:
-    """The event of a call of ``Emit``."""
-    return event if isinstance(event, Event) else read(event, given)
 
 
 def known_events() -> dict[str, type[Event]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic_runtime.backoff import Backoff
+from elastic_runtime.events.controller_events import ControllerWatchBroken
 from elastic_runtime.kubernetes.api_errors import ApiError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Informer:
             self._version = ""
         if error.expired:
             return _PROMPT
-        self.emit("controller.watch_broken", kind=self.resource.plural, reason=str(error))
+        self.emit(ControllerWatchBroken(self.resource.plural, str(error)))
         self._failures += 1
         return _BACKOFF.pause(self._failures)
 

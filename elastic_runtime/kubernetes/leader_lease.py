@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import ElasticError
+from elastic_runtime.events.controller_events import LeaseFailed, LeaseHeld, LeaseWaiting
 from elastic_runtime.kubernetes.api_errors import ApiError
 from elastic_runtime.kubernetes.api_resources import LEASES
 
@@ -96,12 +97,12 @@ class Lease:
                 holder = await self._try()
             except ApiError as error:
                 holder = "?"
-                self._emit("lease.failed", reason=str(error))
+                self._emit(LeaseFailed(str(error)))
             if holder == self._identity:
-                self._emit("lease.held", identity=self._identity)
+                self._emit(LeaseHeld(self._identity))
                 return
             if holder != told:
-                self._emit("lease.waiting", holder=holder)
+                self._emit(LeaseWaiting(holder))
                 told = holder
             await asyncio.sleep(self._timings.renew_period)
 
@@ -129,7 +130,7 @@ class Lease:
                 why = str(error)
             except TimeoutError:
                 why = "no answer in time"
-            self._emit("lease.failed", reason=why)
+            self._emit(LeaseFailed(why))
             pause = timings.retry_period
 
     async def release(self) -> None:
@@ -141,7 +142,7 @@ class Lease:
             lease = {**self._held, "spec": spec}
             await self._client.replace(LEASES, self._namespace, self._name, lease)
         except ApiError as error:
-            self._emit("lease.failed", reason=str(error))
+            self._emit(LeaseFailed(str(error)))
         self._held = {}
 
     async def _try(self) -> str:

@@ -33,8 +33,6 @@ EXIT_DRAINED = 79
 
 MAX_LINE = 1 << 20
 
-# A note that all ranks but 0 send after a save, for what their agents say of the job; in no log.
-CHECKPOINT_COMMITTED = "checkpoint.committed"
 
 # Part of the reason for which a round is broken when all ranks are in collectives, without end.
 HANG = "the ranks wait for each other"

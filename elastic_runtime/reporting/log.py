@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import structlog
 
 from elastic_runtime.events.checkpoint_events import CheckpointResumed
-from elastic_runtime.events.event import as_event
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.round_events import RoundRecovered, RoundSealed
 from elastic_runtime.events.store_events import StoreLost
@@ -159,8 +158,7 @@ def make_emit(format: str, stream: TextIO, node_name: str = "") -> Emit:
     )
     lock = threading.Lock()
 
-    def emit(event: Event | str, /, **fields: Any) -> None:
-        event = as_event(event, fields)
+    def emit(event: Event, /) -> None:
         with lock, suppress(OSError):
             getattr(logger, event.level)(event.name, **event.fields())
 
@@ -180,8 +178,7 @@ def _for_console(console: Console, stream: TextIO) -> Emit:
         with lock:
             show(console.overdue())
 
-    def emit(event: Event | str, /, **fields: Any) -> None:
-        event = as_event(event, fields)
+    def emit(event: Event, /) -> None:
         with lock:
             show(console.lines(event))
             holds = console.holds

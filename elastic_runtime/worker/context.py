@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import RecordError, UsageError
+from elastic_runtime.events.round_events import StepFirst
+from elastic_runtime.events.state_events import DataShuffles
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
@@ -45,6 +47,8 @@ from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from elastic_runtime.events.event import NotedEvent
 
 _LOG = logging.getLogger("elastic_runtime")
 
@@ -150,11 +154,11 @@ class WorkerContext:
         """Publishes that ``step`` is done: a few stores to memory that the agent has mapped."""
         self._steps += 1
         if self._steps == 1 and self.has_agent:
-            self.note("step.first", step=step)  # the agent tells people how long a recovery took
+            self.note(StepFirst(step))  # the agent tells people how long a recovery took
         elif self._steps == 2 and self.rank == 0 and self.has_agent and not self._looked:
             self._looked = True
             if sampler := sampler_of_one_world():
-                self.note("data.shuffles", sampler=sampler)
+                self.note(DataShuffles(sampler))
         if (progress := self._progress_file()) is not None:
             progress.publish(step, self._steps, time.monotonic_ns())
 
@@ -216,18 +220,14 @@ class WorkerContext:
         if self.has_agent:
             self._say(message)
 
-    def note(self, name: str, /, **fields: Any) -> None:
-        """Reports an event; an ``Emit``.
-
-        Args:
-            name: a dotted name such as ``checkpoint.saved``.
-            fields: plain values.
-        """
+    def note(self, event: NotedEvent, /) -> None:
+        """Reports an event to the agent, or to Python's log if there is none."""
+        fields = event.fields()
         if self.has_agent:
-            self._say(Note(name=name, rank=self.rank, round=self.round, fields=fields))
+            self._say(Note(name=event.name, rank=self.rank, round=self.round, fields=fields))
         else:
             level = logging.WARNING if "problem" in fields else logging.INFO
-            _LOG.log(level, "%s %s", name, fields)
+            _LOG.log(level, "%s %s", event.name, fields)
 
     def drained(self, step: int) -> None:
         """Says that the state of ``step`` is saved and that this process is about to end."""

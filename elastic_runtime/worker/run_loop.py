@@ -27,6 +27,8 @@ import torch
 import torch.distributed as dist
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.events.round_events import RoundEntered, RoundError
+from elastic_runtime.events.state_events import StateUnfit
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
     HANG,
@@ -61,6 +63,7 @@ from elastic_runtime.worker.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.state.training_state import State
 
@@ -285,7 +288,7 @@ class _Loop:
         finally:
             self._state._on_commit = None
             if why := self._state.leave():
-                self._here.note("state.unfit", step=self._state.step, reason=why)
+                self._here.note(StateUnfit(self._state.step, why))
             with self._lock:
                 self._ranks = None
             ranks.take_apart()
@@ -304,7 +307,7 @@ class _Loop:
                 raise
             reason = error_classification.in_one_line(error, ranks)
             # The agent listens to the first one that leaves: what the others say is in the log.
-            self._here.note("round.error", reason=reason)
+            self._here.note(RoundError(reason))
             error_classification.forget(error)
             return _Out(planned=False, reason=reason)
 
@@ -320,7 +323,7 @@ class _Loop:
         past = Past(incarnation, order.committed)
         self._settling.settle(connection, world, past)
         settling = time.monotonic() - began
-        self._note("round.entered", connect=round(connecting, 4), sync=round(settling, 4))
+        self._note(RoundEntered(round(connecting, 4), round(settling, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
         self._connect_ahead(order.spares)
         commit = _Commit(self, group, ranks)
@@ -386,9 +389,9 @@ class _Loop:
         if self._watch is not None:
             self._watch.close()
 
-    def _note(self, name: str, **fields: Any) -> None:
+    def _note(self, event: NotedEvent) -> None:
         if self._here.rank == 0:
-            self._here.note(name, **fields)
+            self._here.note(event)
 
     def _save_alone(self, saver: Saver) -> None:
         """Saves what this process remembers between two rounds, in a world of its own."""

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, cast
 
 from elastic_runtime.agent.logs.worker_files import LogFile, LogWriter
 from elastic_runtime.errors import UsageError
-from elastic_runtime.events.event import Event, as_event
 from elastic_runtime.events.log_events import EventsDropped, EventsResumed
 from elastic_runtime.reporting.json_lines import AGENT_LINE, JSON, LineEvents
 from elastic_runtime.reporting.log import make_emit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, TextIO
+    from typing import TextIO
 
     from elastic_runtime.events import Emit
+    from elastic_runtime.events.event import Event
 
 # Not waiting for a reader, if it is a pipe with a name.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
@@ -50,8 +50,7 @@ def also_to_file(emit: Emit, path: str, node_name: str = "") -> Iterator[Emit]:
     file = _EventFile(writer, os.path.abspath(path))
     to_file = make_emit(JSON, cast("TextIO", _Text(file)), node_name)
 
-    def both(event: Event | str, /, **fields: Any) -> None:
-        event = as_event(event, fields)
+    def both(event: Event, /) -> None:
         emit(event)
         to_file(event)
 

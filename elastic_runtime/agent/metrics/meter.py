@@ -10,12 +10,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.agent.metrics.metrics_fold import Measured, Progress, fold
-from elastic_runtime.events.event import Event, as_event
 from elastic_runtime.events.node_events import MetricsOff
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
+    from elastic_runtime.events.event import Event
     from elastic_runtime.system.http_server import Answer, HttpServerThread
 
 _PATHS = ("/metrics", "/status", "/healthz", "/readyz")
@@ -60,9 +60,8 @@ class Meter:
         if self._server is not None:
             self._server.close()
 
-    def emit(self, event: Event | str, /, **fields: Any) -> None:
+    def emit(self, event: Event, /) -> None:
         """Measures an event and passes it on: an ``Emit``."""
-        event = as_event(event, fields)
         self.watch(event)
         self._emit(event)
 

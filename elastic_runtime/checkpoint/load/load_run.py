@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.entries.per_rank_values import Place
     from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
     from elastic_runtime.checkpoint.storage.storage_contract import Source
+    from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.peers import Peers
 
 
@@ -103,7 +104,7 @@ class Loading:
         *,
         strict: bool = True,
         careful: bool = False,
-        note: Callable[..., None] | None = None,
+        note: Callable[[NotedEvent], None] | None = None,
     ) -> None:
         """Remembers what to load into which entries.
 

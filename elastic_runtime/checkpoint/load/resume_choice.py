@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.entries.per_rank_values import Place
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, newest_first
 from elastic_runtime.checkpoint.load.load_run import Loading
 from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.events.checkpoint_events import (
+    CheckpointAnew,
+    CheckpointDamaged,
+    CheckpointPartly,
+    CheckpointResumed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.save.save_scheduler import Saves
     from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import Snapshots
     from elastic_runtime.checkpoint.storage.storage_contract import Source, Storage
+    from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.context import WorkerContext
     from elastic_runtime.worker.peers import Peers
 
@@ -96,15 +103,16 @@ class Resuming:
                 problems.append(str(error))
                 if way.places is None:
                     self._saves.damaged.add(way.which)
-                where = {} if way.places is None else {"path": "memory"}
-                self._note(peers, "damaged", problem=str(error), step=way.which.step, **where)
+                where = self._storage.where if way.places is None else "memory"
+                self._note(peers, CheckpointDamaged(where, way.which.step, str(error)))
                 origin = ""
             if not origin:
                 self._saves.tenure.pass_over(way.which)
                 continue
             self._go_on_from(way)
             seconds = time.monotonic() - started
-            self._note(peers, "resumed", step=way.which.step, seconds=seconds, source=origin)
+            where = self._storage.where
+            self._note(peers, CheckpointResumed(where, way.which.step, seconds, origin))
             return way.which
         if problems and over is None:
             raise DamagedCheckpoint(
@@ -140,10 +148,10 @@ class Resuming:
             )
             loaded = loading.run(peers, lambda: overwriting(way.which.step))
             if loaded.missing or loaded.surplus:
-                both = {"missing": list(loaded.missing), "surplus": list(loaded.surplus)}
-                self._note(peers, "partly", **both)
+                missing, surplus = list(loaded.missing), list(loaded.surplus)
+                self._note(peers, CheckpointPartly(self._storage.where, missing, surplus))
             if loaded.anew:
-                self._note(peers, "anew", entries=list(loaded.anew))
+                self._note(peers, CheckpointAnew(self._storage.where, list(loaded.anew)))
 
         if way.places is None:
             load(self._storage)
@@ -162,6 +170,6 @@ class Resuming:
         self._saves.tenure.inherit(way.which)
         self._snapshots.keep_only(way.which if way.places is not None else None)
 
-    def _note(self, peers: Peers, what: str, **fields: Any) -> None:
+    def _note(self, peers: Peers, event: NotedEvent) -> None:
         if peers.rank == 0:
-            self._context.note(f"checkpoint.{what}", **{"path": self._storage.where, **fields})
+            self._context.note(event)

@@ -40,6 +40,7 @@ from elastic_runtime.errors import (
     CheckpointUsageError,
     DamagedCheckpoint,
 )
+from elastic_runtime.events.checkpoint_events import CheckpointRestsRemoved, CheckpointSetAside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -232,13 +233,13 @@ class Tenure:
                 base = self._left.name if self._left.term else "its beginning"
                 why = f"term {self._term} went on from {base}"
                 self._storage.set_aside(which, {"why": why, "run": self._context.run})
-                fields = {"path": self._storage.where, "step": which.step, "term": which.term}
-                self._context.note("checkpoint.set_aside", **fields, problem=why)
+                where = self._storage.where
+                self._context.note(CheckpointSetAside(where, which.step, which.term, why))
 
     def tell_removed(self, gone: Sequence[CheckpointId]) -> None:
         """An event: the rests of saves that nobody goes on with were removed."""
-        fields = {"path": self._storage.where, "names": [one.name for one in gone]}
-        self._context.note("checkpoint.rests_removed", **fields)
+        names = [one.name for one in gone]
+        self._context.note(CheckpointRestsRemoved(self._storage.where, names))
 
     def use_up(self) -> None:
         """Has the next save take another term: what this one has left must not be met again."""

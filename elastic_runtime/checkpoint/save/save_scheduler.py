@@ -31,7 +31,14 @@ from elastic_runtime.checkpoint.save.staging import (
 )
 from elastic_runtime.checkpoint.storage.catalog import clear_rests, prune
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
-from elastic_runtime.protocol.messages import CHECKPOINT_COMMITTED
+from elastic_runtime.events.checkpoint_events import (
+    CheckpointCommitted,
+    CheckpointPruneFailed,
+    CheckpointSaved,
+    CheckpointSaveDiscarded,
+    CheckpointSaveFailed,
+    CheckpointSaveLate,
+)
 from elastic_runtime.worker.peers import Connection, Peers
 from elastic_runtime.worker.recovery.process_groups import Interrupted
 
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import Snapshots
     from elastic_runtime.checkpoint.storage.retention import Retention
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
+    from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.context import WorkerContext
 
 # Seconds between the tries of a save that nobody can do without: the last one of a program, or
@@ -273,7 +281,7 @@ class Saves:
 
     def tell_failure(self, peers: Peers, step: int, error: CheckpointError) -> None:
         """An event: the state of a step could not be saved."""
-        self._note(peers, "save_failed", step=step, problem=str(error))
+        self._note(peers, CheckpointSaveFailed(self._storage.where, step, str(error)))
 
     def _draft(self, peers: Peers, step: int) -> Manifest:
         return Manifest(step, 0, world=peers.world, round=self._context.round, entries=self._names)
@@ -291,7 +299,7 @@ class Saves:
         image: Image | None,
         began: float,
         task: Task | None,
-        **fields: Any,
+        blocked: float | None = None,
     ) -> None:
         """One save, in whichever thread, and the events of it."""
         step, content = saving.draft.step, collected.content(image)
@@ -310,14 +318,16 @@ class Saves:
                 raise
             except Exception as error:
                 why = "the world has changed" if isinstance(error, Abandoned) else str(error)
-                self._note(peers, "save_discarded", step=step, reason=why.strip().split("\n")[0])
+                reason = why.strip().split("\n")[0]
+                self._note(peers, CheckpointSaveDiscarded(self._storage.where, step, reason))
                 raise
         seconds = time.monotonic() - began
         self.last_whole = time.monotonic(), step
         if not saved.before:
-            self._note(peers, "saved", step=step, bytes=saved.bytes, seconds=seconds, **fields)
+            where = self._storage.where
+            self._note(peers, CheckpointSaved(where, step, saved.bytes, seconds, blocked))
         if peers.rank != 0 and self._context.has_agent:
-            self._context.note(CHECKPOINT_COMMITTED, step=step)
+            self._context.note(CheckpointCommitted(step))
         if peers.rank == 0:
             self._prune(peers, saved.which.term)
 
@@ -332,11 +342,11 @@ class Saves:
                 self._cleared = term
         except (OSError, CheckpointError) as error:
             # The save has succeeded; what could not be deleted is tried again after the next one.
-            self._note(peers, "prune_failed", problem=str(error))
+            self._note(peers, CheckpointPruneFailed(self._storage.where, str(error)))
 
-    def _note(self, peers: Peers, what: str, **fields: Any) -> None:
+    def _note(self, peers: Peers, event: NotedEvent) -> None:
         if peers.rank == 0:
-            self._context.note(f"checkpoint.{what}", path=self._storage.where, **fields)
+            self._context.note(event)
 
     # What is under way
 
@@ -425,7 +435,7 @@ class Saves:
         if now >= self._told_late + _AGAIN:
             self._told_late = now
             problem = f"step {step} is still being saved; what is due since then waits for it"
-            self._note(peers, "save_late", step=step, seconds=age, problem=problem)
+            self._note(peers, CheckpointSaveLate(self._storage.where, step, age, problem))
 
     def wait(self) -> None:
         """Waits for the save in the background, if there is one.

@@ -22,6 +22,16 @@ from elastic_runtime.checkpoint.snapshot.snapshot_store import Shelf
 from elastic_runtime.checkpoint.snapshot.snapshot_writer import Taking
 from elastic_runtime.checkpoint.storage.storage_contract import explained
 from elastic_runtime.errors import CheckpointError
+from elastic_runtime.events.snapshot_events import (
+    SnapshotDiscarded,
+    SnapshotFailed,
+    SnapshotIncomplete,
+    SnapshotOff,
+    SnapshotRefused,
+    SnapshotTaken,
+    SnapshotUncopied,
+    SnapshotUnreadable,
+)
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
 from elastic_runtime.system.machine import available_memory, total_memory
 from elastic_runtime.worker.agreement import Wish
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.save.save_run import Content, Tenure
     from elastic_runtime.checkpoint.save_interval import Every
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
+    from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.context import WorkerContext
     from elastic_runtime.worker.peers import Peers
 
@@ -122,7 +133,7 @@ class Snapshots:
                     why = "they need elastic-run"
                 if "off" not in self._told:
                     self._told.add("off")
-                    self._note(peers, "off", reason=why)
+                    self._note(peers, SnapshotOff(self._place, why))
                 return False
             memories = [SnapshotMemory.decode(text) for text in found]
             self._nodes = Nodes.seen_by(peers.rank, memories)
@@ -185,7 +196,7 @@ class Snapshots:
         plan: Plan | None,
         content: Content,
         advance: Callable[[int], None],
-        **fields: Any,
+        blocked: float,
     ) -> None:
         """Takes one, in the background. A failure is an event, and nothing else.
 
@@ -196,7 +207,7 @@ class Snapshots:
             content: this rank's file.
             advance: hears how many bytes more are about to be written; raises if the snapshot is
                 not wanted any more.
-            fields: what else the event says.
+            blocked: how many seconds training has stood still for it.
         """
         began = time.monotonic()
         assert self._nodes is not None
@@ -205,19 +216,26 @@ class Snapshots:
         try:
             _, problems = Taking(*parts).run(peers, content)
         except CheckpointError as error:
-            self._note(peers, "failed", step=draft.step, problem=str(error))
+            self._note(peers, SnapshotFailed(self._place, draft.step, str(error)))
             return
         except Exception as error:
             why = "the world has changed" if isinstance(error, Abandoned) else str(error)
             reason = why.strip().split("\n")[0]
-            self._note(peers, "discarded", step=draft.step, reason=reason)
+            self._note(peers, SnapshotDiscarded(self._place, draft.step, reason))
             return
         self._told -= {"limit", "tmpfs", "memory"}
         if problems:
-            self._note_once(peers, Refusal(problems[0], problems[0]), "uncopied")
+            self._note_once(peers, Refusal(problems[0], problems[0]), SnapshotUncopied)
         seconds = time.monotonic() - began
-        fields |= {"bytes": content.size, "seconds": seconds, "copied": not problems}
-        self._note(peers, "taken", step=draft.step, **fields)
+        taken = SnapshotTaken(
+            self._place,
+            draft.step,
+            bytes=content.size,
+            seconds=seconds,
+            copied=not problems,
+            blocked=blocked,
+        )
+        self._note(peers, taken)
 
     # Going on from one
 
@@ -241,7 +259,7 @@ class Snapshots:
                 lambda: [offer.encode() for offer in shelf.offers()] if nodes.leads else []
             )
         except CheckpointError as error:
-            self._note(peers, "unreadable", problem=str(error))
+            self._note(peers, SnapshotUnreadable(self._place, str(error)))
             return ways([], stored, over)
         offers = [[Offer.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all]
         return ways(offers, stored, over)
@@ -262,7 +280,7 @@ class Snapshots:
             except CheckpointError as error:
                 snapshot.close()
                 problem = str(error)
-        self._note(peers, "incomplete", step=way.which.step, problem=problem)
+        self._note(peers, SnapshotIncomplete(self._place, way.which.step, problem))
         return None
 
     def _snapshot(self, way: Way) -> Snapshot:
@@ -288,11 +306,16 @@ class Snapshots:
 
     # Events
 
-    def _note_once(self, peers: Peers, why: Refusal, what: str = "refused") -> None:
+    def _note_once(
+        self,
+        peers: Peers,
+        why: Refusal,
+        kind: type[SnapshotRefused | SnapshotUncopied] = SnapshotRefused,
+    ) -> None:
         if why.kind not in self._told:
             self._told.add(why.kind)
-            self._note(peers, what, problem=why.text)
+            self._note(peers, kind(self._place, why.text))
 
-    def _note(self, peers: Peers, what: str, **fields: Any) -> None:
+    def _note(self, peers: Peers, event: NotedEvent) -> None:
         if peers.rank == 0:
-            self._context.note(f"snapshot.{what}", path=self._place, **fields)
+            self._context.note(event)

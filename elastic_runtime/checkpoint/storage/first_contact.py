@@ -18,6 +18,8 @@ from elastic_runtime.system import threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_runtime.events.event import NotedEvent
+
 _T = TypeVar("_T")
 _Answer = tuple[_T | None, BaseException | None]
 
@@ -45,11 +47,11 @@ class Patience:
     """
 
     seconds: float = 20.0
-    note: Callable[..., None] | None = None
+    note: Callable[[NotedEvent], None] | None = None
     leave: Callable[[], None] = lambda: None
 
 
-def of_a_job(note: Callable[..., None], leave: Callable[[], None]) -> Patience:
+def of_a_job(note: Callable[[NotedEvent], None], leave: Callable[[], None]) -> Patience:
     """That of a job: as long as a job waits for its nodes, as its restarts are few."""
     return Patience(600.0, note, leave)
 

@@ -29,6 +29,7 @@ from elastic_runtime.errors import (
     DamagedCheckpoint,
     ElasticError,
 )
+from elastic_runtime.events.checkpoint_events import CheckpointUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -283,7 +284,7 @@ class RemoteStorage(Storage):
 
         def tell(error: BaseException | None, seconds: float) -> None:
             assert note is not None
-            note("checkpoint.unreachable", path=self.where, why=self._why(error), seconds=seconds)
+            note(CheckpointUnreachable(self.where, self._why(error), seconds))
 
         with _fewer_tries(self._fs):
             try:

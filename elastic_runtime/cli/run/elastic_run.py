@@ -24,6 +24,7 @@ from elastic_runtime.cli.run.job_from_command import (
 from elastic_runtime.cli.run.store_target import TorchrunTarget, read_bounds
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_LEFT, ElasticError
+from elastic_runtime.events.job_events import JobJoinCommand
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
 from elastic_runtime.reporting.json_lines import JSON
 from elastic_runtime.worker.fast_exit import end_quickly
@@ -191,7 +192,7 @@ def _store(job: Job) -> Iterator[tuple[JobConfig, Callable[[], None]]]:
 
 def _tell_how_to_join(job: Job, config: JobConfig, emit: Emit) -> None:
     if job.embedded is not None and config.max_nodes > 1:
-        emit("job.join_command", command=join_command(job, config))
+        emit(JobJoinCommand(join_command(job, config)))
 
 
 @contextmanager

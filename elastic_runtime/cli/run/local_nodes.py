@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.logs.launcher_error import ErrorsOfNodes
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
+from elastic_runtime.events.job_events import LocalEnded, LocalStarted
 from elastic_runtime.system.repeated_signals import Request
 from elastic_runtime.worker.fast_exit import end_quickly
 
@@ -90,7 +91,7 @@ def _run(
     hurried = False
     aside = _Aside(meanwhile)
     try:
-        emit("local.started", nodes=list(nodes), pids=[node.pid for node in nodes.values()])
+        emit(LocalStarted(list(nodes), [node.pid for node in nodes.values()]))
         aside.start()
         while any(node.poll() is None for node in nodes.values()):
             number = signal.sigwaitinfo(signals).si_signo
@@ -114,7 +115,7 @@ def _run(
         # None of them could say anything.
         ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
         reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())
-        emit("local.ended", reason=reason)
+        emit(LocalEnded(reason))
     if aside.is_alive():  # no interpreter can be taken apart while it loads a library
         end_quickly(combined(node.returncode for node in nodes.values()))
     return {name: node.returncode for name, node in nodes.items()}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.events.state_events import StateFresh, StateGiven, StateLoaded, StateNotSaved
 from elastic_runtime.worker.recovery.recovery_source import choose
 from elastic_runtime.worker.recovery.state_transfer import Restorer, bring_together
 from elastic_runtime.worker.state.training_state import StateLost
@@ -20,6 +21,7 @@ from elastic_runtime.worker.state.training_state import StateLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.peers import Connection
     from elastic_runtime.worker.recovery.recovery_source import Choice
     from elastic_runtime.worker.recovery.saver_protocol import Saver
@@ -58,7 +60,7 @@ class Settling:
         self,
         state: State,
         saver: Saver | None,
-        note: Callable[..., None],
+        note: Callable[[NotedEvent], None],
         *,
         start_over: bool,
         strict: bool = True,
@@ -118,7 +120,7 @@ class Settling:
         stored = saver.newest()
         held = mine.held and mine.held._replace(term=saver.term)
         if held is None or (stored is not None and stored > held):
-            self._note("state.not_saved", step=state.step, reason=_why_not(mine, stored))
+            self._note(StateNotSaved(state.step, _why_not(mine, stored)))
             return False
         choice = bring_together(state, None, 0, 1, standing)
         state._round = world.round
@@ -154,15 +156,14 @@ class Settling:
 
     def _tell(self, choice: Choice, world: World, past: Past) -> None:
         step = self._state.step
-        known: dict[str, Any] = {"given_up": choice.given_up} if choice.given_up else {}
-        if past.committed > step:
-            known["reached"] = past.committed
+        given_up = choice.given_up or None
+        reached = past.committed if past.committed > step else None
         if choice.kind == "saved" and world.round > 1:  # at a job's start there is no other way
-            self._note("state.loaded", step=step, reason=choice.reason, **known)
+            self._note(StateLoaded(step, choice.reason, given_up, reached))
         if choice.kind == "fresh" and world.round > 1:
-            self._note("state.fresh", reason=choice.reason, **known)
+            self._note(StateFresh(choice.reason, given_up, reached))
         if choice.kind == "memory" and (choice.adopt or choice.receivers or choice.given_up):
-            self._note("state.given", step=step, to=len(choice.receivers), **known)
+            self._note(StateGiven(step, len(choice.receivers), given_up, reached))
 
 
 def _why_not(mine: Choice, stored: Any) -> str:

@@ -17,11 +17,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.events.state_events import StateLacks
 from elastic_runtime.worker.state.state_parts import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.state.training_state import State
 
 # An object that refers to more than so many others is not searched to its end.
@@ -123,7 +125,7 @@ class Watch:
             self._stepped[id(optimizer)] = optimizer
 
 
-def report(found: Sequence[Finding], note: Callable[..., None]) -> None:
+def report(found: Sequence[Finding], note: Callable[[NotedEvent], None]) -> None:
     """Says what is missing in the State.
 
     Args:
@@ -136,7 +138,7 @@ def report(found: Sequence[Finding], note: Callable[..., None]) -> None:
     for one in found:
         if one.certain:
             raise UsageError(one.text)
-        note("state.lacks", problem=one.text)
+        note(StateLacks(one.text))
 
 
 def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding | None:

@@ -6,46 +6,40 @@ import os
 import pty
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.progress_display import Progress
+from elastic_runtime.events.checkpoint_events import CheckpointProgress
 
 if TYPE_CHECKING:
     import pytest
 
-
-class Events:
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, dict[str, Any]]] = []
-
-    def __call__(self, name: str, /, **fields: Any) -> None:
-        self.seen.append((name, fields))
+    from elastic_runtime.events import Event
 
 
 def test_what_is_over_soon_is_not_shown() -> None:
-    events = Events()
-    with Progress("loading", 10, events) as progress:
+    events: list[Event] = []
+    with Progress("loading", 10, events.append) as progress:
         progress.advance(10)
-    assert not events.seen
+    assert not events
 
 
 def test_an_event_where_nobody_watches() -> None:
-    events = Events()
-    with Progress("loading step 3", 200, events, patience=0, interval=0) as progress:
+    events: list[Event] = []
+    with Progress("loading step 3", 200, events.append, patience=0, interval=0) as progress:
         progress.advance(50)
         progress.advance(100)
         progress.advance(50)
-    assert {name for name, _ in events.seen} == {"checkpoint.progress"}
-    assert [fields["percent"] for _, fields in events.seen] == [25, 75, 100]
-    assert events.seen[0][1]["doing"] == "loading step 3"
+    doing = "loading step 3"
+    assert events == [CheckpointProgress(doing, percent) for percent in (25, 75, 100)]
 
 
 def test_events_keep_their_distance() -> None:
-    events = Events()
-    with Progress("loading", 100, events, patience=0, interval=60) as progress:
+    events: list[Event] = []
+    with Progress("loading", 100, events.append, patience=0, interval=60) as progress:
         for _ in range(100):
             progress.advance(1)
-    assert len(events.seen) == 1
+    assert len(events) == 1
 
 
 def test_ranks_other_than_the_first_are_silent(capfd: pytest.CaptureFixture[str]) -> None:

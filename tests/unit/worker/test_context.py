@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.events.checkpoint_events import CheckpointCommitted
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_PROGRESS,
@@ -101,9 +102,9 @@ def worker(agent: FakeAgent, tmp_path: Path) -> Iterator[WorkerContext]:
 
 
 def test_the_first_word_is_hello(agent: FakeAgent, worker: WorkerContext) -> None:
-    worker.note("checkpoint.saved", step=10)
+    worker.note(CheckpointCommitted(10))
     assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=False)
-    assert agent.hear() == Note(name="checkpoint.saved", rank=3, round=7, fields={"step": 10})
+    assert agent.hear() == Note(name="checkpoint.committed", rank=3, round=7, fields={"step": 10})
     worker.offer_drain()
     hello = Hello(rank=3, round=7, pid=os.getpid(), drains=True, shielded=True)
     assert agent.hear() == hello
@@ -149,7 +150,7 @@ def test_an_agent_that_is_gone_disturbs_nobody(agent: FakeAgent, worker: WorkerC
     agent.close()
     os.unlink(agent.path)
     for step in range(3):
-        worker.note("checkpoint.saved", step=step)
+        worker.note(CheckpointCommitted(step))
     worker.drained(3)
     assert not worker.drain.is_set()
 
@@ -157,7 +158,7 @@ def test_an_agent_that_is_gone_disturbs_nobody(agent: FakeAgent, worker: WorkerC
 def test_without_an_agent_nothing_is_needed(tmp_path: Path) -> None:
     context = WorkerContext({ENV_PROGRESS: str(tmp_path / "missing")})
     context.report_step(1)
-    context.note("checkpoint.saved", step=1)
+    context.note(CheckpointCommitted(1))
     context.drained(1)
     assert not context.has_agent
     assert (context.rank, context.round) == (0, 0)
@@ -165,16 +166,17 @@ def test_without_an_agent_nothing_is_needed(tmp_path: Path) -> None:
 
 _FORKS = """
 import multiprocessing, os, sys
+from elastic_runtime.events.round_events import StepFirst
 from elastic_runtime.worker.context import context
 context().offer_drain()
 pid = os.fork()
 if pid == 0:
-    context().note("child", pid=1)
+    context().note(StepFirst(1))
     context().offer_drain()
     os._exit(0 if not context().has_agent else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 child = multiprocessing.get_context("spawn").Process(target=context)
-context().note("parent")
+context().note(StepFirst(2))
 """
 
 
@@ -184,7 +186,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(agent: FakeAgent) -> None:
         env={**os.environ, "PYTHONPATH": os.getcwd(), ENV_CHANNEL: agent.path, ENV_ROUND: "1"},
     )
     assert agent.hear() == Hello(rank=0, round=1, pid=worker.pid, drains=True, shielded=True)
-    assert agent.hear() == Note(name="parent", rank=0, round=1, fields={})
+    assert agent.hear() == Note(name="step.first", rank=0, round=1, fields={"step": 2})
     assert worker.wait(DEADLINE) == 0
 
 

@@ -24,6 +24,8 @@ from elastic_runtime.errors import (
     CheckpointUsageError,
     DamagedCheckpoint,
 )
+from elastic_runtime.events import Event
+from elastic_runtime.events.checkpoint_events import CheckpointUnreachable
 from elastic_runtime.protocol.messages import EXIT_DRAINED
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
@@ -135,17 +137,17 @@ def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
 ) -> None:
     monkeypatch.setattr(first_contact, "_FIRST_WORD", 0.0)
     monkeypatch.setattr(first_contact, "_NEXT_WORD", 0.0)
-    silent, said = Silent(), list[dict[str, Any]]()
+    silent, said = Silent(), list[Event]()
 
-    def note(name: str, **fields: Any) -> None:
-        said.append({"event": name, **fields})
+    def note(event: Event) -> None:
+        said.append(event)
         silent.over.set()  # it is back
 
     monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
     assert open_storage("flaky://bucket/run", of_a_job(note, lambda: None)).names() == []
     first = said[0]
-    assert (first["event"], first["why"]) == ("checkpoint.unreachable", "it is silent")
-    assert first["path"] == "flaky://bucket/run"
+    assert isinstance(first, CheckpointUnreachable)
+    assert (first.path, first.why) == ("flaky://bucket/run", "it is silent")
 
 
 def test_a_job_whose_store_stays_away_has_failed_for_now(
