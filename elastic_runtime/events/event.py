@@ -71,7 +71,7 @@ class Event:
 
     def __init_subclass__(cls) -> None:
         """Makes the event known by its name."""
-        if "name" in vars(cls):
+        if vars(cls).get("name"):
             _BY_NAME[cls.name] = cls
 
     def fields(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_runtime.events.round_events import RoundLeft
 from elastic_runtime.reporting.console import Console, show_only_events, unblocked
 from elastic_runtime.reporting.log import make_emit
 
@@ -31,13 +32,13 @@ def test_whatever_is_written_is_an_event_where_events_are_read(tmp_path: Path) -
     with (tmp_path / "shown").open("w", encoding="utf-8") as file, unblocked(file) as stream:
         stream.write("before\n")
         show_only_events(stream)
-        make_emit("json", stream)("round.sealed", round=1)
+        make_emit("json", stream)(RoundLeft(1, "x"))
         print("a warning", file=stream)
         stream.write("last words\nwithout an end")
     text, *events = (tmp_path / "shown").read_text(encoding="utf-8").splitlines()
     assert text == "before"
     assert [(e["event"], e.get("line")) for e in map(json.loads, events)] == [
-        ("round.sealed", None),
+        ("round.left", None),
         ("agent.line", "a warning"),
         ("agent.line", "last words"),
         ("agent.line", "without an end"),

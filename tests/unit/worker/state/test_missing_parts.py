@@ -11,12 +11,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
+from elastic_runtime.events.state_events import StateLacks
 from elastic_runtime.worker.state import missing_parts
 from elastic_runtime.worker.state.missing_parts import Finding, Watch, reaches, report
 from elastic_runtime.worker.state.training_state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from elastic_runtime.events import Event
 
 DATA = TensorDataset(torch.zeros(16, 2))
 
@@ -181,8 +184,9 @@ def test_the_hooks_of_a_state_are_no_way_to_the_whole_script(script: Script) -> 
 def test_what_is_certain_is_an_error_and_the_rest_a_hint() -> None:
     said: list[str] = []
 
-    def note(name: str, **fields: Any) -> None:
-        said.append(fields["problem"])
+    def note(event: Event) -> None:
+        assert isinstance(event, StateLacks)
+        said.append(event.problem)
 
     report([Finding("perhaps", certain=False)], note)
     assert said == ["perhaps"]
