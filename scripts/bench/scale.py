@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_runtime.config import Endpoint, Timeouts
 from elastic_runtime.protocol.records import KILLED, PLANNED, FaultReport
-from elastic_runtime.rendezvous.core.events import REFUSED, SILENT
+from elastic_runtime.rendezvous.core.events import REFUSED, SILENT, Join, LeftRound
 from elastic_runtime.rendezvous.core.notices import Notice, Sealed, Switch
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
@@ -169,7 +169,8 @@ class Node(Participant):
             self.round = notice.round.number
             self._sealed_here(self, self.round, notice.round.size)
         elif isinstance(notice, Switch):
-            self.leave(notice.round, FaultReport(notice.round, PLANNED, notice.reason), 1)
+            fault = FaultReport(notice.round, PLANNED, notice.reason)
+            self.say(LeftRound(notice.round, fault, 1))
 
     def die(self) -> None:
         """Nothing of it moves any more, and its port refuses."""
@@ -180,7 +181,7 @@ class Node(Participant):
     def notices(self) -> None:
         """A worker of this node has lost a peer."""
         why = FaultReport(self.round, KILLED, "a peer is gone", step=self.round, consequence=True)
-        self.leave(self.round, why, 1)
+        self.say(LeftRound(self.round, why, 1))
 
 
 @dataclass
@@ -301,7 +302,7 @@ def in_memory(total: int) -> list[Round]:
         for neighbour in [one for one in stage.nodes if not one.dead][-notice:]:
             neighbour.notices()
 
-    measured("start", total, 1, lambda: [node.join(1) for node in stage.nodes] and None)
+    measured("start", total, 1, lambda: [node.say(Join(1)) for node in stage.nodes] and None)
     measured("a node dies", total - 1, 2, lambda: kill(stage.nodes[-1], 2))
     measured("the leader dies", total - 2, 3, lambda: kill(stage.nodes[0], total))
     return rounds
@@ -338,14 +339,14 @@ def share(endpoint: str, run_id: str, first: int, count: int, total: int) -> Non
     for line in sys.stdin:
         match line.split():
             case ["first"]:  # the oldest leads
-                nodes[0].join(1)
+                nodes[0].say(Join(1))
                 while nodes[0].state.own.stored is None:
                     time.sleep(0.001)
                 say(registered=True)
             case ["go"]:
                 for node in nodes.values():
                     if node.number:
-                        node.join(1)
+                        node.say(Join(1))
             case ["kill", number]:
                 nodes[int(number)].die()
                 nodes[int(number)]._inbox.put(_Frozen())  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.protocol.records import RoundRecord
+from elastic_runtime.rendezvous import round_completer
 from elastic_runtime.rendezvous.core import (
     incarnation,
     leader,
@@ -196,7 +197,8 @@ def asks_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def parts_are_believed(patch: pytest.MonkeyPatch) -> None:
     """What a part says is taken for true, whatever its hash says."""
-    patch.setattr(round_parts, "intact", lambda entry: True)
+    for module in (round_parts, round_completer):
+        patch.setattr(module, "intact", lambda entry: True)
 
 
 # Each with the kind of schedule in which it shows soonest.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.protocol.records import PLANNED, FaultReport
-from elastic_runtime.rendezvous.core.events import Goodbye, LeftRound
+from elastic_runtime.rendezvous.core.events import Goodbye, LeftRound, LookForMembers
 from elastic_runtime.rendezvous.core.round_parts import keys
 from elastic_runtime.rendezvous.store_contract import Transaction
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
@@ -54,7 +54,7 @@ def test_a_member_that_is_to_look_for_the_others_learns_who_they_are(job: Job) -
     part = job.of(1, lambda one: not one.round.whole)[0]
     assert part.state.own.round is not None
     assert not part.state.own.round.whole
-    part.look_for_members(1)
+    part.say(LookForMembers(1))
     wait_for(lambda: bool(job.surveyed), 30, "what it found")
     assert part.state.own.round.whole
 
@@ -89,7 +89,8 @@ def test_parts_that_are_gone_are_given_back_when_somebody_needs_them(job: Job) -
     heir = job.of(1, lambda one: one.group_rank == 1)[0]
     assert not job.sealed[1][heir.node].round.whole  # who leads next does not know all members
     heir._store.apply(Transaction(deletes=tuple(job.groups())))
-    lead.leave(1, FaultReport(1, PLANNED, "to see the next round"), stays=False)
-    lead.goodbye(10)
+    lead.say(LeftRound(1, FaultReport(1, PLANNED, "to see the next round"), stays=False))
+    lead.say(Goodbye())
+    assert lead.wait_for_goodbye(10)
     job.wait(2, NODES - 1)
     assert not job.excluded

@@ -20,8 +20,8 @@ from elastic_runtime.protocol.records import (
     FaultReport,
 )
 from elastic_runtime.rendezvous.core.formation.failure_budget import (
-    PAUSES,
     MAX_FRUITLESS,
+    PAUSES,
     assess,
     root_cause,
 )
