@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.lifecycle.job_hints import Facts, hints
 from elastic_runtime.agent.lifecycle.lifecycle_state import Phase
-from elastic_runtime.agent.metrics.metrics_fold import LoopTurned, TroubleBegan
+from elastic_runtime.agent.metrics.metrics_fold import LoopTurned, RecoveryBegan
 from elastic_runtime.agent.metrics.recovery_timing import (
     Interruption,
     RecoveryTimer,
@@ -128,7 +128,7 @@ class JobReporter:
         seen = Interruption(number, time.monotonic(), stepped)
         self._recovery = before.noticed(seen, ordered=ordered)
         if before.first is None:
-            self._observe(TroubleBegan)
+            self._observe(RecoveryBegan)
 
     def _first_step(self, first: StepFirst) -> None:
         """The first step of a round is done, by the first of our workers that says so."""
@@ -143,7 +143,7 @@ class JobReporter:
         stalled = round(now - interruption.stepped, 3) if interruption.stepped else None
         self.tell(RoundRecovered(last.number, seconds, first.step, stalled))
         if self._recovery.first is not None:
-            self._observe(TroubleBegan)
+            self._observe(RecoveryBegan)
 
     def turned(self) -> None:
         """The agent's loop has turned."""

@@ -59,7 +59,7 @@ class LoopTurned(Progress):
     """The agent's loop has turned."""
 
 
-class TroubleBegan(Progress):
+class RecoveryBegan(Progress):
     """The round of this agent is about to end, or a worker of it has ended."""
 
 
@@ -87,7 +87,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class OpenRecovery:
     """A round that came to its end, and the way to the first step after it.
 
     Attributes:
@@ -116,7 +116,7 @@ class Measured:
         sealed: when that round began.
         ready: the node is in it.
         restarts: rounds of the whole job that came to their end, by class.
-        trouble: set from the end of a round to the first step of the next one.
+        open_recovery: set from the end of a round to the first step of the next one.
         recovery: seconds by phase and class, where this node has rank 0.
         step: the last one of the node's workers; -1: none.
         stepped: when that was.
@@ -144,7 +144,7 @@ class Measured:
     sealed: float = 0.0
     ready: bool = False
     restarts: Mapping[str, int] = field(default_factory=lambda: _NONE)
-    trouble: Trouble | None = None
+    open_recovery: OpenRecovery | None = None
     recovery: Mapping[tuple[str, str], Histogram] = field(default_factory=dict)
     step: int = -1
     stepped: float = 0.0
@@ -236,8 +236,8 @@ def fold(state: Measured, event: Event | Progress, now: float) -> Measured:
 
 def _progressed(state: Measured, seen: Progress, now: float) -> Measured:
     state = _with_steps(state, seen)
-    if isinstance(seen, TroubleBegan):
-        return replace(state, trouble=Trouble(now, state.stepped, state.restarts))
+    if isinstance(seen, RecoveryBegan):
+        return replace(state, open_recovery=OpenRecovery(now, state.stepped, state.restarts))
     return replace(state, turned=now)
 
 
@@ -280,23 +280,25 @@ def _sealed(state: Measured, event: RoundSealed, now: float) -> Measured:
 
 
 def _restored(state: Measured, number: int | None, now: float, seconds: float) -> Measured:
-    if state.trouble is None or number != state.round:
+    if state.open_recovery is None or number != state.round:
         return state
-    return replace(state, trouble=replace(state.trouble, restored=now, restoring=seconds))
+    return replace(
+        state, open_recovery=replace(state.open_recovery, restored=now, restoring=seconds)
+    )
 
 
 def _recovered(state: Measured, event: RoundRecovered, now: float) -> Measured:
-    trouble, first = state.trouble, event.step
-    if trouble is None:
+    open_recovery, first = state.open_recovery, event.step
+    if open_recovery is None:
         return state
-    state = replace(state, trouble=None, stalled=state.stalled + (event.stalled or 0.0))
+    state = replace(state, open_recovery=None, stalled=state.stalled + (event.stalled or 0.0))
     if 0 <= first <= state.peak:
         state = replace(state, lost=state.lost + state.peak - first + 1)
     if state.rank != 0:  # one node tells of each recovery, so that a sum over all counts it once
         return state
-    why = _class(state.restarts, trouble.restarts)
+    why = _class(state.restarts, open_recovery.restarts)
     recovery = dict(state.recovery)
-    for phase, seconds in _phases(trouble, state.sealed, now).items():
+    for phase, seconds in _phases(open_recovery, state.sealed, now).items():
         if phase != DETECT or why != PLANNED:
             key = phase, why
             recovery[key] = recovery.get(key, Histogram()).with_(max(0.0, seconds))
@@ -308,18 +310,18 @@ def _class(after: Mapping[str, int], before: Mapping[str, int]) -> str:
     return next((one for one in CLASSES if after[one] > before[one]), PLANNED)
 
 
-def _phases(trouble: Trouble, sealed: float, now: float) -> dict[str, float]:
+def _phases(open_recovery: OpenRecovery, sealed: float, now: float) -> dict[str, float]:
     """How long each phase took; those that nobody can tell are missing."""
-    phases = {RENDEZVOUS: sealed - trouble.at}
-    if trouble.stepped:
-        phases[DETECT] = trouble.at - trouble.stepped
-    restored = trouble.restored
+    phases = {RENDEZVOUS: sealed - open_recovery.at}
+    if open_recovery.stepped:
+        phases[DETECT] = open_recovery.at - open_recovery.stepped
+    restored = open_recovery.restored
     if restored is None:
         return {**phases, FIRST_STEP: now - sealed}
     return {
         **phases,
-        START: restored - trouble.restoring - sealed,
-        RESTORE: trouble.restoring,
+        START: restored - open_recovery.restoring - sealed,
+        RESTORE: open_recovery.restoring,
         FIRST_STEP: now - restored,
     }
 

@@ -18,7 +18,7 @@ from elastic_runtime.agent.metrics.metrics_fold import (
     LoopTurned,
     Measured,
     Progress,
-    TroubleBegan,
+    RecoveryBegan,
     fold,
 )
 from elastic_runtime.agent.metrics.prometheus_text import render
@@ -55,8 +55,8 @@ def turned(now: float, step: int, count: int, moment: float | None = None) -> To
     return now, LoopTurned(step, count, now if moment is None else moment)
 
 
-def trouble(now: float, step: int, count: int, moment: float) -> Told:
-    return now, TroubleBegan(step, count, moment)
+def interrupted(now: float, step: int, count: int, moment: float) -> Told:
+    return now, RecoveryBegan(step, count, moment)
 
 
 def left(now: float) -> Told:
@@ -75,7 +75,7 @@ def recovered(now: float, number: int, step: int) -> Told:
 BEGUN = (sealed(105, 1), turned(110, 1, 1), turned(120, 11, 11))
 KILLED = (
     *BEGUN,
-    trouble(121, 11, 11, 120),
+    interrupted(121, 11, 11, 120),
     left(121.5),
     sealed(123, 2, killed=1),
     resumed(126, 2, 5, seconds=2),
@@ -154,20 +154,20 @@ def test_the_phases_of_a_recovery_follow_each_other() -> None:
     ],
 )
 def test_a_recovery_is_of_the_class_that_has_grown(restarts: dict[str, int], expected: str) -> None:
-    events = (trouble(121, 11, 11, 120), left(122), sealed(123, 2, **restarts))
+    events = (interrupted(121, 11, 11, 120), left(122), sealed(123, 2, **restarts))
     state = told(*BEGUN, *events, recovered(130, 2, 12))
     assert {name for _, name in state.recovery} == {expected}
 
 
 def test_nothing_was_detected_where_the_end_was_planned() -> None:
-    events = (trouble(121, 11, 11, 120), left(122), sealed(123, 2, planned=1))
+    events = (interrupted(121, 11, 11, 120), left(122), sealed(123, 2, planned=1))
     state = told(*BEGUN, *events, recovered(130, 2, 12))
     assert {phase for phase, _ in state.recovery} == {"rendezvous", "first_step"}
 
 
 def test_in_place_the_state_is_restored_when_all_ranks_have_it() -> None:
     events = (
-        trouble(121, 11, 11, 120),
+        interrupted(121, 11, 11, 120),
         left(121),
         sealed(122, 2, killed=1),
         resumed(122.5, 2, 5, seconds=0.25),  # a part of what comes next
@@ -179,14 +179,18 @@ def test_in_place_the_state_is_restored_when_all_ranks_have_it() -> None:
 
 
 def test_a_round_that_breaks_before_its_first_step_belongs_to_the_same_recovery() -> None:
-    broken = (trouble(121, 11, 11, 120), left(121), sealed(122, 2, killed=1), left(123))
+    broken = (interrupted(121, 11, 11, 120), left(121), sealed(122, 2, killed=1), left(123))
     state = told(*BEGUN, *broken, sealed(126, 3, killed=2), recovered(127, 3, 12))
     assert state.recovery["rendezvous", "killed"] == Histogram().with_(5.0)
     assert state.recovery["first_step", "killed"] == Histogram().with_(1.0)
 
 
 def test_what_an_older_round_says_late_is_not_counted() -> None:
-    events = (trouble(121, 11, 11, 120), sealed(122, 2, killed=1), resumed(123, 1, 5, seconds=0.5))
+    events = (
+        interrupted(121, 11, 11, 120),
+        sealed(122, 2, killed=1),
+        resumed(123, 1, 5, seconds=0.5),
+    )
     state = told(*BEGUN, *events, recovered(125, 2, 12))
     assert "restore" not in {phase for phase, _ in state.recovery}
 
@@ -233,13 +237,13 @@ def test_workers_that_count_differently_are_counted_once() -> None:
 
 @pytest.mark.parametrize(("first", "lost"), [(6, 6), (11, 1), (12, 0), (13, 0), (-1, 0)])
 def test_steps_are_lost_that_are_made_again(first: int, lost: int) -> None:
-    events = (trouble(121, 11, 11, 120), left(121), sealed(123, 2, killed=1))
+    events = (interrupted(121, 11, 11, 120), left(121), sealed(123, 2, killed=1))
     state = told(*BEGUN, *events, turned(129, first, 1), recovered(130, 2, first))
     assert state.lost == lost
 
 
 def test_a_second_fault_loses_what_was_made_since_the_first() -> None:
-    again = (turned(131, 6, 1), turned(135, 8, 3), trouble(136, 8, 3, 135), left(136))
+    again = (turned(131, 6, 1), turned(135, 8, 3), interrupted(136, 8, 3, 135), left(136))
     state = told(*KILLED, *again, sealed(137, 3, killed=2), recovered(140, 3, 6))
     assert state.lost == 6 + 3
 
@@ -265,7 +269,7 @@ def test_goodput_falls_while_nothing_moves() -> None:
         st.one_of(
             st.builds(lambda n, k: ("seal", n, k), st.integers(0, 3), st.sampled_from(CLASSES)),
             st.builds(lambda n, k: ("step", n, k), st.integers(1, 9), st.integers(0, 9)),
-            st.builds(lambda n, k: ("trouble", n, k), st.just(0), st.just(0)),
+            st.builds(lambda n, k: ("interrupted", n, k), st.just(0), st.just(0)),
             st.builds(lambda n, k: ("recovered", n, k), st.integers(-1, 30), st.just(0)),
         ),
         max_size=30,
@@ -285,8 +289,8 @@ def test_whatever_happens_goodput_is_a_share_and_counters_only_grow(
         elif what == "step":
             step, count = max(0, step + amount - more), count + amount
             state = told(turned(now, step, count), state=state)
-        elif what == "trouble":
-            state = told(trouble(now, step, count, now), state=state)
+        elif what == "interrupted":
+            state = told(interrupted(now, step, count, now), state=state)
         else:
             state = told(recovered(now, number, amount), state=state)
         assert state.steps >= before.steps
