@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.workers.desk import ScriptDesk
+from tests.integration.workers.worker_harness import ScriptHarness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,26 +15,26 @@ ARGS = ("--lr", "0.1", "local=${local_rank}")
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptDesk]:
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptHarness]:
     """Two workers, forked from a server that has imported torch, NumPy and the data loader."""
-    desk = ScriptDesk(tmp_path_factory.mktemp("warm"), *ARGS, workers=2)
-    ready = desk.ready()
+    harness = ScriptHarness(tmp_path_factory.mktemp("warm"), *ARGS, workers=2)
+    ready = harness.ready()
     assert ready.why_cold == "", ready.why_cold
-    yield desk
-    desk.close()
+    yield harness
+    harness.close()
 
 
 @pytest.fixture(scope="session")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptDesk]:
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptHarness]:
     """Two workers, each a fresh interpreter."""
-    desk = ScriptDesk(tmp_path_factory.mktemp("cold"), *ARGS, workers=2, cold=True)
-    desk.ready()
-    yield desk
-    desk.close()
+    harness = ScriptHarness(tmp_path_factory.mktemp("cold"), *ARGS, workers=2, cold=True)
+    harness.ready()
+    yield harness
+    harness.close()
 
 
 @pytest.fixture(params=["warm", "cold"])
-def desk(request: pytest.FixtureRequest) -> ScriptDesk:
+def harness(request: pytest.FixtureRequest) -> ScriptHarness:
     """Both kinds, one after the other."""
-    found: ScriptDesk = request.getfixturevalue(request.param)
+    found: ScriptHarness = request.getfixturevalue(request.param)
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited
-from tests.integration.workers.desk import PATIENCE, ScriptDesk
+from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,14 +62,14 @@ def test_the_next_fork_server_starts_there_as_well(
     place = tmp_path / "place"
     place.mkdir()
     monkeypatch.chdir(place)
-    desk = ScriptDesk(tmp_path)
-    desk.ready()
+    harness = ScriptHarness(tmp_path)
+    harness.ready()
     place.rmdir()
-    os.kill(desk.server(), signal.SIGKILL)
-    desk.wait(ForkServerExited)
-    desk.workers.start_server()
-    assert desk.ready().why_cold == ""
-    desk.write("print('there')")
-    (ended,) = desk.run(0)
-    assert ended.code == 0, desk.story()
-    desk.close()
+    os.kill(harness.server(), signal.SIGKILL)
+    harness.wait(ForkServerExited)
+    harness.workers.start_server()
+    assert harness.ready().why_cold == ""
+    harness.write("print('there')")
+    (ended,) = harness.run(0)
+    assert ended.code == 0, harness.story()
+    harness.close()

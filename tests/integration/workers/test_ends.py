@@ -17,7 +17,7 @@ import pytest
 from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited
 from elastic_runtime.config import COMMAND, Entry
 from elastic_runtime.system import threads
-from tests.integration.workers.desk import PATIENCE, Desk, ScriptDesk
+from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness, WorkerHarness
 from tests.processes import MARKER, command, marked, parent, send, state, wait_for
 
 if TYPE_CHECKING:
@@ -57,24 +57,24 @@ while True:
 
 
 @pytest.fixture
-def tidy(warm: ScriptDesk) -> Iterator[ScriptDesk]:
+def tidy(warm: ScriptHarness) -> Iterator[ScriptHarness]:
     """The warm workers; nothing but their server may be there before and after."""
     warm.only_server_left()
     yield warm
     warm.only_server_left()
 
 
-def begun(desk: ScriptDesk, source: str, line: str) -> int:
+def begun(harness: ScriptHarness, source: str, line: str) -> int:
     """Starts a worker and waits for a line of its output; its process."""
-    desk.write(source)
-    os.truncate(desk.stdout, 0)
-    desk.start(0)
-    pid = desk.started()
-    desk.prints(line)
+    harness.write(source)
+    os.truncate(harness.stdout, 0)
+    harness.start(0)
+    pid = harness.started()
+    harness.prints(line)
     return pid
 
 
-def test_a_killed_worker_takes_all_its_children_along(tidy: ScriptDesk) -> None:
+def test_a_killed_worker_takes_all_its_children_along(tidy: ScriptHarness) -> None:
     pid = begun(tidy, FAMILY, "all there")
     assert len(tidy.all()) >= 7, tidy.all()
     os.kill(pid, signal.SIGKILL)
@@ -83,30 +83,30 @@ def test_a_killed_worker_takes_all_its_children_along(tidy: ScriptDesk) -> None:
     tidy.only_server_left()
 
 
-def test_a_worker_that_ends_well_takes_its_children_along(tidy: ScriptDesk) -> None:
+def test_a_worker_that_ends_well_takes_its_children_along(tidy: ScriptHarness) -> None:
     tidy.write("import subprocess; subprocess.Popen(['sleep', '1000']); print('started')")
     (ended,) = tidy.run(0)
     assert ended.code == 0
     tidy.only_server_left()
 
 
-def test_a_request_to_end_can_be_answered(desk: ScriptDesk) -> None:
-    begun(desk, STUBBORN.replace("print(", "sys.exit(21) or print(", 1), "in place")
-    desk.workers.stop(PATIENCE)
-    (ended,) = desk.exited()
+def test_a_request_to_end_can_be_answered(harness: ScriptHarness) -> None:
+    begun(harness, STUBBORN.replace("print(", "sys.exit(21) or print(", 1), "in place")
+    harness.workers.stop(PATIENCE)
+    (ended,) = harness.exited()
     assert ended.code == 21
 
 
-def test_who_does_not_listen_is_killed(desk: ScriptDesk) -> None:
-    begun(desk, STUBBORN, "in place")
-    desk.workers.stop(0.3)
-    desk.prints("asked SIGTERM")
-    (ended,) = desk.exited()
+def test_who_does_not_listen_is_killed(harness: ScriptHarness) -> None:
+    begun(harness, STUBBORN, "in place")
+    harness.workers.stop(0.3)
+    harness.prints("asked SIGTERM")
+    (ended,) = harness.exited()
     assert ended.code == -signal.SIGKILL
-    assert desk.workers.running() == frozenset()
+    assert harness.workers.running() == frozenset()
 
 
-def test_a_second_request_may_be_less_patient(warm: ScriptDesk) -> None:
+def test_a_second_request_may_be_less_patient(warm: ScriptHarness) -> None:
     begun(warm, STUBBORN, "in place")
     warm.workers.stop(PATIENCE)
     warm.prints("asked SIGTERM")
@@ -115,7 +115,7 @@ def test_a_second_request_may_be_less_patient(warm: ScriptDesk) -> None:
     assert ended.code == -signal.SIGKILL
 
 
-def test_a_stop_right_after_a_start_is_not_lost(warm: ScriptDesk) -> None:
+def test_a_stop_right_after_a_start_is_not_lost(warm: ScriptHarness) -> None:
     warm.write("import time; time.sleep(1000)")
     for _ in range(10):
         warm.start()
@@ -123,7 +123,7 @@ def test_a_stop_right_after_a_start_is_not_lost(warm: ScriptDesk) -> None:
         assert [ended.code for ended in warm.exited(2)] == [-signal.SIGTERM] * 2
 
 
-def test_a_signal_goes_to_one_worker(warm: ScriptDesk) -> None:
+def test_a_signal_goes_to_one_worker(warm: ScriptHarness) -> None:
     warm.write("import time; time.sleep(1000)")
     warm.start()
     warm.workers.signal(1, signal.SIGUSR1)
@@ -135,78 +135,82 @@ def test_a_signal_goes_to_one_worker(warm: ScriptDesk) -> None:
     assert ended.local_rank == 0
 
 
-def test_a_signal_goes_to_those_who_handle_it(desk: ScriptDesk) -> None:
+def test_a_signal_goes_to_those_who_handle_it(harness: ScriptHarness) -> None:
     handles_one = STUBBORN.replace("print(", "sys.exit(21) or print(", 1)
     handles_one = handles_one.replace("SIGTERM", "SIGUSR1 if os.environ['RANK'] == '1' else 1")
-    desk.write(f"import os{handles_one}")
-    os.truncate(desk.stdout, 0)
-    desk.start()
-    wait_for(lambda: desk.stdout.read_text().count("in place") == 2, PATIENCE, "both", desk.story)
-    desk.workers.signal(0, signal.SIGUSR1, otherwise=0)  # who does not handle it hears nothing
-    desk.workers.stop(PATIENCE, signum=signal.SIGUSR1)
-    assert [ended.code for ended in desk.exited(2)] == [-signal.SIGTERM, 21]
+    harness.write(f"import os{handles_one}")
+    os.truncate(harness.stdout, 0)
+    harness.start()
+    wait_for(
+        lambda: harness.stdout.read_text().count("in place") == 2, PATIENCE, "both", harness.story
+    )
+    harness.workers.signal(0, signal.SIGUSR1, otherwise=0)  # who does not handle it hears nothing
+    harness.workers.stop(PATIENCE, signum=signal.SIGUSR1)
+    assert [ended.code for ended in harness.exited(2)] == [-signal.SIGTERM, 21]
 
 
-def test_an_interrupt_can_be_caught(desk: ScriptDesk) -> None:
+def test_an_interrupt_can_be_caught(harness: ScriptHarness) -> None:
     source = "import time\ntry:\n    print('in place'); time.sleep(1000)\n"
-    begun(desk, source + "except KeyboardInterrupt:\n    raise SystemExit(22)\n", "in place")
-    desk.workers.stop(PATIENCE, signum=signal.SIGINT)
-    (ended,) = desk.exited()
+    begun(harness, source + "except KeyboardInterrupt:\n    raise SystemExit(22)\n", "in place")
+    harness.workers.stop(PATIENCE, signum=signal.SIGINT)
+    (ended,) = harness.exited()
     assert ended.code == 22
 
 
 def test_a_signal_goes_through_a_shell_to_who_handles_it(tmp_path: Path) -> None:
     script = "(trap 'echo inner asked; exit 0' USR1; echo ready; sleep 1000 & wait); exit 5"
-    desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", script)))
-    desk.start()
-    desk.prints("ready")
-    desk.workers.stop(PATIENCE, signum=signal.SIGUSR1)
-    (ended,) = desk.exited()
-    desk.prints("inner asked")
+    harness = WorkerHarness(tmp_path, Entry(COMMAND, "bash", ("-c", script)))
+    harness.start()
+    harness.prints("ready")
+    harness.workers.stop(PATIENCE, signum=signal.SIGUSR1)
+    (ended,) = harness.exited()
+    harness.prints("inner asked")
     assert ended.code == 5  # the shell itself would have died of it
-    desk.close()
+    harness.close()
 
 
 def test_what_has_escaped_neither_delays_a_report_nor_survives_the_end(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", "setsid sleep 1000 & echo away")))
-    desk.start()
-    (ended,) = desk.exited()  # though the escaped one holds the pipe
-    desk.prints("away")
+    harness = WorkerHarness(
+        tmp_path, Entry(COMMAND, "bash", ("-c", "setsid sleep 1000 & echo away"))
+    )
+    harness.start()
+    (ended,) = harness.exited()  # though the escaped one holds the pipe
+    harness.prints("away")
     assert ended.code == 0
-    desk.close()  # finds nothing left
+    harness.close()  # finds nothing left
 
 
 def test_a_command_gets_the_signal_with_all_its_group(tmp_path: Path) -> None:
     script = "trap 'echo shell asked' TERM; (trap 'echo inner asked; exit 0' TERM; echo ready;"
     script += " sleep 1000 & wait); exit 5"
-    desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", script)))
-    desk.start()
-    desk.prints("ready")
-    desk.workers.stop(PATIENCE)
-    (ended,) = desk.exited()
-    desk.prints("inner asked")
+    harness = WorkerHarness(tmp_path, Entry(COMMAND, "bash", ("-c", script)))
+    harness.start()
+    harness.prints("ready")
+    harness.workers.stop(PATIENCE)
+    (ended,) = harness.exited()
+    harness.prints("inner asked")
     assert ended.code == 5
-    desk.close()
+    harness.close()
 
 
 def test_the_server_dies_and_another_takes_its_place(tmp_path: Path) -> None:
-    desk = ScriptDesk(tmp_path)
-    desk.ready()
-    begun(desk, FAMILY, "all there")
-    os.kill(desk.server(), signal.SIGKILL)
-    (ended,) = desk.exited()
+    harness = ScriptHarness(tmp_path)
+    harness.ready()
+    begun(harness, FAMILY, "all there")
+    os.kill(harness.server(), signal.SIGKILL)
+    (ended,) = harness.exited()
     assert (ended.code, ended.with_server) == (-signal.SIGKILL, True)
-    died = desk.wait(ForkServerExited)
+    died = harness.wait(ForkServerExited)
     assert died.why == "signal 9"
-    wait_for(lambda: not desk.all(), 20, "the end of everything", desk.story)
+    wait_for(lambda: not harness.all(), 20, "the end of everything", harness.story)
 
-    desk.write("print('second life')")
-    desk.start(0)  # waits for a server
-    desk.workers.start_server()
-    (ended,) = desk.exited()
+    harness.write("print('second life')")
+    harness.start(0)  # waits for a server
+    harness.workers.start_server()
+    (ended,) = harness.exited()
     assert ended.code == 0
-    desk.prints("second life")
-    desk.close()
+    harness.prints("second life")
+    harness.close()
 
 
 def test_nothing_is_left_when_the_thread_that_looks_after_workers_crashes(
@@ -214,42 +218,42 @@ def test_nothing_is_left_when_the_thread_that_looks_after_workers_crashes(
 ) -> None:
     crashes: queue.SimpleQueue[threads.Crash] = queue.SimpleQueue()
     unwatch = threads.watch(crashes.put)
-    desk = ScriptDesk(tmp_path, cold=True)
-    desk.ready()
-    begun(desk, STUBBORN, "in place")
+    harness = ScriptHarness(tmp_path, cold=True)
+    harness.ready()
+    begun(harness, STUBBORN, "in place")
 
     def crash(now: float) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(desk.workers, "_kill_overdue", crash)
-    desk.workers.signal(0, signal.SIGTERM)
+    monkeypatch.setattr(harness.workers, "_kill_overdue", crash)
+    harness.workers.signal(0, signal.SIGTERM)
     assert crashes.get(timeout=PATIENCE).thread == "elastic-workers"
-    assert desk.all()
-    desk.close()  # finds nothing left
+    assert harness.all()
+    harness.close()  # finds nothing left
     unwatch()
 
 
 def test_a_server_may_die_just_as_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = ScriptDesk(tmp_path, cold=True)
-    desk.ready()
-    before = desk.workers._server
+    harness = ScriptHarness(tmp_path, cold=True)
+    harness.ready()
+    before = harness.workers._server
     assert before is not None
     calls: list[Callable[[], None]] = []
     with monkeypatch.context() as patch:
-        patch.setattr(desk.workers, "_call", calls.append)
-        patch.setenv(MARKER, desk.mark)
-        desk.workers.start_server()
+        patch.setattr(harness.workers, "_call", calls.append)
+        patch.setenv(MARKER, harness.mark)
+        harness.workers.start_server()
     before.process.kill()
     wait_for(lambda: before.channel.fileno() < 0, PATIENCE, "that its end is heard of")
     for call in calls:
-        desk.workers._call(call)
-    desk.ready()
-    desk.write("print('the next one')")
-    (ended,) = desk.run(0)
+        harness.workers._call(call)
+    harness.ready()
+    harness.write("print('the next one')")
+    (ended,) = harness.run(0)
     assert ended.code == 0
-    desk.close()
+    harness.close()
 
 
 def test_workers_are_seen_dead_where_they_have_no_handles(
@@ -258,15 +262,15 @@ def test_workers_are_seen_dead_where_they_have_no_handles(
     def none(pid: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    desk = ScriptDesk(tmp_path, cold=True)
-    desk.ready()
-    begun(desk, STUBBORN, "in place")
+    harness = ScriptHarness(tmp_path, cold=True)
+    harness.ready()
+    begun(harness, STUBBORN, "in place")
     monkeypatch.setattr(os, "pidfd_open", none)
-    os.kill(desk.server(), signal.SIGKILL)
-    (ended,) = desk.exited()
+    os.kill(harness.server(), signal.SIGKILL)
+    (ended,) = harness.exited()
     assert ended.with_server
-    assert desk.wait(ForkServerExited)
-    desk.close()
+    assert harness.wait(ForkServerExited)
+    harness.close()
 
 
 def test_a_server_that_cannot_start_says_why(
@@ -275,9 +279,9 @@ def test_a_server_that_cannot_start_says_why(
     monkeypatch.setattr(
         "elastic_runtime.agent.workers.fork_server.BOOTSTRAP", "raise OSError('no luck')"
     )
-    desk = ScriptDesk(tmp_path)
-    assert desk.wait(ForkServerExited).why == "exit code 1: OSError: no luck"
-    desk.close()
+    harness = ScriptHarness(tmp_path)
+    assert harness.wait(ForkServerExited).why == "exit code 1: OSError: no luck"
+    harness.close()
 
 
 def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
@@ -288,22 +292,22 @@ def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
     deadly.write_text("import os; os.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(deadly.parent))
     monkeypatch.setattr("elastic_runtime.agent.workers.worker_processes._MOST_IMPORT_DEATHS", 2)
-    desk = ScriptDesk(tmp_path, preload=("deadly",))
+    harness = ScriptHarness(tmp_path, preload=("deadly",))
     for _ in range(2):
-        assert desk.wait(ForkServerExited).why.startswith("signal 6")
-        desk.workers.start_server()
-    assert "died while it imported modules (signal 6" in desk.ready().why_cold
-    desk.write("print('all the same')")
-    (ended,) = desk.run(0)
+        assert harness.wait(ForkServerExited).why.startswith("signal 6")
+        harness.workers.start_server()
+    assert "died while it imported modules (signal 6" in harness.ready().why_cold
+    harness.write("print('all the same')")
+    (ended,) = harness.run(0)
     assert ended.code == 0
     # Later it is tried again.
     deadly.write_text("")
-    desk.workers._warm_at = 0.0
-    desk.start(0)
-    assert desk.ready().why_cold == ""
-    (ended,) = desk.exited()
+    harness.workers._warm_at = 0.0
+    harness.start(0)
+    assert harness.ready().why_cold == ""
+    (ended,) = harness.exited()
     assert ended.code == 0
-    desk.close()
+    harness.close()
 
 
 def test_workers_and_their_forks_follow_a_dead_server_by_themselves(tmp_path: Path) -> None:
@@ -320,13 +324,13 @@ def test_workers_and_their_forks_follow_a_dead_server_by_themselves(tmp_path: Pa
 AGENT = """
 import os, sys, time
 from pathlib import Path
-from tests.integration.workers.desk import ScriptDesk
-desk = ScriptDesk(Path(sys.argv[1]), cold=sys.argv[2] == "cold")
+from tests.integration.workers.worker_harness import ScriptHarness
+harness = ScriptHarness(Path(sys.argv[1]), cold=sys.argv[2] == "cold")
 source = Path(sys.argv[3]).read_text()
 if source:
-    desk.write(source)
-    desk.start()
-    desk.prints("all there")
+    harness.write(source)
+    harness.start()
+    harness.prints("all there")
 if sys.argv[4] == "False" or os.fork() > 0:
     print("ready", flush=True)
 time.sleep(1000)
@@ -412,6 +416,6 @@ def alive(pid: int) -> bool:
     return state(pid) not in ("", "Z", "X")
 
 
-def test_marks_are_seen(warm: ScriptDesk) -> None:
+def test_marks_are_seen(warm: ScriptHarness) -> None:
     # The other tests prove nothing if their way of looking finds nothing.
     assert marked(warm.mark) == [warm.server()]

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elastic_runtime.config import COMMAND, FUNCTION, MODULE, SCRIPT, Entry, Output
 from elastic_runtime.errors import UsageError
-from tests.integration.workers.desk import Desk
+from tests.integration.workers.worker_harness import WorkerHarness
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,61 +33,63 @@ def test_module_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     )
     monkeypatch.chdir(tmp_path)
     entry = Entry(MODULE, "training.digits", ("--lr", "1"))
-    desk = Desk(tmp_path, entry, cold=kind == "cold", preload=("there.is.none", "wave"))
-    ready = desk.ready()
+    harness = WorkerHarness(tmp_path, entry, cold=kind == "cold", preload=("there.is.none", "wave"))
+    ready = harness.ready()
     assert not ready.why_cold
     if kind == "warm":
         assert "wave" in ready.modules
         assert ready.skipped == ("there.is.none: ModuleNotFoundError: No module named 'there'",)
     assert ("numpy" in ready.modules) == (kind == "warm")  # found by way of model.py
-    (ended,) = desk.run(0)
+    (ended,) = harness.run(0)
     main = package / "__main__.py"
-    desk.prints(
+    harness.prints(
         f"a model __main__ training.digits training.digits.__main__"
         f" {[str(main), '--lr', '1']} {tmp_path}\n"
     )
     assert ended.code == 1
-    assert "worker_main.py" not in desk.stderr.read_text()
-    desk.close()
+    assert "worker_main.py" not in harness.stderr.read_text()
+    harness.close()
 
 
 def test_a_module_that_is_not_there(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, Entry(MODULE, "there.is.none"), cold=True)
-    (ended,) = desk.run(0)
+    harness = WorkerHarness(tmp_path, Entry(MODULE, "there.is.none"), cold=True)
+    (ended,) = harness.run(0)
     assert ended.code == 1
-    assert "No module named" in desk.stderr.read_text()
-    desk.close()
+    assert "No module named" in harness.stderr.read_text()
+    harness.close()
 
 
 def test_a_neighbour_that_is_named_like_a_loaded_module_is_found(tmp_path: Path) -> None:
     (tmp_path / "wave.py").write_text("name = 'the wave beside the script'\n")
     script = tmp_path / "script.py"
     script.write_text("import wave; print(wave.name)\n")
-    desk = Desk(tmp_path, Entry(SCRIPT, str(script)), preload=("wave",))
-    assert desk.ready().why_cold.startswith(f"{tmp_path / 'wave.py'} has the name of a module")
-    (ended,) = desk.run(0)
-    assert ended.code == 0, desk.story()
-    desk.prints("the wave beside the script")
-    desk.close()
+    harness = WorkerHarness(tmp_path, Entry(SCRIPT, str(script)), preload=("wave",))
+    assert harness.ready().why_cold.startswith(f"{tmp_path / 'wave.py'} has the name of a module")
+    (ended,) = harness.run(0)
+    assert ended.code == 0, harness.story()
+    harness.prints("the wave beside the script")
+    harness.close()
 
 
 def test_command(tmp_path: Path) -> None:
     script = 'echo "rank $RANK of $0"; cat; exit 4'
-    desk = Desk(tmp_path, Entry(COMMAND, "bash", ("-c", script, "x${local_rank}")), workers=2)
-    assert [ended.code for ended in desk.run()] == [4, 4]
-    desk.prints("[default0]:rank 0 of x0\n")
-    desk.prints("[default1]:rank 1 of x1\n")
-    desk.close()
+    harness = WorkerHarness(
+        tmp_path, Entry(COMMAND, "bash", ("-c", script, "x${local_rank}")), workers=2
+    )
+    assert [ended.code for ended in harness.run()] == [4, 4]
+    harness.prints("[default0]:rank 0 of x0\n")
+    harness.prints("[default1]:rank 1 of x1\n")
+    harness.close()
 
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, Entry(COMMAND, "there-is-no-such-program"))
-    (spec,) = desk.start(0)
-    (ended,) = desk.exited()
+    harness = WorkerHarness(tmp_path, Entry(COMMAND, "there-is-no-such-program"))
+    (spec,) = harness.start(0)
+    (ended,) = harness.exited()
     assert (ended.code, ended.pid) == (127, 0)
     failure = ProcessFailure(0, 0, ended.code, spec.worker_dir.error_file)
     assert "there-is-no-such-program cannot be started" in failure.message["message"]
-    desk.close()
+    harness.close()
 
 
 def test_another_interpreter(tmp_path: Path) -> None:
@@ -96,12 +98,12 @@ def test_another_interpreter(tmp_path: Path) -> None:
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\necho "wrapped"\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
-    desk = Desk(tmp_path, Entry(SCRIPT, str(script), ("a",), python=str(wrapper)))
-    (ended,) = desk.run(0)
+    harness = WorkerHarness(tmp_path, Entry(SCRIPT, str(script), ("a",), python=str(wrapper)))
+    (ended,) = harness.run(0)
     assert ended.code == 0
-    desk.prints("wrapped")
-    desk.prints("True ['a']")
-    desk.close()
+    harness.prints("wrapped")
+    harness.prints("True ['a']")
+    harness.close()
 
 
 def describe(prefix: str, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -117,34 +119,34 @@ def describe(prefix: str, numbers: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("cold", [False, True])
 def test_function(tmp_path: Path, cold: bool) -> None:
     entry = Entry(FUNCTION, "describe", ("p", {"values": range(10)}), function=describe)
-    desk = Desk(tmp_path, entry, workers=2, cold=cold)
+    harness = WorkerHarness(tmp_path, entry, workers=2, cold=cold)
     for _ in range(2):  # the same payload serves every start
-        assert [ended.code for ended in desk.run()] == [0, 0], desk.story()
+        assert [ended.code for ended in harness.run()] == [0, 0], harness.story()
         for rank in (0, 1):
-            value = desk.workers.return_value(rank)
+            value = harness.workers.return_value(rank)
             assert value == {"rank": rank, "main": __name__, "sum": 45}
-    desk.prints("[default1]:called p")
-    desk.close()
+    harness.prints("[default1]:called p")
+    harness.close()
 
 
 def test_a_function_that_fails(tmp_path: Path) -> None:
     entry = Entry(FUNCTION, "describe", ("fail", {}), function=describe)
-    desk = Desk(tmp_path, entry, cold=True)
-    (spec,) = desk.start(0)
-    (ended,) = desk.exited()
+    harness = WorkerHarness(tmp_path, entry, cold=True)
+    (spec,) = harness.start(0)
+    (ended,) = harness.exited()
     assert ended.code == 1
-    assert desk.workers.return_value(0) is None
+    assert harness.workers.return_value(0) is None
     failure = ProcessFailure(0, 0, ended.code, spec.worker_dir.error_file)
     assert failure.message["message"] == "ValueError: as asked"
-    assert "worker_main.py" not in desk.stderr.read_text()
-    desk.close()
+    assert "worker_main.py" not in harness.stderr.read_text()
+    harness.close()
 
 
 def test_a_function_that_cannot_be_sent(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, Entry(FUNCTION, "lambda", (), function=lambda: 1), cold=True)
+    harness = WorkerHarness(tmp_path, Entry(FUNCTION, "lambda", (), function=lambda: 1), cold=True)
     with pytest.raises(UsageError, match="top level of a module"):
-        desk.start(0)
-    desk.close()
+        harness.start(0)
+    harness.close()
 
 
 LAUNCHER = """
@@ -152,7 +154,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {repository!r})
 from elastic_runtime.config import FUNCTION, Entry
-from tests.integration.workers.desk import Desk
+from tests.integration.workers.worker_harness import WorkerHarness
 
 class Answer:
     def __init__(self, value): self.value = value
@@ -162,10 +164,10 @@ def answer(question):
 
 if __name__ == "__main__":
     entry = Entry(FUNCTION, "answer", (Answer(21),), function=answer)
-    desk = Desk(Path(sys.argv[1]), entry, cold=True)
-    (ended,) = desk.run(0)
-    print(ended.code, desk.workers.return_value(0).value)
-    desk.close()
+    harness = WorkerHarness(Path(sys.argv[1]), entry, cold=True)
+    (ended,) = harness.run(0)
+    print(ended.code, harness.workers.return_value(0).value)
+    harness.close()
 """
 
 
@@ -192,27 +194,31 @@ def test_where_output_goes(tmp_path: Path) -> None:
         prefix="<${role_name} ${local_rank}/${rank}> ",
     )
     entry = Entry(COMMAND, "bash", ("-c", script))
-    desk = Desk(tmp_path, entry, workers=3, output=output, node_name="n", run_id="a/b")
-    assert [ended.code for ended in desk.run()] == [0, 0, 0]
+    harness = WorkerHarness(tmp_path, entry, workers=3, output=output, node_name="n", run_id="a/b")
+    assert [ended.code for ended in harness.run()] == [0, 0, 0]
     logs = tmp_path / "logs" / "a_b" / "round-1" / "n"
-    desk.prints("<default 1/1> out 1\n<default 1/1> loss 1\n")
-    assert "2/2" not in desk.stdout.read_text() + desk.stderr.read_text()  # rank 2 is not shown
-    assert "0/0" not in desk.stdout.read_text() + desk.stderr.read_text()  # 0 is in its files
-    assert desk.stderr.read_text() == "<default 1/1> err 1\n"
+    harness.prints("<default 1/1> out 1\n<default 1/1> loss 1\n")
+    assert (
+        "2/2" not in harness.stdout.read_text() + harness.stderr.read_text()
+    )  # rank 2 is not shown
+    assert "0/0" not in harness.stdout.read_text() + harness.stderr.read_text()  # 0 is in its files
+    assert harness.stderr.read_text() == "<default 1/1> err 1\n"
     assert (logs / "rank-0" / "stdout.log").read_text() == "out 0\nloss 1\n"
     assert (logs / "rank-0" / "stderr.log").read_text() == "err 0\n"
     assert (logs / "rank-1" / "stdout.log").read_text() == "out 1\nloss 1\n"
     chosen = (logs / "filtered_stdout.log").read_text().splitlines()
     assert sorted(chosen) == ["<default 0/0> loss 1", "<default 1/1> loss 1"]
     assert not list((logs / "rank-2").iterdir())
-    desk.close()
+    harness.close()
 
 
 def test_a_log_is_complete_when_the_end_is_reported(tmp_path: Path) -> None:
     burst = "import os; os.write(1, b'x' * 60_000); os._exit(0)"
-    desk = Desk(tmp_path, Entry(COMMAND, sys.executable, ("-c", burst)), output=Output(tee={-1: 3}))
+    harness = WorkerHarness(
+        tmp_path, Entry(COMMAND, sys.executable, ("-c", burst)), output=Output(tee={-1: 3})
+    )
     for _ in range(5):
-        (spec,) = desk.start(0)
-        desk.exited()
+        (spec,) = harness.start(0)
+        harness.exited()
         assert os.path.getsize(spec.worker_dir.log("stdout")) == 60_000
-    desk.close()
+    harness.close()

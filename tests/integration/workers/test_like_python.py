@@ -16,7 +16,7 @@ from tests.processes import wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.workers.desk import ScriptDesk
+    from tests.integration.workers.worker_harness import ScriptHarness
 
 SCRIPTS = {
     "guard": """
@@ -183,33 +183,33 @@ sys.stdout.buffer.write(b"\\xff\\xfe plain\\n")
 
 
 @pytest.fixture(autouse=True)
-def neighbours(desk: ScriptDesk) -> None:
-    (desk.directory / "neighbour.py").write_text("name = 'a neighbour'\n")
-    (desk.directory / "broken_neighbour.py").write_text("def f():\n    return 1 / 0\nf()\n")
+def neighbours(harness: ScriptHarness) -> None:
+    (harness.directory / "neighbour.py").write_text("name = 'a neighbour'\n")
+    (harness.directory / "broken_neighbour.py").write_text("def f():\n    return 1 / 0\nf()\n")
 
 
 @pytest.mark.parametrize("what", SCRIPTS)
-def test_same_end_and_same_output(desk: ScriptDesk, what: str) -> None:
+def test_same_end_and_same_output(harness: ScriptHarness, what: str) -> None:
     encoding = "latin-1" if "encoding" in what else "utf-8"
-    desk.script.write_bytes(SCRIPTS[what].encode(encoding))
-    scratch = desk.directory / "scratch"
+    harness.script.write_bytes(SCRIPTS[what].encode(encoding))
+    scratch = harness.directory / "scratch"
     scratch.unlink(missing_ok=True)
     args = [arg.replace("${local_rank}", "0") for arg in ARGS]
     plain = subprocess.run(
-        [sys.executable, "-u", str(desk.script), *args],
+        [sys.executable, "-u", str(harness.script), *args],
         capture_output=True,
         stdin=subprocess.DEVNULL,
-        env={**desk.workers_environment(), "SCRATCH": str(scratch)},
+        env={**harness.workers_environment(), "SCRATCH": str(scratch)},
         start_new_session=True,
     )
     left = scratch.read_text() if scratch.exists() else ""
     scratch.unlink(missing_ok=True)
 
-    (ended,) = desk.run(0, SCRATCH=str(scratch))
+    (ended,) = harness.run(0, SCRATCH=str(scratch))
 
-    assert ended.code == plain.returncode, desk.story()
-    for path, expected in ((desk.stdout, plain.stdout), (desk.stderr, plain.stderr)):
-        wait_for(partial(_shows, path, expected), 5, f"{expected!r} in {path.name}", desk.story)
+    assert ended.code == plain.returncode, harness.story()
+    for path, expected in ((harness.stdout, plain.stdout), (harness.stderr, plain.stderr)):
+        wait_for(partial(_shows, path, expected), 5, f"{expected!r} in {path.name}", harness.story)
     assert (scratch.read_text() if scratch.exists() else "") == left
 
 

@@ -11,23 +11,26 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import WorkerExited
 from elastic_runtime.agent.logs.log_directory import LogDirs
 from elastic_runtime.agent.workers.worker_processes import WorkerEvent, WorkerProcesses, WorkerSpec
 from elastic_runtime.config import COMMAND, Endpoint, Entry, JobConfig
-from tests.integration.workers.desk import PATIENCE, ScriptDesk
+from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_megabytes_without_a_newline(desk: ScriptDesk) -> None:
-    desk.write("for _ in range(300): print('x' * 10_000, end='')\nprint('', 'end')\n")
-    assert [ended.code for ended in desk.run()] == [0, 0]
+def test_megabytes_without_a_newline(harness: ScriptHarness) -> None:
+    harness.write("for _ in range(300): print('x' * 10_000, end='')\nprint('', 'end')\n")
+    assert [ended.code for ended in harness.run()] == [0, 0]
     wait_for(
-        lambda: desk.stdout.read_bytes().count(b"end\n") == 2, 20, "the end of both", desk.story
+        lambda: harness.stdout.read_bytes().count(b"end\n") == 2,
+        20,
+        "the end of both",
+        harness.story,
     )
-    assert desk.stdout.read_bytes().count(b"x") == 2 * 3_000_000
+    assert harness.stdout.read_bytes().count(b"x") == 2 * 3_000_000
 
 
-def test_all_output_precedes_the_report(cold: ScriptDesk) -> None:
+def test_all_output_precedes_the_report(cold: ScriptHarness) -> None:
     cold.write("import os\nfor n in range(2000): print(n)\nos._exit(3)\n")
     for _ in range(5):
         (ended,) = cold.run(0)
@@ -37,13 +40,13 @@ def test_all_output_precedes_the_report(cold: ScriptDesk) -> None:
         assert cold.stdout.read_text() == expected
 
 
-def test_no_descriptor_is_left_open(desk: ScriptDesk) -> None:
-    desk.write("print('x')")
-    desk.run()
-    processes = (os.getpid(), desk.server())
+def test_no_descriptor_is_left_open(harness: ScriptHarness) -> None:
+    harness.write("print('x')")
+    harness.run()
+    processes = (os.getpid(), harness.server())
     before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes]
     for _ in range(3):
-        desk.run()
+        harness.run()
     assert [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes] == before
 
 

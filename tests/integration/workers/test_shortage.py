@@ -18,7 +18,7 @@ from elastic_runtime.agent.workers.worker_processes import WorkerStarted
 from elastic_runtime.events.worker_events import ForkServerWaits, WorkerWaits
 from tests.integration.in_place.job import Job
 from tests.integration.workers.crowding import Crowd
-from tests.integration.workers.desk import PATIENCE, ScriptDesk
+from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -37,51 +37,51 @@ def crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crowd:
 def test_a_start_is_tried_again_until_there_is_room(
     tmp_path: Path, crowd: Crowd, cold: bool
 ) -> None:
-    desk = ScriptDesk(tmp_path, cold=cold)
-    desk.ready()
-    desk.write("print('there is room')")
+    harness = ScriptHarness(tmp_path, cold=cold)
+    harness.ready()
+    harness.write("print('there is room')")
     crowd.come()
-    desk.start(0)
-    assert "Resource temporarily unavailable" in desk.wait(WorkerWaits).why
+    harness.start(0)
+    assert "Resource temporarily unavailable" in harness.wait(WorkerWaits).why
     crowd.go()
-    (ended,) = desk.exited()
+    (ended,) = harness.exited()
     assert (ended.code, ended.refused) == (0, "")
-    desk.prints("there is room")
-    desk.close()
+    harness.prints("there is room")
+    harness.close()
 
 
 def test_after_long_enough_the_cause_and_the_remedy_are_told(
     tmp_path: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.PATIENCE", 0.0)
-    desk = ScriptDesk(tmp_path, cold=True)
-    desk.ready()
+    harness = ScriptHarness(tmp_path, cold=True)
+    harness.ready()
     crowd.come()
-    (spec,) = desk.start(0)
-    (ended,) = desk.exited()
+    (spec,) = harness.start(0)
+    (ended,) = harness.exited()
     assert "Resource temporarily unavailable" in ended.refused
     assert "pids.max" in ended.refused
     with open(spec.worker_dir.error_file) as file:
         assert ended.refused in json.load(file)["message"]["message"]
-    desk.close()
+    harness.close()
 
 
 @pytest.mark.parametrize("grace", [0.0, PATIENCE])
 def test_who_waits_for_room_can_be_stopped(tmp_path: Path, crowd: Crowd, grace: float) -> None:
-    desk = ScriptDesk(tmp_path, cold=True)
-    desk.ready()
+    harness = ScriptHarness(tmp_path, cold=True)
+    harness.ready()
     crowd.come()
-    desk.start(0)
-    desk.wait(WorkerWaits)
-    desk.workers.stop(grace)
-    (ended,) = desk.exited()
+    harness.start(0)
+    harness.wait(WorkerWaits)
+    harness.workers.stop(grace)
+    (ended,) = harness.exited()
     assert ended.code == -(signal.SIGTERM if grace else signal.SIGKILL)
     crowd.go()
-    desk.write("print('the next one')")
-    (ended,) = desk.run(0)
+    harness.write("print('the next one')")
+    (ended,) = harness.run(0)
     assert ended.code == 0
-    assert sum(isinstance(event, WorkerStarted) for event in desk.heard) == 1
-    desk.close()
+    assert sum(isinstance(event, WorkerStarted) for event in harness.heard) == 1
+    harness.close()
 
 
 def test_a_fork_server_is_tried_again_as_well(
@@ -95,14 +95,14 @@ def test_a_fork_server_is_tried_again_as_well(
         return start(*args, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fork_client, "start", crowded)
-    desk = ScriptDesk(tmp_path, cold=True)
-    desk.wait(ForkServerWaits)
-    monkeypatch.setenv("ELASTIC_TEST_MARK", desk.mark)  # the next one is another thread's
-    desk.ready()
-    desk.write("print('there is room')")
-    (ended,) = desk.run(0)
+    harness = ScriptHarness(tmp_path, cold=True)
+    harness.wait(ForkServerWaits)
+    monkeypatch.setenv("ELASTIC_TEST_MARK", harness.mark)  # the next one is another thread's
+    harness.ready()
+    harness.write("print('there is room')")
+    (ended,) = harness.run(0)
     assert ended.code == 0
-    desk.close()
+    harness.close()
 
 
 def test_a_fork_server_for_which_there_is_never_room_is_given_up(
@@ -113,11 +113,11 @@ def test_a_fork_server_for_which_there_is_never_room_is_given_up(
 
     monkeypatch.setattr(fork_client, "start", crowded)
     monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.PATIENCE", 0.0)
-    desk = ScriptDesk(tmp_path, cold=True)
-    died = desk.wait(ForkServerExited)
+    harness = ScriptHarness(tmp_path, cold=True)
+    died = harness.wait(ForkServerExited)
     assert died.refused
     assert "memory.max" in died.why
-    desk.close()
+    harness.close()
 
 
 SCRIPT = """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.config import COMMAND, Entry
-from tests.integration.workers.desk import Desk, ScriptDesk
+from tests.integration.workers.worker_harness import ScriptHarness, WorkerHarness
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,32 +43,32 @@ sys.exit(subprocess.run(command, **group).returncode)
 """
 
 
-def test_the_first_worker_reads_and_the_next_one_reads_on(desk: ScriptDesk) -> None:
-    with desk.stdin.open("a") as typed:
+def test_the_first_worker_reads_and_the_next_one_reads_on(harness: ScriptHarness) -> None:
+    with harness.stdin.open("a") as typed:
         typed.write("one\ntwo\n")
-    desk.write(READS_A_LINE)
-    assert [ended.code for ended in desk.run()] == [0, 0]
-    desk.prints("got one in 0\n")
-    desk.prints("got  in 1\n")  # there is nothing for the others
-    desk.run(0)
-    desk.prints("got two in 0\n")
-    desk.write("import sys; print('at the end', sys.stdin.read(), input.__name__)")
-    desk.run(0)
-    desk.prints("at the end  input")
-    with desk.stdin.open("a") as typed:
+    harness.write(READS_A_LINE)
+    assert [ended.code for ended in harness.run()] == [0, 0]
+    harness.prints("got one in 0\n")
+    harness.prints("got  in 1\n")  # there is nothing for the others
+    harness.run(0)
+    harness.prints("got two in 0\n")
+    harness.write("import sys; print('at the end', sys.stdin.read(), input.__name__)")
+    harness.run(0)
+    harness.prints("at the end  input")
+    with harness.stdin.open("a") as typed:
         typed.write("three\nfour\n")
-    desk.write("import sys; print([input(), *sys.stdin])")
-    desk.run(0)
-    desk.prints(r"['three', 'four\n']")
+    harness.write("import sys; print([input(), *sys.stdin])")
+    harness.run(0)
+    harness.prints(r"['three', 'four\n']")
 
 
 def test_a_program_reads_as_well(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, Entry(COMMAND, "cat"))
-    desk.stdin.write_text("for the cat\n")
-    (ended,) = desk.run()
+    harness = WorkerHarness(tmp_path, Entry(COMMAND, "cat"))
+    harness.stdin.write_text("for the cat\n")
+    (ended,) = harness.run()
     assert ended.code == 0
-    desk.prints("for the cat")
-    desk.close()
+    harness.prints("for the cat")
+    harness.close()
 
 
 @pytest.mark.parametrize("place", ["foreground", "background"])

@@ -12,17 +12,17 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from tests.processes import command, wait_for
 
 if TYPE_CHECKING:
-    from tests.integration.workers.desk import ScriptDesk
+    from tests.integration.workers.worker_harness import ScriptHarness
 
 
-def test_torch_is_there_already(warm: ScriptDesk) -> None:
+def test_torch_is_there_already(warm: ScriptHarness) -> None:
     warm.write("import sys; print([n in sys.modules for n in ('torch._dynamo', 'numpy', 'grpc')])")
     (ended,) = warm.run(0)
     assert ended.code == 0, warm.story()
     warm.prints("[True, True, False]")
 
 
-def test_it_is_listed_as_what_it_runs(warm: ScriptDesk) -> None:
+def test_it_is_listed_as_what_it_runs(warm: ScriptHarness) -> None:
     warm.write("import time; print('in place'); time.sleep(1000)")
     warm.start(0)
     pid = warm.started()
@@ -32,7 +32,7 @@ def test_it_is_listed_as_what_it_runs(warm: ScriptDesk) -> None:
     warm.exited()
 
 
-def test_parallel_operations(warm: ScriptDesk) -> None:
+def test_parallel_operations(warm: ScriptHarness) -> None:
     warm.write(
         "import numpy, torch\n"
         "torch.set_num_threads(2)\n"
@@ -45,7 +45,7 @@ def test_parallel_operations(warm: ScriptDesk) -> None:
             warm.prints(f"[default{rank}]:{line} {512.0**3}")
 
 
-def test_data_loader(warm: ScriptDesk) -> None:
+def test_data_loader(warm: ScriptHarness) -> None:
     warm.write(
         "from torch.utils.data import DataLoader\n"
         "if __name__ == '__main__':\n"
@@ -57,7 +57,7 @@ def test_data_loader(warm: ScriptDesk) -> None:
     warm.prints("[[0, 1], [2, 3], [4, 5], [6, 7]]")
 
 
-def test_spawn_inside_a_worker(warm: ScriptDesk) -> None:
+def test_spawn_inside_a_worker(warm: ScriptHarness) -> None:
     warm.write(
         "import torch.multiprocessing as mp\n"
         "def child(index, text): print(text, index, __name__)\n"
@@ -69,7 +69,7 @@ def test_spawn_inside_a_worker(warm: ScriptDesk) -> None:
     warm.prints("child 0 __mp_main__")
 
 
-def test_random_numbers_differ(warm: ScriptDesk) -> None:
+def test_random_numbers_differ(warm: ScriptHarness) -> None:
     warm.write(
         "import multiprocessing, random, numpy\n"
         "print('drawn', numpy.random.rand(), random.random(),"
@@ -83,14 +83,16 @@ def test_random_numbers_differ(warm: ScriptDesk) -> None:
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
-def test_environment_is_the_workers_own(desk: ScriptDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_the_workers_own(
+    harness: ScriptHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Set after the server was started: a worker must have it; taken away: it must not.
     monkeypatch.setenv("SET_SINCE", "yes")
     monkeypatch.delenv("HOME")
-    desk.write("import os; print(sorted({'RANK', 'SET_SINCE', 'HOME'} & set(os.environ)))\n")
-    assert [ended.code for ended in desk.run()] == [0, 0], desk.story()
+    harness.write("import os; print(sorted({'RANK', 'SET_SINCE', 'HOME'} & set(os.environ)))\n")
+    assert [ended.code for ended in harness.run()] == [0, 0], harness.story()
     for rank in (0, 1):
-        desk.prints(f"[default{rank}]:['RANK', 'SET_SINCE']")
+        harness.prints(f"[default{rank}]:['RANK', 'SET_SINCE']")
 
 
 @pytest.mark.parametrize(
@@ -101,10 +103,10 @@ def test_environment_is_the_workers_own(desk: ScriptDesk, monkeypatch: pytest.Mo
         ("import there_is_no_such_module\n", "ModuleNotFoundError: No module named"),
     ],
 )
-def test_an_error_leaves_its_traceback(desk: ScriptDesk, source: str, said: str) -> None:
-    desk.write(source)
-    (spec,) = desk.start(0)
-    (ended,) = desk.exited()
+def test_an_error_leaves_its_traceback(harness: ScriptHarness, source: str, said: str) -> None:
+    harness.write(source)
+    (spec,) = harness.start(0)
+    (ended,) = harness.exited()
     # As torch reads it for its report of the root cause.
     failure = ProcessFailure(0, ended.pid, ended.code, spec.worker_dir.error_file)
     assert ended.code == 1
@@ -113,7 +115,7 @@ def test_an_error_leaves_its_traceback(desk: ScriptDesk, source: str, said: str)
     assert said in trace and "worker_main.py" not in trace
 
 
-def test_an_error_that_torch_has_recorded_is_left_alone(warm: ScriptDesk) -> None:
+def test_an_error_that_torch_has_recorded_is_left_alone(warm: ScriptHarness) -> None:
     warm.write(
         "from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record\n"
         "class Own(ErrorHandler):\n"
@@ -131,7 +133,7 @@ def test_an_error_that_torch_has_recorded_is_left_alone(warm: ScriptDesk) -> Non
         assert json.load(file)["message"] == "own"
 
 
-def test_a_crash_leaves_a_native_trace(warm: ScriptDesk) -> None:
+def test_a_crash_leaves_a_native_trace(warm: ScriptHarness) -> None:
     warm.write("import faulthandler; faulthandler._sigsegv()")
     (ended,) = warm.run(0)
     assert ended.code == -11

@@ -27,7 +27,7 @@ PATIENCE = 60.0
 _E = TypeVar("_E", bound=WorkerEvent)
 
 
-class Desk:
+class WorkerHarness:
     """One set of workers, their events and their output.
 
     Everything that it starts carries a mark of its own in its environment.
@@ -171,7 +171,7 @@ class _Environment:
                 os.environ[name] = value
 
 
-class ScriptDesk(Desk):
+class ScriptHarness(WorkerHarness):
     """Workers that run one script file, which each test writes anew: one fork server for many."""
 
     def __init__(self, directory: Path, *args: str, **settings: Any) -> None:
