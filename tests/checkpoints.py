@@ -10,19 +10,19 @@ from unittest.mock import patch
 
 import torch
 
-from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.description import MANY, Description
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.format.rank_outline import Item, digest, say
-from elastic_runtime.checkpoint.save import save_scheduler, staging
+from elastic_runtime.checkpoint.save import save_executor, staging
 from elastic_runtime.checkpoint.save.file_writer import write_beside, write_file
-from elastic_runtime.checkpoint.save.plan_exchange import Plans
+from elastic_runtime.checkpoint.save.rank_share import WritePlans
 from elastic_runtime.checkpoint.snapshot import snapshot_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elastic_runtime.checkpoint.format.write_plan import Plan
+    from elastic_runtime.checkpoint.format.write_plan import WritePlan
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
 
 
@@ -31,7 +31,7 @@ def with_outline() -> Iterator[None]:
     """What this process saves meanwhile has an outline, however small it is."""
     always = partial(Description, 0)
     with (
-        patch.object(save_scheduler, "Description", always),
+        patch.object(save_executor, "Description", always),
         patch.object(snapshot_scheduler, "Description", always),
     ):
         yield
@@ -43,12 +43,12 @@ class Shard:
 
     Attributes:
         shape: of the whole tensor.
-        box: which part it is.
+        chunk: which part it is.
         tensor: the part.
     """
 
     shape: tuple[int, ...]
-    box: Box
+    chunk: Chunk
     tensor: torch.Tensor
 
 
@@ -62,15 +62,15 @@ def sharded(whole: torch.Tensor, dim: int, world: int) -> list[Shard]:
         offsets, sizes = [0] * whole.dim(), list(whole.shape)
         offsets[dim], sizes[dim] = begin, end - begin
         part = whole.narrow(dim, begin, end - begin)
-        shards.append(Shard(tuple(whole.shape), Box(tuple(offsets), tuple(sizes)), part))
+        shards.append(Shard(tuple(whole.shape), Chunk(tuple(offsets), tuple(sizes)), part))
     return shards
 
 
-def plan_of(held: Sequence[Sequence[Item]]) -> Plan:
+def plan_of(held: Sequence[Sequence[Item]]) -> WritePlan:
     """The plan of ranks that hold this."""
     said = [say(items, rank, len(held)) for rank, items in enumerate(held)]
     digests = [[digest(part) for part in one.parts] for one in said]
-    return Plans().of(digests, (part for one in said for part in one.parts))
+    return WritePlans().of(digests, (part for one in said for part in one.parts))
 
 
 def write(
@@ -106,10 +106,12 @@ def _item(key: str, value: Any) -> Item:
     if not isinstance(value, Shard):
         return staging.describe(key, value)
     dtype = str(value.tensor.dtype).removeprefix("torch.")
-    return Item(key, dtype, value.shape, value.box.offsets, value.box.sizes, value.tensor.nbytes)
+    return Item(
+        key, dtype, value.shape, value.chunk.offsets, value.chunk.sizes, value.tensor.nbytes
+    )
 
 
-def _source(value: Any) -> staging.Source:
+def _source(value: Any) -> staging.PartBytes:
     tensor = value.tensor if isinstance(value, Shard) else value
     if isinstance(tensor, torch.Tensor):
         return staging.of_tensor(tensor)

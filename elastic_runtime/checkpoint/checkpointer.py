@@ -1,8 +1,9 @@
 """``Checkpointer``: saves the state of a job so that it is either whole or not there, and resumes.
 
 All ranks save at the same step, and leave at the same step when they are asked to; see
-``worker.agreement`` for how they agree. ``saves`` is how a save goes, ``loading`` how a load does,
-``manifest`` what a checkpoint is.
+``worker.agreement`` for how they agree. ``save/`` is how a save goes, ``load/`` how a load does,
+``format/manifest.py`` what a checkpoint is; the walk from ``step`` to a committed checkpoint is in
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -11,51 +12,40 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from elastic_runtime.checkpoint.entries import usage_checks
+from elastic_runtime.checkpoint.entries.committed_entries import CommittedEntries
 from elastic_runtime.checkpoint.entries.flat_state import Entries
 from elastic_runtime.checkpoint.format.manifest import CheckpointId
-from elastic_runtime.checkpoint.load.resume_choice import Resuming
-from elastic_runtime.checkpoint.save.save_attempts import Attempts
-from elastic_runtime.checkpoint.save.save_scheduler import Saves
-from elastic_runtime.checkpoint.save.save_timetable import Timetable, parse_limit
-from elastic_runtime.checkpoint.save_interval import Interval, parse_every
-from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import Snapshots
+from elastic_runtime.checkpoint.load.resume_choice import LatestStateLoader
+from elastic_runtime.checkpoint.save.save_executor import SaveExecutor
+from elastic_runtime.checkpoint.save.save_scheduler import SaveScheduler
+from elastic_runtime.checkpoint.save.save_timetable import SaveTimetable, parse_limit
+from elastic_runtime.checkpoint.save_interval import Every, Interval, parse_every
+from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
 from elastic_runtime.checkpoint.storage.first_contact import of_a_job
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.retention import parse_retention
 from elastic_runtime.errors import (
     CheckpointFailed,
     CheckpointUsageError,
-    UsageError,
 )
 from elastic_runtime.protocol.messages import EXIT_DRAINED
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
-from elastic_runtime.worker.fast_exit import end_quickly
+from elastic_runtime.worker.fast_exit import exit_fast
 from elastic_runtime.worker.peers import Connection, Peers
-from elastic_runtime.worker.recovery.recovery_source import Condition, Held
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateVersion
 
 if TYPE_CHECKING:
     import os
     from collections.abc import MutableMapping, Sequence
     from datetime import timedelta
 
-    from elastic_runtime.worker.recovery.recovery_source import Choice
+    from elastic_runtime.checkpoint.storage.retention import Retention
+    from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
     from elastic_runtime.worker.state.training_state import State
-
-
-@runtime_checkable
-class Committing(Protocol):
-    """An entry that moves on with each step, such as a sampler with its cursor."""
-
-    def commit(self) -> None:
-        """Takes note that a step is done."""
-
-
-# Whose steps each entry was last committed by.
-_committers: dict[int, object] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,45 +116,37 @@ class Checkpointer:
             CheckpointUsageError: a setting or an entry cannot be used.
         """
         usage_checks.check_named(entries)
-        if on_save_error not in ("continue", "raise"):
-            raise CheckpointUsageError(
-                f"on_save_error={on_save_error!r} is not understood; give 'continue' or 'raise'"
-            )
+        usage_checks.check_on_save_error(on_save_error)
         interval = parse_every(every)
         limit = parse_limit(max_save_age, interval)
-        rule = parse_retention(keep, keep_every)
+        retention = parse_retention(keep, keep_every)
+        snapshot_interval = parse_every(snapshot_every, "snapshot_every")
         self._objects = entries
+        self._sync = sync
         # The first rank finds out whether the place is one; the others wait for it.
         first = of_a_job(context().note, _leave_if_asked) if context().rank == 0 else None
         self._storage = open_storage(directory, first)
         self._entries = Entries(entries)
-        self._committing = {k: e for k, e in entries.items() if isinstance(e, Committing)}
-        self._commits = False
-        self._token = object()
+        self._committed = CommittedEntries(entries)
         self._context: WorkerContext = context()
         self._context.offer_drain()
-        self._saves = Saves(self._storage, entries, self._entries, rule, self._context)
-        self._snapshots = Snapshots(
-            self._storage,
-            self._saves.tenure,
-            parse_every(snapshot_every, "snapshot_every"),
-            self._context,
-        )
-        self._resuming = Resuming(
-            self._storage, self._saves, self._snapshots, self._entries, self._context
-        )
-        self._attempts = Attempts(
-            self._saves,
-            Timetable.at_start(interval, limit, time.monotonic()),
-            sync=sync,
-            raises=on_save_error == "raise",
-        )
-        self._sync = sync
+        timetable = SaveTimetable.at_start(interval, limit, time.monotonic())
+        self._assemble(retention, snapshot_interval, timetable, raises=on_save_error == "raise")
         self._connection: Connection | None = None
         self._state: State | None = None
         self._is_over = False  # elastic.run is, which it was given
         self._group: _Group | None = None
         self._steps = 0
+
+    def _assemble(
+        self, retention: Retention, snapshots: Every, timetable: SaveTimetable, *, raises: bool
+    ) -> None:
+        """Makes what saves, takes snapshots and loads."""
+        storage, entries, here = self._storage, self._entries, self._context
+        self._executor = SaveExecutor(storage, self._objects, entries, retention, here)
+        self._scheduler = SaveScheduler(self._executor, timetable, sync=self._sync, raises=raises)
+        self._snapshots = SnapshotScheduler(storage, self._executor.term, snapshots, here)
+        self._loader = LatestStateLoader(storage, self._executor, self._snapshots, entries, here)
 
     def __repr__(self) -> str:
         """Where it saves what, and the step."""
@@ -220,7 +202,7 @@ class Checkpointer:
         self._is_the_scripts("step() was called")
         group = self._ready()
         self.count(self._steps + 1)
-        self._commit()
+        self._committed.commit()
         self._context.report_step(self.steps)
         agreed = group.agreement.step(Wish.TRAINS | self._wishes(group.peers))
         if Wish.LEAVE in agreed:
@@ -246,19 +228,19 @@ class Checkpointer:
                 ``elastic.run`` has returned, and this step is not saved.
         """
         if self._is_over:
-            if self._attempts.begun == self._saves.held == self.steps:
+            if self._scheduler.begun == self._executor.held == self.steps:
                 return
             usage_checks.refuse_late(self.steps, self._storage.where)
         peers = self._ready().peers
         at_once = sync or self._sync
-        if self._attempts.begun == self.steps and not at_once:
+        if self._scheduler.begun == self.steps and not at_once:
             if not self.steps and self._state is None:
                 usage_checks.refuse_uncounted()
             return
         if at_once:
-            self._attempts.save_for_certain(peers, self.steps)
+            self._scheduler.save_for_certain(peers, self.steps)
         else:
-            self._attempts.save_soon(peers, self.steps)
+            self._scheduler.save_soon(peers, self.steps)
         self._ready().agreement.restart_clock()
 
     def wait(self) -> None:
@@ -269,7 +251,7 @@ class Checkpointer:
         Raises:
             CheckpointFailed: it could not be finished; older checkpoints are untouched.
         """
-        self._attempts.wait()
+        self._scheduler.wait()
 
     def close(self) -> None:
         """Finishes what is under way, for a program that makes no more steps. Saves nothing new.
@@ -280,7 +262,8 @@ class Checkpointer:
         try:
             if self._group is not None:
                 self._group.agreement.close()
-            self._saves.close()
+            self._executor.close()
+            self._scheduler.report_end(self.steps)
         finally:
             self._context.withdraw_drain()
 
@@ -289,7 +272,7 @@ class Checkpointer:
     def count(self, steps: int) -> None:
         """Says how many steps the job has made; it may have gone back."""
         if steps < self._steps:
-            self._attempts.go_back()
+            self._scheduler.go_back()
         self._steps = steps
 
     def attach(self, state: State, connection: Connection) -> None:
@@ -313,17 +296,18 @@ class Checkpointer:
             )
         self._entries.add_counters(state.counters_entry())
         self._state = state
-        lost = self._saves.enter(connection)
+        lost = self._executor.enter(connection)
         self._snapshots.enter()
         self._connection = connection
         self._group = None
-        self._attempts.enter(lost=lost)
+        self._scheduler.enter(lost=lost)
 
     def detach(self) -> None:
         """``elastic.run`` is over: the groups are gone, and nothing is saved or loaded any more."""
         if self._state is not None:
+            self._scheduler.report_end(self.steps)
             self._is_over = True
-            self._saves.enter(None)
+            self._executor.enter(None)
             self._snapshots.enter()
             self._connection = self._group = None
 
@@ -333,20 +317,20 @@ class Checkpointer:
 
         0 if it knows of none: there may be a checkpoint of an earlier life.
         """
-        return self._saves.held or 0
+        return self._executor.held or 0
 
     @property
     def term(self) -> int:
         """The newest term in which this rank's state was saved, or was about to be; 0: none."""
-        return self._saves.tenure.term
+        return self._executor.term.newest_known
 
     @property
-    def base(self) -> Held:
+    def base(self) -> StateVersion:
         """The newest save that this rank's memory is known not to be older than; 0, 0: of none."""
-        base = self._saves.tenure.base
-        return Held(base.term, base.step)
+        base = self._executor.term.base
+        return StateVersion(base.term, base.step)
 
-    def load(self, over: Held | None, *, strict: bool = True) -> Held | None:
+    def load(self, over: StateVersion | None, *, strict: bool = True) -> StateVersion | None:
         """Loads the newest state that is saved, and newer than what the ranks hold in memory.
 
         Args:
@@ -363,26 +347,26 @@ class Checkpointer:
         """
         floor = None if over is None else CheckpointId(*over)
         found = self._load(strict=strict, over=floor)
-        return None if found is None else Held(found.term, found.step)
+        return None if found is None else StateVersion(found.term, found.step)
 
-    def newest(self) -> Held | None:
+    def newest(self) -> StateVersion | None:
         """The newest checkpoint in storage that claims to be whole; for one rank to ask.
 
         Raises:
             CheckpointError: the directory cannot be read.
         """
-        found = self._resuming.stored()
-        return Held(found[0].term, found[0].step) if found else None
+        found = self._loader.stored()
+        return StateVersion(found[0].term, found[0].step) if found else None
 
-    def received(self, choice: Choice) -> None:
+    def received(self, choice: RecoveryChoice) -> None:
         """This rank has the memory of the sources now; a fault may still come before ``settled``.
 
         Args:
             choice: what all ranks go on from.
         """
-        self._saves.tenure.settle(CheckpointId(*choice.base), choice.term, anew=True)
+        self._executor.term.recover_from(CheckpointId(*choice.base), choice.term, anew=True)
 
-    def settled(self, choice: Choice) -> None:
+    def settled(self, choice: RecoveryChoice) -> None:
         """All ranks are alike now, and go on from there.
 
         Args:
@@ -393,7 +377,7 @@ class Checkpointer:
             return  # all of them have loaded it
         received = self._ready().peers.rank not in choice.sources
         base = CheckpointId(*choice.base)
-        self._saves.tenure.settle(base, choice.term, anew=choice.asked or received)
+        self._executor.term.recover_from(base, choice.term, anew=choice.asked or received)
 
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do."""
@@ -410,7 +394,7 @@ class Checkpointer:
         """
         group = self._ready()
         save, failed = Wish.SAVE in agreed, Wish.FAILED in agreed
-        if self._attempts.heed(group.peers, self.steps, failed=failed, agreed=save):
+        if self._scheduler.heed(group.peers, self.steps, failed=failed, agreed=save):
             group.agreement.restart_clock()
         self._snapshot(agreed)
 
@@ -421,39 +405,23 @@ class Checkpointer:
         self._snapshots.rest(self.steps)
         # They have asked each other at the step before: what has begun since, all know.
         peers = self._ready().peers
-        if Wish.BUSY in agreed or self._saves.began_since(self.steps - 1):
+        if Wish.BUSY in agreed or self._executor.began_since(self.steps - 1):
             return
-        if not self._attempts.hear(peers, self.steps):
+        if not self._scheduler.hear(peers, self.steps):
             return
         with suppress(CheckpointFailed):  # it is an event, and costs nothing else
-            self._saves.snapshot_beside(peers, self.steps, self._snapshots)
-
-    def _commit(self) -> None:
-        """Has each entry that moves on with the steps take note of one.
-
-        Raises:
-            UsageError: another checkpointer does so as well, in turn with this one.
-        """
-        for name, entry in self._committing.items():
-            if self._commits and _committers[id(entry)] is not self._token:
-                raise UsageError(
-                    f"the entry {name!r} is one of two checkpointers, and each step of either "
-                    "moves it on, so that half of the data would be left out; give it to one only"
-                )
-            _committers[id(entry)] = self._token
-            entry.commit()
-        self._commits = True
+            self._executor.snapshot_in_background(peers, self.steps, self._snapshots)
 
     # What all ranks do
 
     def _load(self, *, strict: bool, over: CheckpointId | None = None) -> CheckpointId | None:
         """Loads the newest that is whole; None: there is nothing, and all is as it was."""
         group = self._ready()
-        self._saves.finish_flight()
-        found = self._resuming.load(group.peers, self._give_up_memory, strict=strict, over=over)
+        self._executor.ignore_result()
+        found = self._loader.load(group.peers, self._give_up_memory, strict=strict, over=over)
         if found is not None:
             self.count(found.step)
-            self._attempts.resumed(self.steps, stored=self._saves.held is not None)
+            self._scheduler.resumed(self.steps, stored=self._executor.held is not None)
         if found is not None or over is None:
             self._snapshots.rest(self.steps)
         group.agreement.restart_clock()
@@ -462,7 +430,7 @@ class Checkpointer:
     def _give_up_memory(self, step: int) -> None:
         """If a peer dies while all load, nobody goes on from tensors that are half overwritten."""
         state = self._state
-        if state is not None and state.standing().condition is not Condition.NEW:
+        if state is not None and state.rank_status().condition is not MemoryCondition.NEW:
             state.give_up(step)
 
     def _is_the_scripts(self, what: str) -> None:
@@ -481,22 +449,22 @@ class Checkpointer:
                     f"{self._storage.where} is in the memory of one process: no other rank sees "
                     "it, and it ends with the process; choose a place that all nodes share"
                 )
-            self._attempts.look(peers, self.steps)
+            self._scheduler.check_place(peers, self.steps)
             if peers.rank > 0:
-                self._saves.tenure.let_go()
+                self._executor.term.release()
             self._group = _Group(peers, Agreement(peers.group))
         return self._group
 
     def _wishes(self, peers: Peers) -> Wish:
         rank = peers.rank
         wishes = Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING
-        if self._saves.has_failed:
+        if self._executor.has_failed:
             wishes |= Wish.FAILED
         if self._snapshots.wanted:
-            self._saves.leave_behind()
-            wishes |= Wish.BUSY if self._saves.is_busy else Wish.NOTHING
+            self._executor.leave_behind()
+            wishes |= Wish.BUSY if self._executor.is_busy else Wish.NOTHING
             wishes |= self._snapshots.wish(self.steps) if rank == 0 else Wish.NOTHING
-        if rank == 0 and self._attempts.wishes_save(peers):
+        if rank == 0 and self._scheduler.wishes_save(peers):
             wishes |= Wish.SAVE
         return wishes
 
@@ -509,7 +477,7 @@ def _end(here: WorkerContext) -> NoReturn:
     """Ends this process, as it was asked to leave."""
     # Without an agent it was a SIGTERM, and whoever sent it expects the usual exit code.
     code = EXIT_DRAINED if here.has_agent else 128 + signal.SIGTERM
-    end_quickly(code)
+    exit_fast(code)
     raise SystemExit(code)
 
 

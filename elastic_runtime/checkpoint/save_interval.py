@@ -1,4 +1,7 @@
-"""When a save is due."""
+"""Reads ``every``: steps, a time, or both; and says when such an interval is over.
+
+Only that: what is tried again after a failure, and when, is in ``save/save_timetable.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The order of the samples in each epoch: checked, and remembered while it is in use."""
+"""What is in an epoch, and in which order: the user's ``order=``, checked, or a random one.
+
+Which rank gets which of it is decided in ``sampler.py``. An order is kept while it is in use.
+"""
 
 from __future__ import annotations
 

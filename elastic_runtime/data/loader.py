@@ -80,19 +80,9 @@ def loader(
     """
     _check_options(options)
     if at_least_once:
-        if not _is_iterable(dataset):
-            raise UsageError(
-                "at_least_once=True is for iterable data; this data set has numbered samples, each "
-                "of which can count exactly once: give loader() an ElasticBatchSampler instead"
-            )
-        if sampler is not None or (batch_size or batch or 0) < 1:
-            raise UsageError(
-                "an iterable data set is read without a sampler, in global batches of batch_size= "
-                "samples: elastic.loader(dataset, batch_size=64, at_least_once=True)"
-            )
-        return StreamLoader(
-            dataset, one_of("batch_size", batch_size, "batch", batch), seed, options
-        )
+        _check_stream(dataset, sampler, batch_size or batch or 0)
+        size = one_of("batch_size", batch_size, "batch", batch)
+        return StreamLoader(dataset, size, seed, options)
     if _is_iterable(dataset):
         raise UsageError(NO_POSITIONS)
     if not isinstance(sampler, ElasticBatchSampler):
@@ -112,6 +102,19 @@ def loader(
         # meanwhile are dropped by the first iteration.
         iter(made)
     return made
+
+
+def _check_stream(dataset: object, sampler: object, batch_size: int) -> None:
+    if not _is_iterable(dataset):
+        raise UsageError(
+            "at_least_once=True is for iterable data; this data set has numbered samples, each "
+            "of which can count exactly once: give loader() an ElasticBatchSampler instead"
+        )
+    if sampler is not None or batch_size < 1:
+        raise UsageError(
+            "an iterable data set is read without a sampler, in global batches of batch_size= "
+            "samples: elastic.loader(dataset, batch_size=64, at_least_once=True)"
+        )
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a loader and a SIGTERM that is meant for all of a job."""
+"""Keeps the processes of a ``DataLoader`` alive when a whole job gets a SIGTERM."""
 
 from __future__ import annotations
 

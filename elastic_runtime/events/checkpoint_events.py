@@ -84,6 +84,19 @@ class CheckpointSaveLate(NotedEvent):
 
 
 @dataclass(frozen=True)
+class CheckpointEndsUnsaved(NotedEvent):
+    """Training ends, and no save has succeeded since the last one that failed."""
+
+    name = "checkpoint.ends_unsaved"
+    level = WARNING
+    sentence = "{problem}"
+
+    path: str
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True)
 class CheckpointPruneFailed(NotedEvent):
     """Older checkpoints could not be deleted; that is tried again after the next save."""
 

@@ -1,4 +1,4 @@
-"""The end of a process that leaves in the middle of its program, while others wait for it.
+"""Ends a process quickly, in the middle of its program, as others wait for its end.
 
 Taking an interpreter apart that has imported torch lasts for a second and more, most of it spent
 in looking at every object once again; in a forked worker that also copies the memory it shares.
@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 
 
-def end_quickly(code: int) -> None:
+def exit_fast(code: int) -> None:
     """Makes the coming end of this process a quick one.
 
     What a program can notice is done as always: ``finally`` blocks, threads that are waited for,

@@ -6,7 +6,7 @@
 ``@elastic.run(state)`` above ``train``     trains at once; the name becomes the result
 ==========================================  ===================================================
 
-They all end in ``loop.train_in_place``, once in each process.
+They all end in ``run_loop.train_in_place``, once in each process.
 """
 
 from __future__ import annotations
@@ -124,17 +124,7 @@ def run(  # type: ignore[misc]  # the kind of the first argument decides what th
     """
     if isinstance(train, State):  # the State comes first: a decorator is asked for
         train, state, checkpointer = None, train, state if checkpointer is None else checkpointer
-    if isinstance(checkpointer, (str, os.PathLike)):
-        raise UsageError(
-            f"elastic.run was given {str(checkpointer)!r} as its checkpointer; give a "
-            "Checkpointer: "
-            f'elastic.Checkpointer("{checkpointer}", {{"model": model, …}}, every="30s")'
-        )
-    if checkpointer is not None and not hasattr(checkpointer, "attach"):
-        raise UsageError(
-            f"elastic.run was given a {type(checkpointer).__qualname__} as its checkpointer; "
-            "the order is elastic.run(train, state, checkpointer)"
-        )
+    _check_checkpointer(checkpointer)
     if train is None:
         return _trains_at_once(_checked(state), checkpointer, start_over=start_over, strict=strict)
     if not callable(train):
@@ -147,6 +137,19 @@ def run(  # type: ignore[misc]  # the kind of the first argument decides what th
     state = _checked(state)
     _waiting.clear()
     return train_in_place(train, state, checkpointer, start_over=start_over, strict=strict)
+
+
+def _check_checkpointer(given: object) -> None:
+    if isinstance(given, (str, os.PathLike)):
+        raise UsageError(
+            f"elastic.run was given {str(given)!r} as its checkpointer; give a Checkpointer: "
+            f'elastic.Checkpointer("{given}", {{"model": model, …}}, every="30s")'
+        )
+    if given is not None and not hasattr(given, "attach"):
+        raise UsageError(
+            f"elastic.run was given a {type(given).__qualname__} as its checkpointer; "
+            "the order is elastic.run(train, state, checkpointer)"
+        )
 
 
 def _trains_at_once(

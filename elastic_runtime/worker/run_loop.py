@@ -47,17 +47,17 @@ from elastic_runtime.protocol.messages import (
 from elastic_runtime.system import tcp_keepalive, torch_private
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
-from elastic_runtime.worker.fast_exit import end_quickly
+from elastic_runtime.worker.fast_exit import exit_fast
 from elastic_runtime.worker.peers import Connection
 from elastic_runtime.worker.recovery import error_classification, thread_inspection
-from elastic_runtime.worker.recovery.common_state import Past, Settling
+from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
 from elastic_runtime.worker.recovery.group_disposal import drop_later
-from elastic_runtime.worker.recovery.process_groups import Place, Ranks, Stores, rehearse
-from elastic_runtime.worker.recovery.replica_check import Inspection
-from elastic_runtime.worker.state.missing_parts import Watch, report
-from elastic_runtime.worker.state.optimizer_gate import Gate
-from elastic_runtime.worker.train_signature import check_form
+from elastic_runtime.worker.recovery.process_groups import RankInRound, Ranks, Stores, rehearse
+from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
+from elastic_runtime.worker.state.missing_parts import MissingParts, report
+from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
+from elastic_runtime.worker.train_signature import check_signature
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -164,10 +164,12 @@ class _Loop:
     ) -> None:
         self._state = state
         self._saver = saver
-        check_form(train)
+        check_signature(train)
         self._train = train
         self._here = here
-        self._settling = Settling(state, saver, self._note, start_over=start_over, strict=strict)
+        self._recovery = StateRecovery(
+            state, saver, self._note, start_over=start_over, strict=strict
+        )
         self._stores = Stores()
         self._orders: queue.SimpleQueue[Enter | Dismiss] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -178,7 +180,9 @@ class _Loop:
         self._change: Change | None = None
         self._released = saver is None  # nobody counts on what is held here
         self._main = threading.get_ident()
-        self._watch: Watch | None = Watch(state)  # None: the first steps are over
+        self._missing_parts: MissingParts | None = MissingParts(
+            state
+        )  # None: the first steps are over
 
     # ------------------------------------------------------------ without an agent
 
@@ -193,10 +197,10 @@ class _Loop:
         try:
             group = dist.new_group(backend="gloo")
             connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
-            self._settling.settle(connection, world, Past())
+            self._recovery.recover(connection, world, EarlierRounds())
             self._state._on_commit = commit = _Commit(self, group, None)
-            self._state._inspection = commit.inspection()
-            self._state._gate = Gate(partial(error_classification.check_groups, None))
+            self._state._replica_check = commit.replica_check()
+            self._state._gate = OptimizerGate(partial(error_classification.check_groups, None))
             with error_classification.explained():
                 value = self._train(world)
             self._finish_saving()
@@ -252,7 +256,7 @@ class _Loop:
         self._here.listen(self._listen)
         self._here.shield()
         rehearse()
-        self._state.make_room()
+        self._state.preallocate()
         self._here.tell(Ready())
         while True:
             order = self._orders.get()
@@ -274,7 +278,7 @@ class _Loop:
             )
 
     def _take_part(self, order: Enter) -> _Done | _Out:
-        place = Place(order.round, order.rank, order.world, order.host, order.port, order.key)
+        place = RankInRound(order.round, order.rank, order.world, order.host, order.port, order.key)
         ranks = Ranks(place, self._stores)
         self._released = self._saver is None
         with self._lock:
@@ -320,16 +324,16 @@ class _Loop:
         self._here.enter(order.round, order.rank, incarnation)
         began = time.monotonic()
         connection = Connection(group, ranks.another_group, ranks.interrupted.is_set)
-        past = Past(incarnation, order.committed)
-        self._settling.settle(connection, world, past)
+        past = EarlierRounds(incarnation, order.committed)
+        self._recovery.recover(connection, world, past)
         settling = time.monotonic() - began
         self._note(RoundEntered(round(connecting, 4), round(settling, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
         self._connect_ahead(order.spares)
         commit = _Commit(self, group, ranks)
         self._state._on_commit = commit
-        self._state._gate = Gate(partial(error_classification.check_groups, ranks))
-        self._state._inspection = commit.inspection()
+        self._state._gate = OptimizerGate(partial(error_classification.check_groups, ranks))
+        self._state._replica_check = commit.replica_check()
         with self._here.in_train():
             with error_classification.explained():
                 value = self._train(world)
@@ -374,20 +378,23 @@ class _Loop:
 
         threading.Thread(target=connect, name="elastic-ahead", daemon=True).start()
 
-    def look_for_forgotten(self) -> None:
+    def look_for_missing_parts(self) -> None:
         """Says once, in the first steps, what the script has left out of its State.
 
         Raises:
             UsageError: it cannot be right.
         """
-        if self._watch is not None and (found := self._watch.committed()) is not None:
-            self._watch = None
+        if (
+            self._missing_parts is not None
+            and (found := self._missing_parts.committed()) is not None
+        ):
+            self._missing_parts = None
             report(found, self._note)
 
     def end(self) -> None:
         """Leaves nothing behind in torch."""
-        if self._watch is not None:
-            self._watch.close()
+        if self._missing_parts is not None:
+            self._missing_parts.close()
 
     def _note(self, event: NotedEvent) -> None:
         if self._here.rank == 0:
@@ -399,7 +406,7 @@ class _Loop:
         group = dist.group.WORLD
         assert group is not None
         connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
-        if self._settling.alone(connection, World(0, 1, 0, 1, 0, 1, round=self._state._round)):
+        if self._recovery.alone(connection, World(0, 1, 0, 1, 0, 1, round=self._state._round)):
             saver.save(sync=True)
 
     def _end(self) -> NoReturn:
@@ -407,7 +414,7 @@ class _Loop:
         code = EXIT_DRAINED if saver is not None and saver.held == self._state.step else 0
         if not self._here.has_agent:
             code = 128 + signal.SIGTERM  # whoever has sent it expects the usual exit code
-        end_quickly(code)
+        exit_fast(code)
         raise SystemExit(code)
 
 
@@ -431,7 +438,7 @@ class _Commit:
         loop, ranks = self._loop, self._ranks
         step = loop._state.step
         loop._here.report_step(step)
-        loop.look_for_forgotten()
+        loop.look_for_missing_parts()
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
         agreed = self._agreement.step(self._wishes(Wish.TRAINS))
@@ -447,9 +454,9 @@ class _Commit:
             self._save_now(step)
             loop._end()
 
-    def inspection(self) -> Inspection:
+    def replica_check(self) -> ReplicaCheck:
         """What compares the ranks of this round."""
-        return Inspection(self._loop._state._parts, self._group)
+        return ReplicaCheck(self._loop._state._parts, self._group)
 
     def until_all_return(self) -> None:
         """Waits for the other ranks after ``train`` has returned here.

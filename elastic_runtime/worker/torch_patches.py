@@ -1,4 +1,4 @@
-"""What is done to torch in a worker, so that scripts need not know of it.
+"""What is changed in torch in a worker: where it listens, lost peers, groups that are gone.
 
 A warm worker gets it from the process that it is forked from. One that starts cold may never import
 torch, or fail before that; so there it is done as soon as torch is there.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MODULE = "torch.distributed"
 
 
-def tend() -> None:
+def patch_torch() -> None:
     """Has torch listen no further than it must, notice lost peers, and bear that groups are gone.
 
     torch's distributed package is imported, and belongs to this process alone.
@@ -30,7 +30,7 @@ def tend() -> None:
     torch_private.spare_groups(spares_groups)
 
 
-def tend_when_imported() -> None:
+def patch_when_imported() -> None:
     """Does it as soon as this process has imported torch's distributed package."""
     sys.meta_path.insert(0, _Finder())
 
@@ -48,9 +48,9 @@ class _Finder:
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_tend(module: ModuleType) -> None:
+            def execute_and_patch(module: ModuleType) -> None:
                 execute(module)
-                tend()
+                patch_torch()
 
-            spec.loader.exec_module = execute_and_tend  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
         return spec

@@ -1,4 +1,4 @@
-"""Whether a training function has the form in which it will be called."""
+"""Checks that a training function can be called with one argument, the ``World``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def check_form(train: Callable[..., Any]) -> None:
+def check_signature(train: Callable[..., Any]) -> None:
     """Makes sure that ``train(world)`` can be called, before anything is set up for it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How a Python worker begins and ends: the same for a forked one and for a fresh interpreter.
+"""The first and the last code in a Python worker, whether forked or started anew.
 
 The script runs as the one real ``__main__`` of the process, at the bottom of its only stack, so
 that everything after it (exit codes, atexit, threads that are waited for) is the interpreter's
@@ -388,18 +388,18 @@ def _refusing_idle() -> Iterator[None]:
         raise ending
 
 
-def _tend_torch() -> None:
+def _patch_torch() -> None:
     try:
-        from elastic_runtime.worker.torch_patches import tend_when_imported
+        from elastic_runtime.worker.torch_patches import patch_when_imported
     except ImportError:  # another interpreter than the agent's, which does without
         return
-    tend_when_imported()
+    patch_when_imported()
 
 
 def _main() -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # the directory of this file
-    _tend_torch()
+    _patch_torch()
     kind, *rest = sys.argv[1:]
     if kind == "function":
         run_function(int(rest[0]), int(rest[1]))

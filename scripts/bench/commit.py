@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
-from elastic_runtime.worker.state.optimizer_gate import Gate
+from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from scripts.bench.measure.figures import quantile
 from scripts.bench.measure.report import machine
 from tests.etcd_server import free_port
@@ -101,7 +101,7 @@ def _on_gpu(steps: int) -> int:
     millis: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * (_WARM_UP + steps)):
         waits = bool(number % 2)
-        state._gate = Gate(lambda: None) if waits else _NoGate(lambda: None)
+        state._gate = OptimizerGate(lambda: None) if waits else _NoOptimizerGate(lambda: None)
         began = time.perf_counter()
         optim.zero_grad()
         ddp(inputs).square().mean().backward()
@@ -115,7 +115,7 @@ def _on_gpu(steps: int) -> int:
     return 0
 
 
-class _NoGate(Gate):
+class _NoOptimizerGate(OptimizerGate):
     """The order without a look before the optimizer."""
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -32,14 +32,14 @@ from torch.distributed.checkpoint import metadata as dcp
 
 from elastic_runtime.checkpoint.entries.tensor_memory import without_collection
 from elastic_runtime.checkpoint.format import dcp_metadata, metadata_reader, outline_file
-from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Manifest, Part
 from elastic_runtime.checkpoint.format.part_columns import Parts
-from elastic_runtime.checkpoint.format.rank_outline import Chunk, Item, box_of, digest, say
+from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of, digest, say
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
 from elastic_runtime.checkpoint.save import file_writer
-from elastic_runtime.checkpoint.save.plan_exchange import Plans, agree
+from elastic_runtime.checkpoint.save.rank_share import WritePlans, agree
 from elastic_runtime.system.torch_private import dcp_stored_item
 from elastic_runtime.worker.peers import Peers
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from elastic_runtime.checkpoint.format.rank_outline import Said
-    from elastic_runtime.checkpoint.format.write_plan import Plan
+    from elastic_runtime.checkpoint.format.write_plan import WritePlan
 
 _MODES = ("replicated", "sharded", "mixed")
 _HEAD = 1024  # bytes of each rank in an exchange of all: see ``Peers``
@@ -60,7 +60,7 @@ def held(rank: int, world: int, count: int, mode: str) -> list[Item]:
     for number in range(count):
         shape = (4096 + number % 7, 1024) if number % 3 else (4096,)
         whole = mode == "replicated" or (mode == "mixed" and number % 3 == 0)
-        offsets, sizes = box_of(() if whole else (Chunk(0, world, rank),), shape)
+        offsets, sizes = chunk_of(() if whole else (EvenCut(0, world, rank),), shape)
         key = f"model.layers.{number // 9}.block.attention.w{number % 9}.weight"
         found.append(Item(key, "float32", shape, offsets, sizes, 4 * prod(sizes)))
     if mode == "mixed":
@@ -128,7 +128,7 @@ class Wire(Peers):
         return self._all.shares[self.rank]
 
 
-def agreement(plans: Plans, said: Sequence[Said]) -> tuple[Plan, Cost]:
+def agreement(plans: WritePlans, said: Sequence[Said]) -> tuple[WritePlan, Cost]:
     """Has all ranks agree."""
     world = World(said, [[digest(part) for part in one.parts] for one in said])
     named = {
@@ -138,7 +138,7 @@ def agreement(plans: Plans, said: Sequence[Said]) -> tuple[Plan, Cost]:
     }
     world.given = [list(named.values())]
     cost = Cost([0] * len(said), [0] * len(said))
-    plan: Plan | None = None
+    plan: WritePlan | None = None
     for rank, one in enumerate(said):
         began = time.process_time()
         made, _ = agree(plans, Wire(rank, world, cost), one)
@@ -151,13 +151,13 @@ def agreement(plans: Plans, said: Sequence[Said]) -> tuple[Plan, Cost]:
     return plan, cost
 
 
-def _planning(world: int, items: int, mode: str) -> tuple[Plan, list[dict[str, Any]]]:
-    plans, rows = Plans(), []
+def _planning(world: int, items: int, mode: str) -> tuple[WritePlan, list[dict[str, Any]]]:
+    plans, rows = WritePlans(), []
     began = time.process_time()
     said = [say(held(rank, world, items, mode), rank, world) for rank in range(world)]
     describe = (time.process_time() - began) / world
     less = [say(held(rank, world - 1, items, mode), rank, world - 1) for rank in range(world - 1)]
-    plan: Plan | None = None
+    plan: WritePlan | None = None
     for when, each in (("first", said), ("another", less), ("back", said)):
         gc.collect()
         plan, cost = agreement(plans, each)
@@ -179,11 +179,11 @@ def _planning(world: int, items: int, mode: str) -> tuple[Plan, list[dict[str, A
     return plan, rows
 
 
-def _content(world: int, mode: str, plan: Plan) -> Iterator[dict[str, Any]]:
+def _content(world: int, mode: str, plan: WritePlan) -> Iterator[dict[str, Any]]:
     """What a commit writes, and what a rank that loads reads of it: before and after."""
     files = [_record(rank, sizes) for rank, sizes in enumerate(plan.sizes)]
     wanted = {
-        item.key: Box(item.offsets, item.sizes) if item.dtype else None
+        item.key: Chunk(item.offsets, item.sizes) if item.dtype else None
         for item in plan.held[world // 2].items(
             world // 2, range(len(plan.held[world // 2].schema))
         )
@@ -196,7 +196,7 @@ def _content(world: int, mode: str, plan: Plan) -> Iterator[dict[str, Any]]:
 
 # What was done, seconds, bytes.
 _Figure = tuple[str, float, int]
-_Wanted = dict[str, Box | None]
+_Wanted = dict[str, Chunk | None]
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -208,7 +208,7 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _listed(
-    world: int, plan: Plan, files: Sequence[FileRecord | None], wanted: _Wanted
+    world: int, plan: WritePlan, files: Sequence[FileRecord | None], wanted: _Wanted
 ) -> Iterator[_Figure]:
     """As it is below ``describing.MANY`` parts, and once was above: all parts in the manifest."""
     sent = [json.dumps(file.encode()) for file in files if file]
@@ -223,17 +223,17 @@ def _listed(
     def load() -> None:
         read = Manifest.decode("it", written)
         stored = metadata_reader.read_contents("it", metadata, read.files)
-        for key, box in wanted.items():
+        for key, chunk in wanted.items():
             found = stored[key]
-            if box is not None and isinstance(found, StoredTensor):
-                assert [piece for piece in found.pieces if piece.box.overlap(box)]
+            if chunk is not None and isinstance(found, StoredTensor):
+                assert [piece for piece in found.pieces if piece.chunk.overlap(chunk)]
 
     _, seconds = _timed(load)
     yield "a rank loads", seconds, len(written) + len(metadata)
 
 
 def _outlined(
-    world: int, plan: Plan, files: Sequence[FileRecord | None], wanted: _Wanted
+    world: int, plan: WritePlan, files: Sequence[FileRecord | None], wanted: _Wanted
 ) -> Iterator[_Figure]:
     """As it is above ``describing.MANY`` parts."""
     sent = [json.dumps(file_writer.section(file)) for file in files if file]
@@ -268,7 +268,7 @@ def _outlined(
     yield "a rank loads", seconds, size
 
 
-def _by_objects(plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
+def _by_objects(plan: WritePlan, files: Sequence[FileRecord | None]) -> bytes:
     """``.metadata`` as it is made of DCP's own objects: what ``index`` spares."""
     described: dict[str, Any] = {}
     places: dict[dcp.MetadataIndex, Any] = {}

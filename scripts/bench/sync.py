@@ -129,14 +129,14 @@ def _rank(rank: int, task: Task, answer: multiprocessing.SimpleQueue[list[Times]
     group = dist.new_group(backend="gloo")
     wire = group._get_backend(torch.device("cpu"))
     held = _state(task, step=rank == 0)
-    nbytes = sum(tensor.nbytes for tensor in held.picture().tensors)
+    nbytes = sum(tensor.nbytes for tensor in held.commit_image().tensors)
     nbytes = int(_most(torch.tensor(nbytes, dtype=torch.float64)))
     flat = torch.zeros(nbytes, dtype=torch.uint8)
     times = []
     for _ in range(task.repeat + 1):
         state = held if rank == 0 else _state(task, step=False)
         if rank:
-            state.make_room()  # as elastic.run does before it asks in
+            state.preallocate()  # as elastic.run does before it asks in
         dist.barrier()
         began = time.monotonic()
         choice = bring_together(state, wire, rank, task.ranks)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.checkpoint.snapshot.peer_reader import Line
+from elastic_runtime.checkpoint.snapshot.peer_reader import PeerConnection
 from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.peer_proof import (
     NONCE,
@@ -88,8 +88,8 @@ def test_strangers_are_told_nothing_and_stop_nothing(tmp_path: Path, kind: str) 
                 memory = SnapshotMemory("", 0, *port, "stranger", "")
                 for secret in (new_secret(), ""):
                     with pytest.raises(OSError, match=r"hangs up|reset"):
-                        Line(memory, key_for(SNAPSHOTS, secret))
-                Line(memory, key_for(SNAPSHOTS, record.secret)).close()
+                        PeerConnection(memory, key_for(SNAPSHOTS, secret))
+                PeerConnection(memory, key_for(SNAPSHOTS, record.secret)).close()
 
         assert {note.pid for note in job.hold(2)} == before, job.story()
         job.finish()

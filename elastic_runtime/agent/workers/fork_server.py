@@ -457,16 +457,16 @@ def _do(work: Work) -> None:
     Others wait for that end, and finalization would copy all the memory that is shared with the
     server.
     """
-    from elastic_runtime.worker.fast_exit import end_quickly
+    from elastic_runtime.worker.fast_exit import exit_fast
 
     try:
         work()
     except SystemExit as end:
         # As Python reads it: nothing is 0, a number is itself, anything else is printed and 1.
         code = 0 if end.code is None else end.code if isinstance(end.code, int) else 1
-        end_quickly(code & 0xFF)
+        exit_fast(code & 0xFF)
         raise
     except Exception:
-        end_quickly(1)
+        exit_fast(1)
         raise
-    end_quickly(0)
+    exit_fast(0)

@@ -84,7 +84,7 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
             modules.append(name)
     gc.enable()
     if "torch.distributed" in modules:
-        torch_patches.tend()
+        torch_patches.patch_torch()
     # What is loaded by now stays: the collector of a worker need not touch, and so copy, it.
     gc.collect()
     gc.freeze()

@@ -32,7 +32,7 @@ from elastic_runtime.worker.state.state_parts import unwrapped
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, MutableMapping, Sequence
 
-    from elastic_runtime.checkpoint.entries.per_rank_values import Place
+    from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
 
 State = dict[str, Any]
 
@@ -81,10 +81,10 @@ class _Entry(Protocol):
     def state(self, rank: int) -> State:
         """What this rank has to save, by key; tensors are those in use, not copies."""
 
-    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
         """Where the stored values are to go, by key; other values than tensors are replaced."""
 
-    def restore(self, loaded: State, place: Place) -> bool:
+    def restore(self, loaded: State, place: RankPosition) -> bool:
         """Takes over what was loaded into ``wanted``, as far as there was something.
 
         Returns:
@@ -106,10 +106,10 @@ class _ModuleEntry:
         named = self._module.named_buffers(remove_duplicate=False)
         return {self._prefix + name for name, _ in named}
 
-    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
         return self.state(0)
 
-    def restore(self, loaded: State, place: Place) -> bool:
+    def restore(self, loaded: State, place: RankPosition) -> bool:
         expected = self._module.state_dict()
         state = {key.removeprefix(self._prefix): value for key, value in loaded.items()}
         if state.keys() == expected.keys() and loads_plainly(self._module):
@@ -144,7 +144,7 @@ class _OptimizerEntry:
         ]
         return _shared(flat, rank)
 
-    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
         # An optimizer that has made no step has no state yet: the checkpoint says what there is.
         parameters = self._parameters()
         flat: State = {f"{self._name}.param_groups": None}
@@ -167,7 +167,7 @@ class _OptimizerEntry:
                 return name, key[end + 1 :]
         return "", ""
 
-    def restore(self, loaded: State, place: Place) -> bool:
+    def restore(self, loaded: State, place: RankPosition) -> bool:
         if not loaded:
             return True
         numbers = {name: number for number, name in enumerate(self._parameters())}
@@ -208,10 +208,10 @@ class _StatefulEntry:
     def state(self, rank: int) -> State:
         return {self._name: self._owner.state_dict()} if rank == 0 else {}
 
-    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
         return {self._name: None}
 
-    def restore(self, loaded: State, place: Place) -> bool:
+    def restore(self, loaded: State, place: RankPosition) -> bool:
         if self._name in loaded:
             self._owner.load_state_dict(loaded[self._name])
         return True
@@ -225,10 +225,10 @@ class _ValueEntry:
     def state(self, rank: int) -> State:
         return _shared({self._name: self._entries[self._name]}, rank)
 
-    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
         return {self._name: _fresh(stored.get(self._name))}
 
-    def restore(self, loaded: State, place: Place) -> bool:
+    def restore(self, loaded: State, place: RankPosition) -> bool:
         if self._name in loaded:
             self._entries[self._name] = loaded[self._name]
         return True
@@ -245,10 +245,10 @@ class _CountersEntry:
     def state(self, rank: int) -> State:
         return _shared({self.KEY: counters} if (counters := self._owner.state_dict()) else {}, rank)
 
-    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
         return {self.KEY: None} if self.KEY in stored else {}
 
-    def restore(self, loaded: State, place: Place) -> bool:
+    def restore(self, loaded: State, place: RankPosition) -> bool:
         if self.KEY in loaded:
             self._owner.load_state_dict(loaded[self.KEY])
         return True
@@ -264,7 +264,7 @@ class _PerRankEntry:
     def state(self, rank: int) -> State:
         return {f"{self._name}.rank-{rank}": self._owner.own_state()}
 
-    def wanted(self, stored: Mapping[str, Stored], place: Place) -> State:
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
         ranks = {int(found[1]): key for key in stored if (found := self._key.fullmatch(key))}
         if sorted(ranks) != list(range(len(ranks))) or not ranks:
             # None at all, or what was once a value of all ranks.
@@ -276,7 +276,7 @@ class _PerRankEntry:
             for rank, key in ranks.items()
         }
 
-    def restore(self, loaded: State, place: Place) -> bool:
+    def restore(self, loaded: State, place: RankPosition) -> bool:
         if self._is_own:
             for state in loaded.values():
                 self._owner.take(state)
@@ -379,7 +379,7 @@ class Entries:
                 found.add(name)
         return found
 
-    def wanted(self, where: str, stored: Mapping[str, Stored], place: Place) -> Wanted:
+    def wanted(self, where: str, stored: Mapping[str, Stored], place: RankPosition) -> Wanted:
         """Where the content of a checkpoint is to go.
 
         Args:
@@ -407,7 +407,7 @@ class Entries:
             surplus=tuple(sorted(stored.keys() - flat.keys() - {_CountersEntry.KEY})),
         )
 
-    def restore(self, loaded: State, place: Place) -> list[str]:
+    def restore(self, loaded: State, place: RankPosition) -> list[str]:
         """Gives everything loaded to its owner.
 
         Args:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPosition:
     """Which rank this is, of how many.
 
     Attributes:
@@ -84,7 +84,7 @@ class PerRank:
         else:
             self.value = state
 
-    def take_foreign(self, states: Sequence[Any], place: Place) -> bool:
+    def take_foreign(self, states: Sequence[Any], place: RankPosition) -> bool:
         """Goes on from the states of the ranks of another world.
 
         Returns:
@@ -105,7 +105,7 @@ class OwnedByRank(Protocol):
     def take(self, state: Any) -> None:
         """Goes on from a state that was saved."""
 
-    def take_foreign(self, states: Sequence[Any], place: Place) -> bool:
+    def take_foreign(self, states: Sequence[Any], place: RankPosition) -> bool:
         """Goes on from the states of the ranks of another world; False if it could not."""
 
 
@@ -122,7 +122,7 @@ class _Seeded(ABC):
     def seed(self, seed: int) -> None:
         """Begins anew from a seed of 63 bits."""
 
-    def take_foreign(self, states: Sequence[Any], place: Place) -> bool:
+    def take_foreign(self, states: Sequence[Any], place: RankPosition) -> bool:
         text = f"{digest(states[0])} {place.rank} of {place.world}"
         self.seed(int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1)
         return True
@@ -231,7 +231,7 @@ def owned_by_rank(value: Any) -> OwnedByRank | None:
     return None
 
 
-def take_from_others(owner: OwnedByRank, states: Sequence[Any], place: Place) -> bool:
+def take_from_others(owner: OwnedByRank, states: Sequence[Any], place: RankPosition) -> bool:
     """Goes on from what the ranks of a world of another size have saved.
 
     Args:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import DTensor
 
-from elastic_runtime.checkpoint.format.chunks import Box
-from elastic_runtime.system.torch_private import local_chunk
+from elastic_runtime.checkpoint.format.chunks import Chunk
+from elastic_runtime.system import torch_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,11 +23,11 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def local_box(tensor: torch.Tensor) -> Box:
+def local_chunk(tensor: torch.Tensor) -> Chunk:
     """Which elements of a tensor are in this rank's memory."""
     if isinstance(tensor, DTensor):
-        return Box(*local_chunk(tensor))
-    return Box.of(tuple(tensor.shape))
+        return Chunk(*torch_private.local_chunk(tensor))
+    return Chunk.of(tuple(tensor.shape))
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -23,6 +23,14 @@ def check_named(entries: object) -> None:
             )
 
 
+def check_on_save_error(given: object) -> None:
+    """Raises CheckpointUsageError for a word that is not known."""
+    if given not in ("continue", "raise"):
+        raise CheckpointUsageError(
+            f"on_save_error={given!r} is not understood; give 'continue' or 'raise'"
+        )
+
+
 def refuse_uncounted() -> NoReturn:
     """Refuses a second save of step 0, of which nobody knows whether it is the same state.
 

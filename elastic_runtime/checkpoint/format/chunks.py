@@ -1,4 +1,4 @@
-"""Boxes within a tensor: which of its elements a chunk holds, and where two chunks overlap.
+"""``Chunk``: a block of the elements of a tensor, and where two of them overlap. No sizes in bytes.
 
 Pure arithmetic; nothing here needs torch.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class Chunk:
     """A block of the elements of a tensor.
 
     Attributes:
@@ -22,7 +22,7 @@ class Box:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, shape: tuple[int, ...]) -> Box:
+    def of(cls, shape: tuple[int, ...]) -> Chunk:
         """All of a tensor of that shape."""
         return cls((0,) * len(shape), shape)
 
@@ -31,7 +31,7 @@ class Box:
         """How many elements it holds; a scalar holds one."""
         return math.prod(self.sizes)
 
-    def holds(self, other: Box) -> bool:
+    def holds(self, other: Chunk) -> bool:
         """Whether all of ``other`` lies in this one."""
         return len(self.sizes) == len(other.sizes) and all(
             mine <= theirs and theirs + size <= mine + room
@@ -40,11 +40,11 @@ class Box:
             )
         )
 
-    def overlap(self, other: Box) -> Box | None:
+    def overlap(self, other: Chunk) -> Chunk | None:
         """The elements that both hold; None if there are none.
 
         Args:
-            other: a box of the same tensor.
+            other: a chunk of the same tensor.
         """
         for mine, size, theirs, room in zip(
             self.offsets, self.sizes, other.offsets, other.sizes, strict=True
@@ -59,20 +59,20 @@ class Box:
                 self.offsets, self.sizes, other.offsets, other.sizes, starts, strict=True
             )
         )
-        return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+        return Chunk(starts, sizes) if all(size > 0 for size in sizes) else None
 
-    def index(self, inner: Box) -> tuple[slice, ...]:
-        """What picks ``inner`` out of a tensor that holds this box."""
+    def index(self, inner: Chunk) -> tuple[slice, ...]:
+        """What picks ``inner`` out of a tensor that holds this chunk."""
         return tuple(
             slice(start - mine, start - mine + size)
             for mine, start, size in zip(self.offsets, inner.offsets, inner.sizes, strict=True)
         )
 
-    def run(self, inner: Box) -> int | None:
-        """Where ``inner`` begins in the elements of this box, if it is one run of them.
+    def run(self, inner: Chunk) -> int | None:
+        """Where ``inner`` begins in the elements of this chunk, if it is one run of them.
 
         Args:
-            inner: a box within this one, not empty.
+            inner: a chunk within this one, not empty.
 
         Returns:
             The number of elements before it, in row-major order; None if elements that are not

@@ -1,4 +1,7 @@
-"""The checksum of a whole from the checksums of its parts.
+"""The checksum of a whole file from the checksums of its parts, without reading anything again.
+
+The checksums of parts are made where bytes are read (``part_reader``) and written
+(``file_writer``).
 
 A CRC is a polynomial modulo a fixed one. To append n bytes means to multiply what was there by
 x^(8n); so the checksum of a file follows from those of its parts, and nothing is read twice.

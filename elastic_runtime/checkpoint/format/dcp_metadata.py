@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from elastic_runtime.checkpoint.format.part_columns import Parts
-from elastic_runtime.checkpoint.format.rank_outline import box_of
+from elastic_runtime.checkpoint.format.rank_outline import chunk_of
 from elastic_runtime.system.torch_private import dcp_stored_item
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.checkpoint.format.manifest import FileRecord
     from elastic_runtime.checkpoint.format.rank_outline import Outline, Row
-    from elastic_runtime.checkpoint.format.write_plan import Plan
+    from elastic_runtime.checkpoint.format.write_plan import WritePlan
 
 METADATA = ".metadata"
 
@@ -40,7 +40,7 @@ _FIELDS = ("fqn", "index", "offset", "relative_path", "length", *vars(Metadata({
 _INT = struct.Struct("<i")
 
 
-def encode(plan: Plan, files: Sequence[FileRecord | None]) -> bytes:
+def encode(plan: WritePlan, files: Sequence[FileRecord | None]) -> bytes:
     """The content of the file ``.metadata``.
 
     Args:
@@ -87,7 +87,7 @@ class _Index:
             alike = outline.pattern[row], one.shape
             chunk = cut_alike.get(alike)
             if chunk is None:
-                chunk = cut_alike[alike] = self._chunk(*box_of(outline.cut(row), one.shape))
+                chunk = cut_alike[alike] = self._chunk(*chunk_of(outline.cut(row), one.shape))
             known = self.described.get(key)
             if known is None:
                 known = self.described[key] = self._tensor(one)
@@ -207,7 +207,7 @@ def _number(number: int) -> bytes:
     return pickle.LONG1 + b"\x08" + number.to_bytes(8, "little")
 
 
-def not_as_planned(plan: Plan, files: Sequence[FileRecord | None]) -> int | None:
+def not_as_planned(plan: WritePlan, files: Sequence[FileRecord | None]) -> int | None:
     """The first rank that has not written what it was to write; None if all have.
 
     Args:

@@ -1,4 +1,4 @@
-"""What is written beside the files of the ranks, so that they can be found again."""
+"""What is written beside the files of the ranks, so that a load finds everything in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastic_runtime.checkpoint.format.part_columns import Parts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_runtime.checkpoint.format.write_plan import Plan
+    from elastic_runtime.checkpoint.format.write_plan import WritePlan
 
 # With more parts than that the manifest does not list them any more: it would have half a megabyte
 # and more, and ``.metadata`` twice as much, and each rank that loads would read both. With fewer, a
@@ -71,13 +71,13 @@ class Description:
             many: with more parts than that they are not listed in the manifest.
         """
         self._many = many
-        self._metadata_of: tuple[Plan, list[object]] | None = None
+        self._metadata_of: tuple[WritePlan, list[object]] | None = None
         self._metadata = b""
-        self._outline_of: Plan | None = None
+        self._outline_of: WritePlan | None = None
         self._outline = b""
 
     def describe(
-        self, plan: Plan, written: Sequence[FileRecord | None], *, for_dcp: bool = True
+        self, plan: WritePlan, written: Sequence[FileRecord | None], *, for_dcp: bool = True
     ) -> Described:
         """Describes a save.
 
@@ -99,7 +99,7 @@ class Description:
             files = tuple(file.without_parts() for file in files)
         return Described(files, tuple(beside))
 
-    def _told(self, plan: Plan, written: Sequence[FileRecord | None]) -> bytes:
+    def _told(self, plan: WritePlan, written: Sequence[FileRecord | None]) -> bytes:
         lengths: list[object] = [file and Parts.of(file.parts).lengths for file in written]
         if self._metadata_of != (plan, lengths):
             self._metadata = dcp_metadata.encode(plan, written)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 
-from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.stored_items import Piece, Stored, StoredTensor, StoredValue
 from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.system.torch_private import dcp_memory_format, dcp_stored_item
@@ -170,31 +170,31 @@ def _stored(key: str, description: object, places: _Places) -> Stored:
         return StoredValue(name, part)
     tensor = checked(description, dcp.TensorStorageMetadata)
     dtype = checked(tensor.properties.dtype, torch.dtype)
-    whole = Box.of(sizes_of(tensor.size))
+    whole = Chunk.of(sizes_of(tensor.size))
     pieces = tuple(_piece(key, whole, dtype, chunk, places) for chunk in tensor.chunks)
-    if sum(piece.box.count for piece in pieces) != whole.count:
+    if sum(piece.chunk.count for piece in pieces) != whole.count:
         raise DamagedCheckpoint(f"{key} is not stored as a whole")
     return StoredTensor(whole.sizes, dtype, pieces)
 
 
-def _piece(key: str, whole: Box, dtype: torch.dtype, chunk: object, places: _Places) -> Piece:
-    described = checked(chunk, dcp.ChunkStorageMetadata)
-    box = Box(sizes_of(described.offsets), sizes_of(described.sizes))
-    name, part = places[key, box.offsets]
-    if not whole.holds(box):
+def _piece(key: str, whole: Chunk, dtype: torch.dtype, found: object, places: _Places) -> Piece:
+    described = checked(found, dcp.ChunkStorageMetadata)
+    chunk = Chunk(sizes_of(described.offsets), sizes_of(described.sizes))
+    name, part = places[key, chunk.offsets]
+    if not whole.holds(chunk):
         raise DamagedCheckpoint(f"{key} has a piece that lies outside of it")
-    return piece_of(key, dtype, name, part, box)
+    return piece_of(key, dtype, name, part, chunk)
 
 
-def piece_of(key: str, dtype: torch.dtype, file: str, part: Part, box: Box) -> Piece:
+def piece_of(key: str, dtype: torch.dtype, file: str, part: Part, chunk: Chunk) -> Piece:
     """A piece of a tensor.
 
     Raises:
         DamagedCheckpoint: the part has no room for it.
     """
-    if part.data < 0 or part.data + box.count * dtype.itemsize > part.length:
+    if part.data < 0 or part.data + chunk.count * dtype.itemsize > part.length:
         raise DamagedCheckpoint(f"{key} is larger than what is stored of it")
-    return Piece(file, part, box)
+    return Piece(file, part, chunk)
 
 
 def sizes_of(numbers: Sequence[object]) -> tuple[int, ...]:

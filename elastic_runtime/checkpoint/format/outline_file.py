@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.metadata_reader import checked, piece_of, sizes_of
 from elastic_runtime.checkpoint.format.part_columns import Parts
 from elastic_runtime.checkpoint.format.rank_outline import (
     Outline,
     Schema,
-    box_of,
+    chunk_of,
     cuts_of,
     plain_cuts,
     plain_schema,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.checkpoint.format.manifest import Manifest
     from elastic_runtime.checkpoint.format.rank_outline import Row
-    from elastic_runtime.checkpoint.format.write_plan import Plan
+    from elastic_runtime.checkpoint.format.write_plan import WritePlan
 
 # Reads the parts of some files, by name.
 ReadParts = Callable[[Iterable[str]], Mapping[str, Parts]]
@@ -55,7 +55,7 @@ def file_name(rank: int) -> str:
 # Written
 
 
-def encode(plan: Plan) -> bytes:
+def encode(plan: WritePlan) -> bytes:
     """What each rank held and wrote: the first part of the file.
 
     Args:
@@ -139,7 +139,7 @@ class _Group:
 # Who holds a key, and in which row.
 _Holders = Sequence[tuple[_Group, int]]
 # A piece of a tensor: the holder's place in ``_Holders``, its rank, and which elements.
-_Pieces = Sequence[tuple[int, int, Box]]
+_Pieces = Sequence[tuple[int, int, Chunk]]
 
 
 class Outlined:
@@ -164,7 +164,7 @@ class Outlined:
         self._where = where
         self._read = read
         self._alike: dict[object, _Pieces] = {}
-        self._wanted: dict[tuple[int, Box], _Pieces] = {}
+        self._wanted: dict[tuple[int, Chunk], _Pieces] = {}
         with self._refused():
             items = {file.name: file.items for file in manifest.files}
             self._holders = _holders(_groups(json.loads(data), items))
@@ -172,9 +172,9 @@ class Outlined:
                 key: self._described(key, holders) for key, holders in self._holders.items()
             }
 
-    def find(self, wanted: Mapping[str, Box | None]) -> Mapping[str, Stored]:
+    def find(self, wanted: Mapping[str, Chunk | None]) -> Mapping[str, Stored]:
         """See ``Contents``: reads the parts of the files that hold what is wanted."""
-        pieces = {key: self._overlapping(key, box) for key, box in wanted.items()}
+        pieces = {key: self._overlapping(key, chunk) for key, chunk in wanted.items()}
         ranks = {rank for found in pieces.values() for _, rank, _ in found}
         parts = self._read({file_name(rank) for rank in ranks})
         with self._refused():
@@ -201,35 +201,35 @@ class Outlined:
         )
         found = self._alike.get(alike)
         if found is None:
-            whole = Box.of(row.shape)
+            whole = Chunk.of(row.shape)
             found = self._alike[alike] = [
-                (number, rank, _box(key, whole, held, at))
+                (number, rank, _chunk(key, whole, held, at))
                 for number, (group, at) in enumerate(holders)
                 for rank, held in group.ranks.items()
             ]
-            if sum(box.count for _, _, box in found) != whole.count:
+            if sum(chunk.count for _, _, chunk in found) != whole.count:
                 raise DamagedCheckpoint(f"{key} is not stored as a whole")
         return found
 
-    def _overlapping(self, key: str, box: Box | None) -> _Pieces:
+    def _overlapping(self, key: str, chunk: Chunk | None) -> _Pieces:
         pieces = self._pieces(key)
-        if box is None:
+        if chunk is None:
             return pieces
-        asked = id(pieces), box
+        asked = id(pieces), chunk
         found = self._wanted.get(asked)
         if found is None:
             found = self._wanted[asked] = [
-                each for each in pieces if not each[2].count or each[2].overlap(box)
+                each for each in pieces if not each[2].count or each[2].overlap(chunk)
             ]
         return found
 
     def _found(self, key: str, pieces: _Pieces, parts: Mapping[str, Parts]) -> Stored:
         holders, stored = self._holders[key], self.stored[key]
         places = []
-        for number, rank, box in pieces:
+        for number, rank, chunk in pieces:
             group, row = holders[number]
             file = file_name(rank)
-            places.append((file, parts[file][group.places[row]], box))
+            places.append((file, parts[file][group.places[row]], chunk))
         if isinstance(stored, StoredTensor):
             found = tuple(piece_of(key, stored.dtype, *each) for each in places)
             return StoredTensor(stored.shape, stored.dtype, found)
@@ -293,11 +293,11 @@ def _row(holder: tuple[_Group, int]) -> Row:
     return group.schema[row]
 
 
-def _box(key: str, whole: Box, held: Outline, row: int) -> Box:
+def _chunk(key: str, whole: Chunk, held: Outline, row: int) -> Chunk:
     if not held.schema[row].dtype:
         return whole
-    offsets, sizes = box_of(held.cut(row), whole.sizes)
-    box = Box(sizes_of(offsets), sizes_of(sizes))
-    if not whole.holds(box):
+    offsets, sizes = chunk_of(held.cut(row), whole.sizes)
+    chunk = Chunk(sizes_of(offsets), sizes_of(sizes))
+    if not whole.holds(chunk):
         raise DamagedCheckpoint(f"{key} has a piece that lies outside of it")
-    return box
+    return chunk

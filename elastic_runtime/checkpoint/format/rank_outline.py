@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.chunks import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# A key of one rank's own ends with this and its number: see ``state``.
+# A key of one rank's own ends with this and its number: see ``entries.flat_state``.
 _OWN = ".rank-"
 
 
@@ -54,7 +54,7 @@ class Item:
     may_differ: bool = False
 
 
-class Chunk(NamedTuple):
+class EvenCut(NamedTuple):
     """One of the chunks that ``torch.chunk`` makes of a dimension, counted as DTensor does.
 
     All have the same length, but for the last ones, which are shorter or empty.
@@ -80,8 +80,8 @@ class Chunk(NamedTuple):
         return begin, min(size, length - begin)
 
 
-# Which part of a tensor: cut along some dimensions (none: the whole), or any box.
-Cut = tuple[Chunk, ...] | Box
+# Which part of a tensor: cut along some dimensions (none: the whole), or any chunk.
+Cut = tuple[EvenCut, ...] | Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,14 @@ class Outline:
         found = []
         for row in rows:
             one = self.schema[row]
-            offsets, sizes = box_of(self.cut(row), one.shape)
+            offsets, sizes = chunk_of(self.cut(row), one.shape)
             size = prod(sizes) * one.itemsize
             key = one.key_on(rank)
             found.append(Item(key, one.dtype, one.shape, offsets, sizes, size, one.may_differ))
         return found
 
 
-def box_of(cut: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def chunk_of(cut: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where a part of a tensor begins and how large it is, by dimension.
 
     It is asked for each shard of each tensor.
@@ -157,11 +157,11 @@ def box_of(cut: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int
         cut: which part.
         shape: of the tensor.
     """
-    if isinstance(cut, Box):
+    if isinstance(cut, Chunk):
         return cut.offsets, cut.sizes
     offsets, sizes = [0] * len(shape), list(shape)
-    for chunk in cut:
-        offsets[chunk.dim], sizes[chunk.dim] = chunk.span(shape[chunk.dim])
+    for even in cut:
+        offsets[even.dim], sizes[even.dim] = even.span(shape[even.dim])
     return tuple(offsets), tuple(sizes)
 
 
@@ -215,27 +215,27 @@ def _cut(item: Item, known: list[tuple[int, int]]) -> Cut:
         length = item.shape[dim]
         if span == (0, length):
             continue
-        if (chunk := _chunk(dim, length, span, known)) is None:
-            return Box(item.offsets, item.sizes)
-        chunks.append(chunk)
+        if (even := _even_cut(dim, length, span, known)) is None:
+            return Chunk(item.offsets, item.sizes)
+        chunks.append(even)
     return tuple(chunks)
 
 
-def _chunk(
+def _even_cut(
     dim: int, length: int, span: tuple[int, int], known: list[tuple[int, int]]
-) -> Chunk | None:
+) -> EvenCut | None:
     for parts, number in known:
-        chunk = Chunk(dim, parts, number)
-        if chunk.span(length) == span:
-            return chunk
+        even = EvenCut(dim, parts, number)
+        if even.span(length) == span:
+            return even
     begin, size = span
     if size <= 0 or begin % size:
         return None
-    chunk = Chunk(dim, -(-length // size), begin // size)  # if all before it are as long
-    if chunk.span(length) != span:
+    even = EvenCut(dim, -(-length // size), begin // size)  # if all before it are as long
+    if even.span(length) != span:
         return None
-    known.append((chunk.parts, chunk.number))  # the tensors to come are cut alike, most likely
-    return chunk
+    known.append((even.parts, even.number))  # the tensors to come are cut alike, most likely
+    return even
 
 
 # As plain JSON
@@ -256,7 +256,7 @@ def schema_of(plain: Iterable[Any]) -> Schema:
 
 def plain_cuts(cuts: Iterable[Cut]) -> list[Any]:
     """Cuts as plain JSON."""
-    return [[cut.offsets, cut.sizes] if isinstance(cut, Box) else [cut] for cut in cuts]
+    return [[cut.offsets, cut.sizes] if isinstance(cut, Chunk) else [cut] for cut in cuts]
 
 
 def cuts_of(plain: Iterable[Any]) -> tuple[Cut, ...]:
@@ -266,5 +266,5 @@ def cuts_of(plain: Iterable[Any]) -> tuple[Cut, ...]:
 
 def _cut_of(first: Any, sizes: Any = None) -> Cut:
     if sizes is not None:
-        return Box(tuple(first), tuple(sizes))
-    return tuple(Chunk(*each) for each in first)
+        return Chunk(tuple(first), tuple(sizes))
+    return tuple(EvenCut(*each) for each in first)

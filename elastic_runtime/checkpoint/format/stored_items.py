@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from elastic_runtime.checkpoint.format.chunks import Box
+    from elastic_runtime.checkpoint.format.chunks import Chunk
 
 _NOWHERE = Part(0, 0, 0)
 
@@ -27,12 +27,12 @@ class Piece:
     Attributes:
         file: the name of the file that holds them.
         part: which part of the file.
-        box: which elements.
+        chunk: which elements.
     """
 
     file: str
     part: Part
-    box: Box
+    chunk: Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Contents(Protocol):
     def stored(self) -> Mapping[str, Stored]:
         """What there is, by key; not always where."""
 
-    def find(self, wanted: Mapping[str, Box | None]) -> Mapping[str, Stored]:
+    def find(self, wanted: Mapping[str, Chunk | None]) -> Mapping[str, Stored]:
         """Finds out where something is.
 
         Args:
@@ -90,6 +90,6 @@ class Known:
 
     stored: Mapping[str, Stored]
 
-    def find(self, wanted: Mapping[str, Box | None]) -> Mapping[str, Stored]:
+    def find(self, wanted: Mapping[str, Chunk | None]) -> Mapping[str, Stored]:
         """See ``Contents``; it is more than was asked for."""
         return self.stored

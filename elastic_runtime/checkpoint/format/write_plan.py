@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from elastic_runtime.checkpoint.format.rank_outline import box_of
+from elastic_runtime.checkpoint.format.rank_outline import chunk_of
 from elastic_runtime.errors import CheckpointUsageError
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from elastic_runtime.checkpoint.format.rank_outline import Cut, Item, Outline, Row, Schema
 
-    # Which elements, by the first one and the number along each dimension: see ``Box``.
+    # Which elements, by the first one and the number along each dimension: see ``Chunk``.
     _Where = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class WritePlan:
     """Who writes what. It is kept for long, so it holds numbers, and makes items when asked.
 
     Attributes:
@@ -51,7 +51,7 @@ def rows_of(share: str) -> list[int]:
     """The rows that a rank is to write, not yet in order.
 
     Args:
-        share: see ``Plan.share``.
+        share: see ``WritePlan.share``.
     """
     bits = int(share, 16)
     return [row for row in range(bits.bit_length()) if bits >> row & 1]
@@ -67,7 +67,7 @@ def in_order(rows: Iterable[int], is_tensor: Sequence[bool]) -> list[int]:
     return sorted(rows, key=lambda row: (not is_tensor[row], row))
 
 
-def make_plan(held: Sequence[Outline]) -> Plan:
+def make_plan(held: Sequence[Outline]) -> WritePlan:
     """Decides who writes what.
 
     Args:
@@ -203,7 +203,7 @@ def _pieces(key: _Key) -> dict[_Where, Sequence[_Group]]:
     shape = key.row.shape
     for family, row in key.holders:
         for cut, groups in family.by_cut(row).items():
-            where = box_of(cut, shape)
+            where = chunk_of(cut, shape)
             if 0 in where[1] and 0 not in shape:
                 continue  # more ranks than rows
             known = pieces.get(where)
@@ -278,7 +278,7 @@ class _Files:
             found = self._holders[key] = _Holders(ranks, self._loads)
         return found
 
-    def plan(self) -> Plan:
+    def plan(self) -> WritePlan:
         """All of them."""
         rows, sizes = [], []
         for outline, taken in zip(self._held, self._sizes, strict=True):
@@ -286,4 +286,4 @@ class _Files:
             order = in_order(taken, is_tensor)
             rows.append(array("I", order))
             sizes.append(array("q", (taken[row] for row in order)))
-        return Plan(tuple(self._held), tuple(rows), tuple(sizes))
+        return WritePlan(tuple(self._held), tuple(rows), tuple(sizes))

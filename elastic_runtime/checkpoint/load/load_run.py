@@ -1,4 +1,4 @@
-"""One attempt of all ranks to load one checkpoint.
+"""One load: all ranks read one checkpoint, and hand it to the entries only if all is whole.
 
 They do it in steps, and agree after each: nobody hands anything to its owner before everybody has
 found everything whole.
@@ -15,7 +15,7 @@ import crc32c
 import torch
 
 from elastic_runtime.checkpoint.entries.tensor_memory import (
-    local_box,
+    local_chunk,
     local_tensor,
     without_collection,
 )
@@ -32,7 +32,7 @@ from elastic_runtime.checkpoint.format.stored_items import (
     StoredValue,
 )
 from elastic_runtime.checkpoint.load import part_reader
-from elastic_runtime.checkpoint.load.part_reader import Fetch, Target
+from elastic_runtime.checkpoint.load.part_reader import Fetch, TensorTarget
 from elastic_runtime.checkpoint.progress_display import Progress
 from elastic_runtime.errors import (
     CheckpointError,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from elastic_runtime.checkpoint.entries.flat_state import Entries, Wanted
-    from elastic_runtime.checkpoint.entries.per_rank_values import Place
+    from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
     from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
     from elastic_runtime.checkpoint.storage.storage_contract import Source
     from elastic_runtime.events.event import NotedEvent
@@ -92,7 +92,7 @@ def contents_of(source: Source, manifest: Manifest) -> Contents:
     return Known(read_contents(place, data, manifest.files))
 
 
-class Loading:
+class LoadRun:
     """A load of one checkpoint into the entries."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Loading:
         storage: Source,
         which: CheckpointId,
         entries: Entries,
-        place: Place,
+        place: RankPosition,
         *,
         strict: bool = True,
         careful: bool = False,
@@ -158,11 +158,11 @@ class Loading:
             self._check_sizes(manifest)
             contents = contents_of(self._storage, manifest)
             self._wanted = self._entries.wanted(self._where, contents.stored, self._place)
-            boxes = {
-                key: local_box(target) if isinstance(target, torch.Tensor) else None
+            chunks = {
+                key: local_chunk(target) if isinstance(target, torch.Tensor) else None
                 for key, target in self._wanted.targets.items()
             }
-            self._stored = contents.find(boxes)
+            self._stored = contents.find(chunks)
         if self._strict:
             self._wanted.require_all(self._where)
         elif self._wanted.missing and not self._wanted.targets:
@@ -290,7 +290,7 @@ class Loading:
     def _tensor(self, key: str) -> list[Fetch]:
         stored, tensor = self._stored[key], self._prepared.targets[key]
         assert isinstance(stored, StoredTensor)  # the entries have compared it
-        target = Target(local_box(tensor), local_tensor(tensor).detach())
+        target = TensorTarget(local_chunk(tensor), local_tensor(tensor).detach())
         found = (part_reader.fetch_tensor(piece, stored.dtype, [target]) for piece in stored.pieces)
         return [fetch for fetch in found if fetch is not None]
 

@@ -1,4 +1,4 @@
-"""Which state a job goes on from: the newest of those in memory and in storage. All pure.
+"""All states in memory and in storage, in the order in which they are tried: a pure decision.
 
 Every rank decides for itself from the same answers of all nodes.
 """
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class NodeSnapshot:
     """A snapshot, or a part of one, as one node has it.
 
     Attributes:
         which: which one it is.
-        seal: checksum of its manifest, which is the same on all nodes.
+        manifest_crc: checksum of its manifest, which is the same on all nodes.
         files: all that the manifest lists.
         present: those that this node has, in their right sizes.
     """
 
     which: CheckpointId
-    seal: int
+    manifest_crc: int
     files: tuple[str, ...]
     present: tuple[str, ...]
 
     def encode(self) -> list[Any]:
         """Plain JSON."""
-        return [self.which.name, self.seal, self.files, self.present]
+        return [self.which.name, self.manifest_crc, self.files, self.present]
 
     @classmethod
     def decode(cls, data: Sequence[Any]) -> Self:
         """Reads what ``encode`` gave, after it has been JSON."""
-        name, seal, files, present = data
+        name, manifest_crc, files, present = data
         which = CheckpointId.parse(name)
         if which is None:
             raise ValueError(name)
-        return cls(which, seal, tuple(files), tuple(present))
+        return cls(which, manifest_crc, tuple(files), tuple(present))
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ResumeCandidate:
     """One state that the job could go on from.
 
     Attributes:
@@ -59,11 +59,11 @@ class Way:
     problem: str = ""
 
 
-def ways(
-    offers: Sequence[Sequence[Offer]],
+def resume_candidates(
+    offers: Sequence[Sequence[NodeSnapshot]],
     stored: Sequence[CheckpointId],
     over: CheckpointId | None = None,
-) -> list[Way]:
+) -> list[ResumeCandidate]:
     """All states that there are, in the order in which they are to be tried.
 
     The newest comes first; of two that are equal, the one in memory.
@@ -73,23 +73,25 @@ def ways(
         stored: what claims to be whole in storage.
         over: how far the ranks are that live; nothing that is not newer is of use then.
     """
-    found = [*_snapshots(offers), *(Way(which) for which in stored)]
+    found = [*_snapshots(offers), *(ResumeCandidate(which) for which in stored)]
     if over is not None:
-        found = [way for way in found if way.which > over]
-    return sorted(found, key=lambda way: (way.which, way.places is not None), reverse=True)
+        found = [candidate for candidate in found if candidate.which > over]
+    return sorted(
+        found, key=lambda candidate: (candidate.which, candidate.places is not None), reverse=True
+    )
 
 
-def _snapshots(offers: Sequence[Sequence[Offer]]) -> list[Way]:
+def _snapshots(offers: Sequence[Sequence[NodeSnapshot]]) -> list[ResumeCandidate]:
     holders: dict[tuple[CheckpointId, int], dict[str, list[int]]] = {}
     for node, its in enumerate(offers):
         for offer in its:
-            places = holders.setdefault((offer.which, offer.seal), {})
+            places = holders.setdefault((offer.which, offer.manifest_crc), {})
             for name in (MANIFEST, *offer.files):
                 places.setdefault(name, [])
             for name in (MANIFEST, *offer.present):
                 places[name].append(node)
     return [
-        Way(
+        ResumeCandidate(
             which,
             {name: tuple(nodes) for name, nodes in places.items()},
             _problem([name for name, nodes in places.items() if not nodes]),
@@ -105,12 +107,12 @@ def _problem(missing: Sequence[str]) -> str:
     return f"the nodes that are left have no copy of {names}"
 
 
-def other_holders(way: Way, node: int) -> dict[str, int]:
+def other_holders(candidate: ResumeCandidate, node: int) -> dict[str, int]:
     """From which node to fetch each file that this one lacks, evenly spread.
 
     Args:
-        way: a whole snapshot.
+        candidate: a whole snapshot.
         node: this one.
     """
-    places = way.places or {}
+    places = candidate.places or {}
     return {name: nodes[node % len(nodes)] for name, nodes in places.items() if node not in nodes}

@@ -23,7 +23,7 @@ from elastic_runtime.system.machine import own_cores
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from elastic_runtime.checkpoint.format.chunks import Box
+    from elastic_runtime.checkpoint.format.chunks import Chunk
     from elastic_runtime.checkpoint.format.manifest import CheckpointId, Part
     from elastic_runtime.checkpoint.format.stored_items import Piece, StoredValue
     from elastic_runtime.checkpoint.storage.storage_contract import Reader, Source
@@ -34,7 +34,7 @@ _THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Destination:
     """Memory for a run of bytes of a part.
 
     Attributes:
@@ -53,13 +53,14 @@ class Fetch:
     Attributes:
         file: its name.
         part: which part of it.
-        room: makes the memory for what is wanted of it, when it is read; the rest is only verified.
+        destination: makes the memory for what is wanted of it, when it is read; the rest is only
+            verified.
         deliver: gets the memory, filled and verified.
     """
 
     file: str
     part: Part
-    room: Callable[[], Room | None]
+    destination: Callable[[], Destination | None]
     deliver: Callable[[torch.Tensor], None] = field(default=lambda _: None)
 
 
@@ -67,15 +68,15 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where the elements of a box of a tensor go.
+class TensorTarget:
+    """Where the elements of a chunk of a tensor go.
 
     Attributes:
-        box: within the whole tensor.
-        tensor: of the sizes of the box, with any strides, on any device.
+        chunk: within the whole tensor.
+        tensor: of the sizes of the chunk, with any strides, on any device.
     """
 
-    box: Box
+    chunk: Chunk
     tensor: torch.Tensor
 
 
@@ -87,13 +88,13 @@ def fetch_value(stored: StoredValue, take: Callable[[memoryview], None]) -> Fetc
         take: gets its bytes, verified.
     """
 
-    def aside() -> Room:
-        return Room(0, torch.empty(stored.part.length, dtype=torch.uint8, device="cpu"))
+    def aside() -> Destination:
+        return Destination(0, torch.empty(stored.part.length, dtype=torch.uint8, device="cpu"))
 
     return Fetch(stored.file, stored.part, aside, lambda read: take(bytes_of(read)))
 
 
-def fetch_tensor(piece: Piece, dtype: torch.dtype, targets: Sequence[Target]) -> Fetch | None:
+def fetch_tensor(piece: Piece, dtype: torch.dtype, targets: Sequence[TensorTarget]) -> Fetch | None:
     """Reads what some targets need of one piece of a tensor.
 
     Args:
@@ -105,32 +106,38 @@ def fetch_tensor(piece: Piece, dtype: torch.dtype, targets: Sequence[Target]) ->
         None if the piece holds nothing that is wanted. A piece without elements is read for its
         checksum.
     """
-    if not piece.box.count:
+    if not piece.chunk.count:
         return Fetch(piece.file, piece.part, lambda: None)
-    wanted = [(overlap, target) for target in targets if (overlap := piece.box.overlap(target.box))]
+    wanted = [
+        (overlap, target) for target in targets if (overlap := piece.chunk.overlap(target.chunk))
+    ]
     if not wanted:
         return None
     if len(wanted) == 1 and (direct := _direct(piece, dtype, *wanted[0])):
         return Fetch(piece.file, piece.part, lambda: direct)
 
-    def aside() -> Room:
-        return Room(piece.part.data, torch.empty(piece.box.sizes, dtype=dtype, device="cpu"))
+    def aside() -> Destination:
+        return Destination(
+            piece.part.data, torch.empty(piece.chunk.sizes, dtype=dtype, device="cpu")
+        )
 
     def copy(read: torch.Tensor) -> None:
         for overlap, target in wanted:
-            _pick(target.tensor, target.box, overlap).copy_(_pick(read, piece.box, overlap))
+            _pick(target.tensor, target.chunk, overlap).copy_(_pick(read, piece.chunk, overlap))
 
     return Fetch(piece.file, piece.part, aside, copy)
 
 
-def _pick(tensor: torch.Tensor, box: Box, inner: Box) -> torch.Tensor:
-    return tensor[box.index(inner)] if inner.sizes else tensor
+def _pick(tensor: torch.Tensor, chunk: Chunk, inner: Chunk) -> torch.Tensor:
+    return tensor[chunk.index(inner)] if inner.sizes else tensor
 
 
-def _direct(piece: Piece, dtype: torch.dtype, overlap: Box, target: Target) -> Room | None:
+def _direct(
+    piece: Piece, dtype: torch.dtype, overlap: Chunk, target: TensorTarget
+) -> Destination | None:
     """The target's own memory, if what it needs is one run of bytes both there and in the part."""
-    memory = _pick(target.tensor, target.box, overlap)
-    first = piece.box.run(overlap)
+    memory = _pick(target.tensor, target.chunk, overlap)
+    first = piece.chunk.run(overlap)
     plain = (
         memory.device.type == "cpu"
         and memory.dtype == dtype
@@ -139,7 +146,7 @@ def _direct(piece: Piece, dtype: torch.dtype, overlap: Box, target: Target) -> R
     )
     if first is None or not plain:
         return None
-    return Room(piece.part.data + first * dtype.itemsize, memory)
+    return Destination(piece.part.data + first * dtype.itemsize, memory)
 
 
 # Reading it
@@ -173,7 +180,7 @@ def read(
         try:
             with storage.reader(which, stretch[0].file) as reader:
                 place = storage.place(which, stretch[0].file)
-                _Stretch(reader, place, storage.chunk, advance, stop).read(stretch)
+                _Stretch(reader, place, storage.read_size, advance, stop).read(stretch)
         except BaseException:
             stop.set()
             raise
@@ -212,25 +219,25 @@ class _Work:
     """A part while it is read: the memory for it, the bytes to come, the checksum so far."""
 
     fetch: Fetch
-    room: Room | None
+    destination: Destination | None
     left: int
     crc: int = 0
 
 
 class _Stretch:
-    """Reads adjacent parts, a chunk at a time, however large or small they are."""
+    """Reads adjacent parts, a batch of bytes at a time, however large or small they are."""
 
     def __init__(
         self,
         reader: Reader,
         place: str,
-        chunk: int,
+        read_size: int,
         advance: Callable[[int], None],
         stop: threading.Event,
     ) -> None:
         self._reader = reader
         self._place = place
-        self._chunk = chunk
+        self._read_size = read_size
         self._advance = advance
         self._stop = stop
         self._aside = memoryview(b"")
@@ -238,39 +245,39 @@ class _Stretch:
     def read(self, fetches: Sequence[Fetch]) -> None:
         offset = fetches[0].part.offset
         length = sum(fetch.part.length for fetch in fetches)
-        self._aside = memoryview(bytearray(min(self._chunk, length)))
+        self._aside = memoryview(bytearray(min(self._read_size, length)))
         self._reader.expect(offset, length)
-        for chunk in self._chunks(fetches):
+        for batch in self._batches(fetches):
             if self._stop.is_set():
                 return
-            buffers = [buffer for _, buffer in chunk]
+            buffers = [buffer for _, buffer in batch]
             self._reader.readinto(offset, buffers)
-            for work, buffer in chunk:
+            for work, buffer in batch:
                 self._take(work, buffer)
             size = sum(map(len, buffers))
             offset += size
             self._advance(size)
 
-    def _chunks(self, fetches: Sequence[Fetch]) -> Iterator[list[tuple[_Work, memoryview]]]:
-        chunk: list[tuple[_Work, memoryview]] = []
+    def _batches(self, fetches: Sequence[Fetch]) -> Iterator[list[tuple[_Work, memoryview]]]:
+        batch: list[tuple[_Work, memoryview]] = []
         size = 0
         for fetch in fetches:
-            work = _Work(fetch, fetch.room(), fetch.part.length)
+            work = _Work(fetch, fetch.destination(), fetch.part.length)
             for memory, length in _runs(work):
                 done = 0
                 while done < length:
-                    count = min(length - done, self._chunk - size)
-                    if memory is None:  # the buffer is as long as a chunk, so it is never short
-                        chunk.append((work, self._aside[size : size + count]))
+                    count = min(length - done, self._read_size - size)
+                    if memory is None:  # the buffer is as long as a batch, so it is never short
+                        batch.append((work, self._aside[size : size + count]))
                     else:
-                        chunk.append((work, memory[done : done + count]))
+                        batch.append((work, memory[done : done + count]))
                     done += count
                     size += count
-                    if size == self._chunk:
-                        yield chunk
-                        chunk, size = [], 0
-        if chunk:
-            yield chunk
+                    if size == self._read_size:
+                        yield batch
+                        batch, size = [], 0
+        if batch:
+            yield batch
 
     def _take(self, work: _Work, buffer: memoryview) -> None:
         work.crc = crc32c.crc32c(buffer, work.crc)
@@ -279,17 +286,17 @@ class _Stretch:
             return
         if work.crc != work.fetch.part.crc32c:
             raise DamagedCheckpoint(f"{self._place} is damaged: its checksum does not match")
-        if work.room is not None:
-            work.fetch.deliver(work.room.tensor)
+        if work.destination is not None:
+            work.fetch.deliver(work.destination.tensor)
 
 
 def _runs(work: _Work) -> Iterator[tuple[memoryview | None, int]]:
     """Memory for the bytes of a part, in order; None where they are only verified."""
     length = work.fetch.part.length
-    if work.room is None:
+    if work.destination is None:
         yield None, length
         return
-    memory = bytes_of(work.room.tensor)
-    yield None, work.room.start
+    memory = bytes_of(work.destination.tensor)
+    yield None, work.destination.start
     yield memory, len(memory)
-    yield None, length - work.room.start - len(memory)
+    yield None, length - work.destination.start - len(memory)

@@ -1,13 +1,13 @@
-"""Which of all that is saved is loaded: the newest that is whole, in memory or in storage."""
+"""Loads the newest state that is whole, in memory or in storage; an older one if that fails."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from elastic_runtime.checkpoint.entries.per_rank_values import Place
+from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, newest_first
-from elastic_runtime.checkpoint.load.load_run import Loading
+from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.events.checkpoint_events import (
     CheckpointAnew,
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_runtime.checkpoint.entries.flat_state import Entries
-    from elastic_runtime.checkpoint.load.newest_state import Way
-    from elastic_runtime.checkpoint.save.save_scheduler import Saves
-    from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import Snapshots
+    from elastic_runtime.checkpoint.load.newest_state import ResumeCandidate
+    from elastic_runtime.checkpoint.save.save_executor import SaveExecutor
+    from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
     from elastic_runtime.checkpoint.storage.storage_contract import Source, Storage
     from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.context import WorkerContext
     from elastic_runtime.worker.peers import Peers
 
 
-class Resuming:
+class LatestStateLoader:
     """Loads into the entries of one ``Checkpointer``."""
 
     def __init__(
         self,
         storage: Storage,
-        saves: Saves,
-        snapshots: Snapshots,
+        executor: SaveExecutor,
+        snapshots: SnapshotScheduler,
         entries: Entries,
         context: WorkerContext,
     ) -> None:
@@ -44,13 +44,13 @@ class Resuming:
 
         Args:
             storage: holds the checkpoints.
-            saves: what follows goes on from what was loaded.
+            executor: what follows goes on from what was loaded.
             snapshots: those in memory.
             entries: whose content is replaced.
             context: hears of events.
         """
         self._storage = storage
-        self._saves = saves
+        self._executor = executor
         self._snapshots = snapshots
         self._entries = entries
         self._context = context
@@ -96,24 +96,24 @@ class Resuming:
         started = time.monotonic()
         problems: list[str] = []
         names = peers.on_first(lambda: [one.name for one in self.stored(over)])
-        for way in self._snapshots.ways(peers, newest_first(names), over):
+        for candidate in self._snapshots.resume_candidates(peers, newest_first(names), over):
             try:
-                origin = self._follow(way, peers, overwriting, strict, over is not None)
+                origin = self._follow(candidate, peers, overwriting, strict, over is not None)
             except DamagedCheckpoint as error:
                 problems.append(str(error))
-                if way.places is None:
-                    self._saves.damaged.add(way.which)
-                where = self._storage.where if way.places is None else "memory"
-                self._note(peers, CheckpointDamaged(where, way.which.step, str(error)))
+                if candidate.places is None:
+                    self._executor.target.damaged.add(candidate.which)
+                where = self._storage.where if candidate.places is None else "memory"
+                self._note(peers, CheckpointDamaged(where, candidate.which.step, str(error)))
                 origin = ""
             if not origin:
-                self._saves.tenure.pass_over(way.which)
+                self._executor.term.pass_over(candidate.which)
                 continue
-            self._go_on_from(way)
+            self._go_on_from(candidate)
             seconds = time.monotonic() - started
             where = self._storage.where
-            self._note(peers, CheckpointResumed(where, way.which.step, seconds, origin))
-            return way.which
+            self._note(peers, CheckpointResumed(where, candidate.which.step, seconds, origin))
+            return candidate.which
         if problems and over is None:
             raise DamagedCheckpoint(
                 f"no checkpoint in {self._storage.where} is whole ({'; '.join(problems)}); "
@@ -123,7 +123,7 @@ class Resuming:
 
     def _follow(
         self,
-        way: Way,
+        candidate: ResumeCandidate,
         peers: Peers,
         overwriting: Callable[[int], None],
         strict: bool,
@@ -137,26 +137,26 @@ class Resuming:
 
         def load(source: Source) -> None:
             note = self._context.note if peers.rank == 0 else None
-            loading = Loading(
+            loading = LoadRun(
                 source,
-                way.which,
+                candidate.which,
                 self._entries,
-                Place(peers.rank, peers.world),
+                RankPosition(peers.rank, peers.world),
                 strict=strict,
                 careful=careful,
                 note=note,
             )
-            loaded = loading.run(peers, lambda: overwriting(way.which.step))
+            loaded = loading.run(peers, lambda: overwriting(candidate.which.step))
             if loaded.missing or loaded.surplus:
                 missing, surplus = list(loaded.missing), list(loaded.surplus)
                 self._note(peers, CheckpointPartly(self._storage.where, missing, surplus))
             if loaded.anew:
                 self._note(peers, CheckpointAnew(self._storage.where, list(loaded.anew)))
 
-        if way.places is None:
+        if candidate.places is None:
             load(self._storage)
             return "storage"
-        snapshot = self._snapshots.open(peers, way)
+        snapshot = self._snapshots.open(peers, candidate)
         if snapshot is None:
             return ""
         try:
@@ -165,10 +165,10 @@ class Resuming:
         finally:
             snapshot.close()
 
-    def _go_on_from(self, way: Way) -> None:
-        self._saves.held = way.which.step if way.places is None else None
-        self._saves.tenure.inherit(way.which)
-        self._snapshots.keep_only(way.which if way.places is not None else None)
+    def _go_on_from(self, candidate: ResumeCandidate) -> None:
+        self._executor.held = candidate.which.step if candidate.places is None else None
+        self._executor.term.resume_from(candidate.which)
+        self._snapshots.keep_only(candidate.which if candidate.places is not None else None)
 
     def _note(self, peers: Peers, event: NotedEvent) -> None:
         if peers.rank == 0:

@@ -1,5 +1,5 @@
 """Saving: when, what each rank writes, and how all ranks come to one commit.
 
-``save_scheduler.py`` runs one save after the other, ``save_run.py`` is one of them from top to
-bottom. Begin with these two.
+It may call on storages, formats and entries; nothing there knows of it. Begin with the walk "from
+``ckpt.step()`` to a committed checkpoint" in docs/architecture.md, or with ``save_scheduler.py``.
 """

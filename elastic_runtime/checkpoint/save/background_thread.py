@@ -1,4 +1,4 @@
-"""A thread beside training that does one thing at a time."""
+"""A thread beside training that runs one task after the other, and what ends with the program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Abandoned(Exception):
     """Nobody wants the result of this any more."""
 
 
-class Line:
+class BackgroundThread:
     """A thread that does what it is given, one after the other.
 
     It is there already when it is given something for the second time. An executor's thread would
@@ -61,7 +61,7 @@ def _do_all(given: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         del work  # what it holds is not needed until the next one comes
 
 
-class _Keeper:
+class _ExitGuard:
     """Keeps a program that ends alive for what it has under way: a thread that is no daemon."""
 
     def __init__(self) -> None:
@@ -96,9 +96,9 @@ class _Keeper:
             self._changed.wait_for(lambda: not self._tasks, _RESPITE)
 
 
-_keeper = _Keeper()
+_exit_guard = _ExitGuard()
 # What a parent has under way, its child has not, nor has it the thread.
-os.register_at_fork(after_in_child=_keeper.__init__)  # type: ignore[misc]
+os.register_at_fork(after_in_child=_exit_guard.__init__)  # type: ignore[misc]
 
 
 class Task:
@@ -108,11 +108,13 @@ class Task:
         error: why it failed, once it has ended.
     """
 
-    def __init__(self, line: Line, work: Callable[[Task], None], *, wanted: bool = True) -> None:
-        """Begins, once what the line was given before has ended.
+    def __init__(
+        self, thread: BackgroundThread, work: Callable[[Task], None], *, wanted: bool = True
+    ) -> None:
+        """Begins, once what the thread was given before has ended.
 
         Args:
-            line: does it.
+            thread: does it.
             work: gets this task, and calls its ``check`` now and then.
             wanted: a program that ends waits for it.
 
@@ -123,24 +125,24 @@ class Task:
         self.error: Exception | None = None
         self._abandoned = threading.Event()
         self._ended = threading.Event()
-        _keeper.add(self)
+        _exit_guard.add(self)
         try:
-            line.give(lambda: self._run(work))
+            thread.give(lambda: self._run(work))
         except BaseException:
-            _keeper.remove(self)
+            _exit_guard.remove(self)
             raise
 
     def _run(self, work: Callable[[Task], None]) -> None:
         try:
             work(self)
-        except BaseException as error:  # the line goes on in any case
-            _let_go(error)
+        except BaseException as error:  # the thread goes on in any case
+            _clear_frames(error)
             if not isinstance(error, Exception):
                 error = CheckpointFailed(f"a save ended: {error!r}")
             self.error = error
         finally:
             self._ended.set()
-            _keeper.remove(self)
+            _exit_guard.remove(self)
 
     @property
     def is_wanted(self) -> bool:
@@ -169,7 +171,7 @@ class Task:
     def abandon(self) -> None:
         """Has it end soon. What it uses is in use until it has ended."""
         self._abandoned.set()
-        _keeper.look()
+        _exit_guard.look()
 
     def wait(self, give_up: Callable[[], None], patience: float = inf) -> bool:
         """Waits until it has ended, however it did.
@@ -189,7 +191,7 @@ class Task:
         return True
 
 
-def _let_go(error: BaseException) -> None:
+def _clear_frames(error: BaseException) -> None:
     """Clears the frames that an error has passed through: they hold the groups of a round that is
     over, until somebody collects garbage."""
     seen: set[int] = set()
@@ -200,7 +202,7 @@ def _let_go(error: BaseException) -> None:
         one = one.__cause__ or one.__context__
 
 
-def told(action: Callable[[], T]) -> Callable[[], T]:
+def heard_by_all(action: Callable[[], T]) -> Callable[[], T]:
     """Has all ranks hear of any failure of an action: they wait for this one.
 
     Returns:

@@ -14,8 +14,9 @@ import crc32c
 from elastic_runtime.checkpoint.format.crc_combine import combined
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Part
 from elastic_runtime.checkpoint.format.part_columns import Parts
-from elastic_runtime.checkpoint.save.background_thread import told
-from elastic_runtime.checkpoint.save.staging import Source
+from elastic_runtime.checkpoint.save.background_thread import heard_by_all
+from elastic_runtime.checkpoint.save.staging import PartBytes
+from elastic_runtime.checkpoint.storage.storage_contract import WRITE_SIZE
 from elastic_runtime.system.machine import own_cores
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
     from elastic_runtime.worker.peers import Peers
 
-_BATCH = 4 << 20  # bytes
-_MOST_VIEWS = 512  # in a batch
+_MOST_VIEWS = 512  # in a batch of ``WRITE_SIZE`` bytes
 # So many batches the checksums may be behind: on a busy machine each wait for the other thread
 # would cost a turn.
 _LAG = 16
@@ -51,7 +51,7 @@ def write_file(
     which: CheckpointId,
     name: str,
     size: int,
-    sources: Iterable[Source],
+    sources: Iterable[PartBytes],
     *,
     alone: bool,
     advance: Callable[[int], None] = lambda count: None,
@@ -104,7 +104,7 @@ def write_beside(storage: Storage, which: CheckpointId, file: Beside) -> FileRec
     Raises:
         CheckpointError: it could not be written.
     """
-    sources = [Source((memoryview(piece),)) for piece in file.pieces]
+    sources = [PartBytes((memoryview(piece),)) for piece in file.pieces]
     size = sum(map(len, file.pieces))
     return write_file(storage, which, file.name, size, sources, alone=False)
 
@@ -121,23 +121,23 @@ def _helper(beside_writing: bool) -> Iterator[Callable[[Callable[[], None]], Cal
 
 
 def _batches(
-    sources: Iterable[Source], shapes: list[tuple[int, int]]
+    sources: Iterable[PartBytes], shapes: list[tuple[int, int]]
 ) -> Iterator[list[tuple[int, memoryview]]]:
     """Pieces with the number of their part, some MiB at a time."""
     batch: list[tuple[int, memoryview]] = []
-    room = _BATCH
+    left = WRITE_SIZE
     for number, source in enumerate(sources):
         shapes.append((source.size, source.data))
         for view in source.views:
             begin = 0
             while begin < view.nbytes:
-                piece = view[begin : begin + room]
+                piece = view[begin : begin + left]
                 batch.append((number, piece))
                 begin += piece.nbytes
-                room -= piece.nbytes
-                if not room or len(batch) == _MOST_VIEWS:
+                left -= piece.nbytes
+                if not left or len(batch) == _MOST_VIEWS:
                     yield batch
-                    batch, room = [], _BATCH
+                    batch, left = [], WRITE_SIZE
     if batch:
         yield batch
 
@@ -172,7 +172,7 @@ def written_by_all(peers: Peers, write: Callable[[], FileRecord | None]) -> Writ
         mine = write()
         return replace(mine, parts=()).encode() if mine else None
 
-    files = [one and FileRecord.decode(one) for one in peers.on_each(told(do))]
+    files = [one and FileRecord.decode(one) for one in peers.on_each(heard_by_all(do))]
     sections = peers.to_first(mine and section(mine)) or []
     return Written(files, [one and with_parts(one) for one in sections])
 

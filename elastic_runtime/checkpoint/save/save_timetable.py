@@ -70,7 +70,7 @@ def parse_limit(value: Interval | Sequence[Interval] | None, every: Every) -> Li
 
 
 @dataclass(frozen=True, slots=True)
-class Timetable:
+class SaveTimetable:
     """When saves are due. Moments are seconds on the monotonic clock.
 
     What is asked by step number is the same on all ranks; of the rest rank 0's word counts.
@@ -99,7 +99,7 @@ class Timetable:
     whole_step: int = 0
 
     @classmethod
-    def at_start(cls, every: Every, limit: Limit, now: float) -> Timetable:
+    def at_start(cls, every: Every, limit: Limit, now: float) -> SaveTimetable:
         """That of a job which has neither saved nor loaded anything."""
         soon = inf if every == Every() else now
         return cls(every, limit, now, soon, whole_at=now)
@@ -121,19 +121,19 @@ class Timetable:
             return True
         return not self.pausing and self.every.due_after(now - self.began)
 
-    def asked(self) -> Timetable:
+    def asked(self) -> SaveTimetable:
         """A save has been asked for."""
         return replace(self, wished=True)
 
-    def begin(self, now: float) -> Timetable:
+    def begin(self, now: float) -> SaveTimetable:
         """A save begins."""
         return replace(self, began=now, soon=inf, wished=False, pausing=False)
 
-    def resumed(self, now: float, step: int) -> Timetable:
+    def resumed(self, now: float, step: int) -> SaveTimetable:
         """The job goes on from a state that is saved."""
         return replace(self.begin(now), failures=0, whole_at=now, whole_step=step)
 
-    def enter(self, now: float, *, lost: bool) -> Timetable:
+    def enter(self, now: float, *, lost: bool) -> SaveTimetable:
         """The ranks are others from now on.
 
         Args:
@@ -143,7 +143,7 @@ class Timetable:
         again = lost or self.pausing
         return replace(self, wished=False, pausing=False, soon=now if again else self.soon)
 
-    def fail(self, now: float, step: int, whole: tuple[float, int] | None) -> Timetable:
+    def fail(self, now: float, step: int, whole: tuple[float, int] | None) -> SaveTimetable:
         """A save has failed.
 
         Args:
@@ -167,7 +167,15 @@ class Timetable:
             whole_step=whole_step,
         )
 
-    def put_off(self, now: float) -> Timetable:
+    def failed_last(self, whole: tuple[float, int] | None) -> bool:
+        """Whether no save has succeeded since the last failure.
+
+        Args:
+            whole: see ``fail``.
+        """
+        return self.failures > 0 and (whole is None or whole[0] <= self.whole_at)
+
+    def put_off(self, now: float) -> SaveTimetable:
         """A save is due while the one before is under way: it follows that one."""
         return replace(self, soon=now + _PAUSES.first, wished=False, pausing=True)
 

@@ -17,25 +17,29 @@ import io
 import threading
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of, local_box, local_tensor
+from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of, local_chunk, local_tensor
 from elastic_runtime.checkpoint.format.rank_outline import Item
 from elastic_runtime.checkpoint.format.tensor_archive import Wrapping, wrapping
+from elastic_runtime.checkpoint.save.background_thread import BackgroundThread, Task
 from elastic_runtime.errors import CheckpointUsageError
 
 # From here on starting threads costs little in comparison, in bytes.
 _WORTH_THREADS = 16 << 20
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch.utils.hooks import RemovableHandle
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PartBytes:
     """The bytes of one part of a file.
 
     Attributes:
@@ -65,7 +69,7 @@ def describe(key: str, value: object, *, may_differ: bool = False) -> Item:
     """
     if not isinstance(value, torch.Tensor):
         return Item(key)
-    box, mine = local_box(value), local(value)
+    chunk, mine = local_chunk(value), local(value)
     if not _has_plain_bytes(mine):
         raise CheckpointUsageError(
             f"{key} is a {mine.layout} {type(mine).__name__} on {mine.device}"
@@ -75,7 +79,7 @@ def describe(key: str, value: object, *, may_differ: bool = False) -> Item:
         )
     own = may_differ and not isinstance(value, DTensor)
     dtype = _name(mine.dtype)
-    return Item(key, dtype, tuple(value.shape), box.offsets, box.sizes, mine.nbytes, own)
+    return Item(key, dtype, tuple(value.shape), chunk.offsets, chunk.sizes, mine.nbytes, own)
 
 
 def _has_plain_bytes(tensor: torch.Tensor) -> bool:
@@ -113,12 +117,12 @@ def local(value: torch.Tensor) -> torch.Tensor:
     return local_tensor(value).detach()
 
 
-def of_tensor(tensor: torch.Tensor) -> Source:
+def of_tensor(tensor: torch.Tensor) -> PartBytes:
     """A tensor straight from where it is; one that is elsewhere or scattered is copied first."""
     plain = tensor.cpu().contiguous().resolve_conj().resolve_neg()
     around = wrapping(plain.dtype, tuple(plain.shape), plain.nbytes)
     views = (memoryview(around.head), bytes_of(plain), memoryview(around.tail))
-    return Source(views, len(around.head))
+    return PartBytes(views, len(around.head))
 
 
 def size_of(item: Item) -> int:
@@ -131,11 +135,11 @@ def _around(item: Item) -> Wrapping:
     return wrapping(getattr(torch, item.dtype), item.sizes, item.bytes)
 
 
-def of_value(value: object) -> Source:
+def of_value(value: object) -> PartBytes:
     """Any other value, as ``torch.save`` has it."""
     out = io.BytesIO()
     torch.save(value, out)
-    return Source((out.getbuffer(),))
+    return PartBytes((out.getbuffer(),))
 
 
 class Copies(Protocol):
@@ -275,7 +279,7 @@ def copies_for(tensors: Sequence[torch.Tensor]) -> Copies:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Span:
     offset: int
     around: Wrapping
     size: int
@@ -307,33 +311,33 @@ class Image:
             allocate: gives so many bytes of memory; None: ordinary memory, pinned for a GPU.
         """
         self.copies = copies
-        self._places: list[_Place] = []
+        self._spans: list[_Span] = []
         size = 0
         for item in items:
-            place = _Place(size, _around(item), item.bytes)
-            self._places.append(place)
-            size += place.length
+            span = _Span(size, _around(item), item.bytes)
+            self._spans.append(span)
+            size += span.length
         self.size = size
         self._memory = (allocate or self._allocate)(size)
-        self._targets = [self._target(i, p) for i, p in zip(items, self._places, strict=True)]
+        self._targets = [self._target(i, p) for i, p in zip(items, self._spans, strict=True)]
 
     def _allocate(self, size: int) -> torch.Tensor:
         pinned = torch.cuda.is_available() and not isinstance(self.copies, PlainCopies)
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
-    def _target(self, item: Item, place: _Place) -> torch.Tensor:
-        begin = place.offset + len(place.around.head)
-        raw = self._memory[begin : begin + place.size]
+    def _target(self, item: Item, span: _Span) -> torch.Tensor:
+        begin = span.offset + len(span.around.head)
+        raw = self._memory[begin : begin + span.size]
         return raw.view(getattr(torch, item.dtype)).view(item.sizes)
 
     def warm(self) -> None:
         """Touches the memory and writes all that stays: the first copy would be a slow one."""
         self._memory.zero_()
         memory = bytes_of(self._memory)
-        for place in self._places:
-            head, tail = place.around.head, place.around.tail
-            memory[place.offset : place.offset + len(head)] = head
-            end = place.offset + place.length
+        for span in self._spans:
+            head, tail = span.around.head, span.around.tail
+            memory[span.offset : span.offset + len(head)] = head
+            end = span.offset + span.length
             memory[end - len(tail) : end] = tail
 
     def stage(self, tensors: Sequence[torch.Tensor], late: Callable[[torch.Tensor], bool]) -> None:
@@ -350,10 +354,89 @@ class Image:
         self.copies.copy([target for target, _ in now], [tensor for _, tensor in now])
         self.copies.copy_late([target for target, _ in later], [tensor for _, tensor in later])
 
-    def sources(self) -> Iterator[Source]:
+    def sources(self) -> Iterator[PartBytes]:
         """The parts of the file, once all copies are there."""
         self.copies.wait()
         memory = bytes_of(self._memory)
-        for place in self._places:
-            span = memory[place.offset : place.offset + place.length]
-            yield Source((span,), len(place.around.head))
+        for span in self._spans:
+            raw = memory[span.offset : span.offset + span.length]
+            yield PartBytes((raw,), len(span.around.head))
+
+
+class ImageMemory:
+    """The image of this rank's file, whose memory is kept from one save to the next.
+
+    Attributes:
+        image: the last one; None: there is none, or another save still uses it.
+        warming: touches its memory for the first time, beside training.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        copies: Callable[[Sequence[torch.Tensor]], Copies] = copies_for,
+    ) -> None:
+        """Takes no memory yet.
+
+        Args:
+            objects: the entries as the user gave them, optimizers among them.
+            copies: how tensors come into the image.
+        """
+        self.image: Image | None = None
+        self.warming: Task | None = None
+        self._objects = objects
+        self._make_copies = copies
+        self._items: Sequence[Item] = ()
+        self._hook: RemovableHandle | None = None
+
+    def fit(
+        self, items: Sequence[Item], tensors: Sequence[torch.Tensor], thread: BackgroundThread
+    ) -> Image:
+        """The image for these tensors: the last one, or a new one whose memory is being warmed.
+
+        Args:
+            items: what they are.
+            tensors: of this rank's file.
+            thread: the one that saves: the last image is in use no more when it gets to this.
+        """
+        if self.image is not None and tuple(self._items) == tuple(items):
+            return self.image
+        self.image = None
+        image = Image(items, self._make_copies(tensors))
+        self.image, self._items = image, items
+        self.warming = Task(thread, lambda task: image.warm(), wanted=False)
+        if self._hook is None and not isinstance(image.copies, PlainCopies):
+            self._hook = register_optimizer_step_pre_hook(lambda *_: self.fence())
+        return image
+
+    def stage(self, image: Image, tensors: Sequence[torch.Tensor]) -> None:
+        """Copies the tensors as they are now; what only an optimizer changes, beside training."""
+        self.warming = None
+        image.stage(tensors, self._late(image))
+
+    def _late(self, image: Image) -> Callable[[torch.Tensor], bool]:
+        """Which tensors only an optimizer changes."""
+        if isinstance(image.copies, PlainCopies):
+            return lambda tensor: False
+        found: set[int] = set()
+        for entry in self._objects.values():
+            if isinstance(entry, torch.optim.Optimizer):
+                owned = [p for group in entry.param_groups for p in group["params"]]
+                owned += [v for p in owned for v in entry.state.get(p, {}).values()]
+                found |= {local(o).data_ptr() for o in owned if isinstance(o, torch.Tensor)}
+        return lambda tensor: tensor.data_ptr() in found
+
+    def fence(self) -> None:
+        """Has what training does from now on wait for the copies."""
+        if self.image is not None:
+            self.image.copies.fence()
+
+    def leave(self) -> None:
+        """Leaves the image to a save that does not end; the next one gets another."""
+        self.image = self.warming = None
+
+    def close(self) -> None:
+        """Lets go of all memory."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = self.image = None

@@ -1,4 +1,4 @@
-"""Whether the memory of all nodes has room for one more snapshot. All pure."""
+"""Whether one more snapshot fits into the memory of all nodes, and why not: a pure decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeMemory:
     """What one node needs and has, in bytes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Room:
     total: int
 
     def encode(self) -> list[Any]:
-        """Plain JSON; what makes one from it is ``Room(*…)``."""
+        """Plain JSON; what makes one from it is ``NodeMemory(*…)``."""
         return [getattr(self, field.name) for field in fields(self)]
 
 
@@ -57,36 +57,36 @@ class Refusal:
     text: str
 
 
-def refusal(rooms: Sequence[Room]) -> Refusal | None:
+def refusal(nodes: Sequence[NodeMemory]) -> Refusal | None:
     """Why a snapshot does not fit; None if it does.
 
     Args:
-        rooms: of all nodes.
+        nodes: of all nodes.
     """
-    for room in rooms:
-        if room.kept + room.needed > room.limit:
+    for one in nodes:
+        if one.kept + one.needed > one.limit:
             return Refusal(
                 "limit",
-                f"on {room.node} it takes {size(room.needed)} beside the {size(room.kept)} that "
-                f"are kept until it is complete, and --snapshot-memory is {size(room.limit)}; "
-                f"give it {size(room.kept + room.needed)} or more",
+                f"on {one.node} it takes {size(one.needed)} beside the {size(one.kept)} that "
+                f"are kept until it is complete, and --snapshot-memory is {size(one.limit)}; "
+                f"give it {size(one.kept + one.needed)} or more",
             )
-    for room in rooms:
-        here = [other for other in rooms if other.machine == room.machine]
+    for one in nodes:
+        here = [other for other in nodes if other.machine == one.machine]
         needed = sum(other.needed for other in here)
-        if needed > room.free:
+        if needed > one.free:
             return Refusal(
                 "tmpfs",
-                f"on the machine of {room.node} it takes {size(needed)}, and /dev/shm has "
-                f"{size(room.free)} left; enlarge it (in a container: --shm-size, or a volume in "
+                f"on the machine of {one.node} it takes {size(needed)}, and /dev/shm has "
+                f"{size(one.free)} left; enlarge it (in a container: --shm-size, or a volume in "
                 "memory there)",
             )
         taken = needed + sum(other.beside for other in here)
-        if taken + room.total * _RESERVE > room.available:
+        if taken + one.total * _RESERVE > one.available:
             return Refusal(
                 "memory",
-                f"on the machine of {room.node} it takes {size(taken)} of memory, and "
-                f"{size(room.available)} of {size(room.total)} are left, of which a twentieth is "
+                f"on the machine of {one.node} it takes {size(taken)} of memory, and "
+                f"{size(one.available)} of {size(one.total)} are left, of which a twentieth is "
                 "left to others",
             )
     return None

@@ -32,7 +32,7 @@ _MOST_AT_ONCE = 1 << 30  # bytes of a file that is read as a whole
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
 
 
-class Line:
+class PeerConnection:
     """A connection to the server of an agent; both sides know that the other one has the key."""
 
     def __init__(self, memory: SnapshotMemory, key: str) -> None:
@@ -110,7 +110,7 @@ class Line:
         self._socket.close()
 
 
-class Lines:
+class ConnectionPool:
     """The connections of this process to one server: one for each thread that reads at a time."""
 
     def __init__(self, memory: SnapshotMemory, directory: str) -> None:
@@ -122,10 +122,10 @@ class Lines:
         """
         self.memory = memory
         self._directory = directory
-        self._free: list[Line] = []
+        self._free: list[PeerConnection] = []
         self._lock = threading.Lock()
 
-    def take(self) -> Line:
+    def take(self) -> PeerConnection:
         """A connection that nobody uses: one that was given back, or a new one.
 
         Raises:
@@ -134,12 +134,12 @@ class Lines:
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return Line(self.memory, read_key(self._directory))
+        return PeerConnection(self.memory, read_key(self._directory))
 
-    def give(self, line: Line) -> None:
+    def give(self, connection: PeerConnection) -> None:
         """Takes a connection back, of which nothing is expected any more."""
         with self._lock:
-            self._free.append(line)
+            self._free.append(connection)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -160,30 +160,34 @@ class Lines:
     def close(self) -> None:
         """Hangs up."""
         with self._lock:
-            for line in self._free:
-                line.close()
+            for connection in self._free:
+                connection.close()
             self._free.clear()
 
 
-class RemoteFile:
+class PeerFile:
     """A file of another node, which is best read from front to back."""
 
     def __init__(
-        self, lines: Lines, file: str, where: str, count: Callable[[int], None] = lambda size: None
+        self,
+        pool: ConnectionPool,
+        file: str,
+        where: str,
+        count: Callable[[int], None] = lambda size: None,
     ) -> None:
         """Asks for nothing yet.
 
         Args:
-            lines: to the node.
+            pool: to the node.
             file: as its server knows it.
             where: for messages.
             count: hears of the bytes that have come.
         """
         self.where = where
-        self._lines = lines
+        self._pools = pool
         self._file = file
         self._count = count
-        self._line: Line | None = None  # on which what is expected comes
+        self._connection: PeerConnection | None = None  # on which what is expected comes
         self._at = self._left = 0
         self._lock = threading.Lock()
 
@@ -198,26 +202,26 @@ class RemoteFile:
         if not wanted:
             return
         with self._lock:
-            if self._line is None or offset != self._at or wanted > self._left:
+            if self._connection is None or offset != self._at or wanted > self._left:
                 self._expect(offset, wanted)
-            assert self._line is not None
-            with self._lines.explained():
+            assert self._connection is not None
+            with self._pools.explained():
                 try:
-                    self._line.fill(buffers)
+                    self._connection.fill(buffers)
                 except OSError:
                     self._drop()
                     raise
             self._at += wanted
             self._left -= wanted
             if not self._left:
-                self._lines.give(self._line)
-                self._line = None
+                self._pools.give(self._connection)
+                self._connection = None
         self._count(wanted)
 
     def size(self) -> int:
         """In bytes; -1 if there is no such file."""
-        count, size, line = self._ask(Request(self._file))
-        self._lines.give(line)
+        count, size, connection = self._ask(Request(self._file))
+        self._pools.give(connection)
         return size if count == 0 else -1
 
     def close(self) -> None:
@@ -227,26 +231,26 @@ class RemoteFile:
 
     def _expect(self, offset: int, length: int) -> None:
         self._drop()
-        count, _, line = self._ask(Request(self._file, offset, length))
+        count, _, connection = self._ask(Request(self._file, offset, length))
         if count != length:
-            self._lines.give(line)
+            self._pools.give(connection)
             raise DamagedCheckpoint(f"{self.where} is damaged: it is missing or too short")
-        self._line, self._at, self._left = line, offset, length
+        self._connection, self._at, self._left = connection, offset, length
 
-    def _ask(self, request: Request) -> tuple[int, int, Line]:
-        with self._lines.explained():
-            line = self._lines.take()
+    def _ask(self, request: Request) -> tuple[int, int, PeerConnection]:
+        with self._pools.explained():
+            connection = self._pools.take()
             try:
-                return *line.ask(request), line
+                return *connection.ask(request), connection
             except OSError:
-                line.close()
+                connection.close()
                 raise
 
     def _drop(self) -> None:
         # What is still on its way cannot be called back.
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 class Snapshot(Source):
@@ -277,16 +281,16 @@ class Snapshot(Source):
         self.fetched = 0
         self._own = own
         self._key = key
-        self._lines: dict[SnapshotMemory, Lines] = {}
+        self._pools: dict[SnapshotMemory, ConnectionPool] = {}
         for memory in others.values():
-            self._lines.setdefault(memory, Lines(memory, directory))
+            self._pools.setdefault(memory, ConnectionPool(memory, directory))
         self._others = others
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Hangs up."""
-        for lines in self._lines.values():
-            lines.close()
+        for pool in self._pools.values():
+            pool.close()
 
     def has_manifest(self, which: CheckpointId) -> bool:
         remote = self._remote(which, MANIFEST)
@@ -332,12 +336,12 @@ class Snapshot(Source):
                 sizes[name] = size
         return sizes
 
-    def _remote(self, which: CheckpointId, name: str) -> RemoteFile | None:
+    def _remote(self, which: CheckpointId, name: str) -> PeerFile | None:
         memory = self._others.get(name)
         if memory is None:
             return None
         file, where = f"{self._key}/{which.name}/{name}", f"{which.name}/{name} of {memory.node}"
-        return RemoteFile(self._lines[memory], file, where, self._count)
+        return PeerFile(self._pools[memory], file, where, self._count)
 
     def _count(self, size: int) -> None:
         with self._lock:

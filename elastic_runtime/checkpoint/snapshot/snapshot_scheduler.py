@@ -1,9 +1,10 @@
 """Snapshots: checkpoints in the memory of the agents, which outlive the workers.
 
 A snapshot has the form of a checkpoint, and a place in the same order of (term, step). Each node
-holds the files of its own ranks and a copy of those of one other node, its *buddy*. Taking one
-(``taking``) happens beside training; one that fails costs nothing but an event, as the one before
-is kept until the next one is complete on all nodes. ``choosing`` says from where a job goes on.
+holds the files of its own ranks and a copy of those of one other node, its *buddy*. One is taken
+beside training (``snapshot_writer``); one that fails costs nothing but an event, as the one before
+is kept until the next one is complete on all nodes. ``newest_state`` says from where a job goes
+on.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.checkpoint.format.description import Description
-from elastic_runtime.checkpoint.load.newest_state import Offer, Way, other_holders, ways
+from elastic_runtime.checkpoint.load.newest_state import (
+    NodeSnapshot,
+    ResumeCandidate,
+    other_holders,
+    resume_candidates,
+)
 from elastic_runtime.checkpoint.save.background_thread import Abandoned
 from elastic_runtime.checkpoint.snapshot.buddies import Nodes
-from elastic_runtime.checkpoint.snapshot.memory_budget import Refusal, Room, refusal
+from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, Refusal, refusal
 from elastic_runtime.checkpoint.snapshot.peer_reader import Snapshot
-from elastic_runtime.checkpoint.snapshot.snapshot_store import Shelf
-from elastic_runtime.checkpoint.snapshot.snapshot_writer import Taking
+from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
+from elastic_runtime.checkpoint.snapshot.snapshot_writer import SnapshotWriter
 from elastic_runtime.checkpoint.storage.storage_contract import explained
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.events.snapshot_events import (
@@ -37,11 +43,13 @@ from elastic_runtime.system.machine import available_memory, total_memory
 from elastic_runtime.worker.agreement import Wish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
-    from elastic_runtime.checkpoint.format.write_plan import Plan
-    from elastic_runtime.checkpoint.save.save_run import Content, Tenure
+    from elastic_runtime.checkpoint.format.write_plan import WritePlan
+    from elastic_runtime.checkpoint.save.background_thread import Task
+    from elastic_runtime.checkpoint.save.rank_share import FileContent
+    from elastic_runtime.checkpoint.save.save_term import SaveTerm
     from elastic_runtime.checkpoint.save_interval import Every
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
     from elastic_runtime.events.event import NotedEvent
@@ -52,28 +60,28 @@ if TYPE_CHECKING:
 _EXTRA = 1 << 20
 
 
-class Snapshots:
+class SnapshotScheduler:
     """The snapshots of one process."""
 
     def __init__(
-        self, storage: Storage, tenure: Tenure, every: Every, context: WorkerContext
+        self, storage: Storage, save_term: SaveTerm, every: Every, context: WorkerContext
     ) -> None:
         """Takes the settings; nothing is touched yet.
 
         Args:
             storage: where the checkpoints are that snapshots are taken beside.
-            tenure: gives the term.
+            save_term: gives the term.
             every: how often to take one.
             context: hears of events, and knows the agent.
         """
         self._asked_for = bool(every.steps or every.seconds)
         self._off = False  # in this world: some rank has no memory for them
         self._every = every
-        self._tenure = tenure
+        self._save_term = save_term
         self._context = context
         self._place = storage.where
         memory = context.snapshots if self._asked_for else None
-        self._shelf = Shelf(memory, self._place) if memory else None
+        self._store = SnapshotStore(memory, self._place) if memory else None
         self._nodes: Nodes | None = None
         self._description = Description()
         self._told: set[str] = set()
@@ -123,7 +131,7 @@ class Snapshots:
         if not self.wanted:
             return False
         if self._nodes is None:
-            found = peers.gather(self._shelf.memory.encode() if self._shelf else "")
+            found = peers.gather(self._store.memory.encode() if self._store else "")
             missing = [rank for rank, text in enumerate(found) if not text]
             if missing:
                 self._off = True
@@ -155,47 +163,49 @@ class Snapshots:
         assert nodes is not None
         sizes = peers.gather(size)
         try:
-            rooms = peers.on_each(lambda: self._room(sizes, has_image) if nodes.leads else None)
+            needs = peers.on_each(
+                lambda: self._memory_needs(sizes, has_image) if nodes.leads else None
+            )
         except CheckpointError as error:
             found: Refusal | None = Refusal("unusable", str(error))
         else:
-            found = refusal([Room(*room) for room in rooms if room is not None])
+            found = refusal([NodeMemory(*one) for one in needs if one is not None])
         if found is not None:
             self._note_once(peers, found)
         return found is not None
 
-    def _room(self, sizes: Sequence[int], has_image: bool) -> list[Any]:
-        nodes, shelf = self._nodes, self._shelf
+    def _memory_needs(self, sizes: Sequence[int], has_image: bool) -> list[Any]:
+        nodes, store = self._nodes, self._store
         assert nodes is not None
-        assert shelf is not None
-        memory, own = shelf.memory, nodes.all[nodes.mine].ranks
+        assert store is not None
+        memory, own = store.memory, nodes.all[nodes.mine].ranks
 
         def need(ranks: Sequence[int]) -> int:
             return sum(_EXTRA + sizes[rank] for rank in ranks)
 
         with explained(f"take snapshots in {memory.directory}"):
             free = os.statvfs(memory.directory)  # whoever cleans up /dev/shm may have taken it
-        shelf.tidy()
-        room = Room(
+        store.tidy()
+        needs = NodeMemory(
             node=memory.node,
             machine=memory.machine,
             needed=need(own) + (need(nodes.buddy.ranks) if nodes.buddy else 0),
             beside=0 if has_image else need(own),
-            kept=shelf.used(),
+            kept=store.used(),
             limit=memory.limit,
             free=free.f_bavail * free.f_frsize,
             available=available_memory(),
             total=total_memory(),
         )
-        return room.encode()
+        return needs.encode()
 
     def take(
         self,
         peers: Peers,
         draft: Manifest,
-        plan: Plan | None,
-        content: Content,
-        advance: Callable[[int], None],
+        plan: WritePlan | None,
+        content: FileContent,
+        task: Task,
         blocked: float,
     ) -> None:
         """Takes one, in the background. A failure is an event, and nothing else.
@@ -205,16 +215,15 @@ class Snapshots:
             draft: what its manifest will say.
             plan: who writes what; rank 0 has it.
             content: this rank's file.
-            advance: hears how many bytes more are about to be written; raises if the snapshot is
-                not wanted any more.
+            task: it runs in; says whether the snapshot is still wanted.
             blocked: how many seconds training has stood still for it.
         """
         began = time.monotonic()
         assert self._nodes is not None
-        assert self._shelf is not None
-        parts = (self._shelf, self._nodes, self._tenure, draft, plan, self._description, advance)
+        assert self._store is not None
+        parts = (self._store, self._nodes, self._save_term, draft, plan, self._description)
         try:
-            _, problems = Taking(*parts).run(peers, content)
+            _, problems = SnapshotWriter(*parts, lambda count: task.check()).run(peers, content)
         except CheckpointError as error:
             self._note(peers, SnapshotFailed(self._place, draft.step, str(error)))
             return
@@ -239,9 +248,9 @@ class Snapshots:
 
     # Going on from one
 
-    def ways(
+    def resume_candidates(
         self, peers: Peers, stored: Sequence[CheckpointId], over: CheckpointId | None = None
-    ) -> list[Way]:
+    ) -> list[ResumeCandidate]:
         """All states that there are in memory and in storage, as they are to be tried.
 
         Args:
@@ -250,50 +259,53 @@ class Snapshots:
             over: only what is newer than that.
         """
         if not self._ready(peers):
-            return ways([], stored, over)
-        nodes, shelf = self._nodes, self._shelf
+            return resume_candidates([], stored, over)
+        nodes, store = self._nodes, self._store
         assert nodes is not None
-        assert shelf is not None
+        assert store is not None
         try:
             found = peers.on_each(
-                lambda: [offer.encode() for offer in shelf.offers()] if nodes.leads else []
+                lambda: [offer.encode() for offer in store.offers()] if nodes.leads else []
             )
         except CheckpointError as error:
             self._note(peers, SnapshotUnreadable(self._place, str(error)))
-            return ways([], stored, over)
-        offers = [[Offer.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all]
-        return ways(offers, stored, over)
+            return resume_candidates([], stored, over)
+        offers = [
+            [NodeSnapshot.decode(offer) for offer in found[node.ranks[0]]] for node in nodes.all
+        ]
+        return resume_candidates(offers, stored, over)
 
-    def open(self, peers: Peers, way: Way) -> Snapshot | None:
+    def open(self, peers: Peers, candidate: ResumeCandidate) -> Snapshot | None:
         """A snapshot, to be read; None if some of it cannot be reached, which is an event.
 
         Args:
             peers: all ranks, which do the same.
-            way: which one.
+            candidate: which one.
         """
-        problem = way.problem
+        problem = candidate.problem
         if not problem:
-            snapshot = self._snapshot(way)
+            snapshot = self._snapshot(candidate)
             try:
-                peers.on_each(lambda: len(snapshot.sizes(way.which)))
+                peers.on_each(lambda: len(snapshot.sizes(candidate.which)))
                 return snapshot
             except CheckpointError as error:
                 snapshot.close()
                 problem = str(error)
-        self._note(peers, SnapshotIncomplete(self._place, way.which.step, problem))
+        self._note(peers, SnapshotIncomplete(self._place, candidate.which.step, problem))
         return None
 
-    def _snapshot(self, way: Way) -> Snapshot:
-        nodes, shelf = self._nodes, self._shelf
+    def _snapshot(self, candidate: ResumeCandidate) -> Snapshot:
+        nodes, store = self._nodes, self._store
         assert nodes is not None
-        assert shelf is not None
+        assert store is not None
         others = {
-            name: nodes.all[node].memory for name, node in other_holders(way, nodes.mine).items()
+            name: nodes.all[node].memory
+            for name, node in other_holders(candidate, nodes.mine).items()
         }
         names = ", ".join(node.memory.node for node in nodes.all[:3])
         more = f" and {len(nodes.all) - 3} more" if len(nodes.all) > 3 else ""
-        directory = shelf.memory.directory
-        return Snapshot(shelf.storage, shelf.key, others, names + more, directory)
+        directory = store.memory.directory
+        return Snapshot(store.storage, store.key, others, names + more, directory)
 
     def keep_only(self, which: CheckpointId | None) -> None:
         """Removes all others: the job has gone on from this one.
@@ -301,8 +313,8 @@ class Snapshots:
         Args:
             which: a snapshot; None: no snapshot.
         """
-        if self._nodes is not None and self._nodes.leads and self._shelf is not None:
-            self._shelf.keep_only(which)
+        if self._nodes is not None and self._nodes.leads and self._store is not None:
+            self._store.keep_only(which)
 
     # Events
 

@@ -1,4 +1,4 @@
-"""This node's memory for the snapshots of one ``Checkpointer``."""
+"""This node's directory in memory with its snapshots: what is there, and what is removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic_runtime.checkpoint.format.manifest import (
     Manifest,
     newest_first,
 )
-from elastic_runtime.checkpoint.load.newest_state import Offer
+from elastic_runtime.checkpoint.load.newest_state import NodeSnapshot
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointFailed, DamagedCheckpoint
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
 
 
-class Shelf:
+class SnapshotStore:
     """Where the snapshots of this node stand.
 
     Attributes:
@@ -42,7 +42,7 @@ class Shelf:
         self.key = hashlib.sha256(place.encode()).hexdigest()[:16]
         self.storage = LocalStorage(os.path.join(memory.directory, self.key))
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[NodeSnapshot]:
         """What is here, whole or in part."""
         found = []
         for which in newest_first(self.storage.names()):
@@ -56,7 +56,7 @@ class Shelf:
             right = tuple(
                 file.name for file in manifest.files if sizes.get(file.name) == file.bytes
             )
-            found.append(Offer(which, crc32c.crc32c(data), files, right))
+            found.append(NodeSnapshot(which, crc32c.crc32c(data), files, right))
         return found
 
     def create(self, which: CheckpointId) -> None:

@@ -22,32 +22,32 @@ from elastic_runtime.checkpoint.format.dcp_metadata import not_as_planned
 from elastic_runtime.checkpoint.format.description import Beside
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Manifest
 from elastic_runtime.checkpoint.format.outline_file import file_name
-from elastic_runtime.checkpoint.save.background_thread import told
+from elastic_runtime.checkpoint.save.background_thread import heard_by_all
 from elastic_runtime.checkpoint.save.file_writer import write_beside, write_file, written_by_all
-from elastic_runtime.checkpoint.snapshot.peer_reader import Lines, RemoteFile
+from elastic_runtime.checkpoint.snapshot.peer_reader import ConnectionPool, PeerFile
+from elastic_runtime.checkpoint.storage.storage_contract import READ_SIZE
 from elastic_runtime.errors import CheckpointError, CheckpointFailed, DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_runtime.checkpoint.format.description import Description
-    from elastic_runtime.checkpoint.format.write_plan import Plan
-    from elastic_runtime.checkpoint.save.save_run import Content, Tenure
+    from elastic_runtime.checkpoint.format.write_plan import WritePlan
+    from elastic_runtime.checkpoint.save.rank_share import FileContent
+    from elastic_runtime.checkpoint.save.save_term import SaveTerm
     from elastic_runtime.checkpoint.snapshot.buddies import Nodes
-    from elastic_runtime.checkpoint.snapshot.snapshot_store import Shelf
+    from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
     from elastic_runtime.worker.peers import Peers
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class SnapshotWriter:
     """One snapshot.
 
     Attributes:
-        shelf: this node's memory.
+        store: this node's memory.
         nodes: all nodes.
-        tenure: gives the term, that of the storage; rank 0's counts.
+        save_term: gives the term, that of the storage; rank 0's counts.
         draft: what the manifest will say; term and files follow.
         plan: who writes what; rank 0 has it.
         description: says what is written beside the files of the ranks.
@@ -55,15 +55,15 @@ class Taking:
             not wanted any more.
     """
 
-    shelf: Shelf
+    store: SnapshotStore
     nodes: Nodes
-    tenure: Tenure
+    save_term: SaveTerm
     draft: Manifest
-    plan: Plan | None
+    plan: WritePlan | None
     description: Description
     advance: Callable[[int], None]
 
-    def run(self, peers: Peers, content: Content) -> tuple[CheckpointId, list[str]]:
+    def run(self, peers: Peers, content: FileContent) -> tuple[CheckpointId, list[str]]:
         """Takes it.
 
         Args:
@@ -89,30 +89,32 @@ class Taking:
             committed = True
 
         try:
-            term = peers.on_first(told(lambda: self.tenure.hold(self.draft.entries)))
+            term = peers.on_first(heard_by_all(lambda: self.save_term.hold(self.draft.entries)))
             which = new = CheckpointId(term, self.draft.step)
-            self.tenure.hear(new)
-            peers.on_each(told(lambda: self.shelf.create(new) if self.nodes.leads else None))
+            self.save_term.about_to_save(new)
+            peers.on_each(
+                heard_by_all(lambda: self.store.create(new) if self.nodes.leads else None)
+            )
             written = written_by_all(peers, lambda: self._write(new, peers.rank, content))
-            problems = peers.on_each(told(lambda: self._copy(new, written.files)))
-            described = peers.on_first(told(lambda: self._describe(new, written.records)))
-            peers.on_each(told(commit))
+            problems = peers.on_each(heard_by_all(lambda: self._copy(new, written.files)))
+            described = peers.on_first(heard_by_all(lambda: self._describe(new, written.records)))
+            peers.on_each(heard_by_all(commit))
         except Exception as error:
             agreed = isinstance(error, CheckpointError)
             if peers.rank == 0 and not agreed:
-                self.tenure.use_up()  # others may still be writing there
+                self.save_term.use_up()  # others may still be writing there
             # Unless all have agreed that it failed, the others may have it, and miss these files.
             if self.nodes.leads and which is not None and (agreed or not committed):
-                self.shelf.storage.discard(which)
+                self.store.storage.discard(which)
             raise
         if self.nodes.leads:
-            self.shelf.keep_only(new)
+            self.store.keep_only(new)
         return new, [problem for problem in problems if problem]
 
-    def _write(self, which: CheckpointId, rank: int, content: Content) -> FileRecord | None:
+    def _write(self, which: CheckpointId, rank: int, content: FileContent) -> FileRecord | None:
         if not content.size:
             return None
-        file = (self.shelf.storage, which, file_name(rank), content.size, content.sources())
+        file = (self.store.storage, which, file_name(rank), content.size, content.sources())
         return write_file(*file, alone=False, advance=self.advance)
 
     def _copy(self, which: CheckpointId, written: Sequence[FileRecord | None]) -> str:
@@ -120,32 +122,32 @@ class Taking:
         buddy = self.nodes.buddy
         if buddy is None or not self.nodes.leads:
             return ""
-        lines = Lines(buddy.memory, self.shelf.memory.directory)
+        pool = ConnectionPool(buddy.memory, self.store.memory.directory)
         name = ""
         try:
             for rank in buddy.ranks:
                 if file := written[rank]:
                     name = file.name
-                    self._fetch(lines, which, file)
+                    self._fetch(pool, which, file)
         except CheckpointError as error:
             # What is there of it is no copy.
-            (self.shelf.storage.path / which.name / name).unlink(missing_ok=True)
+            (self.store.storage.path / which.name / name).unlink(missing_ok=True)
             return str(error)
         finally:
-            lines.close()
+            pool.close()
         return ""
 
-    def _fetch(self, lines: Lines, which: CheckpointId, file: FileRecord) -> None:
-        storage = self.shelf.storage
-        where = f"the copy of {file.name} of {lines.memory.node}"
-        source = RemoteFile(lines, f"{self.shelf.key}/{which.name}/{file.name}", where)
-        buffer = memoryview(bytearray(min(_CHUNK, file.bytes)))
+    def _fetch(self, pool: ConnectionPool, which: CheckpointId, file: FileRecord) -> None:
+        storage = self.store.storage
+        where = f"the copy of {file.name} of {pool.memory.node}"
+        source = PeerFile(pool, f"{self.store.key}/{which.name}/{file.name}", where)
+        buffer = memoryview(bytearray(min(READ_SIZE, file.bytes)))
         crc = 0
         with closing(source), storage.writer(which, file.name, file.bytes) as out:
             source.expect(0, file.bytes)
-            for begin in range(0, file.bytes, _CHUNK):
+            for begin in range(0, file.bytes, READ_SIZE):
                 self.advance(0)
-                piece = buffer[: min(_CHUNK, file.bytes - begin)]
+                piece = buffer[: min(READ_SIZE, file.bytes - begin)]
                 source.readinto(begin, [piece])
                 crc = crc32c.crc32c(piece, crc)
                 out.write([piece])
@@ -168,7 +170,7 @@ class Taking:
         return {"beside": beside, "manifest": whole.encode().decode()}
 
     def _commit(self, which: CheckpointId, described: dict[str, Any]) -> None:
-        storage = self.shelf.storage
+        storage = self.store.storage
         for name, content in described["beside"].items():
             write_beside(storage, which, Beside(name, (base64.b64decode(content),)))
         where = storage.place(which)

@@ -1,4 +1,4 @@
-"""What is in a place of checkpoints: which ones are whole, which are to go, what is read for that.
+"""Lists, inspects and verifies the checkpoints of a storage, and deletes those that are to go.
 
 Nothing here needs torch.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Manifest, Part
-    from elastic_runtime.checkpoint.storage.retention import Retention, Verdict
+    from elastic_runtime.checkpoint.storage.retention import Retention, RetentionDecision
     from elastic_runtime.checkpoint.storage.storage_contract import Reader, Storage
 
 _FILES_AT_A_TIME = 4
@@ -39,7 +39,7 @@ _OURS = re.compile(
 )
 
 
-class Condition(StrEnum):
+class CheckpointStatus(StrEnum):
     """How a checkpoint is."""
 
     WHOLE = "whole"
@@ -50,12 +50,12 @@ class Condition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CatalogEntry:
     """One checkpoint, or what is left of one.
 
     Attributes:
         which: its step and term.
-        condition: how it is, as far as it was looked at.
+        status: how it is, as far as it was looked at.
         manifest: None if it has none, or none that can be read.
         problem: what is wrong with it, "" if nothing is.
         bytes: size of all that is there, the manifest not counted.
@@ -63,14 +63,14 @@ class Found:
     """
 
     which: CheckpointId
-    condition: Condition
+    status: CheckpointStatus
     manifest: Manifest | None = None
     problem: str = ""
     bytes: int = 0
     foreign: tuple[str, ...] = ()
 
 
-def survey(storage: Storage, names: Iterable[str] | None = None) -> list[Found]:
+def list_checkpoints(storage: Storage, names: Iterable[str] | None = None) -> list[CatalogEntry]:
     """Looks at all checkpoints, the newest first; the bytes of their files are not read.
 
     Args:
@@ -81,18 +81,18 @@ def survey(storage: Storage, names: Iterable[str] | None = None) -> list[Found]:
         CheckpointError: the place cannot be read.
     """
     present = list(storage.names() if names is None else names)
-    found = [look(storage, which) for which in newest_first(present)]
-    found += [_aside(storage, which) for which in set_aside(present)]
+    found = [inspect_checkpoint(storage, which) for which in newest_first(present)]
+    found += [_set_aside_entry(storage, which) for which in set_aside(present)]
     return sorted(found, key=lambda one: one.which, reverse=True)
 
 
-def _aside(storage: Storage, which: CheckpointId) -> Found:
-    found = look(storage, which)
+def _set_aside_entry(storage: Storage, which: CheckpointId) -> CatalogEntry:
+    found = inspect_checkpoint(storage, which)
     problem = "; ".join(filter(None, (storage.why_aside(which), found.problem)))
-    return replace(found, condition=Condition.ASIDE, problem=problem)
+    return replace(found, status=CheckpointStatus.ASIDE, problem=problem)
 
 
-def look(storage: Storage, which: CheckpointId) -> Found:
+def inspect_checkpoint(storage: Storage, which: CheckpointId) -> CatalogEntry:
     """Compares the files of a checkpoint with its manifest, by their sizes.
 
     Raises:
@@ -103,12 +103,14 @@ def look(storage: Storage, which: CheckpointId) -> Found:
     try:
         manifest = storage.read_manifest(which)
     except UnknownFormat as error:
-        return Found(which, Condition.NEWER, None, str(error), total)
+        return CatalogEntry(which, CheckpointStatus.NEWER, None, str(error), total)
     except DamagedCheckpoint as error:
-        return Found(which, Condition.DAMAGED, None, str(error), total)
+        return CatalogEntry(which, CheckpointStatus.DAMAGED, None, str(error), total)
     if manifest is None:
         foreign = tuple(sorted(name for name in sizes if not _OURS.fullmatch(name)))
-        return Found(which, Condition.UNFINISHED, None, "it has no manifest", total, foreign)
+        return CatalogEntry(
+            which, CheckpointStatus.UNFINISHED, None, "it has no manifest", total, foreign
+        )
     listed = {file.name: file.bytes for file in manifest.files}
     wrong = [
         f"{storage.place(which, name)} "
@@ -117,8 +119,8 @@ def look(storage: Storage, which: CheckpointId) -> Found:
         if sizes.get(name) != size
     ]
     foreign = tuple(sorted(sizes.keys() - listed.keys()))
-    condition = Condition.DAMAGED if wrong else Condition.WHOLE
-    return Found(which, condition, manifest, "; ".join(wrong), total, foreign)
+    status = CheckpointStatus.DAMAGED if wrong else CheckpointStatus.WHOLE
+    return CatalogEntry(which, status, manifest, "; ".join(wrong), total, foreign)
 
 
 # Reading everything
@@ -150,7 +152,7 @@ def verify(
         try:
             with storage.reader(manifest.id, file.name) as reader:
                 parts = unlisted.get(file.name, file.parts)
-                bad = _damage(reader, file, parts, storage.chunk, advance)
+                bad = _damage(reader, file, parts, storage.read_size, advance)
         except DamagedCheckpoint as error:
             return [str(error)]
         where = storage.place(manifest.id, file.name)
@@ -164,10 +166,10 @@ def _damage(
     reader: Reader,
     file: FileRecord,
     parts: Sequence[Part],
-    chunk: int,
+    read_size: int,
     advance: Callable[[int], None],
 ) -> list[str]:
-    buffer = memoryview(bytearray(max(1, min(chunk, file.bytes))))
+    buffer = memoryview(bytearray(max(1, min(read_size, file.bytes))))
     bad, whole = [], 0
     spans = [(part.offset, part.length, part.crc32c) for part in parts]
     for offset, length, expected in spans or [(0, file.bytes, file.crc32c)]:
@@ -187,21 +189,21 @@ def _damage(
 # Deleting
 
 
-def judge(rule: Retention, found: Iterable[Found]) -> list[Verdict]:
+def decide_kept(rule: Retention, found: Iterable[CatalogEntry]) -> list[RetentionDecision]:
     """What is to become of the whole checkpoints; the others count for nothing and stay.
 
     One with a file of somebody else's counts, and stays whatever the rule says.
     """
-    whole = {one.which: one for one in found if one.condition is Condition.WHOLE}
-    verdicts = decide(rule, [one.manifest for one in whole.values() if one.manifest is not None])
-    return [_spared(verdict, whole[verdict.which]) for verdict in verdicts]
+    whole = {one.which: one for one in found if one.status is CheckpointStatus.WHOLE}
+    decisions = decide(rule, [one.manifest for one in whole.values() if one.manifest is not None])
+    return [_keep_if_foreign(decision, whole[decision.which]) for decision in decisions]
 
 
-def _spared(verdict: Verdict, found: Found) -> Verdict:
-    if verdict.keep or not found.foreign:
-        return verdict
+def _keep_if_foreign(decision: RetentionDecision, found: CatalogEntry) -> RetentionDecision:
+    if decision.keep or not found.foreign:
+        return decision
     names = ", ".join(found.foreign[:3])
-    return replace(verdict, keep=True, why=f"holds files that are not of ours ({names})")
+    return replace(decision, keep=True, why=f"holds files that are not of ours ({names})")
 
 
 def prune(
@@ -220,16 +222,18 @@ def prune(
             could not be deleted.
     """
     storage.check_term(term)
-    found = [one for one in survey(storage) if one.which not in damaged]
-    carry_out(storage, judge(rule, found), found)
+    found = [one for one in list_checkpoints(storage) if one.which not in damaged]
+    delete_checkpoints(storage, decide_kept(rule, found), found)
 
 
-def carry_out(storage: Storage, verdicts: Iterable[Verdict], found: Iterable[Found]) -> None:
+def delete_checkpoints(
+    storage: Storage, decisions: Iterable[RetentionDecision], found: Iterable[CatalogEntry]
+) -> None:
     """Deletes what was judged so, and the rest of what was half deleted before.
 
     Args:
         storage: where.
-        verdicts: the decisions.
+        decisions: the decisions.
         found: what they were made about.
 
     Raises:
@@ -237,12 +241,12 @@ def carry_out(storage: Storage, verdicts: Iterable[Verdict], found: Iterable[Fou
     """
     manifests = {one.which: one.manifest for one in found}
     storage.finish_removals()
-    for verdict in verdicts:
-        if not verdict.keep and (manifest := manifests.get(verdict.which)):
+    for decision in decisions:
+        if not decision.keep and (manifest := manifests.get(decision.which)):
             storage.remove(manifest)
 
 
-def clear_rests(storage: Storage, term: int) -> list[CheckpointId]:
+def remove_unfinished(storage: Storage, term: int) -> list[CheckpointId]:
     """Removes what saves of older terms have left unfinished; for a job, once in its term.
 
     A save of an older term can never be committed, so none of it is under way any more in a way
@@ -264,7 +268,7 @@ def clear_rests(storage: Storage, term: int) -> list[CheckpointId]:
     return _clear(storage, term, names, rests)
 
 
-def make_room(storage: Storage, term: int) -> list[CheckpointId]:
+def free_space(storage: Storage, term: int) -> list[CheckpointId]:
     """Removes what lives of a job have left that all ended in their first save; before a save.
 
     No save of theirs has cleared up after another, and what they have left may be why there is no
@@ -276,7 +280,7 @@ def make_room(storage: Storage, term: int) -> list[CheckpointId]:
         term: the term of the one who removes.
 
     Returns:
-        See ``clear_rests``.
+        See ``remove_unfinished``.
 
     Raises:
         CheckpointError: the place cannot be read.
@@ -293,14 +297,14 @@ def _clear(
 ) -> list[CheckpointId]:
     if not rests or highest_term(names) > term:
         return []
-    doomed = abandoned((look(storage, one) for one in rests), names)
+    doomed = abandoned((inspect_checkpoint(storage, one) for one in rests), names)
     for which in doomed:
         storage.discard(which)
     left = set(storage.names())
     return [which for which in doomed if which.name not in left]
 
 
-def abandoned(found: Iterable[Found], names: Iterable[str]) -> list[CheckpointId]:
+def abandoned(found: Iterable[CatalogEntry], names: Iterable[str]) -> list[CheckpointId]:
     """Saves that never finished and that nobody can still be writing: those of older terms.
 
     Args:
@@ -314,5 +318,7 @@ def abandoned(found: Iterable[Found], names: Iterable[str]) -> list[CheckpointId
     return [
         one.which
         for one in found
-        if one.condition is Condition.UNFINISHED and one.which.term < highest and not one.foreign
+        if one.status is CheckpointStatus.UNFINISHED
+        and one.which.term < highest
+        and not one.foreign
     ]

@@ -1,4 +1,4 @@
-"""The first question to a store of checkpoints: nobody knows yet whether it is there at all.
+"""Waits for the first answer of an object store, of which nobody knows yet if it is there.
 
 An address that is wrong and a store that is away look the same. So whoever sits in front of a
 terminal is told soon; a job goes on asking, as what is away comes back, and says so meanwhile.

@@ -1,4 +1,4 @@
-"""The adapter that fits a place."""
+"""Picks the storage for a directory or URL: ``open_storage``."""
 
 from __future__ import annotations
 

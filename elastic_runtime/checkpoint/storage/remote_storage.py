@@ -11,16 +11,19 @@ library says is shown without them. fsspec is imported when the first URL is ope
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
 
 import tenacity
 
 from elastic_runtime.checkpoint.format import manifest as layout
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
+from elastic_runtime.checkpoint.storage.credentials import (
+    secrets_around,
+    secrets_of,
+    without_credentials,
+)
 from elastic_runtime.checkpoint.storage.first_contact import NoAnswer, Patience, ask
 from elastic_runtime.checkpoint.storage.storage_contract import PROBE, Storage
 from elastic_runtime.errors import (
@@ -44,7 +47,6 @@ _READERS = 8
 _TRIES = 4
 _WAIT = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotImplementedError, ImportError)
-_SECRET_NAMES = ("SECRET", "TOKEN", "PASSWORD", "CREDENTIAL", "_KEY", "SAS", "CONNECTION_STRING")
 
 _T = TypeVar("_T")
 
@@ -52,7 +54,7 @@ _T = TypeVar("_T")
 class RemoteStorage(Storage):
     """A URL such as ``s3://bucket/run``."""
 
-    chunk = _READERS * _RANGE
+    read_size = _READERS * _RANGE
 
     def __init__(self, url: str, first: Patience | None = None) -> None:
         """Finds the library for the URL; nothing is asked of the store yet.
@@ -65,7 +67,7 @@ class RemoteStorage(Storage):
             CheckpointError: the library is not installed, or the URL is not understood.
         """
         self.where = without_credentials(url)
-        self._secrets = _secrets_of(url)
+        self._secrets = secrets_of(url)
         self._fs, self._root = self._opened(url)
         self.shared = not url.startswith("memory:")
         self._first = first
@@ -360,7 +362,7 @@ class RemoteStorage(Storage):
     def _without_secrets(self, error: BaseException) -> str:
         """The first line of what it says."""
         text = (str(error).strip() or type(error).__name__).split("\n")[0]
-        for secret in self._secrets | _secrets_around():
+        for secret in self._secrets | secrets_around():
             text = text.replace(secret, "***")
         return text
 
@@ -486,26 +488,3 @@ def _abandon(file: Any) -> None:
 
 def _name(found: Mapping[str, Any]) -> str:
     return str(found["name"]).rstrip("/").rpartition("/")[2]
-
-
-def without_credentials(url: str) -> str:
-    """A URL for people: without user, password and query."""
-    scheme, _, rest = url.partition("://")
-    rest = rest.partition("?")[0].rstrip("/")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
-def _secrets_of(url: str) -> frozenset[str]:
-    parts = urlsplit(url)
-    found = {parts.password or "", parts.query, *(value for _, value in parse_qsl(parts.query))}
-    return frozenset(secret for secret in found if secret)
-
-
-def _secrets_around() -> frozenset[str]:
-    """What the environment holds under a name that sounds like a credential."""
-    return frozenset(
-        value
-        for name, value in os.environ.items()
-        if len(value) >= 8 and any(part in name.upper() for part in _SECRET_NAMES)
-    )

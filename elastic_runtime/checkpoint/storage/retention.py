@@ -36,7 +36,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetentionDecision:
     """What is to become of one checkpoint.
 
     Attributes:
@@ -93,7 +93,7 @@ def _not_understood(keep_every: object) -> CheckpointUsageError:
     )
 
 
-def decide(rule: Retention, whole: Iterable[Manifest]) -> list[Verdict]:
+def decide(rule: Retention, whole: Iterable[Manifest]) -> list[RetentionDecision]:
     """Says which checkpoints stay.
 
     Args:
@@ -101,16 +101,16 @@ def decide(rule: Retention, whole: Iterable[Manifest]) -> list[Verdict]:
         whole: all checkpoints that could be resumed from; no others count.
 
     Returns:
-        A verdict for each, the newest first.
+        A decision for each, the newest first.
     """
     newest = sorted(whole, key=lambda manifest: manifest.id, reverse=True)
     if rule.last is None:
-        return [Verdict(manifest.id, True, "all are kept") for manifest in newest]
+        return [RetentionDecision(manifest.id, True, "all are kept") for manifest in newest]
     why = {manifest.id: f"among the newest {rule.last}" for manifest in newest[: rule.last]}
     for manifest, reason in (*_by_step(rule, newest), *_by_time(rule, newest)):
         why.setdefault(manifest.id, reason)
     gone = f"not among the newest {rule.last}"
-    return [Verdict(m.id, m.id in why, why.get(m.id, gone)) for m in newest]
+    return [RetentionDecision(m.id, m.id in why, why.get(m.id, gone)) for m in newest]
 
 
 def _by_step(rule: Retention, newest: list[Manifest]) -> list[tuple[Manifest, str]]:

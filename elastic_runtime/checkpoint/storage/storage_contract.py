@@ -1,7 +1,7 @@
 """Where checkpoints are kept: what every kind of storage can do, and the rules common to all.
 
-``local`` is a directory of a file system, also a shared one; ``remote`` is anything that fsspec
-knows. ``storages.open_storage`` picks. Rank 0 takes the term, makes, commits and deletes; every
+``local_storage`` is a directory of a file system, also a shared one; ``remote_storage`` is anything
+that fsspec knows; ``open_storage`` picks. Rank 0 takes the term, makes, commits and deletes; every
 rank writes and reads files of its own.
 
 A step of a save that is not durable yet is never relied upon by the next one: a file is durable
@@ -30,6 +30,12 @@ from elastic_runtime.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+
+# How much is read, and how much is written, at once, in bytes. Both are checksummed meanwhile, and
+# what is read stays in the processor's cache for that; an object store takes more at once (its
+# ``read_size``). Neither is part of the format.
+READ_SIZE = 1 << 20
+WRITE_SIZE = 4 << 20
 
 PROBE = ".elastic-probe"  # is made and deleted to see whether a place can be written
 
@@ -107,12 +113,12 @@ class Source(ABC):
     Attributes:
         where: the place as people write it, never with a credential in it.
         shared: whether other processes see it.
-        chunk: how many bytes a reader is best asked for at once.
+        read_size: how many bytes a reader is best asked for at once, and checksummed at once.
     """
 
     where: str
     shared = True
-    chunk = 1 << 20  # stays in the processor's cache while it is checksummed
+    read_size = READ_SIZE
 
     def place(self, which: CheckpointId | None = None, name: str = "") -> str:
         """A checkpoint or one of its files, for messages."""

@@ -15,10 +15,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, newest_first
 from elastic_runtime.checkpoint.storage import catalog
-from elastic_runtime.checkpoint.storage.catalog import Condition, Found
+from elastic_runtime.checkpoint.storage.catalog import CatalogEntry, CheckpointStatus
 from elastic_runtime.checkpoint.storage.first_contact import Patience
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
-from elastic_runtime.checkpoint.storage.retention import Retention, Verdict, parse_retention
+from elastic_runtime.checkpoint.storage.retention import (
+    Retention,
+    RetentionDecision,
+    parse_retention,
+)
 from elastic_runtime.cli.ctl import checkpoint_report, checkpoint_screen
 from elastic_runtime.cli.ctl.printing import FORMAT, show
 from elastic_runtime.errors import EXIT_FAILED, CheckpointFailed, UsageError
@@ -33,7 +37,7 @@ _PLACE = click.argument("directory", metavar="DIR")
 _STEP = click.option("--step", type=click.IntRange(0), help="only this step")
 _TERM = click.option("--term", type=click.IntRange(1), help="of this term; the newest otherwise")
 
-_UNFIT = (Condition.DAMAGED, Condition.NEWER)
+_UNFIT = (CheckpointStatus.DAMAGED, CheckpointStatus.NEWER)
 
 
 @click.group()
@@ -90,7 +94,7 @@ def verify(directory: str, step: int | None, term: int | None, form: str) -> int
         ]
     read = checkpoint_report.take(seen.where, seen.names, found, verified=frozenset(chosen))
     show(form, read.as_dict(), checkpoint_screen.listing(read))
-    bad = any(one.which in chosen and one.condition in _UNFIT for one in read.found)
+    bad = any(one.which in chosen and one.status in _UNFIT for one in read.found)
     return EXIT_FAILED if bad else 0
 
 
@@ -122,27 +126,27 @@ def prune(
     storage = open_storage(directory, Patience())
     seen = _look(storage)
     found = seen.found if unread else _read_what_stays(storage, rule, seen.found)
-    verdicts = catalog.judge(rule, found)
+    decisions = catalog.decide_kept(rule, found)
     rests = catalog.abandoned(found, seen.names) if unfinished else []
-    aside = [one for one in found if one.condition is Condition.ASIDE and set_aside]
+    aside = [one for one in found if one.status is CheckpointStatus.ASIDE and set_aside]
     if not dry_run:
-        catalog.carry_out(storage, verdicts, found)
+        catalog.delete_checkpoints(storage, decisions, found)
         _discard(storage, rests)
         for one in aside:
             if one.manifest is not None:
                 storage.remove(one.manifest)
                 storage.put_back(one.which)
-    verdicts += [
-        Verdict(one.which, False, "never finished, of an older term")
+    decisions += [
+        RetentionDecision(one.which, False, "never finished, of an older term")
         if one.which in rests
-        else Verdict(one.which, False, "set aside")
+        else RetentionDecision(one.which, False, "set aside")
         if one in aside and one.manifest is not None
-        else Verdict(one.which, True, f"{one.condition}: does not count, and is left alone")
+        else RetentionDecision(one.which, True, f"{one.status}: does not count, and is left alone")
         for one in found
-        if one.condition is not Condition.WHOLE
+        if one.status is not CheckpointStatus.WHOLE
     ]
-    shown = checkpoint_screen.verdicts(verdicts, dry_run=dry_run)
-    show(form, [checkpoint_report.verdict(one, dry_run=dry_run) for one in verdicts], shown)
+    shown = checkpoint_screen.decisions(decisions, dry_run=dry_run)
+    show(form, [checkpoint_report.decision(one, dry_run=dry_run) for one in decisions], shown)
 
 
 @checkpoint.command()
@@ -157,8 +161,11 @@ def restore(directory: str, step: int, term: int | None, form: str) -> None:
     """
     storage = open_storage(directory, Patience())
     chosen = _chosen(_look(storage), step, term)[0]
-    if chosen.manifest is None or chosen.condition not in (Condition.WHOLE, Condition.ASIDE):
-        raise UsageError(f"{storage.place(chosen.which)} is {chosen.condition}: {chosen.problem}")
+    if chosen.manifest is None or chosen.status not in (
+        CheckpointStatus.WHOLE,
+        CheckpointStatus.ASIDE,
+    ):
+        raise UsageError(f"{storage.place(chosen.which)} is {chosen.status}: {chosen.problem}")
     why = {"why": f"{chosen.which.name} was restored by hand"}
     for which in newest_first(storage.names()):
         if which > chosen.which and storage.has_manifest(which):
@@ -169,15 +176,15 @@ def restore(directory: str, step: int, term: int | None, form: str) -> None:
 
 
 def _read_what_stays(
-    storage: Storage, rule: Retention, found: Sequence[Found]
-) -> tuple[Found, ...]:
+    storage: Storage, rule: Retention, found: Sequence[CatalogEntry]
+) -> tuple[CatalogEntry, ...]:
     """Reads what the rule keeps, until it keeps nothing damaged."""
     known = {one.which: one for one in found}
     read: set[CheckpointId] = set()
     while True:
-        verdicts = catalog.judge(rule, known.values())
-        stays = {verdict.which for verdict in verdicts if verdict.keep} - read
-        if all(verdict.keep for verdict in verdicts) or not stays:
+        decisions = catalog.decide_kept(rule, known.values())
+        stays = {decision.which for decision in decisions if decision.keep} - read
+        if all(decision.keep for decision in decisions) or not stays:
             return tuple(known.values())
         with _progress(sum(_to_read(known[which]) for which in stays)) as advance:
             known |= {which: _verified(storage, known[which], advance) for which in stays}
@@ -209,10 +216,10 @@ def _look(storage: Storage) -> Inventory:
         raise UsageError(f"there is no {missing}: correct the name")
     if not names:
         raise UsageError(f"there is nothing in {storage.where}; was another directory meant?")
-    return checkpoint_report.take(storage.where, names, catalog.survey(storage, names))
+    return checkpoint_report.take(storage.where, names, catalog.list_checkpoints(storage, names))
 
 
-def _chosen(seen: Inventory, step: int | None, term: int | None) -> Sequence[Found]:
+def _chosen(seen: Inventory, step: int | None, term: int | None) -> Sequence[CatalogEntry]:
     """All that the options fit, the newest first.
 
     Raises:
@@ -236,20 +243,22 @@ def _chosen(seen: Inventory, step: int | None, term: int | None) -> Sequence[Fou
     return fitting
 
 
-def _to_read(found: Found) -> int:
+def _to_read(found: CatalogEntry) -> int:
     """How many bytes ``_verified`` reads."""
-    if found.condition is not Condition.WHOLE or found.manifest is None:
+    if found.status is not CheckpointStatus.WHOLE or found.manifest is None:
         return 0
     return sum(file.bytes for file in found.manifest.files)
 
 
-def _verified(storage: Storage, found: Found, advance: Callable[[int], None]) -> Found:
-    if found.condition is not Condition.WHOLE or found.manifest is None:
+def _verified(
+    storage: Storage, found: CatalogEntry, advance: Callable[[int], None]
+) -> CatalogEntry:
+    if found.status is not CheckpointStatus.WHOLE or found.manifest is None:
         return found
     problems = catalog.verify(storage, found.manifest, advance)
     if not problems:
         return found
-    return replace(found, condition=Condition.DAMAGED, problem="; ".join(problems))
+    return replace(found, status=CheckpointStatus.DAMAGED, problem="; ".join(problems))
 
 
 @contextmanager

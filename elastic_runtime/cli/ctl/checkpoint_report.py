@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, half_pruned, highest_term
-from elastic_runtime.checkpoint.storage.catalog import Condition, Found
+from elastic_runtime.checkpoint.storage.catalog import CatalogEntry, CheckpointStatus
 from elastic_runtime.checkpoint.storage.storage_contract import PROBE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from elastic_runtime.checkpoint.storage.retention import Verdict
+    from elastic_runtime.checkpoint.storage.retention import RetentionDecision
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Inventory:
 
     where: str
     names: tuple[str, ...]
-    found: tuple[Found, ...]
+    found: tuple[CatalogEntry, ...]
     verified: AbstractSet[CheckpointId]
     takes: CheckpointId | None
     why: str
@@ -58,7 +58,7 @@ class Inventory:
 def take(
     where: str,
     names: Sequence[str],
-    found: Sequence[Found],
+    found: Sequence[CatalogEntry],
     verified: AbstractSet[CheckpointId] = frozenset(),
 ) -> Inventory:
     """Draws the conclusions from what was found.
@@ -71,9 +71,10 @@ def take(
     """
     # An older one is taken instead of a damaged one, but never instead of a newer version's.
     first = next(
-        (one for one in found if one.condition in (Condition.WHOLE, Condition.NEWER)), None
+        (one for one in found if one.status in (CheckpointStatus.WHOLE, CheckpointStatus.NEWER)),
+        None,
     )
-    takes = first.which if first and first.condition is Condition.WHOLE else None
+    takes = first.which if first and first.status is CheckpointStatus.WHOLE else None
     ours = {one.which.name for one in found} | set(half_pruned(names)) | {PROBE}
     ours |= {one.which.aside_name for one in found}
     foreign = sorted(n for n in names if n not in ours and highest_term([n]) == 0)
@@ -90,13 +91,14 @@ def take(
 
 
 def _why(
-    found: Sequence[Found], takes: CheckpointId | None, verified: AbstractSet[CheckpointId]
+    found: Sequence[CatalogEntry], takes: CheckpointId | None, verified: AbstractSet[CheckpointId]
 ) -> str:
     damaged = sum(
-        one.condition is Condition.DAMAGED and (takes is None or one.which > takes) for one in found
+        one.status is CheckpointStatus.DAMAGED and (takes is None or one.which > takes)
+        for one in found
     )
     if takes is None:
-        if newer := [one.which.name for one in found if one.condition is Condition.NEWER]:
+        if newer := [one.which.name for one in found if one.status is CheckpointStatus.NEWER]:
             return f"resume() would stop with an error: {newer[0]} is of a newer version"
         if damaged:
             return "resume() would stop with an error: there are checkpoints, but none is whole"
@@ -106,7 +108,7 @@ def _why(
     return f"it is the newest whole one ({how}){skipped}"
 
 
-def as_dict(found: Found) -> dict[str, Any]:
+def as_dict(found: CatalogEntry) -> dict[str, Any]:
     """One checkpoint with all its files, as plain values."""
     manifest = found.manifest
     files = [] if manifest is None else [asdict(file) for file in manifest.files]
@@ -114,7 +116,7 @@ def as_dict(found: Found) -> dict[str, Any]:
     return _summary(found) | {"entries": entries, "files": files}
 
 
-def _summary(found: Found) -> dict[str, Any]:
+def _summary(found: CatalogEntry) -> dict[str, Any]:
     manifest = found.manifest
     return {
         "name": found.which.name,
@@ -124,13 +126,13 @@ def _summary(found: Found) -> dict[str, Any]:
         "world": manifest.world if manifest else None,
         "saved_at": manifest.saved_at if manifest else None,
         "bytes": found.bytes,
-        "condition": str(found.condition),
+        "condition": str(found.status),
         "problem": found.problem,
         "foreign": list(found.foreign),
     }
 
 
-def verdict(one: Verdict, *, dry_run: bool) -> dict[str, Any]:
+def decision(one: RetentionDecision, *, dry_run: bool) -> dict[str, Any]:
     """What has become of a checkpoint, as plain values.
 
     Args:

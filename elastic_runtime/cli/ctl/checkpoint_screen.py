@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic_runtime.checkpoint.format.manifest import half_pruned
-from elastic_runtime.checkpoint.storage.catalog import Condition
+from elastic_runtime.checkpoint.storage.catalog import CheckpointStatus
 from elastic_runtime.cli.ctl.checkpoint_report import names_of
 from elastic_runtime.reporting.wording import count
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from elastic_runtime.checkpoint.storage.catalog import Found
-    from elastic_runtime.checkpoint.storage.retention import Verdict
+    from elastic_runtime.checkpoint.storage.catalog import CatalogEntry
+    from elastic_runtime.checkpoint.storage.retention import RetentionDecision
     from elastic_runtime.cli.ctl.checkpoint_report import Inventory
 
 _STYLES = {
-    Condition.WHOLE: "green",
-    Condition.DAMAGED: "red",
-    Condition.NEWER: "red",
-    Condition.UNFINISHED: "yellow",
-    Condition.ASIDE: "yellow",
+    CheckpointStatus.WHOLE: "green",
+    CheckpointStatus.DAMAGED: "red",
+    CheckpointStatus.NEWER: "red",
+    CheckpointStatus.UNFINISHED: "yellow",
+    CheckpointStatus.ASIDE: "yellow",
 }
 
 
@@ -61,11 +61,11 @@ def listing(seen: Inventory) -> RenderableType:
     return Group(*parts)
 
 
-def _is_unfit(found: Found) -> bool:
-    return found.condition in (Condition.DAMAGED, Condition.NEWER)
+def _is_unfit(found: CatalogEntry) -> bool:
+    return found.status in (CheckpointStatus.DAMAGED, CheckpointStatus.NEWER)
 
 
-def _cells(found: Found) -> list[str]:
+def _cells(found: CatalogEntry) -> list[str]:
     manifest = found.manifest
     return [
         str(found.which.step),
@@ -77,19 +77,19 @@ def _cells(found: Found) -> list[str]:
     ]
 
 
-def _state(seen: Inventory, found: Found) -> Text:
-    verified = found.which in seen.verified and found.condition is Condition.WHOLE
-    text = "whole, every byte read" if verified else str(found.condition)
-    return Text(text, style=_STYLES[found.condition])
+def _state(seen: Inventory, found: CatalogEntry) -> Text:
+    verified = found.which in seen.verified and found.status is CheckpointStatus.WHOLE
+    text = "whole, every byte read" if verified else str(found.status)
+    return Text(text, style=_STYLES[found.status])
 
 
-def one(found: Found) -> RenderableType:
+def one(found: CatalogEntry) -> RenderableType:
     """One checkpoint with its files."""
     manifest = found.manifest
-    state = (str(found.condition), _STYLES[found.condition])
+    state = (str(found.status), _STYLES[found.status])
     parts: list[RenderableType] = [Text.assemble((found.which.name, "bold"), " · ", state)]
     if found.problem:
-        parts.append(Text(found.problem, style=_STYLES[found.condition]))
+        parts.append(Text(found.problem, style=_STYLES[found.status]))
     if manifest is None:
         return Group(*parts)
     ranks = count(manifest.world, "rank")
@@ -105,7 +105,7 @@ def one(found: Found) -> RenderableType:
     return Group(*parts, Text(), table)
 
 
-def verdicts(found: Iterable[Verdict], *, dry_run: bool) -> RenderableType:
+def decisions(found: Iterable[RetentionDecision], *, dry_run: bool) -> RenderableType:
     """What was deleted and what was kept, and why.
 
     Args:

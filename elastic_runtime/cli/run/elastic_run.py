@@ -27,7 +27,7 @@ from elastic_runtime.errors import EXIT_LEFT, ElasticError
 from elastic_runtime.events.job_events import JobJoinCommand
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
 from elastic_runtime.reporting.json_lines import JSON
-from elastic_runtime.worker.fast_exit import end_quickly
+from elastic_runtime.worker.fast_exit import exit_fast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +91,7 @@ def program(
     That would take a second, as torch is imported, and more where gRPC still waits for a store.
     """
     code = main(argv, invocation=invocation, siblings=siblings, hosted_here=hosted_here)
-    end_quickly(code)
+    exit_fast(code)
     return code
 
 

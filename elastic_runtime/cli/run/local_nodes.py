@@ -21,7 +21,7 @@ from elastic_runtime.agent.logs.launcher_error import ErrorsOfNodes
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 from elastic_runtime.events.job_events import LocalEnded, LocalStarted
 from elastic_runtime.system.repeated_signals import Request
-from elastic_runtime.worker.fast_exit import end_quickly
+from elastic_runtime.worker.fast_exit import exit_fast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -117,7 +117,7 @@ def _run(
         reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())
         emit(LocalEnded(reason))
     if aside.is_alive():  # no interpreter can be taken apart while it loads a library
-        end_quickly(combined(node.returncode for node in nodes.values()))
+        exit_fast(combined(node.returncode for node in nodes.values()))
     return {name: node.returncode for name, node in nodes.items()}
 
 

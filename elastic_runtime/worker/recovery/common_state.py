@@ -1,7 +1,7 @@
 """How all ranks of a new round come to one state, and what is said about it.
 
-``sync`` brings them together; here is what a process remembers for that from round to round, and
-when it is better to stop than to go on from there.
+``state_transfer`` brings them together; here is what a process remembers for that from round to
+round, and when it is better to stop than to go on from there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.peers import Connection
-    from elastic_runtime.worker.recovery.recovery_source import Choice
+    from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
     from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.state.training_state import State
     from elastic_runtime.worker.world import World
@@ -41,7 +41,7 @@ class _Entering(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class EarlierRounds:
     """What is known of the job's earlier rounds.
 
     Attributes:
@@ -53,7 +53,7 @@ class Past:
     committed: int = -1
 
 
-class Settling:
+class StateRecovery:
     """Brings this rank and the others to one state, in one round after the other."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Settling:
         self._strict = strict
         self._incarnation = ""
 
-    def settle(self, connection: Connection, world: World, past: Past) -> None:
+    def recover(self, connection: Connection, world: World, past: EarlierRounds) -> None:
         """Brings all ranks to one state: the furthest in memory, or what was saved.
 
         Raises:
@@ -99,7 +99,7 @@ class Settling:
         choice = bring_together(state, wire, world.rank, world.size, restorer, before=before)
         if choice.kind in ("lost", "fresh"):
             self._check_beginning(choice, past)
-        state.drop_room()
+        state.drop_preallocated()
         state._round = world.round  # all ranks are alike here
         self._incarnation = past.incarnation
         if saver is not None:
@@ -115,14 +115,14 @@ class Settling:
         state, saver = self._state, self._saver
         assert saver is not None
         self._enter(connection, world)
-        standing = Restorer(saver.term, saver.base, lambda over: None)
-        mine = choose([state.standing()])
+        restorer = Restorer(saver.term, saver.base, lambda over: None)
+        mine = choose([state.rank_status()])
         stored = saver.newest()
         held = mine.held and mine.held._replace(term=saver.term)
         if held is None or (stored is not None and stored > held):
             self._note(StateNotSaved(state.step, _why_not(mine, stored)))
             return False
-        choice = bring_together(state, None, 0, 1, standing)
+        choice = bring_together(state, None, 0, 1, restorer)
         state._round = world.round
         saver.settled(choice)
         return True
@@ -134,7 +134,7 @@ class Settling:
         if self._saver is not None:
             self._saver.attach(self._state, connection)
 
-    def _check_beginning(self, choice: Choice, past: Past) -> None:
+    def _check_beginning(self, choice: RecoveryChoice, past: EarlierRounds) -> None:
         """Starting anew in silence would be worse than an end.
 
         Raises:
@@ -154,7 +154,7 @@ class Settling:
             "again, and by itself with elastic.run(..., start_over=True)"
         )
 
-    def _tell(self, choice: Choice, world: World, past: Past) -> None:
+    def _tell(self, choice: RecoveryChoice, world: World, past: EarlierRounds) -> None:
         step = self._state.step
         given_up = choice.given_up or None
         reached = past.committed if past.committed > step else None
@@ -166,7 +166,7 @@ class Settling:
             self._note(StateGiven(step, len(choice.receivers), given_up, reached))
 
 
-def _why_not(mine: Choice, stored: Any) -> str:
+def _why_not(mine: RecoveryChoice, stored: Any) -> str:
     if mine.held is None:
         return mine.reason
     return f"step {stored.step} of term {stored.term} is stored, which is newer"

@@ -1,4 +1,4 @@
-"""The end of process groups, which takes a while at best, and for which nobody may wait.
+"""Drops process groups in the background: that takes a while at best, and nobody may wait for it.
 
 The end of a gloo group waits for its threads. One that is just letting go of its last collective
 waits for Python's lock, and whoever ends the group may hold that: the process then stands still for

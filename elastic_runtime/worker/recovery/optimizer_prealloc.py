@@ -1,10 +1,10 @@
-"""Memory for optimizer state that a newcomer is about to receive."""
+"""Memory for optimizer state, taken ahead by a new rank that is about to receive it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.worker.state.state_parts import Form
+from elastic_runtime.worker.state.state_parts import TensorForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ _TENSORS = 2
 _MOST_BYTES = 1 << 30
 
 
-class Room:
+class PreallocatedTensors:
     """Tensors on the CPU whose memory has been touched, each given away once.
 
     Each tensor has memory of its own: one that is saved later brings nothing else along.
@@ -33,14 +33,14 @@ class Room:
         self._free: dict[tuple[str, tuple[int, ...]], list[torch.Tensor]] = {}
         left = _MOST_BYTES
         for parameter in parameters:
-            form = Form.of(parameter)
+            form = TensorForm.of(parameter)
             left -= _TENSORS * form.nbytes
             if left < 0:
                 break
             made = [form.empty().zero_() for _ in range(_TENSORS)]
             self._free.setdefault((form.dtype, form.shape), []).extend(made)
 
-    def take(self, form: Form) -> torch.Tensor:
+    def take(self, form: TensorForm) -> torch.Tensor:
         """A tensor of this form, on the CPU; its content is of no meaning."""
         free = self._free.get((form.dtype, form.shape))
         return free.pop() if free else form.empty()

@@ -48,7 +48,7 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankInRound:
     """A rank's place in a round.
 
     Attributes:
@@ -157,7 +157,7 @@ class Ranks:
 
     group: dist.ProcessGroup | None
 
-    def __init__(self, place: Place, stores: Stores) -> None:
+    def __init__(self, place: RankInRound, stores: Stores) -> None:
         """Does nothing yet: ``interrupt`` may come before ``build``.
 
         Args:

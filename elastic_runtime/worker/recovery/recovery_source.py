@@ -1,10 +1,10 @@
-"""Where each rank stands after a fault, and whose memory all of them go on from.
+"""Whose memory all ranks go on from after a fault: a pure decision, from the status of each.
 
-Pure decisions: every rank makes them for itself from the same all-gathered standings, so all of
-them come to the same answer without a leader.
+Every rank decides for itself from the same all-gathered statuses, so all of them come to the same
+answer without a leader.
 
 Memory and checkpoints have one order, that of (term, step). A term is that of the checkpoints
-(``checkpoint.manifest``): whoever saves takes the next one first, and all ranks hear of it before
+(``format.manifest`` there): whoever saves takes the next one first, and all ranks hear of it before
 anything is written under it. So a checkpoint of a newer term than a memory knows of is the work of
 others, who went on without it; one of the same term counts if it is further.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Condition(IntEnum):
+class MemoryCondition(IntEnum):
     """What a rank's memory is worth."""
 
     NEW = 0  # has no state yet
@@ -28,7 +28,7 @@ class Condition(IntEnum):
     DIRTY = 3  # a step is half done, and nobody can undo it
 
 
-class Held(NamedTuple):
+class StateVersion(NamedTuple):
     """How far a state is, in memory or saved; the greater one counts.
 
     Attributes:
@@ -40,11 +40,11 @@ class Held(NamedTuple):
     step: int
 
 
-NOTHING = Held(0, 0)
+NOTHING = StateVersion(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankStatus:
     """How far a rank has come.
 
     Attributes:
@@ -60,26 +60,26 @@ class Standing:
     """
 
     step: int
-    condition: Condition
+    condition: MemoryCondition
     round: int = 0
     term: int = 0
     latest: bool = False
-    base: Held = NOTHING
+    base: StateVersion = NOTHING
 
     @property
     def reach(self) -> int:
         """The step whose state it can give to others, -1 for none."""
         match self.condition:
-            case Condition.CLEAN:
+            case MemoryCondition.CLEAN:
                 return self.step
-            case Condition.FINISHED:
+            case MemoryCondition.FINISHED:
                 return self.step + 1
             case _:
                 return -1
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RecoveryChoice:
     """Where all ranks go on, and who gives what to whom.
 
     Attributes:
@@ -104,43 +104,43 @@ class Choice:
     adopt: bool
     kind: Literal["memory", "fresh", "lost", "saved"]
     reason: str
-    held: Held | None = None
+    held: StateVersion | None = None
     term: int = 0
     given_up: int = 0
     asked: bool = False
     round: int = 0
-    base: Held = NOTHING
+    base: StateVersion = NOTHING
 
 
-def choose(standings: Sequence[Standing]) -> Choice:
+def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
     """Decides whose memory all ranks would go on from, if nothing that is saved is newer.
 
     The newest term wins, and then the furthest committed step. A finished step that nobody has
     committed counts only if nobody is clean at the one before it.
 
     Args:
-        standings: of all ranks, in rank order; at least one.
+        statuses: of all ranks, in rank order; at least one.
 
     Returns:
         The same answer on every rank that asks with the same arguments.
     """
-    everybody = tuple(range(len(standings)))
-    committed = [s.step for s in standings if s.condition is not Condition.NEW]
+    everybody = tuple(range(len(statuses)))
+    committed = [s.step for s in statuses if s.condition is not MemoryCondition.NEW]
     if not committed:
         why = "nobody has a state: rank 0 gives its own"
-        return Choice(0, (0,), everybody[1:], False, "fresh", why)
-    terms, furthest = _terms(standings), max(committed)
-    term = max((terms[rank] for rank in everybody if standings[rank].reach >= 0), default=-1)
+        return RecoveryChoice(0, (0,), everybody[1:], False, "fresh", why)
+    terms, furthest = _terms(statuses), max(committed)
+    term = max((terms[rank] for rank in everybody if statuses[rank].reach >= 0), default=-1)
     if term < 0:
         why = f"no rank is clean at step {furthest}"
-        return Choice(0, (), everybody, False, "lost", why, None, max(terms), furthest)
+        return RecoveryChoice(0, (), everybody, False, "lost", why, None, max(terms), furthest)
     # Who knows only of older terms was left out: the others have gone on since.
-    ranks = [r for r in everybody if terms[r] == term and standings[r].condition is not _NEW]
-    newest = max(standings[rank].step for rank in ranks)
-    if any(standings[r].step == newest and standings[r].condition is _CLEAN for r in ranks):
+    ranks = [r for r in everybody if terms[r] == term and statuses[r].condition is not _NEW]
+    newest = max(statuses[rank].step for rank in ranks)
+    if any(statuses[r].step == newest and statuses[r].condition is _CLEAN for r in ranks):
         step, why = newest, f"step {newest} is clean in memory"
     else:
-        step = max(standings[rank].reach for rank in ranks)
+        step = max(statuses[rank].reach for rank in ranks)
         why = (
             f"step {newest} is held by no clean rank; step {step} is the furthest in memory"
             if step <= newest
@@ -148,39 +148,39 @@ def choose(standings: Sequence[Standing]) -> Choice:
         )
     if step < furthest and newest < furthest:
         why = f"{why}; step {furthest} is of an older term, which the job went on without"
-    able = [rank for rank in ranks if standings[rank].reach == step]
-    clean = [rank for rank in able if standings[rank].condition is _CLEAN]
-    last = max(standings[rank].round for rank in clean or able)
-    sources = tuple(rank for rank in clean or able if standings[rank].round == last)
+    able = [rank for rank in ranks if statuses[rank].reach == step]
+    clean = [rank for rank in able if statuses[rank].condition is _CLEAN]
+    last = max(statuses[rank].round for rank in clean or able)
+    sources = tuple(rank for rank in clean or able if statuses[rank].round == last)
     receivers = tuple(rank for rank in everybody if rank not in sources)
-    return Choice(
+    return RecoveryChoice(
         step,
         sources,
         receivers,
         adopt=not clean,
         kind="memory",
         reason=why,
-        held=Held(term, step),
+        held=StateVersion(term, step),
         term=max(terms),
         given_up=max(0, furthest - step),
         round=last,
-        base=max(standings[rank].base for rank in sources),
+        base=max(statuses[rank].base for rank in sources),
     )
 
 
-def may_be_behind(standings: Sequence[Standing]) -> bool:
+def may_be_behind(statuses: Sequence[RankStatus]) -> bool:
     """Whether something may be saved that is newer than all memory.
 
     Whatever is saved was committed by all ranks of a round first. So there is no such thing while
     a rank can serve that was in the very last round in which anybody trained.
 
     Args:
-        standings: of all ranks.
+        statuses: of all ranks.
     """
-    return not any(s.reach >= 0 and s.latest for s in standings)
+    return not any(s.reach >= 0 and s.latest for s in statuses)
 
 
-def _terms(standings: Sequence[Standing]) -> list[int]:
+def _terms(statuses: Sequence[RankStatus]) -> list[int]:
     """The newest term that each memory belongs to; -1 for none.
 
     Ranks that were alike in a round are of one history, and so are those of later rounds: what any
@@ -188,10 +188,10 @@ def _terms(standings: Sequence[Standing]) -> list[int]:
     anything could be saved under it.
     """
     newest, of_round = 0, {}
-    for s in sorted(standings, key=lambda s: s.round):
+    for s in sorted(statuses, key=lambda s: s.round):
         if s.condition is not _NEW:
             newest = of_round[s.round] = max(newest, s.term)
-    return [-1 if s.condition is _NEW else of_round[s.round] for s in standings]
+    return [-1 if s.condition is _NEW else of_round[s.round] for s in statuses]
 
 
-_NEW, _CLEAN = Condition.NEW, Condition.CLEAN
+_NEW, _CLEAN = MemoryCondition.NEW, MemoryCondition.CLEAN

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from elastic_runtime.worker.state.state_parts import Part
+    from elastic_runtime.worker.state.state_parts import StatePart
 
 REMEDY = (
     "models that are spread over ranks (FSDP, tensor, pipeline or expert parallel) do not recover "
@@ -43,7 +43,7 @@ _TOLERANCE = 1e-3
 _NONE = [0.0, 0.0]  # the fingerprint where there is no gradient
 
 
-def refuse_sharded(parts: Sequence[Part]) -> None:
+def refuse_sharded(parts: Sequence[StatePart]) -> None:
     """Refuses what shows at once that a rank holds no whole copy.
 
     Raises:
@@ -65,10 +65,10 @@ def refuse_sharded(parts: Sequence[Part]) -> None:
                 raise UsageError(f"{part.name}.{name} is a DTensor; {REMEDY}")
 
 
-class Inspection:
+class ReplicaCheck:
     """Compares what the ranks of one round hold, at a few of the first commits of a job."""
 
-    def __init__(self, parts: Sequence[Part], group: dist.ProcessGroup | None) -> None:
+    def __init__(self, parts: Sequence[StatePart], group: dist.ProcessGroup | None) -> None:
         """Sends nothing yet.
 
         Args:

@@ -1,4 +1,4 @@
-"""What ``elastic.run`` wants of a checkpointer, which it knows nothing else about."""
+"""``Saver``: the methods that ``elastic.run`` calls on a checkpointer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from elastic_runtime.worker.agreement import Wish
     from elastic_runtime.worker.peers import Connection
-    from elastic_runtime.worker.recovery.recovery_source import Choice, Held
+    from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice, StateVersion
     from elastic_runtime.worker.state.training_state import State
 
 
@@ -32,10 +32,10 @@ class Saver(Protocol):
         """The newest term in which this rank's state was saved, or was about to be; 0: none."""
 
     @property
-    def base(self) -> Held:
+    def base(self) -> StateVersion:
         """The newest save that this rank's memory is known not to be older than."""
 
-    def load(self, over: Held | None, *, strict: bool = True) -> Held | None:
+    def load(self, over: StateVersion | None, *, strict: bool = True) -> StateVersion | None:
         """Loads the newest state that is saved, on all ranks.
 
         Args:
@@ -47,13 +47,13 @@ class Saver(Protocol):
             What was loaded; None: there is nothing (newer), and everything is as it was.
         """
 
-    def newest(self) -> Held | None:
+    def newest(self) -> StateVersion | None:
         """The newest that is stored, as far as names tell; asked for by one rank."""
 
-    def received(self, choice: Choice) -> None:
+    def received(self, choice: RecoveryChoice) -> None:
         """This rank has the memory of the sources now; ``settled`` may still fail to come."""
 
-    def settled(self, choice: Choice) -> None:
+    def settled(self, choice: RecoveryChoice) -> None:
         """All ranks are alike now, and go on from there."""
 
     def wishes(self) -> Wish:

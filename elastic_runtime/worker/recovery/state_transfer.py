@@ -1,6 +1,6 @@
 """Brings all ranks of a new group to one state: that of the furthest rank that holds a commit.
 
-All ranks exchange where they stand and choose the sources (``standing.choose``). If it is
+All ranks exchange where they stand and choose the sources (``status.choose``). If it is
 possible that something newer was saved, it is asked for first, and loaded. Only those who are
 behind or new receive parameters and optimizer state; what may differ between ranks of one commit
 (buffers, plain values) goes from the first source to everybody. At the end all ranks compare
@@ -23,10 +23,10 @@ import torch
 from elastic_runtime.errors import ElasticError, UsageError
 from elastic_runtime.worker.recovery.recovery_source import (
     NOTHING,
-    Choice,
-    Condition,
-    Held,
-    Standing,
+    MemoryCondition,
+    RankStatus,
+    RecoveryChoice,
+    StateVersion,
     choose,
     may_be_behind,
 )
@@ -48,7 +48,7 @@ class RanksDiffer(ElasticError):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorSlice:
     """Bytes ``start`` to ``stop`` of the tensor with this number."""
 
     number: int
@@ -69,9 +69,9 @@ class Restorer:
     """
 
     term: int
-    base: Held
-    load: Callable[[Held | None], Held | None]
-    received: Callable[[Choice], None] = lambda choice: None
+    base: StateVersion
+    load: Callable[[StateVersion | None], StateVersion | None]
+    received: Callable[[RecoveryChoice], None] = lambda choice: None
 
 
 def bring_together(
@@ -82,7 +82,7 @@ def bring_together(
     restorer: Restorer | None = None,
     *,
     before: int = -1,
-) -> Choice:
+) -> RecoveryChoice:
     """Makes the states of all ranks one; to be called by all ranks of a group.
 
     Args:
@@ -104,17 +104,17 @@ def bring_together(
         RuntimeError: a rank was lost on the way.
     """
     group = _Group(wire, rank, world)
-    standings = _standings(state, group, restorer, before)
-    choice = choose(standings)
-    asks = restorer is not None and (choice.kind != "memory" or may_be_behind(standings))
+    statuses = _all_statuses(state, group, restorer, before)
+    choice = choose(statuses)
+    asks = restorer is not None and (choice.kind != "memory" or may_be_behind(statuses))
     while restorer is not None and asks:
         found = restorer.load(choice.held)
         if found is not None:
             state.hold(found.step)
-            choice = _from_saved(standings, choice, found)
+            choice = _from_saved(statuses, choice, found)
             break
         # If it was damaged while it was loaded, the memory that it was to replace may be gone.
-        again = choose(_standings(state, group, restorer, before))
+        again = choose(_all_statuses(state, group, restorer, before))
         asks = again.held != choice.held
         choice = replace(again, asked=True)
     if choice.sources:
@@ -122,13 +122,15 @@ def bring_together(
     return choice
 
 
-def _from_saved(standings: Sequence[Standing], memory: Choice, found: Held) -> Choice:
+def _from_saved(
+    statuses: Sequence[RankStatus], memory: RecoveryChoice, found: StateVersion
+) -> RecoveryChoice:
     """All ranks have loaded the same. It may lack counters, and they may differ by now."""
-    committed = [s.step for s in standings if s.condition is not Condition.NEW]
+    committed = [s.step for s in statuses if s.condition is not MemoryCondition.NEW]
     why = memory.reason if committed else "no rank has a state in memory"
-    return Choice(
+    return RecoveryChoice(
         found.step,
-        sources=tuple(range(len(standings))),
+        sources=tuple(range(len(statuses))),
         receivers=(),
         adopt=False,
         kind="saved",
@@ -140,21 +142,23 @@ def _from_saved(standings: Sequence[Standing], memory: Choice, found: Held) -> C
     )
 
 
-def _standings(
+def _all_statuses(
     state: State, group: _Group, restorer: Restorer | None, before: int
-) -> list[Standing]:
-    mine = state.standing()
+) -> list[RankStatus]:
+    mine = state.rank_status()
     term, base = (restorer.term, restorer.base) if restorer is not None else (0, NOTHING)
     # Each rank says for itself whether it was there: a new one cannot know of the others.
     latest = mine.round == before
     rows = group.gather([mine.step, mine.condition, mine.round, term, latest, *base])
     return [
-        Standing(step, Condition(how), last, known, bool(was), Held(*saved))
+        RankStatus(step, MemoryCondition(how), last, known, bool(was), StateVersion(*saved))
         for step, how, last, known, was, *saved in rows
     ]
 
 
-def _equalize(state: State, group: _Group, choice: Choice, restorer: Restorer | None) -> None:
+def _equalize(
+    state: State, group: _Group, choice: RecoveryChoice, restorer: Restorer | None
+) -> None:
     """Gives all ranks what the sources have."""
     receives = group.rank in choice.receivers
     if group.rank in choice.sources:
@@ -179,7 +183,7 @@ def _equalize(state: State, group: _Group, choice: Choice, restorer: Restorer | 
         _compare(digests, choice)
 
 
-def plan(sizes: Sequence[int], limit: int) -> list[list[Piece]]:
+def plan(sizes: Sequence[int], limit: int) -> list[list[TensorSlice]]:
     """Cuts tensors into messages: large ones into several, small ones are packed.
 
     Args:
@@ -189,18 +193,18 @@ def plan(sizes: Sequence[int], limit: int) -> list[list[Piece]]:
     Returns:
         The pieces of each message. A message has either one piece, or many that are whole.
     """
-    messages: list[list[Piece]] = []
-    packed: list[Piece] = []
+    messages: list[list[TensorSlice]] = []
+    packed: list[TensorSlice] = []
     filled = 0
     for number, size in enumerate(sizes):
         if size * 4 >= limit:
             cuts = range(0, size, limit)
-            messages.extend([Piece(number, cut, min(cut + limit, size))] for cut in cuts)
+            messages.extend([TensorSlice(number, cut, min(cut + limit, size))] for cut in cuts)
         elif size:
             if filled + size > limit:
                 messages.append(packed)
                 packed, filled = [], 0
-            packed.append(Piece(number, 0, size))
+            packed.append(TensorSlice(number, 0, size))
             filled += size
     return [*messages, packed] if packed else messages
 
@@ -251,7 +255,7 @@ def _digests(state: State | None, group: _Group) -> list[int]:
     return [digest for (digest,) in group.gather([digest])]
 
 
-def _compare(digests: list[int], choice: Choice) -> None:
+def _compare(digests: list[int], choice: RecoveryChoice) -> None:
     first = choice.sources[0]
     others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[first]]
     if others:
@@ -263,7 +267,7 @@ def _compare(digests: list[int], choice: Choice) -> None:
 
 
 def _exchange(
-    state: State, group: _Group, choice: Choice
+    state: State, group: _Group, choice: RecoveryChoice
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """Everything that this rank needs to be where the first source is.
 
@@ -274,18 +278,18 @@ def _exchange(
     first = choice.sources[0]
     receives = group.rank in choice.receivers
     # Memory that is worth nothing can be received into; what is fresh on other ranks is no commit.
-    worthless = state.standing().condition in (Condition.NEW, Condition.DIRTY)
+    worthless = state.rank_status().condition in (MemoryCondition.NEW, MemoryCondition.DIRTY)
     in_place = receives and worthless and choice.kind == "memory"
     meta: dict[str, Any] = {}
     tensors: list[torch.Tensor] = []
     problem = ""
     try:
         if group.rank == first:
-            meta, tensors = state.picture()
+            meta, tensors = state.commit_image()
         meta = group.tell(meta, first)
         if meta and group.rank != first:
             state.check(meta)
-            tensors = _room(state, meta, receives=receives, in_place=in_place)
+            tensors = _receive_buffers(state, meta, receives=receives, in_place=in_place)
     except UsageError as error:
         problem = str(error)
         if group.rank == first:
@@ -296,14 +300,14 @@ def _exchange(
     forms = forms_of(meta)
     alike = [description[3] for description in meta["tensors"]]
     differ = [0 if same else form.nbytes for form, same in zip(forms, alike, strict=True)]
-    _spread(_Cargo(tensors, plan(differ, MESSAGE_BYTES)), group, first)
+    _spread(_Messages(tensors, plan(differ, MESSAGE_BYTES)), group, first)
     bulk = [form.nbytes if same else 0 for form, same in zip(forms, alike, strict=True)]
     before, after = neighbours(choice, group.rank)
-    _relay(_Cargo(tensors, plan(bulk, MESSAGE_BYTES)), group.wire, before, after)
+    _relay(_Messages(tensors, plan(bulk, MESSAGE_BYTES)), group.wire, before, after)
     return meta, tensors
 
 
-def _room(
+def _receive_buffers(
     state: State, meta: dict[str, Any], *, receives: bool, in_place: bool
 ) -> list[torch.Tensor]:
     """What this rank has, and room for what it has not."""
@@ -319,10 +323,10 @@ def _room(
                     "the optimizer state of this rank has another form than that of the rank "
                     "that gives its state; use the same optimizers and devices on every rank"
                 )
-    return [state.room_for(form) if t is None else t for t, form in zip(have, forms, strict=True)]
+    return [state.tensor_for(form) if t is None else t for t, form in zip(have, forms, strict=True)]
 
 
-def neighbours(choice: Choice, rank: int) -> tuple[int | None, int | None]:
+def neighbours(choice: RecoveryChoice, rank: int) -> tuple[int | None, int | None]:
     """From whom a rank receives and to whom it sends.
 
     Args:
@@ -341,34 +345,34 @@ def neighbours(choice: Choice, rank: int) -> tuple[int | None, int | None]:
     return None, None
 
 
-class _Cargo:
+class _Messages:
     """The messages of a plan: cut out of tensors, or put into them."""
 
-    def __init__(self, tensors: list[torch.Tensor], messages: list[list[Piece]]) -> None:
-        self.messages = messages
+    def __init__(self, tensors: list[torch.Tensor], messages: list[list[TensorSlice]]) -> None:
+        self.order = messages
         self._tensors = tensors
         self._last: tuple[int, torch.Tensor] | None = None
 
-    def content(self, pieces: list[Piece]) -> torch.Tensor:
+    def content(self, pieces: list[TensorSlice]) -> torch.Tensor:
         """The bytes of a message."""
         parts = [self._bytes(piece) for piece in pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def room(self, pieces: list[Piece]) -> torch.Tensor:
+    def buffer(self, pieces: list[TensorSlice]) -> torch.Tensor:
         """Where to receive a message: in its tensor, if it is part of one."""
         if len(pieces) == 1:
             return self._bytes(pieces[0])
         size = sum(piece.stop for piece in pieces)
         return torch.empty(size, dtype=torch.uint8, device="cpu")
 
-    def put(self, pieces: list[Piece], content: torch.Tensor) -> None:
+    def put(self, pieces: list[TensorSlice], content: torch.Tensor) -> None:
         """Gives its tensors what was received for them."""
         if len(pieces) > 1:
             parts = content.split([piece.stop for piece in pieces])
             for piece, part in zip(pieces, parts, strict=True):
                 self._bytes(piece).copy_(part)
 
-    def _bytes(self, piece: Piece) -> torch.Tensor:
+    def _bytes(self, piece: TensorSlice) -> torch.Tensor:
         if self._last is None or self._last[0] != piece.number:
             # From a GPU once for all pieces. What is received into is contiguous on the CPU.
             tensor = self._tensors[piece.number].detach().cpu().contiguous()
@@ -376,31 +380,31 @@ class _Cargo:
         return self._last[1][piece.start : piece.stop]
 
 
-def _spread(cargo: _Cargo, group: _Group, root: int) -> None:
+def _spread(messages: _Messages, group: _Group, root: int) -> None:
     """Gives all ranks the same."""
-    for pieces in cargo.messages:
-        content = cargo.content(pieces) if group.rank == root else cargo.room(pieces)
+    for pieces in messages.order:
+        content = messages.content(pieces) if group.rank == root else messages.buffer(pieces)
         group.broadcast(content, root)
         if group.rank != root:
-            cargo.put(pieces, content)
+            messages.put(pieces, content)
 
 
-def _relay(cargo: _Cargo, wire: Any, before: int | None, after: int | None) -> None:
+def _relay(messages: _Messages, wire: Any, before: int | None, after: int | None) -> None:
     """Takes all messages from one neighbour, if there is one, and hands them to the other."""
     coming: deque[tuple[Any, torch.Tensor]] = deque()
     going: deque[Any] = deque()
     asked = 0
-    for tag, pieces in enumerate(cargo.messages):
+    for tag, pieces in enumerate(messages.order):
         if before is not None:
-            while asked < min(tag + _AHEAD, len(cargo.messages)):
-                room = cargo.room(cargo.messages[asked])
+            while asked < min(tag + _AHEAD, len(messages.order)):
+                room = messages.buffer(messages.order[asked])
                 coming.append((wire.recv([room], before, asked), room))
                 asked += 1
             work, content = coming.popleft()
             work.wait()
-            cargo.put(pieces, content)
+            messages.put(pieces, content)
         elif after is not None:
-            content = cargo.content(pieces)
+            content = messages.content(pieces)
         else:
             return
         if after is not None:

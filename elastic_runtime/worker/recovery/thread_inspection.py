@@ -1,4 +1,4 @@
-"""Where a thread of this process is, whether it waits for other ranks, and how to end that."""
+"""Where a thread is, whether it waits for other ranks, and how to raise an error in it."""
 
 from __future__ import annotations
 

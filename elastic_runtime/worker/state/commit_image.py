@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from elastic_runtime.worker.state import json_tensors
-from elastic_runtime.worker.state.state_parts import Form
+from elastic_runtime.worker.state.state_parts import TensorForm
 
 # How much of each tensor the digest looks at.
 _SAMPLE_BYTES = 4096
 
 
-class Picture(NamedTuple):
+class CommitImage(NamedTuple):
     """The whole state of a commit.
 
     Attributes:
@@ -28,7 +28,7 @@ class Picture(NamedTuple):
     tensors: list[torch.Tensor]
 
 
-def digest_of(picture: Picture) -> int:
+def digest_of(picture: CommitImage) -> int:
     """A number that is the same for two pictures that hold the same.
 
     It covers all plain values, names, shapes and types, and a sample of each tensor.
@@ -49,9 +49,9 @@ def digest_of(picture: Picture) -> int:
     return digest
 
 
-def forms_of(meta: dict[str, Any]) -> list[Form]:
+def forms_of(meta: dict[str, Any]) -> list[TensorForm]:
     """The forms of all tensors of a picture."""
-    return [Form(dtype, tuple(shape), device) for dtype, shape, device, _ in meta["tensors"]]
+    return [TensorForm(dtype, tuple(shape), device) for dtype, shape, device, _ in meta["tensors"]]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:

@@ -1,4 +1,4 @@
-"""Which DataLoaders a script has made: looked for, as torch tells nobody.
+"""Finds ``DataLoader``s whose sampler works for one world only, to give a hint about them.
 
 Nothing of torch is patched, and nothing is imported: a script without a ``DataLoader`` has none.
 """

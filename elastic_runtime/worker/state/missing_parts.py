@@ -81,7 +81,7 @@ class Finding:
     certain: bool
 
 
-class Watch:
+class MissingParts:
     """Looks on until the second commit of this process, and costs nothing after it."""
 
     def __init__(self, state: State) -> None:

@@ -38,7 +38,7 @@ class Device(Protocol):
         """
 
 
-class Gate:
+class OptimizerGate:
     """What an optimizer, and a commit, must pass in one round."""
 
     def __init__(self, check: Callable[[], None], device: Device | None = None) -> None:

@@ -24,7 +24,7 @@ from elastic_runtime.worker.state.state_parts import ModulePart, OptimizerPart, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elastic_runtime.worker.state.state_parts import Part
+    from elastic_runtime.worker.state.state_parts import StatePart
 
 # So often must a parameter have changed before its optimizer to be copied from then on: weights
 # that are loaded once in the middle of a training are no reason to keep a copy for ever.
@@ -36,10 +36,10 @@ _TRIAL = 3
 _SHOWN = 3  # names in a message
 
 
-class Changes:
+class OutsideChanges:
     """Watches the parts of a State from commit to commit."""
 
-    def __init__(self, parts: Sequence[Part], counters: dict[str, Any]) -> None:
+    def __init__(self, parts: Sequence[StatePart], counters: dict[str, Any]) -> None:
         """Takes note of nothing before the first ``record``.
 
         Args:

@@ -18,7 +18,7 @@ class _Kept:
     numpy: dict[str, Any] | None
 
 
-class Generators:
+class RandomGenerators:
     """The global generators of PyTorch (CPU and every GPU), Python and NumPy.
 
     NumPy and CUDA count only where the program has loaded or initialised them by itself.

@@ -16,7 +16,7 @@ import torch
 from elastic_runtime.errors import UsageError
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker.state.json_tensors import copied
-from elastic_runtime.worker.state.tensor_copies import Copies
+from elastic_runtime.worker.state.tensor_copies import TensorCopies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -30,12 +30,12 @@ _UNINITIALIZED = (
 Tree = dict[str, Any]
 
 
-class Slot(int):
+class TensorNumber(int):
     """The number of a tensor, in a tree that is to hold it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TensorForm:
     """What must be alike in the tensors of two ranks.
 
     Attributes:
@@ -49,7 +49,7 @@ class Form:
     device: str
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Form:
+    def of(cls, tensor: torch.Tensor) -> TensorForm:
         """The form of a tensor."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         return cls(dtype, tuple(tensor.shape), tensor.device.type)
@@ -68,7 +68,7 @@ class Form:
         return f"{self.dtype}{list(self.shape)} on {self.device}"
 
 
-class Part(Protocol):
+class StatePart(Protocol):
     """One of the objects that a State was given."""
 
     name: str
@@ -88,11 +88,11 @@ class Part(Protocol):
     def check(self, forms: Tree) -> None:
         """Raises UsageError if a tree with tensors of these forms does not fit this part."""
 
-    def room(self, slots: Tree) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+    def own_tensors(self, slots: Tree) -> Iterator[tuple[TensorNumber, torch.Tensor, bool]]:
         """The tensors here that take the place of those of another rank's tree.
 
         Args:
-            slots: the other rank's tree, with a ``Slot`` for each tensor.
+            slots: the other rank's tree, with a ``TensorNumber`` for each tensor.
 
         Yields:
             The slot, the tensor that is kept here for it, and whether all ranks of one commit
@@ -100,7 +100,7 @@ class Part(Protocol):
         """
 
     def load(self, tree: Tree) -> None:
-        """Takes a tree over; the values of the tensors in ``room`` are in place already."""
+        """Takes a tree over; the values of the tensors in ``own_tensors`` are in place already."""
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -133,7 +133,7 @@ class ModulePart:
         self.held: list[torch.Tensor] = []
         self.restless: set[int] = set()
         self.on_trial: set[int] = set()
-        self._copies = Copies()
+        self._copies = TensorCopies()
         self._buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._extra: dict[str, Any] = {}
         self._with_extra = self._find_extra()
@@ -193,9 +193,9 @@ class ModulePart:
             same_keys(f"the {kind} of {self.name!r}", here[kind], forms[kind])
             if kind != "extra":
                 for key, form in forms[kind].items():
-                    same_form(f"{self.name}.{key}", Form.of(here[kind][key]), form)
+                    same_form(f"{self.name}.{key}", TensorForm.of(here[kind][key]), form)
 
-    def room(self, slots: Tree) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+    def own_tensors(self, slots: Tree) -> Iterator[tuple[TensorNumber, torch.Tensor, bool]]:
         here = self.tree()
         for kind in ("parameters", "buffers"):
             for key, slot in slots[kind].items():
@@ -272,7 +272,7 @@ class OptimizerPart:
         self._shadow = shadow
         self._groups: list[Tree] = []
         self._state: dict[Any, Any] = {}
-        self._copies = Copies()
+        self._copies = TensorCopies()
         self._names()  # refuses parameters that are in none of the modules
 
     def hyperparameters(self) -> list[Tree]:
@@ -324,12 +324,12 @@ class OptimizerPart:
         if here != there:
             raise differing(f"the parameters of {self.name!r}", _in_words(here), _in_words(there))
 
-    def room(self, slots: Tree) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+    def own_tensors(self, slots: Tree) -> Iterator[tuple[TensorNumber, torch.Tensor, bool]]:
         here = self.tree()["state"]
         for name, values in slots["state"].items():
             for key, slot in values.items():
                 present = here.get(name, {}).get(key)
-                if isinstance(slot, Slot) and torch.is_tensor(present):
+                if isinstance(slot, TensorNumber) and torch.is_tensor(present):
                     yield slot, present, True
 
     def load(self, tree: Tree) -> None:
@@ -412,7 +412,7 @@ class StatefulPart:
     def check(self, forms: Tree) -> None:
         pass  # its load_state_dict knows
 
-    def room(self, slots: Tree) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
+    def own_tensors(self, slots: Tree) -> Iterator[tuple[TensorNumber, torch.Tensor, bool]]:
         return iter(())
 
     def load(self, tree: Tree) -> None:
@@ -426,7 +426,50 @@ def same_keys(what: str, here: Mapping[str, object], there: Mapping[str, object]
         raise differing(what, f"also {_few(only_here)}", f"also {_few(only_there)}")
 
 
-def same_form(what: str, here: Form, there: Form) -> None:
+class CountersEntry:
+    """The counters of a State, as a checkpoint takes and gives them."""
+
+    def __init__(self, counters: dict[str, Any]) -> None:
+        """Refers to these counters: which ones there are may change."""
+        self._counters = counters
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of them, as they are now."""
+        return dict(self._counters)
+
+    def load_state_dict(self, counters: dict[str, Any]) -> None:
+        """Replaces all of them."""
+        self._counters.clear()
+        self._counters.update(counters)
+
+
+def parts_of(named: Mapping[str, Any], *, shadow: bool) -> Iterator[StatePart]:
+    """The parts of a State, each made for the kind of its object.
+
+    Args:
+        named: the objects.
+        shadow: each keeps a copy of all parameters and optimizer state.
+
+    Raises:
+        UsageError: an object is of no kind that can be kept.
+    """
+    modules = {n: value for n, value in named.items() if isinstance(value, torch.nn.Module)}
+    for name, value in named.items():
+        if name in modules:
+            yield ModulePart(name, value, shadow=shadow)
+        elif isinstance(value, torch.optim.Optimizer):
+            yield OptimizerPart(name, value, modules, shadow=shadow)
+        elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            yield StatefulPart(name, value)
+        else:
+            raise UsageError(
+                f"State({name}=...) is a {type(value).__qualname__} without state_dict and "
+                "load_state_dict; give it these two methods, or, if it is a plain value, set "
+                f"it afterwards: state.{name} = ..."
+            )
+
+
+def same_form(what: str, here: TensorForm, there: TensorForm) -> None:
     """Raises UsageError if two tensors differ in shape, type or kind of device."""
     if here != there:
         raise differing(what, str(here), str(there))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 
-class Copies:
-    """Copies of tensors, in room that is kept from one time to the next."""
+class TensorCopies:
+    """Copies of tensors, in memory that is kept from one time to the next."""
 
     def __init__(self) -> None:
         self._live: list[torch.Tensor] = []

@@ -7,27 +7,27 @@ changes elsewhere (buffers, counters, generators, schedulers) is remembered at e
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
 from elastic_runtime.errors import ElasticError, UsageError
-from elastic_runtime.worker.recovery.optimizer_prealloc import Room
-from elastic_runtime.worker.recovery.recovery_source import Condition, Standing
+from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus
 from elastic_runtime.worker.recovery.replica_check import refuse_sharded
 from elastic_runtime.worker.state import json_tensors
-from elastic_runtime.worker.state.commit_image import Picture, digest_of, forms_of
-from elastic_runtime.worker.state.counters import CountersEntry
-from elastic_runtime.worker.state.optimizer_gate import Gate
-from elastic_runtime.worker.state.outside_changes import Changes
-from elastic_runtime.worker.state.rng_state import Generators
+from elastic_runtime.worker.state.commit_image import CommitImage, digest_of, forms_of
+from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
+from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
+from elastic_runtime.worker.state.outside_changes import OutsideChanges
+from elastic_runtime.worker.state.rng_state import RandomGenerators
 from elastic_runtime.worker.state.state_parts import (
-    Form,
-    ModulePart,
+    CountersEntry,
     OptimizerPart,
-    Slot,
     StatefulPart,
+    TensorForm,
+    TensorNumber,
+    parts_of,
     same_keys,
 )
 from elastic_runtime.worker.state.tensor_copies import receives, write
@@ -35,8 +35,8 @@ from elastic_runtime.worker.state.tensor_copies import receives, write
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_runtime.worker.recovery.replica_check import Inspection
-    from elastic_runtime.worker.state.state_parts import Part
+    from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
+    from elastic_runtime.worker.state.state_parts import StatePart
 
 
 class StateLost(ElasticError):
@@ -69,23 +69,21 @@ class State:
 
     # Attributes that are declared here are the State's own; all others are counters.
     _named: dict[str, Any]
-    _parts: list[Part]
+    _parts: list[StatePart]
     _counters: dict[str, Any]
     _kept_counters: dict[str, Any]
     _shadow: bool
-    _generators: Generators | None
+    _generators: RandomGenerators | None
     _step: int
-    _round: int  # see Standing; set by elastic.run
+    _round: int  # see RankStatus; set by elastic.run
     _commits: int  # made since the job began or was started again, the same on all ranks
-    _condition: Condition
-    _running: int  # optimizers inside their step
-    _finished: Counter[str]  # steps of each optimizer since the last commit
-    _usual: dict[str, int]  # the most that each optimizer has made from one commit to the next
-    _changes: Changes | None  # None with a shadow, which undoes all
-    _spare: Room  # for what may be received
+    _condition: MemoryCondition
+    _optimizer_steps: OptimizerSteps
+    _changes: OutsideChanges | None  # None with a shadow, which undoes all
+    _spare: PreallocatedTensors  # for what may be received
     _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
-    _gate: Gate  # set by elastic.run; what optimizers and commits must pass
-    _inspection: Inspection | None  # set by elastic.run; compares the ranks of a round
+    _gate: OptimizerGate  # set by elastic.run; what optimizers and commits must pass
+    _replica_check: ReplicaCheck | None  # set by elastic.run; compares the ranks of a round
 
     def __init__(
         self, *unnamed: Never, shadow: bool = False, generators: bool = True, **named: Any
@@ -117,20 +115,20 @@ class State:
         self._counters = {}
         self._kept_counters = {}
         self._shadow = shadow
-        self._generators = Generators() if generators else None
+        self._generators = RandomGenerators() if generators else None
         self._step = 0
         self._commits = 0
         self._round = 0
-        self._condition = Condition.NEW
-        self._running = 0
-        self._finished = Counter()
-        self._usual = {}
-        self._spare = Room(())
+        self._condition = MemoryCondition.NEW
+        self._optimizer_steps = OptimizerSteps()
+        self._spare = PreallocatedTensors(())
         self._on_commit = None
-        self._gate = Gate(lambda: None)
-        self._inspection = None
-        self._parts = list(self._sorted(named))
-        self._changes = None if shadow else Changes(self._parts, self._counters)
+        self._gate = OptimizerGate(lambda: None)
+        self._replica_check = None
+        for name in named:
+            self._check_name(name)
+        self._parts = list(parts_of(named, shadow=shadow))
+        self._changes = None if shadow else OutsideChanges(self._parts, self._counters)
         refuse_sharded(self._parts)
         for part in self._parts:
             if isinstance(part, OptimizerPart):
@@ -158,8 +156,8 @@ class State:
                 "does the runtime know of the other ranks; call it there, after optimizer.step()"
             )
         self._gate.before_commit()
-        if self._inspection is not None:
-            self._inspection.before_commit(self._commits + 1)
+        if self._replica_check is not None:
+            self._replica_check.before_commit(self._commits + 1)
         self._advance()
         self._on_commit()
 
@@ -185,9 +183,9 @@ class State:
         """The counters, for a checkpoint."""
         return CountersEntry(self._counters)
 
-    def standing(self) -> Standing:
+    def rank_status(self) -> RankStatus:
         """How far this rank is and what its memory is worth; may be called from any thread."""
-        return Standing(self._step, self._condition, self._round)
+        return RankStatus(self._step, self._condition, self._round)
 
     def hold(self, step: int) -> None:
         """Says that the objects are now exactly the state of a commit: at a start, after a load.
@@ -195,7 +193,7 @@ class State:
         Args:
             step: how many steps that commit counts.
         """
-        self._condition = Condition.DIRTY  # until it is remembered
+        self._condition = MemoryCondition.DIRTY  # until it is remembered
         if self._changes is not None:
             self._changes.choose()
         for part in self._parts:
@@ -206,9 +204,8 @@ class State:
         if self._changes is not None:
             self._changes.record()
         self._step = step
-        self._finished.clear()
-        self._running = 0
-        self._condition = Condition.CLEAN
+        self._optimizer_steps.clear()
+        self._condition = MemoryCondition.CLEAN
 
     def give_up(self, step: int) -> None:
         """Says that what is here will be overwritten, and is worth nothing until a load is done.
@@ -217,7 +214,7 @@ class State:
             step: a commit that other ranks hold; what is lost is known to be at least that far.
         """
         self._step = step
-        self._condition = Condition.DIRTY
+        self._condition = MemoryCondition.DIRTY
 
     def leave(self) -> str:
         """Says that training ends or was interrupted here: finds out what memory is worth now.
@@ -229,13 +226,13 @@ class State:
             way as committed, though no optimizer is in the middle of it; "" if it can.
         """
         why = ""
-        self._inspection = None
-        if self._changes is not None and self._condition is Condition.CLEAN:
+        self._replica_check = None
+        if self._changes is not None and self._condition is MemoryCondition.CLEAN:
             why = self._changes.undoable()
-        elif self._changes is not None and self._condition is Condition.FINISHED:
+        elif self._changes is not None and self._condition is MemoryCondition.FINISHED:
             why = self._changes.unfinished(certain=self._gate.certain)
         if why:
-            self._condition = Condition.DIRTY
+            self._condition = MemoryCondition.DIRTY
         return why
 
     def roll_back(self) -> None:
@@ -244,11 +241,11 @@ class State:
         Raises:
             StateLost: a step is half done and there is no shadow, or there is no commit yet.
         """
-        standing = self.standing()
-        if standing.condition is not Condition.CLEAN:
+        status = self.rank_status()
+        if status.condition is not MemoryCondition.CLEAN:
             raise StateLost(
-                f"this rank cannot go back to step {standing.step}: its memory is "
-                f"{standing.condition.name.lower()}; State(shadow=True) keeps a copy"
+                f"this rank cannot go back to step {status.step}: its memory is "
+                f"{status.condition.name.lower()}; State(shadow=True) keeps a copy"
             )
         with torch.no_grad():
             for part in self._parts:
@@ -260,9 +257,8 @@ class State:
         if self._changes is not None:
             self._changes.record()
         self._drop_rests()
-        self._finished.clear()
-        self._running = 0
-        self._condition = Condition.CLEAN
+        self._optimizer_steps.clear()
+        self._condition = MemoryCondition.CLEAN
 
     def adopt(self) -> None:
         """Takes a step that is finished as committed; gradients become None, and scalers ready.
@@ -270,12 +266,12 @@ class State:
         Raises:
             StateLost: no step is finished.
         """
-        if self.standing().condition is not Condition.FINISHED:
+        if self.rank_status().condition is not MemoryCondition.FINISHED:
             raise StateLost(f"step {self._step + 1} is not finished and cannot be adopted")
         self._drop_rests()
         self._advance()
 
-    def picture(self) -> Picture:
+    def commit_image(self) -> CommitImage:
         """The whole state as plain values and tensors, to be given to other ranks.
 
         Raises:
@@ -288,15 +284,15 @@ class State:
             "commits": self._commits,
             "parts": structure,
             "counters": json_tensors.encode(self._counters, "state", tensors),
-            "usual": self._usual,
+            "usual": self._optimizer_steps.usual,
             "tail": sorted(self._changes.tail) if self._changes is not None else [],
         }
-        alike = {slot for slot, _, same in self._room(meta, len(tensors)) if same}
+        alike = {slot for slot, _, same in self._own_tensors(meta, len(tensors)) if same}
         meta["tensors"] = [
             [form.dtype, form.shape, form.device, number in alike]
-            for number, form in enumerate(map(Form.of, tensors))
+            for number, form in enumerate(map(TensorForm.of, tensors))
         ]
-        return Picture(meta, tensors)
+        return CommitImage(meta, tensors)
 
     def check(self, meta: dict[str, Any]) -> None:
         """Finds out whether the state of another rank fits the objects of this one.
@@ -309,24 +305,24 @@ class State:
         for part in self._parts:
             part.check(json_tensors.decode(meta["parts"][part.name], forms))
 
-    def make_room(self) -> None:
+    def preallocate(self) -> None:
         """Touches memory for optimizer state that this rank may receive, while nobody waits.
 
         The first touch of fresh memory takes several times as long as writing to it: a newcomer
-        would make all others wait for it. See ``room.Room``.
+        would make all others wait for it. See ``PreallocatedTensors``.
         """
-        self._spare = Room(
+        self._spare = PreallocatedTensors(
             parameter
             for part in self._parts
             if isinstance(part, OptimizerPart)
             for parameter in part.stateless()
         )
 
-    def drop_room(self) -> None:
-        """Gives back what ``make_room`` has made and nobody needed."""
-        self._spare = Room(())
+    def drop_preallocated(self) -> None:
+        """Gives back what ``preallocate`` has made and nobody needed."""
+        self._spare = PreallocatedTensors(())
 
-    def room_for(self, form: Form) -> torch.Tensor:
+    def tensor_for(self, form: TensorForm) -> torch.Tensor:
         """A tensor of this form, to be received into."""
         return self._spare.take(form)
 
@@ -390,7 +386,7 @@ class State:
                 part.load(json_tensors.decode(meta["parts"][part.name], tensors))
         self._counters.clear()
         self._counters.update(json_tensors.decode(meta["counters"], tensors))
-        self._usual = dict(meta["usual"])
+        self._optimizer_steps.usual = dict(meta["usual"])
         self._commits = meta["commits"]
         if self._changes is not None:
             self._changes.tail = set(meta["tail"])
@@ -403,7 +399,7 @@ class State:
 
         It covers all plain values, names, shapes and types, and a sample of each tensor.
         """
-        return digest_of(self.picture())
+        return digest_of(self.commit_image())
 
     # Counters
 
@@ -434,72 +430,40 @@ class State:
 
     # Inside
 
-    def _sorted(self, named: dict[str, Any]) -> Iterator[Part]:
-        modules = {n: value for n, value in named.items() if isinstance(value, torch.nn.Module)}
-        for name, value in named.items():
-            self._check_name(name)
-            if name in modules:
-                yield ModulePart(name, value, shadow=self._shadow)
-            elif isinstance(value, torch.optim.Optimizer):
-                yield OptimizerPart(name, value, modules, shadow=self._shadow)
-            elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-                yield StatefulPart(name, value)
-            else:
-                raise UsageError(
-                    f"State({name}=...) is a {type(value).__qualname__} without state_dict and "
-                    "load_state_dict; give it these two methods, or, if it is a plain value, set "
-                    f"it afterwards: state.{name} = ..."
-                )
-
     def _check_name(self, name: str) -> None:
         if name.startswith("_") or hasattr(type(self), name):
             raise UsageError(f"{name!r} is a name of State's own; take another one")
 
-    def _watch(self, part: OptimizerPart, changes: Changes) -> None:
+    def _watch(self, part: OptimizerPart, changes: OutsideChanges) -> None:
+        steps = self._optimizer_steps
 
         def before(*_: object) -> None:
             self._gate.before_optimizer(part.optimizer)
-            if not self._running and not self._finished:
+            if steps.begin():
                 changes.before_optimizers()
-            self._running = self._running + 1
-            if self._condition is not Condition.NEW:
-                self._condition = Condition.DIRTY
+            if self._condition is not MemoryCondition.NEW:
+                self._condition = MemoryCondition.DIRTY
 
         def after(*_: object) -> None:
-            self._running = self._running - 1
-            self._finished[part.name] += 1
-            finished = self._is_usual()
-            if self._condition is Condition.DIRTY and finished:
-                self._condition = Condition.FINISHED
-            if finished or not (self._usual or self._running):
+            steps.end(part.name)
+            finished = steps.are_as_usual
+            if self._condition is MemoryCondition.DIRTY and finished:
+                self._condition = MemoryCondition.FINISHED
+            if finished or steps.may_be_all:
                 changes.after_optimizers()
 
         part.optimizer.register_step_pre_hook(before)
         part.optimizer.register_step_post_hook(after)
 
     def _inspect(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if self._inspection is not None:
-            self._inspection.before_optimizer(optimizer, self._commits + 1)
-
-    def _is_usual(self) -> bool:
-        """Whether as many optimizer steps are done as any commit has ever waited for.
-
-        Adopting too little would count a half-done step; so a step that differs, as in a GAN with
-        a ratio, or the very first one, is not taken as finished before it is committed.
-        """
-        usual = self._usual
-        return (
-            bool(usual)
-            and not self._running
-            and all(self._finished[name] >= count for name, count in usual.items())
-        )
+        if self._replica_check is not None:
+            self._replica_check.before_optimizer(optimizer, self._commits + 1)
 
     def _advance(self) -> None:
-        self._condition = Condition.DIRTY
-        for name, count in self._finished.items():
-            self._usual[name] = max(count, self._usual.get(name, 0))
+        self._condition = MemoryCondition.DIRTY
+        optimized = self._optimizer_steps.commit()
         if self._changes is not None:
-            self._changes.commit(optimized=bool(self._finished))
+            self._changes.commit(optimized=optimized)
         for part in self._parts:
             if isinstance(part, StatefulPart):
                 part.commit()
@@ -510,17 +474,19 @@ class State:
         for part in self._parts:
             part.drop_rests()
 
-    def _room(self, meta: dict[str, Any], count: int) -> Iterator[tuple[Slot, torch.Tensor, bool]]:
-        slots = [Slot(number) for number in range(count)]
+    def _own_tensors(
+        self, meta: dict[str, Any], count: int
+    ) -> Iterator[tuple[TensorNumber, torch.Tensor, bool]]:
+        slots = [TensorNumber(number) for number in range(count)]
         for part in self._parts:
-            yield from part.room(json_tensors.decode(meta["parts"][part.name], slots))
+            yield from part.own_tensors(json_tensors.decode(meta["parts"][part.name], slots))
 
     def _present(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
         """For each tensor of a picture the one of the same form that has its place here."""
         forms = forms_of(meta)
         present: list[torch.Tensor | None] = [None] * len(forms)
-        for slot, tensor, _ in self._room(meta, len(forms)):
-            if Form.of(tensor) == forms[slot]:
+        for slot, tensor, _ in self._own_tensors(meta, len(forms)):
+            if TensorForm.of(tensor) == forms[slot]:
                 present[slot] = tensor.detach()
         return present
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from elastic_runtime.agent.snapshot_server import SnapshotServer
 from elastic_runtime.checkpoint.entries.flat_state import Entries
-from elastic_runtime.checkpoint.entries.per_rank_values import Place
+from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
-from elastic_runtime.checkpoint.load.load_run import Loading
+from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.snapshot.peer_reader import Snapshot
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory, write_key
@@ -56,8 +56,8 @@ def from_peer(stage: Stage) -> list[Sample]:
             peers, entries = Peers(), Entries({"model": model})
 
             def ours() -> None:
-                place = Place(peers.rank, peers.world)
-                Loading(loading, _WHICH, entries, place).run(peers)
+                place = RankPosition(peers.rank, peers.world)
+                LoadRun(loading, _WHICH, entries, place).run(peers)
 
             return stage.compete(
                 PEER, {"limit": lambda: timed(receive), "ours": lambda: timed(ours)}

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.save import save_scheduler
-from elastic_runtime.checkpoint.storage.catalog import Condition, survey
+from elastic_runtime.checkpoint.save import save_executor
+from elastic_runtime.checkpoint.storage.catalog import CheckpointStatus, list_checkpoints
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.checkpoint.storage.storage_contract import PROBE
 from elastic_runtime.errors import CheckpointError
@@ -71,7 +71,7 @@ def save_the_new(path: Path, fault: Fault, victim: int = 0) -> list[str]:
     mine = fault if not dist.is_initialized() or dist.get_rank() == victim else Fault()
     files = FaultyFiles(path, mine)
     entries = state()
-    save_scheduler._PAUSES = ()  # a failure is to be seen
+    save_executor._PAUSES = ()  # a failure is to be seen
     ckpt = Checkpointer(path, entries, every=1, keep=2)
     assert ckpt.resume() == OLD
     train(entries, NEW)
@@ -108,12 +108,12 @@ def check(path: Path, old: Path) -> int:
     exists = (path / f"step-{NEW}.term-2" / "MANIFEST.json").exists()
     if not exists:
         assert contents(path, 1) == contents(old, 1)
-    conditions = {one.which: one.condition for one in survey(LocalStorage(path))}
-    assert Condition.DAMAGED not in conditions.values(), "one exists in part"
+    conditions = {one.which: one.status for one in list_checkpoints(LocalStorage(path))}
+    assert CheckpointStatus.DAMAGED not in conditions.values(), "one exists in part"
     step = resumed(path)
     assert step == (NEW if exists else OLD)
-    left = {one.condition for one in survey(LocalStorage(path))}
-    assert left == {Condition.WHOLE}, "the life after it has removed the rest of the save"
+    left = {one.status for one in list_checkpoints(LocalStorage(path))}
+    assert left == {CheckpointStatus.WHOLE}, "the life after it has removed the rest of the save"
     return step
 
 
@@ -211,7 +211,7 @@ def fail_everywhere(paths: list[Path], old: Path, kind: str, story: list[str]) -
     for path, at in zip(paths, points(story), strict=True):
         entries = state()
         files = FaultyFiles(path, Fault(at, kind))
-        save_scheduler._PAUSES = ()
+        save_executor._PAUSES = ()
         ckpt = Checkpointer(path, entries, every=1, keep=2, on_save_error="raise")
         error = ""
         try:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 import elastic_runtime
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.entries.per_rank_values import PerRank
-from elastic_runtime.checkpoint.load.load_run import Loading
+from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.peers import Connection
 from tests.checkpoints import with_outline
@@ -296,16 +296,16 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
 def worth(path: Path, fatal: str) -> list[str]:
     """Rank 1 dies in one step of a load; says what memory is worth before and after."""
     if dist.get_rank() == 1:
-        setattr(Loading, fatal, lambda _: kill_self())
+        setattr(LoadRun, fatal, lambda _: kill_self())
     model = nn.Linear(50, 50)
     state = elastic_runtime.State(model=model)
     state.hold(1)
     ckpt = Checkpointer(path, {"model": model})
     ckpt.attach(state, Connection(dist.new_group(), dist.new_group, lambda: False))
-    before = state.standing().condition.name
+    before = state.rank_status().condition.name
     with contextlib.suppress(RuntimeError):
         ckpt.load(None)
-    return [before, state.standing().condition.name]
+    return [before, state.rank_status().condition.name]
 
 
 @pytest.mark.parametrize(

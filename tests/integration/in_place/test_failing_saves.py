@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.checkpoint.storage.catalog import Condition, survey
+from elastic_runtime.checkpoint.storage.catalog import CheckpointStatus, list_checkpoints
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from tests.integration.in_place.job import Job
@@ -23,8 +23,8 @@ _OPTIONS = ("--local-nodes", "2", "--min", "1")
 
 def whole(tmp_path: Path) -> list[int]:
     """The steps of all that is whole in storage, the oldest first."""
-    found = survey(LocalStorage(tmp_path / "saved"))
-    return sorted(one.which.step for one in found if one.condition is Condition.WHOLE)
+    found = list_checkpoints(LocalStorage(tmp_path / "saved"))
+    return sorted(one.which.step for one in found if one.status is CheckpointStatus.WHOLE)
 
 
 def test_training_goes_on_while_a_storage_fails_and_saves_again_soon_after(tmp_path: Path) -> None:
@@ -92,5 +92,5 @@ def test_a_rank_dies_while_the_last_save_is_committed(tmp_path: Path, kind: str)
         ended = {note["step"] for note in job.said("done")}
         assert ended == {12}, job.story()
         assert max(whole(tmp_path)) == 12
-        found = survey(LocalStorage(tmp_path / "saved"))
-        assert {one.condition for one in found} == {Condition.WHOLE}
+        found = list_checkpoints(LocalStorage(tmp_path / "saved"))
+        assert {one.status for one in found} == {CheckpointStatus.WHOLE}

@@ -1,7 +1,8 @@
 """A job in place, played with the real decisions: who goes on from what, what is saved and pruned.
 
-The real ``choose``, ``may_be_behind``, ``ways``, ``Tenure`` and retention decide; the model moves
-processes through rounds, steps, saves and faults, one small event after the other, and checks:
+The real ``choose``, ``may_be_behind``, ``resume_candidates``, ``SaveTerm`` and retention decide;
+the model moves processes through rounds, steps, saves and faults, one small event after the other,
+and checks:
 
 1. Nothing that is saved is lost: a round goes on from at least as many steps as the newest whole
    checkpoint has, unless that was found damaged.
@@ -24,13 +25,13 @@ from elastic_runtime.checkpoint.load import newest_state
 from elastic_runtime.checkpoint.storage import retention
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.recovery import recovery_source
-from elastic_runtime.worker.recovery.recovery_source import Condition, Held
-from tests.model.in_place.parts import Process, Save, Shelf, Violation, process, steps_of
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateVersion
+from tests.model.in_place.parts import ModelStorage, Process, Save, Violation, process, steps_of
 
 if TYPE_CHECKING:
-    from elastic_runtime.worker.recovery.recovery_source import Choice
+    from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
 
-NEW, CLEAN, FINISHED, DIRTY = Condition
+NEW, CLEAN, FINISHED, DIRTY = MemoryCondition
 _MOST = 5  # processes
 
 
@@ -49,9 +50,9 @@ class Job:
         # In some schedules much goes wrong while ranks come together, or while files are read.
         self.rough = self.chance.choice([0.03, 0.03, 0.3])
         self.damages = self.chance.choice([1, 1, 4])
-        self.shelf = Shelf()
+        self.storage = ModelStorage()
         self.rule = retention.Retention(self.chance.choice([None, 1, 1, 2]))
-        self.processes = [process(n, self.shelf) for n in range(self.chance.randint(1, 3))]
+        self.processes = [process(n, self.storage) for n in range(self.chance.randint(1, 3))]
         self.members: list[Process] = []  # of the round that runs; none between two rounds
         self.last: list[Process] = []  # those of the last round that all came into
         self.number = 0
@@ -101,7 +102,7 @@ class Job:
             for one in self.last:
                 one.alive = False
         if len(here) < _MOST and (not here or self.chance.random() < 0.4):
-            here.append(process(len(self.processes), self.shelf))
+            here.append(process(len(self.processes), self.storage))
             self.processes.append(here[-1])
         survivors = [p for p in self.last if p in here]
         others = [p for p in here if p not in survivors]
@@ -113,21 +114,21 @@ class Job:
 
     def settle(self, chosen: list[Process]) -> None:
         """All ranks come to one state."""
-        standings = [p.standing(self.number) for p in chosen]
-        self.log(f"standings {standings}; {steps_of(self.shelf.whole)}")
-        choice = recovery_source.choose(standings)
-        newest = self.shelf.newest()
+        statuses = [p.rank_status(self.number) for p in chosen]
+        self.log(f"statuses {statuses}; {steps_of(self.storage.whole)}")
+        choice = recovery_source.choose(statuses)
+        newest = self.storage.newest()
         held = [p for p in chosen if p.alike == self.latest and p.condition is CLEAN]
         least = max([p.step for p in held], default=0)
         if newest is not None:
             least = max(least, newest.step)
-        asked = choice.kind != "memory" or recovery_source.may_be_behind(standings)
+        asked = choice.kind != "memory" or recovery_source.may_be_behind(statuses)
         if asked:
             found = self.load(choice.held, chosen)
             if found is not None:
                 self.finish(chosen, None, least)
                 return
-        if choice.kind == "lost" or (choice.kind == "fresh" and self.shelf.whole):
+        if choice.kind == "lost" or (choice.kind == "fresh" and self.storage.whole):
             if newest is not None:
                 raise Violation(f"lost, and {newest.name} is there")
             for one in chosen:
@@ -138,28 +139,28 @@ class Job:
             return
         self.finish(chosen, replace(choice, asked=asked), least)
 
-    def load(self, over: Held | None, chosen: list[Process]) -> CheckpointId | None:
-        """What ``Resuming.load`` does."""
+    def load(self, over: StateVersion | None, chosen: list[Process]) -> CheckpointId | None:
+        """What ``LatestStateLoader.load`` does."""
         floor = None if over is None else CheckpointId(*over)
-        stored = [one for one in newest_first(self.shelf.names()) if one in self.shelf.whole]
-        for way in newest_state.ways([], stored, floor):
-            if way.which in self.shelf.unreadable:
-                self.shelf.passed.add(way.which)
+        stored = [one for one in newest_first(self.storage.names()) if one in self.storage.whole]
+        for candidate in newest_state.resume_candidates([], stored, floor):
+            if candidate.which in self.storage.unreadable:
+                self.storage.passed.add(candidate.which)
                 for one in chosen:
-                    one.tenure.pass_over(way.which)
+                    one.term.pass_over(candidate.which)
                 self.seen.add("passed over")
                 continue
-            self.log(f"loads {way.which.name}")
+            self.log(f"loads {candidate.which.name}")
             self.seen.add("loaded" if over is None else "loaded over memory")
             for one in chosen:
-                one.tenure.inherit(way.which)
-                one.hold(self.shelf.whole[way.which])
-                one.saved = way.which.step
-            return way.which
+                one.term.resume_from(candidate.which)
+                one.hold(self.storage.whole[candidate.which])
+                one.saved = candidate.which.step
+            return candidate.which
         return None
 
-    def spread(self, chosen: list[Process], choice: Choice) -> bool:
-        """The sources give their state away; False if a fault hits them on the way."""
+    def spread(self, chosen: list[Process], choice: RecoveryChoice) -> bool:
+        """The sources give their state away; False if a fault hits them on the candidate."""
         sources = [chosen[rank] for rank in choice.sources]
         if len({p.history for p in sources}) > 1:
             raise Violation(f"sources differ: {[p.history for p in sources]}")
@@ -180,11 +181,11 @@ class Job:
                 return False
         for one in receivers:
             one.alike = choice.round
-            one.tenure.settle(CheckpointId(*choice.base), choice.term, anew=True)
+            one.term.recover_from(CheckpointId(*choice.base), choice.term, anew=True)
             one.hold(sources[0].history)
         return True
 
-    def finish(self, chosen: list[Process], choice: Choice | None, least: int) -> None:
+    def finish(self, chosen: list[Process], choice: RecoveryChoice | None, least: int) -> None:
         """The round begins, as all ranks are alike; some may hear of a fault before."""
         histories = {p.history for p in chosen}
         if len(histories) != 1:
@@ -200,10 +201,10 @@ class Job:
             one.alike = one.context.round = self.number
             one.first = not place
             if place:
-                one.tenure.let_go()
+                one.term.release()
             if choice is not None:
                 anew = choice.asked or place not in choice.sources
-                one.tenure.settle(CheckpointId(*choice.base), choice.term, anew=anew)
+                one.term.recover_from(CheckpointId(*choice.base), choice.term, anew=anew)
                 one.saved = -1
         self.settled += 1
         self.last, self.latest = chosen, self.number
@@ -253,7 +254,7 @@ class Job:
         for one in self.processes:
             if one.alive and one.silent and one.first and self.chance.random() < 0.5:
                 with suppress(CheckpointError):
-                    term = one.tenure.hold(())
+                    term = one.term.hold(())
                     self.log(f"{one.number} takes term {term} late")
                 self.seen.add("late term")
 
@@ -276,7 +277,7 @@ class Job:
         for save in self.saves:
             save.heard = save.given = {p.number for p in save.by}
             for one in save.by:
-                one.tenure.hear(save.which)
+                one.term.about_to_save(save.which)
             self.commit(save)
         self.log("all members leave")
         self.seen.add("left")
@@ -292,14 +293,14 @@ class Job:
             return
         first = self.members[0]
         try:
-            term = first.tenure.hold(())
+            term = first.term.hold(())
         except CheckpointError as error:
             raise Violation(str(error)) from None
         which = CheckpointId(term, first.step)
-        if which in self.shelf.unfinished or which in self.shelf.whole:
-            first.tenure.use_up()
+        if which in self.storage.unfinished or which in self.storage.whole:
+            first.term.use_up()
             return
-        self.shelf.unfinished.add(which)
+        self.storage.unfinished.add(which)
         self.log(f"{first.number} begins {which.name}")
         self.saves.append(Save(which, first.history, list(self.members), set(), set()))
 
@@ -314,17 +315,17 @@ class Job:
                 save.given.add(one.number)
             else:
                 save.heard.add(one.number)
-                one.tenure.hear(save.which)
+                one.term.about_to_save(save.which)
 
     def commit(self, save: Save) -> None:
         """It is whole from here on; what need not be kept is deleted."""
         self.saves.remove(save)
         try:
-            self.shelf.check_term(save.which.term)
+            self.storage.check_term(save.which.term)
         except CheckpointError:
             return  # a newer one was taken since
-        self.shelf.unfinished.discard(save.which)
-        self.shelf.whole[save.which] = save.history
+        self.storage.unfinished.discard(save.which)
+        self.storage.whole[save.which] = save.history
         self.log(f"{save.which.name} is whole")
         if save.by != self.members:
             self.seen.add("late commit")
@@ -336,13 +337,13 @@ class Job:
 
     def prune(self, save: Save) -> None:
         """What ``Saves`` does after a commit."""
-        save.by[0].tenure.leave_behind()
-        stored = [one for one in newest_first(self.shelf.names()) if one in self.shelf.whole]
+        save.by[0].term.set_newer_aside()
+        stored = [one for one in newest_first(self.storage.names()) if one in self.storage.whole]
         whole = [Manifest(one.step, one.term, world=1) for one in stored]
         for verdict in retention.decide(self.rule, whole):
             if verdict.keep:
                 continue
-            history = self.shelf.whole.pop(verdict.which)
+            history = self.storage.whole.pop(verdict.which)
             self.log(f"deletes {verdict.which.name}")
             self.seen.add("pruned")
             if save.history[: len(history)] != history:
@@ -361,15 +362,15 @@ class Job:
                 self.seen.add("unheard commit")
             else:
                 self.saves.remove(save)
-                self.shelf.unfinished.discard(save.which)
-            first.tenure.use_up()
+                self.storage.unfinished.discard(save.which)
+            first.term.use_up()
 
     def damage(self) -> None:
         """A checkpoint cannot be read for a while, or can again."""
-        if self.shelf.unreadable and self.chance.random() < 0.7:
-            self.shelf.unreadable.pop()
-        elif self.shelf.whole and self.chance.random() < 0.3:
-            self.shelf.unreadable.add(max(self.shelf.whole))
+        if self.storage.unreadable and self.chance.random() < 0.7:
+            self.storage.unreadable.pop()
+        elif self.storage.whole and self.chance.random() < 0.3:
+            self.storage.unreadable.add(max(self.storage.whole))
 
 
 def play(seed: int, events: int = 150, *, tracing: bool = False) -> tuple[str, Job]:

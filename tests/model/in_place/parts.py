@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, newest_first
-from elastic_runtime.checkpoint.save.save_run import Tenure
+from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.storage.storage_contract import Storage
-from elastic_runtime.worker.recovery.recovery_source import Condition, Held, Standing
+from elastic_runtime.worker.recovery.recovery_source import (
+    MemoryCondition,
+    RankStatus,
+    StateVersion,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +28,7 @@ class Violation(AssertionError):
     """Something that must never be."""
 
 
-class Shelf(Storage):
+class ModelStorage(Storage):
     """Checkpoints as histories, with the real rules of terms."""
 
     def __init__(self) -> None:
@@ -101,10 +105,10 @@ class Process:
     """
 
     number: int
-    tenure: Tenure
+    term: SaveTerm
     context: Context
     history: History = ()
-    condition: Condition = Condition.NEW
+    condition: MemoryCondition = MemoryCondition.NEW
     alike: int = 0
     made: int = 0
     saved: int = -1
@@ -117,21 +121,23 @@ class Process:
         """How many steps it has committed."""
         return len(self.history)
 
-    def standing(self, number: int) -> Standing:
+    def rank_status(self, number: int) -> RankStatus:
         """What it tells the others in this round."""
         latest = self.alike == number - 1
-        base = Held(self.tenure.base.term, self.tenure.base.step)
-        return Standing(self.step, self.condition, self.alike, self.tenure.term, latest, base)
+        base = StateVersion(self.term.base.term, self.term.base.step)
+        return RankStatus(
+            self.step, self.condition, self.alike, self.term.newest_known, latest, base
+        )
 
     def hold(self, history: History) -> None:
         """Its memory is exactly that now."""
-        self.history, self.condition = history, Condition.CLEAN
+        self.history, self.condition = history, MemoryCondition.CLEAN
 
 
-def process(number: int, shelf: Shelf) -> Process:
+def process(number: int, storage: ModelStorage) -> Process:
     """A new one."""
     context = Context()
-    return Process(number, Tenure(shelf, context), context)  # type: ignore[arg-type]
+    return Process(number, SaveTerm(storage, context), context)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -16,7 +16,7 @@ import pytest
 
 from elastic_runtime.agent import snapshot_server
 from elastic_runtime.agent.snapshot_server import SnapshotServer, SnapshotStore
-from elastic_runtime.checkpoint.snapshot.peer_reader import Line, Lines, RemoteFile
+from elastic_runtime.checkpoint.snapshot.peer_reader import ConnectionPool, PeerConnection, PeerFile
 from elastic_runtime.config import Endpoint, Entry, JobConfig, MemoryLimit
 from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.protocol.peer_proof import (
@@ -64,10 +64,10 @@ def server(tmp_path: Path) -> Iterator[SnapshotServer]:
 
 
 @pytest.fixture
-def lines(server: SnapshotServer, tmp_path: Path) -> Iterator[Lines]:
-    lines = Lines(memory(server), str(tmp_path))
-    yield lines
-    lines.close()
+def pool(server: SnapshotServer, tmp_path: Path) -> Iterator[ConnectionPool]:
+    pool = ConnectionPool(memory(server), str(tmp_path))
+    yield pool
+    pool.close()
 
 
 def memory(server: SnapshotServer) -> SnapshotMemory:
@@ -76,12 +76,12 @@ def memory(server: SnapshotServer) -> SnapshotMemory:
 
 def size(server: SnapshotServer, file: str = FILE) -> int:
     """What a client like any other is told."""
-    line = Line(memory(server), KEY)
+    connection = PeerConnection(memory(server), KEY)
     try:
-        count, size = line.ask(Request(file))
+        count, size = connection.ask(Request(file))
         return size if count == 0 else -1
     finally:
-        line.close()
+        connection.close()
 
 
 def connect(server: SnapshotServer) -> socket.socket:
@@ -89,39 +89,39 @@ def connect(server: SnapshotServer) -> socket.socket:
 
 
 def admitted(server: SnapshotServer) -> socket.socket:
-    line = connect(server)
-    admit(line)
-    return line
+    connection = connect(server)
+    admit(connection)
+    return connection
 
 
-def admit(line: socket.socket) -> tuple[bytes, bytes]:
+def admit(connection: socket.socket) -> tuple[bytes, bytes]:
     """Shows that one has the key; what both sides have said."""
     nonce = new_nonce()
-    line.sendall(hello(SNAPSHOTS) + nonce)
-    exchange = Exchange(KEY, server=read(line, NONCE), client=nonce)
-    line.sendall(exchange.asking())
-    answer = read(line, PROOF)
+    connection.sendall(hello(SNAPSHOTS) + nonce)
+    exchange = Exchange(KEY, server=read(connection, NONCE), client=nonce)
+    connection.sendall(exchange.asking())
+    answer = read(connection, PROOF)
     assert exchange.is_answered(answer)
     return hello(SNAPSHOTS) + nonce + exchange.asking(), exchange.server + answer
 
 
-def read(line: socket.socket, count: int) -> bytes:
+def read(connection: socket.socket, count: int) -> bytes:
     data = b""
-    while len(data) < count and (part := line.recv(count - len(data))):
+    while len(data) < count and (part := connection.recv(count - len(data))):
         data += part
     return data
 
 
-def ended(line: socket.socket) -> bool:
+def ended(connection: socket.socket) -> bool:
     """Whether the server has hung up, once it has."""
     with suppress(ConnectionError):
-        while line.recv(4096):
+        while connection.recv(4096):
             pass
     return True
 
 
-def test_pieces_of_files(lines: Lines) -> None:
-    file = RemoteFile(lines, FILE, "it")
+def test_pieces_of_files(pool: ConnectionPool) -> None:
+    file = PeerFile(pool, FILE, "it")
     assert file.size() == len(CONTENT)
     parts = [bytearray(1), bytearray(0), bytearray(300_000), bytearray(7)]
     file.readinto(100, [memoryview(part) for part in parts])
@@ -131,8 +131,8 @@ def test_pieces_of_files(lines: Lines) -> None:
     assert end == CONTENT[-10:]
 
 
-def test_what_is_expected_and_what_is_read_after_all(lines: Lines) -> None:
-    file = RemoteFile(lines, FILE, "it")
+def test_what_is_expected_and_what_is_read_after_all(pool: ConnectionPool) -> None:
+    file = PeerFile(pool, FILE, "it")
     file.expect(1000, 5000)
     for offset, length in [(1000, 2000), (3000, 3000), (1000, 10), (7, 100), (107, 20)]:
         part = bytearray(length)
@@ -142,20 +142,20 @@ def test_what_is_expected_and_what_is_read_after_all(lines: Lines) -> None:
     file.close()
 
 
-def test_many_small_buffers_in_one_question(lines: Lines) -> None:
+def test_many_small_buffers_in_one_question(pool: ConnectionPool) -> None:
     parts = [bytearray(3) for _ in range(3000)]
-    RemoteFile(lines, FILE, "it").readinto(1, [memoryview(part) for part in parts])
+    PeerFile(pool, FILE, "it").readinto(1, [memoryview(part) for part in parts])
     assert b"".join(parts) == CONTENT[1:9001]
 
 
-def test_what_is_not_there(server: SnapshotServer, lines: Lines) -> None:
+def test_what_is_not_there(server: SnapshotServer, pool: ConnectionPool) -> None:
     buffer = memoryview(bytearray(10))
-    file = RemoteFile(lines, FILE, "it")
+    file = PeerFile(pool, FILE, "it")
     assert size(server, FILE.replace("step-3", "step-4")) == -1
     with pytest.raises(DamagedCheckpoint, match="it is missing or too short"):
         file.readinto(len(CONTENT) - 9, [buffer])
     with pytest.raises(DamagedCheckpoint, match="it is missing or too short"):
-        RemoteFile(lines, FILE.replace("rank-0", "rank-1"), "it").readinto(0, [buffer])
+        PeerFile(pool, FILE.replace("rank-0", "rank-1"), "it").readinto(0, [buffer])
     # A refusal costs nobody the connection.
     file.readinto(0, [buffer])
 
@@ -163,20 +163,20 @@ def test_what_is_not_there(server: SnapshotServer, lines: Lines) -> None:
 @pytest.mark.parametrize("key", [key_for(SNAPSHOTS, "wrong"), key_for(SNAPSHOTS, "")])
 def test_the_key_is_needed(server: SnapshotServer, key: str) -> None:
     with pytest.raises(OSError, match=r"hangs up|reset"):
-        Line(memory(server), key)
+        PeerConnection(memory(server), key)
     assert size(server) == len(CONTENT)
 
 
 def test_as_long_as_no_key_is_known_nobody_is_served(tmp_path: Path) -> None:
     server = SnapshotServer(str(tmp_path), lambda: "", "127.0.0.1")
     with pytest.raises(OSError, match=r"hangs up|reset"):
-        Line(memory(server), "")
+        PeerConnection(memory(server), "")
     server.close()
 
 
 def test_what_was_overheard_opens_nothing(server: SnapshotServer) -> None:
-    with connect(server) as line:
-        said, heard = admit(line)
+    with connect(server) as connection:
+        said, heard = admit(connection)
     place = Port("127.0.0.1", server.port)
     assert len(says(place, said)) == NONCE
     for one in (heard, *GARBAGE):
@@ -194,16 +194,16 @@ def test_what_was_overheard_opens_nothing(server: SnapshotServer) -> None:
         thread.start()
         there = SnapshotMemory("", 0, "127.0.0.1", stranger.getsockname()[1], "n0", "m0")
         with pytest.raises(ConnectionError, match="no agent of this job"):
-            Line(there, KEY)
+            PeerConnection(there, KEY)
         thread.join(DEADLINE)
 
 
 def test_a_request_before_the_proof(server: SnapshotServer) -> None:
-    with connect(server) as line:
-        line.sendall(hello(SNAPSHOTS) + new_nonce())
-        read(line, NONCE)
-        line.sendall(Request(FILE, 0, 10).encode().ljust(PROOF))
-        assert ended(line)
+    with connect(server) as connection:
+        connection.sendall(hello(SNAPSHOTS) + new_nonce())
+        read(connection, NONCE)
+        connection.sendall(Request(FILE, 0, 10).encode().ljust(PROOF))
+        assert ended(connection)
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ def test_a_request_before_the_proof(server: SnapshotServer) -> None:
     ],
 )
 def test_garbage_ends_the_conversation(server: SnapshotServer, request_: bytes) -> None:
-    with admitted(server) as line:
+    with admitted(server) as connection:
         with suppress(ConnectionError):
-            line.sendall(request_)
-        assert ended(line)
+            connection.sendall(request_)
+        assert ended(connection)
     assert size(server) == len(CONTENT)
 
 
@@ -244,9 +244,9 @@ def test_absurd_numbers(offset: object, length: object) -> None:
 
 
 def test_more_than_there_is(server: SnapshotServer) -> None:
-    with admitted(server) as line:
-        line.sendall(Request(FILE, 1 << 61, MAX_LENGTH).encode())
-        assert HEADER.unpack(read(line, HEADER.size)) == (REFUSED, len(CONTENT))
+    with admitted(server) as connection:
+        connection.sendall(Request(FILE, 1 << 61, MAX_LENGTH).encode())
+        assert HEADER.unpack(read(connection, HEADER.size)) == (REFUSED, len(CONTENT))
 
 
 def test_a_link_out_of_the_directory_is_not_followed(
@@ -266,9 +266,9 @@ def test_one_who_says_nothing_keeps_nobody(server: SnapshotServer) -> None:
 
 
 def test_one_who_hangs_up_in_the_middle(server: SnapshotServer) -> None:
-    line = admitted(server)
-    line.sendall(Request(FILE, 0, len(CONTENT)).encode())
-    line.close()
+    connection = admitted(server)
+    connection.sendall(Request(FILE, 0, len(CONTENT)).encode())
+    connection.close()
     assert size(server) == len(CONTENT)
 
 
@@ -279,9 +279,9 @@ def test_no_more_than_so_many(server: SnapshotServer, monkeypatch: pytest.Monkey
 
 
 def test_closing_ends_all_conversations(server: SnapshotServer) -> None:
-    with admitted(server) as line:
+    with admitted(server) as connection:
         server.close()
-        assert ended(line)
+        assert ended(connection)
     with pytest.raises(OSError, match="refused"):
         connect(server)
 
@@ -310,10 +310,10 @@ def test_workers_are_told_where_it_is() -> None:
     store.admit(secret)
     assert read_key(told.directory) == key_for(SNAPSHOTS, secret)
     assert Path(told.directory, "key").stat().st_mode & 0o777 == 0o600
-    Line(told, read_key(told.directory)).close()
+    PeerConnection(told, read_key(told.directory)).close()
     store.admit("")  # a store was emptied, and nobody could give the job back
     with pytest.raises(OSError, match=r"hangs up|reset"):
-        Line(told, read_key(told.directory))
+        PeerConnection(told, read_key(told.directory))
     store.close()
     assert not Path(told.directory).exists()
 

@@ -24,7 +24,7 @@ from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.peers import Connection
-from elastic_runtime.worker.recovery.recovery_source import Held
+from elastic_runtime.worker.recovery.recovery_source import StateVersion
 from elastic_runtime.worker.state.training_state import State
 from tests.ranks import entries_of
 
@@ -324,11 +324,11 @@ def test_what_is_in_memory_is_touched_by_nothing_that_is_not_newer_and_whole(
     other = nn.Linear(40, 40)
     before = [p.detach().clone() for p in other.parameters()]
     again = Checkpointer(tmp_path, {"model": other})
-    assert again.load(Held(1, 2)) is None, "the newer one is damaged, the other one is not newer"
-    assert again.load(Held(2, 0)) is None, "of a newer term than all that is there"
+    assert again.load(StateVersion(1, 2)) is None, "the newer one is damaged, the other not newer"
+    assert again.load(StateVersion(2, 0)) is None, "of a newer term than all that is there"
     for parameter, was in zip(other.parameters(), before, strict=True):
         assert torch.equal(parameter, was)
-    assert again.load(Held(1, 1)) == Held(1, 2)
+    assert again.load(StateVersion(1, 1)) == StateVersion(1, 2)
     for parameter, saved in zip(other.parameters(), model.parameters(), strict=True):
         assert torch.equal(parameter, saved)
 

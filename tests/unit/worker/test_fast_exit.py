@@ -14,14 +14,14 @@ import pytest
 
 _SCRIPT = """
 import atexit, sys, threading
-from elastic_runtime.worker.fast_exit import end_quickly
+from elastic_runtime.worker.fast_exit import exit_fast
 left_open = open(sys.argv[1], "w")
 left_open.write("file\\n")
 atexit.register(print, "early")
 over = threading.Event()
 thread = threading.Thread(target=lambda: over.wait() and print("thread"))
 try:
-    end_quickly(79)
+    exit_fast(79)
     {late}
     thread.start()
     raise SystemExit(79)
@@ -49,12 +49,12 @@ def test_everything_but_the_interpreter_is_ended_in_order(
 
 _WITH_GARBAGE = """
 import sys
-from elastic_runtime.worker.fast_exit import end_quickly
+from elastic_runtime.worker.fast_exit import exit_fast
 class Slow:
     def __del__(self):
         print("taken apart")
 sys.keeper = Slow()
-end_quickly(3)
+exit_fast(3)
 sys.exit(3)
 """
 

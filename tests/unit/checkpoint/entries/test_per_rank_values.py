@@ -14,10 +14,10 @@ from elastic_runtime.checkpoint.entries.flat_state import Entries
 from elastic_runtime.checkpoint.entries.per_rank_values import (
     GlobalGenerators,
     PerRank,
-    Place,
+    RankPosition,
     digest,
 )
-from elastic_runtime.checkpoint.load.load_run import Loading
+from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointError
 from tests.checkpoints import write
@@ -47,7 +47,7 @@ def save(path: Path, entries: Sequence[dict[str, Any]]) -> tuple[LocalStorage, C
 def load(
     storage: LocalStorage, which: CheckpointId, entries: dict[str, Any], rank: int, world: int
 ) -> list[str]:
-    loading = Loading(storage, which, Entries(entries), Place(rank, world))
+    loading = LoadRun(storage, which, Entries(entries), RankPosition(rank, world))
     loading.prepare()
     loading.read()
     return loading.restore()

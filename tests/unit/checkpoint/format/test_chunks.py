@@ -6,30 +6,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.chunks import Chunk
 
 
 @st.composite
-def boxes(draw: st.DrawFn, inside: Box) -> Box:
-    """A box within another, maybe without elements."""
+def chunks(draw: st.DrawFn, inside: Chunk) -> Chunk:
+    """A chunk within another, maybe without elements."""
     offsets, sizes = [], []
     for offset, size in zip(inside.offsets, inside.sizes, strict=True):
         begin = draw(st.integers(0, size))
         offsets.append(offset + begin)
         sizes.append(draw(st.integers(0, size - begin)))
-    return Box(tuple(offsets), tuple(sizes))
+    return Chunk(tuple(offsets), tuple(sizes))
 
 
-WHOLES = st.lists(st.integers(0, 4), max_size=4).map(lambda shape: Box.of(tuple(shape)))
+WHOLES = st.lists(st.integers(0, 4), max_size=4).map(lambda shape: Chunk.of(tuple(shape)))
 
 
-def elements(whole: Box, box: Box) -> list[int]:
+def elements(whole: Chunk, chunk: Chunk) -> list[int]:
     numbered = torch.arange(whole.count).reshape(whole.sizes)
-    return list(numbered[whole.index(box)].flatten().tolist())
+    return list(numbered[whole.index(chunk)].flatten().tolist())
 
 
-@given(WHOLES.flatmap(lambda whole: st.tuples(st.just(whole), boxes(whole), boxes(whole))))
-def test_the_overlap_is_what_both_hold(found: tuple[Box, Box, Box]) -> None:
+@given(WHOLES.flatmap(lambda whole: st.tuples(st.just(whole), chunks(whole), chunks(whole))))
+def test_the_overlap_is_what_both_hold(found: tuple[Chunk, Chunk, Chunk]) -> None:
     whole, one, other = found
     common = set(elements(whole, one)) & set(elements(whole, other))
     overlap = one.overlap(other)
@@ -41,9 +41,9 @@ def test_the_overlap_is_what_both_hold(found: tuple[Box, Box, Box]) -> None:
 
 
 @given(
-    WHOLES.flatmap(lambda whole: boxes(whole).flatmap(lambda b: st.tuples(st.just(b), boxes(b))))
+    WHOLES.flatmap(lambda whole: chunks(whole).flatmap(lambda b: st.tuples(st.just(b), chunks(b))))
 )
-def test_a_run_is_found_exactly_where_there_is_one(found: tuple[Box, Box]) -> None:
+def test_a_run_is_found_exactly_where_there_is_one(found: tuple[Chunk, Chunk]) -> None:
     outer, inner = found
     if not inner.count:
         return
@@ -55,7 +55,7 @@ def test_a_run_is_found_exactly_where_there_is_one(found: tuple[Box, Box]) -> No
 
 
 def test_a_scalar_is_one_element() -> None:
-    scalar = Box.of(())
+    scalar = Chunk.of(())
     assert scalar.count == 1
     assert scalar.overlap(scalar) == scalar
     assert scalar.run(scalar) == 0

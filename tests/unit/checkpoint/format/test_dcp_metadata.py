@@ -12,7 +12,7 @@ from torch.distributed.checkpoint import metadata as dcp
 from elastic_runtime.checkpoint.format import dcp_metadata
 from elastic_runtime.checkpoint.format.manifest import FileRecord, Part
 from elastic_runtime.checkpoint.format.metadata_reader import read_contents
-from elastic_runtime.checkpoint.format.rank_outline import Chunk, Item, box_of
+from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of
 from elastic_runtime.system.torch_private import dcp_stored_item
 from tests.checkpoints import plan_of
 
@@ -24,9 +24,9 @@ def held(rank: int, world: int, tensors: int) -> list[Item]:
     found = []
     for number in range(tensors):
         shape = (5, 3 + number % 2)
-        cuts = (Chunk(0, world, rank), Chunk(1, world, rank), None)
+        cuts = (EvenCut(0, world, rank), EvenCut(1, world, rank), None)
         cut = cuts[number % 3]
-        offsets, sizes = box_of((cut,) if cut else (), shape)
+        offsets, sizes = chunk_of((cut,) if cut else (), shape)
         dtype = ("float32", "bfloat16")[number % 2]
         found.append(Item(f"w{number}", dtype, shape, offsets, sizes, 4))
     found.append(Item("scalar", "int64", (), (), (), 8))

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 
-from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.dcp_metadata import METADATA
 from elastic_runtime.checkpoint.format.description import MANY, Description
 from elastic_runtime.checkpoint.format.manifest import (
@@ -25,7 +25,7 @@ from elastic_runtime.checkpoint.format.part_columns import read_parts
 from elastic_runtime.checkpoint.format.rank_outline import Item
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor, StoredValue
 from elastic_runtime.checkpoint.load.load_run import contents_of
-from elastic_runtime.checkpoint.storage.catalog import look, verify
+from elastic_runtime.checkpoint.storage.catalog import inspect_checkpoint, verify
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import DamagedCheckpoint
 from tests import small_checkpoints
@@ -51,7 +51,7 @@ def saved(path: Path) -> Path:
     return path / write(LocalStorage(path), ranks, many=0).name
 
 
-def found(checkpoint: Path, wanted: Mapping[str, Box | None]) -> Mapping[str, Any]:
+def found(checkpoint: Path, wanted: Mapping[str, Chunk | None]) -> Mapping[str, Any]:
     storage = LocalStorage(checkpoint.parent)
     return contents_of(storage, manifest_of(checkpoint)).find(wanted)
 
@@ -83,7 +83,7 @@ def test_it_says_what_there_is_and_where(tmp_path: Path) -> None:
         "v": StoredTensor((4,), torch.float32),
         **{key: StoredValue() for key in ("step", "rng.rank-0", "rng.rank-1", "rng.rank-2")},
     }
-    there = contents.find({"w": Box((233, 0), (2, 3)), "step": None, "rng.rank-2": None})
+    there = contents.find({"w": Chunk((233, 0), (2, 3)), "step": None, "rng.rank-2": None})
     assert [*there] == ["w", "step", "rng.rank-2"]
     tensor, step, own = there.values()
     assert isinstance(tensor, StoredTensor)
@@ -101,16 +101,16 @@ def test_only_the_sections_that_are_needed_are_read(tmp_path: Path) -> None:
     with path.open("r+b") as file:  # that of rank 1
         file.seek(record.parts[2].offset)
         file.write(bytes(record.parts[2].length))
-    assert found(checkpoint, {"w": Box((0, 0), (234, 3))})["w"].pieces
+    assert found(checkpoint, {"w": Chunk((0, 0), (234, 3))})["w"].pieces
     with pytest.raises(DamagedCheckpoint, match=r"\.outline is damaged: its checksum"):
-        found(checkpoint, {"w": Box((0, 0), (235, 3))})
+        found(checkpoint, {"w": Chunk((0, 0), (235, 3))})
 
 
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
     checkpoint = saved(tmp_path)
     path = checkpoint / OUTLINE
     content = path.read_bytes()
-    everything: dict[str, Box | None] = {"w": Box.of((700, 3))}
+    everything: dict[str, Chunk | None] = {"w": Chunk.of((700, 3))}
     assert len(found(checkpoint, everything)["w"].pieces) == 3
     for place in range(len(content)):
         changed = bytearray(content)
@@ -176,7 +176,7 @@ def test_what_does_not_describe_the_files_is_refused(
     checkpoint = saved(tmp_path)
     change(checkpoint, change_it)
     with pytest.raises(DamagedCheckpoint, match=rf"\.outline is refused: .*({text})"):
-        found(checkpoint, {"w": Box.of((700, 3))})
+        found(checkpoint, {"w": Chunk.of((700, 3))})
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"3", b"[" * 100_000, b"\xff\xfe", b"9" * 9999])
@@ -199,7 +199,7 @@ def test_sections_that_are_not_those_of_the_files_are_refused(tmp_path: Path) ->
     )
     put(checkpoint, [first, three, two, one])
     with pytest.raises(DamagedCheckpoint, match="does not say what rank-0"):
-        found(checkpoint, {"w": Box.of((700, 3))})
+        found(checkpoint, {"w": Chunk.of((700, 3))})
     put(checkpoint, [first, one, two])
     with pytest.raises(DamagedCheckpoint, match="it is not a manifest"):
         manifest_of(checkpoint)
@@ -275,4 +275,4 @@ def test_what_an_unfinished_save_has_left_of_it_is_ours(storage: Storage) -> Non
     which = CheckpointId(term=1, step=1)
     storage.create(which)
     small_checkpoints.write(storage, which, OUTLINE, b"half")
-    assert look(storage, which).foreign == ()
+    assert inspect_checkpoint(storage, which).foreign == ()

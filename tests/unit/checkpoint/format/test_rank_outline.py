@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.checkpoint.format.rank_outline import (
-    Chunk,
+    EvenCut,
     Item,
     Outline,
     Said,
@@ -19,7 +19,7 @@ from elastic_runtime.checkpoint.format.rank_outline import (
 )
 
 
-def item(key: str, shape: tuple[int, ...], *cuts: Chunk) -> Item:
+def item(key: str, shape: tuple[int, ...], *cuts: EvenCut) -> Item:
     offsets, sizes = [0] * len(shape), list(shape)
     for cut in cuts:
         offsets[cut.dim], sizes[cut.dim] = cut.span(shape[cut.dim])
@@ -58,7 +58,7 @@ def test_ranks_of_the_same_shards_differ_in_a_few_bytes() -> None:
     world = 64
     said = []
     for rank in range(world):
-        cut = Chunk(0, world, rank)
+        cut = EvenCut(0, world, rank)
         held = [item(f"w{length}", (length, 3), cut) for length in (64, 1000, 65, 7)]
         held += [item("norm", (5,)), Item(f"rng.rank-{rank}")]
         said.append(say(held, rank, world))
@@ -68,7 +68,9 @@ def test_ranks_of_the_same_shards_differ_in_a_few_bytes() -> None:
 
 
 def test_tensors_cut_along_two_dimensions_or_in_another_number_of_parts() -> None:
-    held = [item(f"w{number}", (64, 32), Chunk(0, 4, 3), Chunk(1, 2, 1)) for number in range(100)]
+    held = [
+        item(f"w{number}", (64, 32), EvenCut(0, 4, 3), EvenCut(1, 2, 1)) for number in range(100)
+    ]
     said = say(held, 7, 8)
     assert understood(said, 7) == held
     assert len(said.parts[2]) < 40

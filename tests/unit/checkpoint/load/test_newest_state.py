@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
-from elastic_runtime.checkpoint.load.newest_state import Offer, Way, other_holders, ways
+from elastic_runtime.checkpoint.load.newest_state import (
+    NodeSnapshot,
+    ResumeCandidate,
+    other_holders,
+    resume_candidates,
+)
 from elastic_runtime.checkpoint.snapshot.buddies import Nodes, buddies, nodes_of
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
 
@@ -17,44 +22,48 @@ def at(step: int, term: int = 1) -> CheckpointId:
     return CheckpointId(term=term, step=step)
 
 
-def offer(which: CheckpointId, *present: str, seal: int = 7) -> Offer:
-    return Offer(which, seal, FILES, present)
+def offer(which: CheckpointId, *present: str, manifest_crc: int = 7) -> NodeSnapshot:
+    return NodeSnapshot(which, manifest_crc, FILES, present)
 
 
-def usable(found: list[Way]) -> list[tuple[CheckpointId, bool]]:
-    return [(way.which, way.places is not None) for way in found if not way.problem]
+def usable(found: list[ResumeCandidate]) -> list[tuple[CheckpointId, bool]]:
+    return [
+        (candidate.which, candidate.places is not None)
+        for candidate in found
+        if not candidate.problem
+    ]
 
 
 def test_the_newest_comes_first_and_memory_before_storage() -> None:
     nodes = [[offer(at(5), *FILES), offer(at(9), *FILES)]]
-    found = ways(nodes, [at(9), at(3), at(1, term=2)])
+    found = resume_candidates(nodes, [at(9), at(3), at(1, term=2)])
     expected = [(at(1, 2), False), (at(9), True), (at(9), False), (at(5), True), (at(3), False)]
     assert usable(found) == expected
 
 
 def test_nodes_complete_each_other() -> None:
     nodes = [[offer(at(5), FILES[0], FILES[1])], [offer(at(5), FILES[0], FILES[2])], []]
-    (way,) = ways(nodes, [])
-    assert not way.problem
-    assert way.places == {MANIFEST: (0, 1), FILES[0]: (0, 1), FILES[1]: (0,), FILES[2]: (1,)}
-    assert other_holders(way, 0) == {FILES[2]: 1}
-    assert set(other_holders(way, 2)) == {MANIFEST, *FILES}
+    (candidate,) = resume_candidates(nodes, [])
+    assert not candidate.problem
+    assert candidate.places == {MANIFEST: (0, 1), FILES[0]: (0, 1), FILES[1]: (0,), FILES[2]: (1,)}
+    assert other_holders(candidate, 0) == {FILES[2]: 1}
+    assert set(other_holders(candidate, 2)) == {MANIFEST, *FILES}
 
 
 def test_what_nobody_has_is_named() -> None:
-    (way, older) = ways([[offer(at(5), FILES[0], FILES[1])]], [at(2)])
-    assert "rank-1.distcp" in way.problem
-    assert older == Way(at(2))
+    (candidate, older) = resume_candidates([[offer(at(5), FILES[0], FILES[1])]], [at(2)])
+    assert "rank-1.distcp" in candidate.problem
+    assert older == ResumeCandidate(at(2))
 
 
 def test_snapshots_with_other_manifests_do_not_complete_each_other() -> None:
-    nodes = [[offer(at(5), *FILES[:2], seal=1)], [offer(at(5), *FILES[1:], seal=2)]]
-    assert all(way.problem for way in ways(nodes, []))
+    nodes = [[offer(at(5), *FILES[:2], manifest_crc=1)], [offer(at(5), *FILES[1:], manifest_crc=2)]]
+    assert all(candidate.problem for candidate in resume_candidates(nodes, []))
 
 
 def test_what_is_told_is_json() -> None:
     made = offer(at(5, 3), *FILES)
-    assert Offer.decode(made.encode()) == made
+    assert NodeSnapshot.decode(made.encode()) == made
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=12))

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
-from elastic_runtime.checkpoint.format.chunks import Box
+from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.description import MANY
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
 from elastic_runtime.checkpoint.load import part_reader
 from elastic_runtime.checkpoint.load.load_run import contents_of
-from elastic_runtime.checkpoint.load.part_reader import Target
+from elastic_runtime.checkpoint.load.part_reader import TensorTarget
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import DamagedCheckpoint
 from tests.checkpoints import sharded, write
@@ -58,28 +58,30 @@ def held_by(whole: torch.Tensor, dim: int | None, world: int) -> list[dict[str, 
     return [{"w": shard} for shard in sharded(whole, dim, world)]
 
 
-def targets(whole: torch.Tensor, dim: int | None, world: int, step: int = 1) -> list[Target]:
+def targets(whole: torch.Tensor, dim: int | None, world: int, step: int = 1) -> list[TensorTarget]:
     """Room for the same, in steps of ``step`` elements of memory."""
-    boxes = (
-        [Box.of(tuple(whole.shape))] * world
+    chunks = (
+        [Chunk.of(tuple(whole.shape))] * world
         if dim is None
-        else [shard.box for shard in sharded(whole, dim, world)]
+        else [shard.chunk for shard in sharded(whole, dim, world)]
     )
     found = []
-    for box in boxes:
-        memory = torch.zeros(*box.sizes, step, dtype=torch.uint8).to(whole.dtype)
-        found.append(Target(box, memory[..., 0] if step > 1 else memory.reshape(box.sizes)))
+    for chunk in chunks:
+        memory = torch.zeros(*chunk.sizes, step, dtype=torch.uint8).to(whole.dtype)
+        found.append(
+            TensorTarget(chunk, memory[..., 0] if step > 1 else memory.reshape(chunk.sizes))
+        )
     return found
 
 
-def found_in(storage: LocalStorage, which: CheckpointId, **wanted: Box) -> Mapping[str, Stored]:
+def found_in(storage: LocalStorage, which: CheckpointId, **wanted: Chunk) -> Mapping[str, Stored]:
     manifest = storage.read_manifest(which)
     assert manifest is not None
     return contents_of(storage, manifest).find(wanted)
 
 
-def load(storage: LocalStorage, which: CheckpointId, wanted: Target) -> torch.Tensor:
-    stored = found_in(storage, which, w=wanted.box)["w"]
+def load(storage: LocalStorage, which: CheckpointId, wanted: TensorTarget) -> torch.Tensor:
+    stored = found_in(storage, which, w=wanted.chunk)["w"]
     assert isinstance(stored, StoredTensor)
     fetches = [part_reader.fetch_tensor(piece, stored.dtype, [wanted]) for piece in stored.pieces]
     part_reader.read(storage, which, [fetch for fetch in fetches if fetch is not None])
@@ -93,7 +95,9 @@ def check(whole: torch.Tensor, before: Any, after: Any, step: int, many: int) ->
         which = write(storage, held_by(whole, *before), many=many)
         for target in targets(whole, *after, step):
             found = load(storage, which, target)
-            expected = whole[Box.of(tuple(whole.shape)).index(target.box)] if whole.dim() else whole
+            expected = (
+                whole[Chunk.of(tuple(whole.shape)).index(target.chunk)] if whole.dim() else whole
+            )
             assert same(found, expected)
 
 
@@ -124,7 +128,7 @@ def test_every_pair_of_worlds(tmp_path: Path, many: int) -> None:
         for after in worlds:
             for target in targets(whole, *after):
                 found = load(storage, which, target)
-                assert torch.equal(found, whole[Box.of((11, 3)).index(target.box)])
+                assert torch.equal(found, whole[Chunk.of((11, 3)).index(target.chunk)])
 
 
 def test_what_lies_in_one_run_of_memory_is_read_without_a_copy(tmp_path: Path) -> None:
@@ -138,26 +142,30 @@ def test_what_lies_in_one_run_of_memory_is_read_without_a_copy(tmp_path: Path) -
         for piece in stored.pieces:
             fetch = part_reader.fetch_tensor(piece, stored.dtype, [target])
             if fetch is not None:
-                room = fetch.room()
+                room = fetch.destination()
                 assert room is not None
                 mine = target.tensor.untyped_storage().data_ptr()
                 assert room.tensor.untyped_storage().data_ptr() == mine
 
 
-@pytest.mark.parametrize("size", [1, 5_000_000])  # a chunk, and many
+@pytest.mark.parametrize("size", [1, 5_000_000])  # a batch, and many
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, size: int) -> None:
     storage = LocalStorage(tmp_path)
     which = write(storage, [{"w": torch.ones(size, dtype=torch.uint8)}])
     path = tmp_path / which.name / "rank-0.distcp"
     whole = path.read_bytes()
-    load(storage, which, Target(Box.of((size,)), torch.empty(size, dtype=torch.uint8)))
+    load(storage, which, TensorTarget(Chunk.of((size,)), torch.empty(size, dtype=torch.uint8)))
     places = range(len(whole)) if size == 1 else range(0, len(whole), len(whole) // 40)
     for place in places:
         with path.open("r+b") as file:
             file.seek(place)
             file.write(bytes([whole[place] ^ 1 << place % 8]))
         with pytest.raises(DamagedCheckpoint, match=r"rank-0\.distcp is damaged"):
-            load(storage, which, Target(Box.of((size,)), torch.empty(size, dtype=torch.uint8)))
+            load(
+                storage,
+                which,
+                TensorTarget(Chunk.of((size,)), torch.empty(size, dtype=torch.uint8)),
+            )
         with path.open("r+b") as file:
             file.seek(place)
             file.write(whole[place : place + 1])
@@ -169,13 +177,13 @@ def test_a_file_that_became_shorter_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / which.name / "rank-0.distcp"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedCheckpoint, match=r"rank-0\.distcp is damaged: it ends at byte"):
-        load(storage, which, Target(Box.of((1000,)), torch.empty(1000)))
+        load(storage, which, TensorTarget(Chunk.of((1000,)), torch.empty(1000)))
 
 
 def test_another_dtype_is_converted(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     which = write(storage, [{"w": torch.arange(5.0)}])
-    found = load(storage, which, Target(Box.of((5,)), torch.empty(5, dtype=torch.bfloat16)))
+    found = load(storage, which, TensorTarget(Chunk.of((5,)), torch.empty(5, dtype=torch.bfloat16)))
     assert found.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
@@ -187,7 +195,7 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
     fetches = []
     for stored in found_in(storage, which).values():
         assert isinstance(stored, StoredTensor)
-        target = Target(Box.of(stored.shape), torch.empty(stored.shape))
+        target = TensorTarget(Chunk.of(stored.shape), torch.empty(stored.shape))
         fetches += [
             part_reader.fetch_tensor(piece, stored.dtype, [target]) for piece in stored.pieces
         ]

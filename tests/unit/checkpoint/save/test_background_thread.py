@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from elastic_runtime.checkpoint.save import background_thread
-from elastic_runtime.checkpoint.save.background_thread import Line, Task, told
+from elastic_runtime.checkpoint.save.background_thread import BackgroundThread, Task, heard_by_all
 from tests.processes import wait_for
 
 _PATIENCE = 60.0
@@ -34,7 +34,7 @@ def test_a_failure_holds_nothing_of_the_round_in_which_it_happened() -> None:
 
     gc.disable()  # it comes late, if at all
     try:
-        task = Task(Line("test"), lambda _: told(save)())
+        task = Task(BackgroundThread("test"), lambda _: heard_by_all(save)())
         assert task.wait(lambda: None, _PATIENCE)
         assert task.has_failed
         assert "a peer of" in str(task.error)
@@ -44,17 +44,17 @@ def test_a_failure_holds_nothing_of_the_round_in_which_it_happened() -> None:
 
 
 def test_a_line_does_one_thing_after_the_other_and_its_thread_ends_with_it() -> None:
-    line, done, go = Line("test-line"), list[int](), threading.Event()
-    first = Task(line, lambda _: (go.wait(_PATIENCE), done.append(1))[1])
-    second = Task(line, lambda _: done.append(2))
+    thread, done, go = BackgroundThread("test-thread"), list[int](), threading.Event()
+    first = Task(thread, lambda _: (go.wait(_PATIENCE), done.append(1))[1])
+    second = Task(thread, lambda _: done.append(2))
     assert not second.wait(lambda: None, 0.05)
     go.set()
     assert first.wait(lambda: None, _PATIENCE) and second.wait(lambda: None, _PATIENCE)
     assert done == [1, 2]
-    del line, first, second
+    del thread, first, second
     gc.collect()
     wait_for(
-        lambda: "test-line" not in [thread.name for thread in threading.enumerate()],
+        lambda: "test-thread" not in [thread.name for thread in threading.enumerate()],
         _PATIENCE,
         "the end of the thread",
     )
@@ -63,10 +63,10 @@ def test_a_line_does_one_thing_after_the_other_and_its_thread_ends_with_it() -> 
 _PROGRAM = """
 import os, sys, threading, time
 from elastic_runtime.checkpoint.save import background_thread
-from elastic_runtime.checkpoint.save.background_thread import Line, Task
+from elastic_runtime.checkpoint.save.background_thread import BackgroundThread, Task
 
 kind, forked = sys.argv[1:]
-line, begun, go = Line("save"), threading.Event(), threading.Event()
+thread, begun, go = BackgroundThread("save"), threading.Event(), threading.Event()
 
 def work(task):
     begun.set()
@@ -76,20 +76,20 @@ def work(task):
     print("cleared" if task._abandoned.is_set() else "saved", flush=True)
 
 if forked == "forked":
-    of_parent = Task(line, lambda _: go.wait())
+    of_parent = Task(thread, lambda _: go.wait())
     if pid := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         go.set()
         sys.exit(code)
-    line = Line("save")
+    thread = BackgroundThread("save")
 if kind == "stuck":
     background_thread._RESPITE = 0.1
-task = Task(line, work)
+task = Task(thread, work)
 begun.wait()
 if kind != "wanted":
     task.abandon()
 if kind == "stuck":
-    Task(line, lambda _: None, wanted=False)
+    Task(thread, lambda _: None, wanted=False)
 print("over", flush=True)
 """
 
@@ -108,7 +108,7 @@ def test_a_program_waits_at_its_end_for_what_is_wanted_and_a_moment_for_the_rest
     assert ended.stdout.split() == said
 
 
-def test_a_line_goes_on_after_a_thread_that_could_not_start_and_work_that_was_cut_off(
+def test_it_goes_on_after_a_thread_that_could_not_start_and_work_that_was_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def start(thread: threading.Thread) -> None:
@@ -117,13 +117,13 @@ def test_a_line_goes_on_after_a_thread_that_could_not_start_and_work_that_was_cu
     def leave(task: Task) -> None:
         sys.exit(3)
 
-    line = Line("test")
+    thread = BackgroundThread("test")
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start"):
-            Task(line, lambda _: None)
-    assert not background_thread._keeper._tasks
-    cut_off, after = Task(line, leave), Task(line, lambda _: None)
+            Task(thread, lambda _: None)
+    assert not background_thread._exit_guard._tasks
+    cut_off, after = Task(thread, leave), Task(thread, lambda _: None)
     assert after.wait(lambda: None, _PATIENCE)
     assert cut_off.has_failed and "SystemExit(3)" in str(cut_off.error)
     assert not after.has_failed

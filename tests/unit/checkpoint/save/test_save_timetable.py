@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_runtime.checkpoint.save.save_timetable import Limit, Timetable, parse_limit
+from elastic_runtime.checkpoint.save.save_timetable import Limit, SaveTimetable, parse_limit
 from elastic_runtime.checkpoint.save_interval import Every, parse_every
 from elastic_runtime.errors import CheckpointUsageError
 
 
-def table(every: int | str | None, limit: str | None = None, now: float = 0.0) -> Timetable:
+def table(every: int | str | None, limit: str | None = None, now: float = 0.0) -> SaveTimetable:
     interval = parse_every(every)
-    return Timetable.at_start(interval, parse_limit(limit, interval), now)
+    return SaveTimetable.at_start(interval, parse_limit(limit, interval), now)
 
 
 @pytest.mark.parametrize("every", [100, "1h", "100 steps, 1h"])

@@ -123,7 +123,7 @@ def test_optimizers_wait_for_the_copies_and_nothing_else_does(
     train()
     entries = {"model": model, "optim": optim, "average": average}
     ckpt = Checkpointer(tmp_path, entries)
-    ckpt._saves._make_copies = lambda tensors: copies
+    ckpt._executor._memory._make_copies = lambda tensors: copies
     ckpt.steps = 1
     ckpt.save()
     expected = {k: v.clone() for k, v in model.state_dict().items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_runtime.checkpoint.snapshot.memory_budget import Room, refusal, size
+from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, refusal, size
 
 MIB = 1 << 20
-ROOM = Room(
+NODE = NodeMemory(
     node="n0",
     machine="m0",
     needed=100 * MIB,
@@ -20,37 +20,37 @@ ROOM = Room(
 )
 
 
-def kind(*rooms: Room) -> str:
-    found = refusal(rooms)
+def kind(*nodes: NodeMemory) -> str:
+    found = refusal(nodes)
     return found.kind if found else ""
 
 
 def test_it_fits() -> None:
-    assert not kind(ROOM)
-    assert not kind(*[replace(ROOM, machine=f"m{n}") for n in range(50)])
+    assert not kind(NODE)
+    assert not kind(*[replace(NODE, machine=f"m{n}") for n in range(50)])
 
 
 def test_the_one_before_is_kept_and_counts() -> None:
-    found = refusal([replace(ROOM, kept=101 * MIB)])
+    found = refusal([replace(NODE, kept=101 * MIB)])
     assert found is not None
     assert found.kind == "limit"
     assert "--snapshot-memory is 200 MiB; give it 201 MiB" in found.text
 
 
 def test_nodes_of_one_machine_share_its_memory() -> None:
-    assert not kind(*[replace(ROOM, node=f"n{n}") for n in range(6)])
+    assert not kind(*[replace(NODE, node=f"n{n}") for n in range(6)])
     # 7 x (100 + 50) MiB is more than what is available, 11 x 100 MiB more than is free.
-    assert kind(*[replace(ROOM, node=f"n{n}") for n in range(7)]) == "memory"
-    assert kind(*[replace(ROOM, node=f"n{n}") for n in range(11)]) == "tmpfs"
+    assert kind(*[replace(NODE, node=f"n{n}") for n in range(7)]) == "memory"
+    assert kind(*[replace(NODE, node=f"n{n}") for n in range(11)]) == "tmpfs"
 
 
 def test_a_part_of_the_memory_is_left_to_others() -> None:
-    assert not kind(replace(ROOM, available=250 * MIB))
-    assert kind(replace(ROOM, available=249 * MIB)) == "memory"
+    assert not kind(replace(NODE, available=250 * MIB))
+    assert kind(replace(NODE, available=249 * MIB)) == "memory"
 
 
 def test_a_small_tmpfs_is_told_how_to_grow() -> None:
-    found = refusal([replace(ROOM, free=64 * MIB)])
+    found = refusal([replace(NODE, free=64 * MIB)])
     assert found is not None
     assert "/dev/shm has 64 MiB left" in found.text
     assert "--shm-size" in found.text
@@ -63,4 +63,4 @@ def test_sizes_for_people() -> None:
 
 
 def test_what_is_told_is_json() -> None:
-    assert Room(*ROOM.encode()) == ROOM
+    assert NodeMemory(*NODE.encode()) == NODE

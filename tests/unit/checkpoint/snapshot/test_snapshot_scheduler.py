@@ -13,13 +13,14 @@ from elastic_runtime.agent.snapshot_server import SnapshotServer
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, Manifest
-from elastic_runtime.checkpoint.save.save_run import Content, Tenure
+from elastic_runtime.checkpoint.save.rank_share import FileContent
+from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.save_interval import Every
 from elastic_runtime.checkpoint.snapshot.buddies import Nodes
-from elastic_runtime.checkpoint.snapshot.peer_reader import Lines, RemoteFile, Snapshot
-from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import Snapshots
-from elastic_runtime.checkpoint.snapshot.snapshot_store import Shelf
-from elastic_runtime.checkpoint.snapshot.snapshot_writer import Taking
+from elastic_runtime.checkpoint.snapshot.peer_reader import ConnectionPool, PeerFile, Snapshot
+from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
+from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
+from elastic_runtime.checkpoint.snapshot.snapshot_writer import SnapshotWriter
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory, write_key
@@ -44,28 +45,30 @@ def memory_of(path: Path, port: int = 1, limit: int = 1 << 30) -> SnapshotMemory
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Shelf, SnapshotMemory]]:
+def served(tmp_path: Path) -> Iterator[tuple[SnapshotStore, SnapshotMemory]]:
     """What another node has, and its server."""
     path = tmp_path / "theirs"
     path.mkdir()
     write_key(str(tmp_path), KEY)
     server = SnapshotServer(str(path), lambda: KEY, "127.0.0.1")
-    shelf = Shelf(memory_of(path, server.port), "runs")
-    shelf.create(WHICH)
-    shelf.storage.discard(WHICH)
-    small_checkpoints.put(shelf.storage, 3)
-    yield shelf, shelf.memory
+    store = SnapshotStore(memory_of(path, server.port), "runs")
+    store.create(WHICH)
+    store.storage.discard(WHICH)
+    small_checkpoints.put(store.storage, 3)
+    yield store, store.memory
     server.close()
 
 
-def open_from(shelf: Shelf, memory: SnapshotMemory, own: Path) -> Snapshot:
+def open_from(store: SnapshotStore, memory: SnapshotMemory, own: Path) -> Snapshot:
     others = {MANIFEST: memory, small_checkpoints.FILE: memory}
-    return Snapshot(LocalStorage(own), shelf.key, others, "n0", str(own.parent))
+    return Snapshot(LocalStorage(own), store.key, others, "n0", str(own.parent))
 
 
-def test_a_snapshot_of_another_node(served: tuple[Shelf, SnapshotMemory], tmp_path: Path) -> None:
-    shelf, memory = served
-    snapshot = open_from(shelf, memory, tmp_path / "own")
+def test_a_snapshot_of_another_node(
+    served: tuple[SnapshotStore, SnapshotMemory], tmp_path: Path
+) -> None:
+    store, memory = served
+    snapshot = open_from(store, memory, tmp_path / "own")
     assert snapshot.has_manifest(WHICH)
     manifest = snapshot.read_manifest(WHICH)
     assert manifest is not None
@@ -78,10 +81,12 @@ def test_a_snapshot_of_another_node(served: tuple[Shelf, SnapshotMemory], tmp_pa
     snapshot.close()
 
 
-def test_a_snapshot_that_has_gone(served: tuple[Shelf, SnapshotMemory], tmp_path: Path) -> None:
-    shelf, memory = served
-    snapshot = open_from(shelf, memory, tmp_path / "own")
-    shelf.keep_only(None)
+def test_a_snapshot_that_has_gone(
+    served: tuple[SnapshotStore, SnapshotMemory], tmp_path: Path
+) -> None:
+    store, memory = served
+    snapshot = open_from(store, memory, tmp_path / "own")
+    store.keep_only(None)
     assert not snapshot.has_manifest(WHICH)
     with pytest.raises(DamagedCheckpoint, match="missing"):
         snapshot.read_manifest(WHICH)
@@ -95,7 +100,7 @@ def test_a_snapshot_that_has_gone(served: tuple[Shelf, SnapshotMemory], tmp_path
 
 def test_a_node_that_cannot_be_reached(tmp_path: Path) -> None:
     write_key(str(tmp_path), KEY)
-    file = RemoteFile(Lines(memory_of(tmp_path), str(tmp_path)), "x", "x")
+    file = PeerFile(ConnectionPool(memory_of(tmp_path), str(tmp_path)), "x", "x")
     with pytest.raises(DamagedCheckpoint, match=r"of n0 cannot be reached .* port 1: .*refused"):
         file.readinto(0, [memoryview(bytearray(4))])
 
@@ -104,27 +109,31 @@ def test_a_node_that_cannot_be_reached(tmp_path: Path) -> None:
 
 
 def test_what_a_node_offers(tmp_path: Path) -> None:
-    shelf = Shelf(memory_of(tmp_path), "runs")
-    assert shelf.offers() == []
-    shelf.storage.prepare()
+    store = SnapshotStore(memory_of(tmp_path), "runs")
+    assert store.offers() == []
+    store.storage.prepare()
     for step in (3, 5, 7):
-        small_checkpoints.put(shelf.storage, step)
-    path = shelf.storage.path
+        small_checkpoints.put(store.storage, step)
+    path = store.storage.path
     (path / "step-5.term-1" / small_checkpoints.FILE).write_bytes(b"short")
     (path / "step-7.term-1" / MANIFEST).unlink()
-    offers = shelf.offers()
+    offers = store.offers()
     assert [(offer.which.step, len(offer.present)) for offer in offers] == [(5, 0), (3, 1)]
-    before = shelf.used()
-    shelf.tidy()
+    before = store.used()
+    store.tidy()
     assert len(list(path.iterdir())) == 2
-    assert 0 < shelf.used() < before
-    shelf.keep_only(WHICH)
+    assert 0 < store.used() < before
+    store.keep_only(WHICH)
     assert [one.name for one in path.iterdir()] == [WHICH.name]
 
 
 def test_places_do_not_share_a_directory(tmp_path: Path) -> None:
     memory = memory_of(tmp_path)
-    assert Shelf(memory, "a").key == Shelf(memory, "a").key != Shelf(memory, "b").key
+    assert (
+        SnapshotStore(memory, "a").key
+        == SnapshotStore(memory, "a").key
+        != SnapshotStore(memory, "b").key
+    )
 
 
 # Taking one
@@ -281,15 +290,15 @@ def test_a_rank_without_memory_is_asked_for_again_in_the_next_world(
     """A newcomer knows nothing of it and asks; whoever did not ask with it would never be heard."""
     storage = LocalStorage(tmp_path)
     context = contexts.context()
-    snapshots = Snapshots(storage, Tenure(storage, context), Every(steps=1), context)
+    snapshots = SnapshotScheduler(storage, SaveTerm(storage, context), Every(steps=1), context)
     peers = _Beside("")
     for _ in range(2):
-        assert snapshots.ways(peers, [], None) == []
+        assert snapshots.resume_candidates(peers, [], None) == []
     assert (peers.asked, snapshots.wanted) == (1, False), "once in a world"
     snapshots.enter()
     assert snapshots.wanted
     peers.memory = agent.encode()
-    snapshots.ways(peers, [], None)
+    snapshots.resume_candidates(peers, [], None)
     assert peers.asked > 2
 
 
@@ -311,14 +320,14 @@ class _Dying(Peers):
 def test_what_others_may_have_by_now_is_kept(tmp_path: Path, exchange: int, stays: bool) -> None:
     memory = memory_of(tmp_path / "memory")
     Path(memory.directory).mkdir()
-    shelf = Shelf(memory, "runs")
-    shelf.storage.prepare()
-    small_checkpoints.put(shelf.storage, 1)
+    store = SnapshotStore(memory, "runs")
+    store.storage.prepare()
+    small_checkpoints.put(store.storage, 1)
     here = contexts.WorkerContext({})
-    taking = Taking(
-        shelf=shelf,
+    writer = SnapshotWriter(
+        store=store,
         nodes=Nodes.seen_by(0, [memory]),
-        tenure=Tenure(LocalStorage(tmp_path / "runs"), here),
+        save_term=SaveTerm(LocalStorage(tmp_path / "runs"), here),
         draft=Manifest(step=5, term=0, world=1),
         plan=plan_of([[]]),
         description=Description(),
@@ -326,6 +335,6 @@ def test_what_others_may_have_by_now_is_kept(tmp_path: Path, exchange: int, stay
     )
     # term, create, write, copy, describe, commit
     with pytest.raises(RuntimeError, match="closed by peer"):
-        taking.run(_Dying(exchange), Content(0, lambda: iter(())))
-    names = {path.name for path in shelf.storage.path.iterdir()}
+        writer.run(_Dying(exchange), FileContent(0, lambda: iter(())))
+    names = {path.name for path in store.storage.path.iterdir()}
     assert names == ({"step-1.term-1", "step-5.term-1"} if stays else {"step-1.term-1"})

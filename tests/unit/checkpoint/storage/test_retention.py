@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
-from elastic_runtime.checkpoint.storage.catalog import abandoned, prune, survey
+from elastic_runtime.checkpoint.storage.catalog import abandoned, list_checkpoints, prune
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.checkpoint.storage.retention import Retention, decide, parse_retention
 from elastic_runtime.errors import CheckpointError
@@ -188,4 +188,4 @@ def test_a_save_is_abandoned_when_a_newer_term_is_there(tmp_path: Path) -> None:
         storage.create(CheckpointId(term, step))
     (tmp_path / "step-10.term-1" / FILE).write_bytes(b"half")
     (tmp_path / "step-20.term-1" / "mine.txt").write_text("a person's")
-    assert abandoned(survey(storage), storage.names()) == [CheckpointId(1, 10)]
+    assert abandoned(list_checkpoints(storage), storage.names()) == [CheckpointId(1, 10)]

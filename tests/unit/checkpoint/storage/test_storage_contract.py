@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, Manifest
-from elastic_runtime.checkpoint.storage.catalog import Condition, look, prune, verify
+from elastic_runtime.checkpoint.storage.catalog import (
+    CheckpointStatus,
+    inspect_checkpoint,
+    prune,
+    verify,
+)
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.retention import Retention
@@ -157,12 +162,12 @@ def test_verify_finds_every_damage(tmp_path: Path, bad: bytes) -> None:
     storage = LocalStorage(tmp_path)
     manifest = put(storage, 10)
     assert verify(storage, manifest) == []
-    assert look(storage, manifest.id).condition is Condition.WHOLE
+    assert inspect_checkpoint(storage, manifest.id).status is CheckpointStatus.WHOLE
     path = tmp_path / manifest.id.name / FILE
     path.write_bytes(bad)
     same_size = len(bad) == manifest.files[0].bytes
-    assert look(storage, manifest.id).condition is (
-        Condition.WHOLE if same_size else Condition.DAMAGED
+    assert inspect_checkpoint(storage, manifest.id).status is (
+        CheckpointStatus.WHOLE if same_size else CheckpointStatus.DAMAGED
     )
     if len(bad) <= manifest.files[0].bytes:
         (problem,) = verify(storage, manifest)

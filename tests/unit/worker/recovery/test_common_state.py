@@ -6,17 +6,17 @@ import pytest
 from torch import nn
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.recovery.common_state import FEW, Past, Settling
-from elastic_runtime.worker.recovery.recovery_source import Condition, Standing, choose
+from elastic_runtime.worker.recovery.common_state import FEW, EarlierRounds, StateRecovery
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus, choose
 from elastic_runtime.worker.state.training_state import State, StateLost
 
-_NEW = Standing(0, Condition.NEW)
+_NEW = RankStatus(0, MemoryCondition.NEW)
 
 
-def _check(standing: Standing, committed: int, *, start_over: bool = False) -> None:
+def _check(status: RankStatus, committed: int, *, start_over: bool = False) -> None:
     state = State(model=nn.Linear(1, 1))
-    settling = Settling(state, None, lambda *_, **__: None, start_over=start_over)
-    settling._check_beginning(choose([standing]), Past("job", committed))
+    settling = StateRecovery(state, None, lambda *_, **__: None, start_over=start_over)
+    settling._check_beginning(choose([status]), EarlierRounds("job", committed))
 
 
 @pytest.mark.parametrize("committed", [-1, 0, FEW])
@@ -31,7 +31,7 @@ def test_nobody_falls_back_to_the_beginning_in_silence() -> None:
 
 
 def test_half_done_memory_is_nothing_to_go_on_from() -> None:
-    dirty = Standing(61, Condition.DIRTY, round=1)
+    dirty = RankStatus(61, MemoryCondition.DIRTY, round=1)
     with pytest.raises(UsageError, match="no rank holds a whole state any more"):
         _check(dirty, -1)
     # Processes that are new begin again.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from elastic_runtime.worker.recovery.optimizer_prealloc import Room
-from elastic_runtime.worker.state.state_parts import Form
+from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
+from elastic_runtime.worker.state.state_parts import TensorForm
 from elastic_runtime.worker.state.training_state import State
 
 # Larger than what the allocator ever keeps when it is freed: fresh memory is untouched.
@@ -24,8 +24,8 @@ def _in_memory(tensor: torch.Tensor) -> bool:
 
 def test_the_memory_is_there_and_is_given_away_once() -> None:
     parameter = torch.empty(_LARGE)
-    room = Room([parameter])
-    form = Form.of(parameter)
+    room = PreallocatedTensors([parameter])
+    form = TensorForm.of(parameter)
     given = [room.take(form), room.take(form)]
     assert all(map(_in_memory, given))
     assert not _in_memory(room.take(form)), "there were two only"
@@ -34,7 +34,7 @@ def test_the_memory_is_there_and_is_given_away_once() -> None:
 
 
 def test_another_form_gets_memory_of_its_own() -> None:
-    taken = Room([torch.empty(8)]).take(Form("int64", (3,), "cpu"))
+    taken = PreallocatedTensors([torch.empty(8)]).take(TensorForm("int64", (3,), "cpu"))
     assert (taken.dtype, taken.shape) == (torch.int64, (3,))
 
 
@@ -42,12 +42,12 @@ def test_a_state_makes_room_for_optimizers_that_have_made_no_step() -> None:
     model = nn.Linear(_LARGE >> 10, 1 << 10, bias=False)
     optim = torch.optim.Adam(model.parameters())
     state = State(model=model, optim=optim)
-    form = Form.of(model.weight)
-    state.make_room()
-    assert _in_memory(state.room_for(form))
-    state.drop_room()
-    assert not _in_memory(state.room_for(form))
+    form = TensorForm.of(model.weight)
+    state.preallocate()
+    assert _in_memory(state.tensor_for(form))
+    state.drop_preallocated()
+    assert not _in_memory(state.tensor_for(form))
     model(torch.ones(1, _LARGE >> 10)).sum().backward()
     optim.step()
-    state.make_room()
-    assert not _in_memory(state.room_for(form)), "it has its state already"
+    state.preallocate()
+    assert not _in_memory(state.tensor_for(form)), "it has its state already"

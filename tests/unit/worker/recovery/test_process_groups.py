@@ -25,7 +25,7 @@ from elastic_runtime.worker.recovery import error_classification
 from elastic_runtime.worker.recovery import process_groups as ranks_module
 from elastic_runtime.worker.recovery.process_groups import (
     Interrupted,
-    Place,
+    RankInRound,
     Ranks,
     Stores,
     rehearse,
@@ -44,8 +44,8 @@ def _serve() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _place(port: int, size: int = 1, *, rank: int = 0) -> Place:
-    return Place(1, rank, size, "127.0.0.1", port, "round/1")
+def _place(port: int, size: int = 1, *, rank: int = 0) -> RankInRound:
+    return RankInRound(1, rank, size, "127.0.0.1", port, "round/1")
 
 
 def _in_place(port: int, make: type[Ranks] = Ranks) -> tuple[Ranks, dist.TCPStore]:

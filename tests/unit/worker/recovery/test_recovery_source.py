@@ -1,4 +1,4 @@
-"""Whose memory all ranks go on from: the rules one by one, and the guarantee for any standings."""
+"""Whose memory all ranks go on from: the rules one by one, and the guarantee for any statuses."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.worker.recovery.recovery_source import (
-    Condition,
-    Held,
-    Standing,
+    MemoryCondition,
+    RankStatus,
+    StateVersion,
     choose,
     may_be_behind,
 )
 
-NEW, CLEAN, FINISHED, DIRTY = Condition
+NEW, CLEAN, FINISHED, DIRTY = MemoryCondition
 
-standings = st.lists(
+statuses = st.lists(
     st.builds(
-        Standing,
+        RankStatus,
         st.integers(0, 5),
-        st.sampled_from(Condition),
+        st.sampled_from(MemoryCondition),
         round=st.integers(1, 3),
         term=st.integers(0, 2),
     ),
@@ -31,15 +31,15 @@ standings = st.lists(
 )
 
 
-def ranks(words: str) -> list[Standing]:
+def ranks(words: str) -> list[RankStatus]:
     """From ``"4clean 3dirty new 3clean@2/1"``: with the round, and the term that is known."""
     found = []
     for word in words.split():
         body, _, rest = word.partition("@")
         number, _, term = rest.partition("/")
         digits = "".join(filter(str.isdigit, body))
-        condition = Condition[body.removeprefix(digits).upper()]
-        found.append(Standing(int(digits or 0), condition, int(number or 1), int(term or 0)))
+        condition = MemoryCondition[body.removeprefix(digits).upper()]
+        found.append(RankStatus(int(digits or 0), condition, int(number or 1), int(term or 0)))
     return found
 
 
@@ -81,13 +81,13 @@ def test_rules(where: str, kind: str, step: int, sources: tuple[int, ...], adopt
 @pytest.mark.parametrize(
     ("where", "held"),
     [
-        ("4clean@3/1", Held(1, 4)),
-        ("4clean@3/1 3clean@4/2", Held(2, 3)),
-        ("8clean@3/1 5dirty@4/2", Held(1, 8)),  # what is saved in term 2 counts more
-        ("4clean@3/2 9clean@4/1", Held(2, 9)),
+        ("4clean@3/1", StateVersion(1, 4)),
+        ("4clean@3/1 3clean@4/2", StateVersion(2, 3)),
+        ("8clean@3/1 5dirty@4/2", StateVersion(1, 8)),  # what is saved in term 2 counts more
+        ("4clean@3/2 9clean@4/1", StateVersion(2, 9)),
     ],
 )
-def test_what_memory_has_to_say_against_a_checkpoint(where: str, held: Held) -> None:
+def test_what_memory_has_to_say_against_a_checkpoint(where: str, held: StateVersion) -> None:
     assert choose(ranks(where)).held == held
 
 
@@ -108,8 +108,8 @@ def test_who_was_in_the_last_round_need_not_ask(where: str, before: int, asks: b
     assert may_be_behind(there) == asks
 
 
-@given(standings)
-def test_a_clean_commit_of_the_newest_term_is_never_lost(where: list[Standing]) -> None:
+@given(statuses)
+def test_a_clean_commit_of_the_newest_term_is_never_lost(where: list[RankStatus]) -> None:
     choice = choose(where)
     last = max((s.round for s in where if s.condition is CLEAN), default=0)
     newest = max((s.term for s in where), default=0)
@@ -118,30 +118,30 @@ def test_a_clean_commit_of_the_newest_term_is_never_lost(where: list[Standing]) 
             assert choice.step >= one.step
 
 
-@given(standings)
-def test_never_goes_beyond_what_somebody_holds(where: list[Standing]) -> None:
+@given(statuses)
+def test_never_goes_beyond_what_somebody_holds(where: list[RankStatus]) -> None:
     choice = choose(where)
     if choice.kind == "memory":
         committed = max(s.step for s in where if s.condition is not NEW)
         assert choice.step <= committed + choice.adopt
         condition = FINISHED if choice.adopt else CLEAN
         for rank in choice.sources:
-            standing = where[rank]
-            assert (standing.step, standing.condition) == (choice.step - choice.adopt, condition)
+            status = where[rank]
+            assert (status.step, status.condition) == (choice.step - choice.adopt, condition)
         assert choice.sources
     else:
         assert choice.step == 0
 
 
-@given(standings)
-def test_every_rank_is_a_source_or_a_receiver(where: list[Standing]) -> None:
+@given(statuses)
+def test_every_rank_is_a_source_or_a_receiver(where: list[RankStatus]) -> None:
     choice = choose(where)
     assert sorted(choice.sources + choice.receivers) == list(range(len(where)))
 
 
-@given(standings, st.randoms(use_true_random=False))
+@given(statuses, st.randoms(use_true_random=False))
 def test_the_order_of_ranks_changes_nothing_but_the_names(
-    where: list[Standing], random: object
+    where: list[RankStatus], random: object
 ) -> None:
     shuffled = list(where)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ def test_the_order_of_ranks_changes_nothing_but_the_names(
         assert len(one.sources) == len(other.sources)
 
 
-@given(standings)
-def test_what_a_new_rank_says_of_its_step_means_nothing(where: list[Standing]) -> None:
-    plain = [Standing(0, NEW) if s.condition is NEW else s for s in where]
+@given(statuses)
+def test_what_a_new_rank_says_of_its_step_means_nothing(where: list[RankStatus]) -> None:
+    plain = [RankStatus(0, NEW) if s.condition is NEW else s for s in where]
     assert choose(plain) == choose(where)

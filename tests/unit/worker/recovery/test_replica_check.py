@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, distribute_module, distribute_te
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.recovery.replica_check import Inspection
+from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from elastic_runtime.worker.state.training_state import State
 from tests.ranks import Outcome, kill_self, run_ranks, values
 
@@ -26,7 +26,7 @@ def _net() -> nn.Module:
 def _started(model: nn.Module, optim: torch.optim.Optimizer) -> State:
     state = State(model=model, optim=optim)
     state._on_commit = lambda: None
-    state._inspection = Inspection(state._parts, dist.group.WORLD)
+    state._replica_check = ReplicaCheck(state._parts, dist.group.WORLD)
     state.hold(0)
     return state
 

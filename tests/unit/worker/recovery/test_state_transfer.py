@@ -16,9 +16,9 @@ from torch import nn
 from elastic_runtime.worker.recovery import state_transfer
 from elastic_runtime.worker.recovery.recovery_source import (
     NOTHING,
-    Condition,
-    Held,
-    Standing,
+    MemoryCondition,
+    RankStatus,
+    StateVersion,
     choose,
 )
 from elastic_runtime.worker.recovery.state_transfer import (
@@ -32,7 +32,7 @@ from tests.ranks import kill_self, run_ranks, values
 from tests.unit.worker.state.test_training_state import Job
 
 if TYPE_CHECKING:
-    from elastic_runtime.worker.recovery.recovery_source import Choice
+    from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
 
 
 class Doomed:
@@ -54,7 +54,9 @@ class Doomed:
         return work
 
 
-def together(state: State, *, saver: Restorer | None = None, doomed: bool = False) -> Choice:
+def together(
+    state: State, *, saver: Restorer | None = None, doomed: bool = False
+) -> RecoveryChoice:
     """Brings the ranks of a test together, over a gloo of their own."""
     rank, world = dist.get_rank(), dist.get_world_size()
     store = dist.PrefixStore("sync", dist.distributed_c10d._get_default_store())
@@ -89,7 +91,7 @@ def broken(word: str) -> Job:
     return job
 
 
-def meet(*words: str) -> tuple[Choice, Standing, str, str, str]:
+def meet(*words: str) -> tuple[RecoveryChoice, RankStatus, str, str, str]:
     """Brings ranks together.
 
     Returns:
@@ -100,7 +102,7 @@ def meet(*words: str) -> tuple[Choice, Standing, str, str, str]:
     job = broken(word)
     before = job.values()
     choice = together(job.state)
-    return choice, job.state.standing(), before, job.values(), job.committed
+    return choice, job.state.rank_status(), before, job.values(), job.committed
 
 
 @pytest.mark.parametrize(
@@ -119,9 +121,9 @@ def test_all_get_exactly_what_the_furthest_committed(
     words: str, step: int, sources: tuple[int, ...]
 ) -> None:
     results = values(run_ranks(len(words.split()), meet, *words.split()))
-    for choice, standing, *_ in results:
+    for choice, status, *_ in results:
         assert (choice.kind, choice.sources) == ("memory", sources)
-        assert standing == Standing(step, Condition.CLEAN)
+        assert status == RankStatus(step, MemoryCondition.CLEAN)
     (after,) = {after for _, _, _, after, _ in results}
     if not choice.adopt:
         assert after == results[sources[0]][4]  # to the last bit
@@ -140,7 +142,7 @@ def test_without_any_state_all_get_that_of_rank_0() -> None:
     assert {choice.kind for choice, _, _ in results} == {"fresh"}
 
 
-def fresh() -> tuple[Choice, str, str]:
+def fresh() -> tuple[RecoveryChoice, str, str]:
     job = broken("new")
     before = job.values()
     return together(job.state), before, job.values()
@@ -151,55 +153,55 @@ def fresh() -> tuple[Choice, str, str]:
     [("new new", "saved", 2), ("3dirty 1clean", "saved", 2), ("3dirty 2clean", "memory", 2)],
 )
 def test_what_only_the_checkpoint_has_is_loaded(words: str, kind: str, step: int) -> None:
-    for choice, standing, asked, *_ in values(run_ranks(2, ask, *words.split())):
+    for choice, status, asked, *_ in values(run_ranks(2, ask, *words.split())):
         assert (choice.kind, choice.step) == (kind, step)
-        assert standing == Standing(step, Condition.CLEAN)
+        assert status == RankStatus(step, MemoryCondition.CLEAN)
         assert asked == [choice.held if kind == "memory" else asked[0]]
 
 
-def ask(*words: str) -> tuple[Choice, Standing, list[Held | None], str]:
+def ask(*words: str) -> tuple[RecoveryChoice, RankStatus, list[StateVersion | None], str]:
     """Brings ranks together, with step 2 of term 0 saved."""
     job = broken(words[dist.get_rank()])
-    asked: list[Held | None] = []
+    asked: list[StateVersion | None] = []
 
-    def load(over: Held | None) -> Held | None:
+    def load(over: StateVersion | None) -> StateVersion | None:
         asked.append(over)
         if over is not None and over >= (0, 2):
             return None
         loaded = job_at(2)
-        job.state.load(*loaded.state.picture())
-        return Held(0, 2)
+        job.state.load(*loaded.state.commit_image())
+        return StateVersion(0, 2)
 
     choice = together(job.state, saver=Restorer(0, NOTHING, load))
-    return choice, job.state.standing(), asked, job.values()
+    return choice, job.state.rank_status(), asked, job.values()
 
 
 def test_memory_serves_if_nothing_newer_can_be_loaded() -> None:
     first, second = values(run_ranks(2, ask_in_vain))
     assert first[0].kind == "memory"
-    assert first[1:] == second[1:] == (Standing(3, Condition.CLEAN), [Held(0, 3)])
+    assert first[1:] == second[1:] == (RankStatus(3, MemoryCondition.CLEAN), [StateVersion(0, 3)])
 
 
-def ask_in_vain() -> tuple[Choice, Standing, list[Held | None]]:
+def ask_in_vain() -> tuple[RecoveryChoice, RankStatus, list[StateVersion | None]]:
     """A checkpoint that seems to be newer turns out to be damaged."""
     job = job_at(3 - dist.get_rank())
-    asked: list[Held | None] = []
+    asked: list[StateVersion | None] = []
     restorer = Restorer(0, NOTHING, lambda over: asked.append(over))
-    return together(job.state, saver=restorer), job.state.standing(), asked
+    return together(job.state, saver=restorer), job.state.rank_status(), asked
 
 
 def test_what_was_damaged_while_it_was_loaded_leaves_no_memory() -> None:
     for choice, asked in values(run_ranks(2, lose_all)):
         assert choice.kind == "lost"
-        assert asked == [Held(0, 3), None]
+        assert asked == [StateVersion(0, 3), None]
 
 
-def lose_all() -> tuple[Choice, list[Held | None]]:
+def lose_all() -> tuple[RecoveryChoice, list[StateVersion | None]]:
     """The load of a newer checkpoint fails when the memory is overwritten in part."""
     job = job_at(3)
-    asked: list[Held | None] = []
+    asked: list[StateVersion | None] = []
 
-    def load(over: Held | None) -> None:
+    def load(over: StateVersion | None) -> None:
         asked.append(over)
         job.state.give_up(9)
 
@@ -207,17 +209,17 @@ def lose_all() -> tuple[Choice, list[Held | None]]:
 
 
 def test_a_newcomer_asks_nothing_if_another_rank_was_there() -> None:
-    for choice, standing in values(run_ranks(2, join)):
+    for choice, status in values(run_ranks(2, join)):
         assert (choice.kind, choice.sources) == ("memory", (0,))
-        assert standing.step == 2
+        assert status.step == 2
 
 
 def test_who_has_received_a_state_is_of_its_history_at_once() -> None:
     """A fault may hit all ranks before any of them knows that they are alike."""
-    assert [standing.round for _, standing in values(run_ranks(2, join))] == [6, 6]
+    assert [status.round for _, status in values(run_ranks(2, join))] == [6, 6]
 
 
-def join() -> tuple[Choice, Standing]:
+def join() -> tuple[RecoveryChoice, RankStatus]:
     """Rank 0 was in round 6; rank 1 is new, and knows of no round."""
     rank = dist.get_rank()
     job = Job(seed=1) if rank else job_at(2)
@@ -225,23 +227,25 @@ def join() -> tuple[Choice, Standing]:
     store = dist.PrefixStore("sync", dist.distributed_c10d._get_default_store())
     wire: Any = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
 
-    def load(over: Held | None) -> Held | None:
+    def load(over: StateVersion | None) -> StateVersion | None:
         raise AssertionError("asked in vain")
 
     before = -1 if rank else 6
-    choice = bring_together(job.state, wire, rank, 2, Restorer(1, Held(1, 0), load), before=before)
-    return choice, job.state.standing()
+    choice = bring_together(
+        job.state, wire, rank, 2, Restorer(1, StateVersion(1, 0), load), before=before
+    )
+    return choice, job.state.rank_status()
 
 
 def test_whoever_was_there_in_the_last_round_needs_not_ask() -> None:
     job = job_at(2)
     job.state._round = 6
 
-    def load(over: Held | None) -> Held | None:
+    def load(over: StateVersion | None) -> StateVersion | None:
         raise AssertionError("asked in vain")
 
-    choice = bring_together(job.state, None, 0, 1, Restorer(1, Held(1, 0), load), before=6)
-    assert (choice.kind, choice.held) == ("memory", Held(1, 2))
+    choice = bring_together(job.state, None, 0, 1, Restorer(1, StateVersion(1, 0), load), before=6)
+    assert (choice.kind, choice.held) == ("memory", StateVersion(1, 2))
 
 
 def test_what_may_differ_between_sources_is_that_of_the_first() -> None:
@@ -251,7 +255,7 @@ def test_what_may_differ_between_sources_is_that_of_the_first() -> None:
     assert results[1][1] != results[0][1]
 
 
-def differ() -> tuple[Choice, str, str]:
+def differ() -> tuple[RecoveryChoice, str, str]:
     job = job_at(2)
     job.model[1].running_mean.add_(dist.get_rank())
     job.state.seen += dist.get_rank()
@@ -325,7 +329,7 @@ def failing() -> None:
     together(state)
 
 
-def lose_the_source(word: str) -> tuple[Standing, bool]:
+def lose_the_source(word: str) -> tuple[RankStatus, bool]:
     """Where the receiver stands after its source was killed, and whether it is as it was."""
     if dist.get_rank() == 0:
         together(job_at(3).state, doomed=True)
@@ -333,19 +337,19 @@ def lose_the_source(word: str) -> tuple[Standing, bool]:
     before = job.values()
     with pytest.raises(RuntimeError):
         together(job.state)
-    return job.state.standing(), job.values() == before
+    return job.state.rank_status(), job.values() == before
 
 
 def test_an_older_commit_outlives_a_source_that_is_killed_half_way() -> None:
     source, receiver = run_ranks(2, lose_the_source, "2clean")
     assert source.signal == 9
-    assert receiver.value == (Standing(2, Condition.CLEAN), True)
+    assert receiver.value == (RankStatus(2, MemoryCondition.CLEAN), True)
 
 
 def test_half_a_state_is_never_taken_for_a_whole_one() -> None:
     _, receiver = run_ranks(2, lose_the_source, "new")
-    standing, untouched = receiver.value
-    assert standing == Standing(3, Condition.DIRTY)
+    status, untouched = receiver.value
+    assert status == RankStatus(3, MemoryCondition.DIRTY)
     assert not untouched  # it was received in place
 
 
@@ -404,7 +408,7 @@ def test_a_plan_carries_every_byte_once(sizes: list[int], limit: int) -> None:
 
 @given(st.lists(st.sampled_from(["CLEAN", "NEW", "DIRTY"]), min_size=1, max_size=9))
 def test_chains_reach_every_receiver_from_a_source(words: list[str]) -> None:
-    choice = choose([Standing(3, Condition[word]) for word in words])
+    choice = choose([RankStatus(3, MemoryCondition[word]) for word in words])
     for rank in range(len(words)):
         before, after = neighbours(choice, rank)
         assert (before is not None) == bool(choice.sources and rank in choice.receivers)

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
-from elastic_runtime.worker.recovery.recovery_source import Condition
-from elastic_runtime.worker.state.optimizer_gate import Gate
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
+from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.state.training_state import State
 from tests.queued_device import QueuedDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_runtime.worker.state.commit_image import Picture
+    from elastic_runtime.worker.state.commit_image import CommitImage
 
 
 class Own:
@@ -58,18 +58,18 @@ class Rank:
         if self.explicit:
             self.scaler.unscale_(self.optim)
             reach("unscaled")
-        self.state._gate = Gate(lambda: reach("gate"), QueuedDevice())
+        self.state._gate = OptimizerGate(lambda: reach("gate"), QueuedDevice())
         self.scaler.step(self.optim)
         reach("stepped")
         self.scaler.update()
         self.state.commit()
 
-    def break_off(self, where: str) -> Condition:
+    def break_off(self, where: str) -> MemoryCondition:
         self.explicit = where == "unscaled"
         with pytest.raises(WorldChanged):
             self.step(breaks=where)
         self.state.leave()
-        return self.state.standing().condition
+        return self.state.rank_status().condition
 
     def check(self, steps: int) -> None:
         """That it makes one step more, and that all of them were applied once."""
@@ -79,8 +79,8 @@ class Rank:
         assert self.scaler.get_scale() == (65536.0 if self.scaler.is_enabled() else 1.0)
 
 
-def _received(state: State) -> Picture:
-    picture = state.picture()
+def _received(state: State) -> CommitImage:
+    picture = state.commit_image()
     return type(picture)(
         json.loads(json.dumps(picture.meta)), [tensor.clone() for tensor in picture.tensors]
     )
@@ -92,7 +92,7 @@ def _received(state: State) -> Picture:
 def test_a_scaler_is_rolled_back_as_well(where: str, fused: bool, own: bool) -> None:
     rank = Rank(fused=fused, own=own)
     for _ in range(2):
-        assert rank.break_off(where) is Condition.CLEAN
+        assert rank.break_off(where) is MemoryCondition.CLEAN
         rank.state.roll_back()
     rank.check(3)
 
@@ -103,7 +103,7 @@ def test_a_shadow_rolls_a_scaler_back_from_anywhere(where: str, fused: bool) -> 
     rank = Rank(shadow=True, fused=fused)
     if where == "gate":  # with a shadow nothing is held back
         rank.optim.register_step_pre_hook(_raise_once())
-    assert rank.break_off(where) is Condition.CLEAN
+    assert rank.break_off(where) is MemoryCondition.CLEAN
     rank.state.roll_back()
     rank.check(3)
 
@@ -132,13 +132,13 @@ def test_the_state_of_another_rank_finds_a_scaler_ready(where: str) -> None:
 def test_a_step_that_is_adopted_leaves_a_scaler_ready() -> None:
     rank = Rank()
     rank.state._changes.tail.clear()  # type: ignore[union-attr]  # its update is not waited for
-    assert rank.break_off("stepped") is Condition.FINISHED
+    assert rank.break_off("stepped") is MemoryCondition.FINISHED
     rank.state.adopt()
     rank.check(4)
 
 
 def test_a_scaler_that_is_disabled_has_nothing_to_forget() -> None:
     rank = Rank(enabled=False)
-    assert rank.break_off("gate") is Condition.CLEAN
+    assert rank.break_off("gate") is MemoryCondition.CLEAN
     rank.state.roll_back()
     rank.check(3)

@@ -119,7 +119,7 @@ import sys
 sys.modules["numpy"] = None  # any import of it fails
 import torch
 from elastic_runtime.worker.state import json_tensors, rng_state
-kept = rng_state.Generators(); kept.snapshot(); kept.restore()
+kept = rng_state.RandomGenerators(); kept.snapshot(); kept.restore()
 del sys.modules["numpy"]
 json_tensors.check({"a": [1, torch.ones(1)]}, "it")
 assert "numpy" not in sys.modules

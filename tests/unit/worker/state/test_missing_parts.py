@@ -13,7 +13,7 @@ import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateLacks
 from elastic_runtime.worker.state import missing_parts
-from elastic_runtime.worker.state.missing_parts import Finding, Watch, reaches, report
+from elastic_runtime.worker.state.missing_parts import Finding, MissingParts, reaches, report
 from elastic_runtime.worker.state.training_state import State
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Script:
 
     def steps(self, state: State, step: Callable[[], None] | None = None) -> list[Finding]:
         """What is found in two steps that are ``step``; None: those of the optimizer."""
-        watch, found = Watch(state), None
+        watch, found = MissingParts(state), None
         try:
             for _ in range(2):
                 assert found is None

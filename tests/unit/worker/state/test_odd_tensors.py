@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state.commit_image import Picture
+from elastic_runtime.worker.state.commit_image import CommitImage
 from elastic_runtime.worker.state.training_state import State
 
 KINDS = ("expanded", "inference", "conjugate", "negative", "plain")
@@ -82,8 +82,8 @@ def test_all_are_rolled_back(shadow: bool) -> None:
 def test_all_are_given_to_another_rank() -> None:
     giver, taker = Net(1), Net(5)
     source, target = committed(giver), committed(taker)
-    meta, tensors = source.picture()
-    picture = Picture(json.loads(json.dumps(meta)), [tensor.clone() for tensor in tensors])
+    meta, tensors = source.commit_image()
+    picture = CommitImage(json.loads(json.dumps(meta)), [tensor.clone() for tensor in tensors])
     room = target.destinations(picture.meta)
     for place, tensor in zip(room, picture.tensors, strict=True):
         if place is not None:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
-from elastic_runtime.worker.recovery.recovery_source import Condition
-from elastic_runtime.worker.state.optimizer_gate import Gate
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
+from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.state.training_state import State
 from tests.queued_device import QueuedDevice, QueuedSGD
 
@@ -26,7 +26,7 @@ class Rank:
         named |= {f"optim{n}": optim for n, optim in enumerate(self.optims)}
         self.state = State(shadow=shadow, **named)
         self.state._on_commit = lambda: None
-        self.state._gate = Gate(self.check, self.device)
+        self.state._gate = OptimizerGate(self.check, self.device)
         for weight in self.weights:
             weight.data.fill_(10.0)
             weight.grad = torch.zeros_like(weight)
@@ -84,9 +84,9 @@ def test_whenever_the_abort_comes_no_garbage_is_committed(
     except WorldChanged:
         pass
     values = rank.values()
-    standing = rank.state.standing()
-    assert standing.condition in (Condition.CLEAN, Condition.FINISHED)
-    if standing.condition is Condition.FINISHED:
+    status = rank.state.rank_status()
+    assert status.condition in (MemoryCondition.CLEAN, MemoryCondition.FINISHED)
+    if status.condition is MemoryCondition.FINISHED:
         rank.state.adopt()
     else:
         rank.state.roll_back()
@@ -99,7 +99,7 @@ def test_the_abort_comes_while_the_host_waits_for_the_gradients() -> None:
     rank.backward(rank.weights[0])
     with pytest.raises(WorldChanged):
         rank.optims[0].step()
-    assert rank.state.standing().condition is Condition.CLEAN
+    assert rank.state.rank_status().condition is MemoryCondition.CLEAN
     assert rank.values() == [10.0]
 
 
@@ -111,7 +111,7 @@ def test_without_a_look_between_the_two_the_garbage_counts() -> None:
     rank.optims[0].step.__wrapped__(rank.optims[0])  # type: ignore[attr-defined]
     rank.device.wait(None)
     rank.state._advance()
-    assert rank.state.standing().condition is Condition.CLEAN
+    assert rank.state.rank_status().condition is MemoryCondition.CLEAN
     assert rank.values() != [9.0]
 
 
@@ -142,7 +142,7 @@ def test_a_collective_between_two_optimizers_is_looked_at() -> None:
     rank.device.when_blocked = rank.device.peer_comes
     with pytest.raises(WorldChanged):
         _step(rank, dies=2, separate=True)
-    assert rank.state.standing().condition is Condition.DIRTY
+    assert rank.state.rank_status().condition is MemoryCondition.DIRTY
 
 
 def test_a_collective_after_the_optimizer_must_end_well_before_the_step_counts() -> None:
@@ -166,7 +166,7 @@ def test_nothing_is_asked_of_a_device_that_is_not_in_use() -> None:
             raise AssertionError
 
     rank = Rank()
-    rank.state._gate = Gate(rank.check, Unused())
+    rank.state._gate = OptimizerGate(rank.check, Unused())
     rank.optims[0].step()
     rank.interrupt()
     rank.state.commit()
@@ -179,7 +179,7 @@ def test_where_collectives_are_not_counted_each_optimizer_looks() -> None:
 
     rank = Rank(optimizers=2)
     rank.device = Silent()
-    rank.state._gate = Gate(rank.check, rank.device)
+    rank.state._gate = OptimizerGate(rank.check, rank.device)
     rank.optims[0].step()
     rank.interrupt()
     with pytest.raises(WorldChanged):

@@ -14,8 +14,8 @@ from torch import nn
 
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
-from elastic_runtime.worker.recovery.recovery_source import Condition
-from elastic_runtime.worker.state.optimizer_gate import Gate
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
+from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.state.training_state import State
 from tests.etcd_server import free_port
 
@@ -42,7 +42,7 @@ def test_the_optimizer_waits_until_the_gradients_are_there() -> None:
         looked.append(ended.query())
         raise WorldChanged("interrupted while the host waited")
 
-    state._gate = Gate(check)
+    state._gate = OptimizerGate(check)
     before = model.weight.detach().clone()
     model.weight.grad = torch.ones_like(model.weight)
     torch.cuda._sleep(_CYCLES)  # stands for a collective whose peer is late
@@ -52,7 +52,7 @@ def test_the_optimizer_waits_until_the_gradients_are_there() -> None:
     assert looked == [True]
     torch.cuda.synchronize()
     assert torch.equal(model.weight, before)
-    assert state.standing().condition is Condition.CLEAN
+    assert state.rank_status().condition is MemoryCondition.CLEAN
 
 
 @pytest.mark.skipif(_GPUS < 2, reason="needs two GPUs")
@@ -67,7 +67,7 @@ def test_nobody_commits_what_an_aborted_collective_has_left() -> None:
         ranks[0].join(120)
         assert ranks[0].exitcode == 0
         raised, same, condition, counted = answers.get()
-        assert (raised, same, condition) == (True, True, Condition.CLEAN.name)
+        assert (raised, same, condition) == (True, True, MemoryCondition.CLEAN.name)
         assert counted == 1
     finally:
         for process in ranks:
@@ -86,7 +86,7 @@ def _rank(rank: int, port: int, answers: Any) -> None:
         if interrupted.is_set():
             raise WorldChanged
 
-    state._gate = Gate(check)
+    state._gate = OptimizerGate(check)
     before = torch_private.nccl_collectives() or 0
     dist.all_reduce(torch.ones(1, device="cuda"))
     torch.cuda.synchronize()
@@ -108,5 +108,5 @@ def _rank(rank: int, port: int, answers: Any) -> None:
     except WorldChanged:
         raised = True
     same = bool(torch.equal(model.weight, weight))
-    answers.put((raised, same, state.standing().condition.name, counted))
+    answers.put((raised, same, state.rank_status().condition.name, counted))
     os._exit(0)

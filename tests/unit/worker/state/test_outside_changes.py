@@ -1,7 +1,7 @@
 """What a script changes outside of an optimizer's step: each row of the table in docs/in-place.md.
 
 A fault is what ``elastic.run`` does with the State then: ``leave``, and later ``roll_back`` or
-``adopt``, as the standing says.
+``adopt``, as the status says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from elastic_runtime.worker.recovery.recovery_source import Condition
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.training_state import State
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ class Script:
         return ""
 
     def content(self) -> str:
-        meta, tensors = self.state.picture()
+        meta, tensors = self.state.commit_image()
         return json.dumps([meta, [tensor.tolist() for tensor in tensors]])
 
     @property
-    def condition(self) -> Condition:
-        return self.state.standing().condition
+    def condition(self) -> MemoryCondition:
+        return self.state.rank_status().condition
 
 
 def in_order(script: Script) -> None:
@@ -170,10 +170,10 @@ def test_a_fault_before_the_optimizer_is_undone_exactly(
         script.step()
     why = script.step(breaks=0)
     if after < first:
-        assert script.condition is Condition.DIRTY
+        assert script.condition is MemoryCondition.DIRTY
         assert "model.weight changed after the commit and outside of an optimizer" in why
         return
-    assert (why, script.condition) == ("", Condition.CLEAN)
+    assert (why, script.condition) == ("", MemoryCondition.CLEAN)
     script.state.roll_back()
     assert script.content() == contents[-1]
 
@@ -269,9 +269,9 @@ def test_a_step_counts_before_its_commit_only_if_nothing_is_left_to_do(
     why = script.step(breaks=1)
     assert missing in why and bool(missing) == bool(why)
     if missing:
-        assert script.condition is Condition.DIRTY
+        assert script.condition is MemoryCondition.DIRTY
         return
-    assert script.condition is Condition.FINISHED
+    assert script.condition is MemoryCondition.FINISHED
     script.state.adopt()
     for _ in range(after + 1):
         whole.step()
@@ -281,10 +281,10 @@ def test_a_step_counts_before_its_commit_only_if_nothing_is_left_to_do(
 def test_another_rank_is_told_what_follows_an_optimizer() -> None:
     old, new = Script(metric_and_then_all_else), Script(metric_and_then_all_else)
     old.step()
-    meta, tensors = old.state.picture()
+    meta, tensors = old.state.commit_image()
     new.state.load(json.loads(json.dumps(meta)), [tensor.clone() for tensor in tensors])
     assert "had yet to follow" in new.step(breaks=1)
-    assert new.condition is Condition.DIRTY
+    assert new.condition is MemoryCondition.DIRTY
 
 
 def test_what_a_rank_has_learned_of_its_script_is_no_part_of_the_digest() -> None:

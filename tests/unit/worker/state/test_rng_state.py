@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_runtime.worker.state.rng_state import Generators
+from elastic_runtime.worker.state.rng_state import RandomGenerators
 
 
 def draw() -> list[float]:
@@ -17,7 +17,7 @@ def draw() -> list[float]:
 
 
 def test_the_same_numbers_come_again_each_time() -> None:
-    kept = Generators()
+    kept = RandomGenerators()
     draw()
     kept.snapshot()
     first = draw()
@@ -29,7 +29,7 @@ def test_the_same_numbers_come_again_each_time() -> None:
 
 def test_without_a_snapshot_nothing_changes() -> None:
     random.seed(1)
-    kept = Generators()
+    kept = RandomGenerators()
     state = random.getstate()
     kept.restore()
     assert random.getstate() == state
@@ -38,7 +38,7 @@ def test_without_a_snapshot_nothing_changes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_generator_of_the_gpu_counts() -> None:
     torch.cuda.init()
-    kept = Generators()
+    kept = RandomGenerators()
     kept.snapshot()
     first = torch.rand(4, device="cuda")
     kept.restore()

@@ -12,8 +12,8 @@ from torch import nn
 
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.recovery.recovery_source import Condition, Standing
-from elastic_runtime.worker.state.commit_image import Picture
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus
+from elastic_runtime.worker.state.commit_image import CommitImage
 from elastic_runtime.worker.state.training_state import State, StateLost
 
 
@@ -61,7 +61,7 @@ class Job:
 
     def values(self) -> str:
         """Everything that the State gives to other ranks, as text."""
-        meta, tensors = self.state.picture()
+        meta, tensors = self.state.commit_image()
         return json.dumps([meta, [tensor.tolist() for tensor in tensors]])
 
     def content(self) -> str:
@@ -69,23 +69,23 @@ class Job:
         return json.dumps([self.values(), torch.get_rng_state().tolist(), random.getstate()])
 
 
-def copy_of(picture: Picture) -> Picture:
+def copy_of(picture: CommitImage) -> CommitImage:
     """What arrives on another rank."""
     meta = json.loads(json.dumps(picture.meta))
-    return Picture(meta, [tensor.clone() for tensor in picture.tensors])
+    return CommitImage(meta, [tensor.clone() for tensor in picture.tensors])
 
 
-def standing_of(state: State, step: int, condition: Condition) -> bool:
-    return state.standing() == Standing(step, condition)
+def standing_of(state: State, step: int, condition: MemoryCondition) -> bool:
+    return state.rank_status() == RankStatus(step, condition)
 
 
 def test_counts_its_commits_and_tells_the_loop_last() -> None:
     job = Job().start()
     told = []
-    job.state._on_commit = lambda: told.append((job.state.step, job.state.standing().condition))
+    job.state._on_commit = lambda: told.append((job.state.step, job.state.rank_status().condition))
     job.step()
     job.step()
-    assert told == [(1, Condition.CLEAN), (2, Condition.CLEAN)]
+    assert told == [(1, MemoryCondition.CLEAN), (2, MemoryCondition.CLEAN)]
     assert job.sampler.cursor == 8
 
 
@@ -98,7 +98,7 @@ def test_an_interrupt_out_of_the_commit_leaves_it_done() -> None:
     job.state._on_commit = interrupt
     with pytest.raises(KeyboardInterrupt):
         job.step()
-    assert standing_of(job.state, 1, Condition.CLEAN)
+    assert standing_of(job.state, 1, MemoryCondition.CLEAN)
 
 
 def test_commit_outside_of_a_run_is_refused() -> None:
@@ -112,7 +112,7 @@ def test_is_new_until_it_holds_something() -> None:
     job = Job()
     job.forward()
     job.optim.step()
-    assert job.state.standing().condition is Condition.NEW
+    assert job.state.rank_status().condition is MemoryCondition.NEW
     with pytest.raises(StateLost):
         job.state.roll_back()
 
@@ -126,7 +126,7 @@ def test_rolls_back_all_that_a_forward_pass_changes(steps: int) -> None:
     for _ in range(2):  # a commit may be gone back to more than once
         job.forward()
         assert job.content() != before
-        assert standing_of(job.state, steps, Condition.CLEAN)
+        assert standing_of(job.state, steps, MemoryCondition.CLEAN)
         job.state.roll_back()
         assert job.content() == before
         assert all(p.grad is None for p in job.model.parameters())
@@ -187,11 +187,13 @@ def test_marks_a_half_done_and_a_finished_step() -> None:
     job = Job().start()
     conditions = []
     job.step()
-    job.optim.register_step_pre_hook(lambda *_: conditions.append(job.state.standing().condition))
+    job.optim.register_step_pre_hook(
+        lambda *_: conditions.append(job.state.rank_status().condition)
+    )
     job.forward()
     job.optim.step()
-    assert conditions == [Condition.DIRTY]
-    assert standing_of(job.state, 1, Condition.FINISHED)
+    assert conditions == [MemoryCondition.DIRTY]
+    assert standing_of(job.state, 1, MemoryCondition.FINISHED)
     with pytest.raises(StateLost, match="step 1"):
         job.state.roll_back()
 
@@ -204,7 +206,7 @@ def test_adopts_a_finished_step() -> None:
     job.forward()
     job.optim.step()
     job.state.adopt()
-    assert standing_of(job.state, 2, Condition.CLEAN)
+    assert standing_of(job.state, 2, MemoryCondition.CLEAN)
     assert all(p.grad is None for p in job.model.parameters())
     assert job.sampler.cursor == 8
     before = job.content()
@@ -230,22 +232,22 @@ def test_between_two_optimizers_a_step_is_half_done() -> None:
     d.step(), g.step()
     state.commit()
     d.step()
-    assert state.standing().condition is Condition.DIRTY
+    assert state.rank_status().condition is MemoryCondition.DIRTY
     g.step()
-    assert state.standing().condition is Condition.FINISHED
+    assert state.rank_status().condition is MemoryCondition.FINISHED
 
 
 def test_optimizers_with_a_ratio_commit_but_are_never_adopted_half_done() -> None:
     state, d, g = gan()
     d.step(), d.step(), g.step()
-    assert state.standing().condition is Condition.DIRTY  # nobody knows yet what a step is
+    assert state.rank_status().condition is MemoryCondition.DIRTY  # nobody knows yet what a step is
     state.commit()
     d.step()
     state.commit()
     d.step(), g.step()
-    assert state.standing().condition is Condition.DIRTY
+    assert state.rank_status().condition is MemoryCondition.DIRTY
     state.commit()
-    assert standing_of(state, 3, Condition.CLEAN)
+    assert standing_of(state, 3, MemoryCondition.CLEAN)
 
 
 def test_a_step_whose_optimizer_raises_is_half_done() -> None:
@@ -260,9 +262,9 @@ def test_a_step_whose_optimizer_raises_is_half_done() -> None:
     with pytest.raises(RuntimeError):
         job.optim.step()
     handle.remove()
-    assert job.state.standing().condition is Condition.DIRTY
+    assert job.state.rank_status().condition is MemoryCondition.DIRTY
     job.optim.step()  # on top of what the first one has left
-    assert job.state.standing().condition is Condition.DIRTY
+    assert job.state.rank_status().condition is MemoryCondition.DIRTY
 
 
 def test_a_shadow_rolls_back_from_anywhere() -> None:
@@ -271,7 +273,7 @@ def test_a_shadow_rolls_back_from_anywhere() -> None:
         before = job.content()
         job.forward()
         job.optim.step()
-        assert job.state.standing().condition is Condition.CLEAN
+        assert job.state.rank_status().condition is MemoryCondition.CLEAN
         job.state.roll_back()
         assert job.content() == before
         job.step()
@@ -305,10 +307,12 @@ def test_gives_everything_to_a_new_rank() -> None:
         old.step()
     weight = new.model[0].weight
     assert new.state.digest() != old.state.digest()
-    new.state.load(*copy_of(old.state.picture()))
-    assert standing_of(new.state, 3, Condition.CLEAN)
-    assert new.state.picture().meta == old.state.picture().meta
-    for here, there in zip(new.state.picture().tensors, old.state.picture().tensors, strict=True):
+    new.state.load(*copy_of(old.state.commit_image()))
+    assert standing_of(new.state, 3, MemoryCondition.CLEAN)
+    assert new.state.commit_image().meta == old.state.commit_image().meta
+    for here, there in zip(
+        new.state.commit_image().tensors, old.state.commit_image().tensors, strict=True
+    ):
         assert torch.equal(here, there) and here.dtype == there.dtype
     assert new.model[0].weight is weight
     assert (new.state.seen, new.state.losses) == (12, old.state.losses)
@@ -320,7 +324,7 @@ def test_what_was_loaded_trains_on_and_rolls_back() -> None:
     old, new = Job().start(), Job(seed=1).start()
     old.step()
     new.forward()  # its gradients are of a step that never was
-    new.state.load(*copy_of(old.state.picture()))
+    new.state.load(*copy_of(old.state.commit_image()))
     assert all(p.grad is None for p in new.model.parameters())
     for job in (old, new):
         torch.manual_seed(5)
@@ -342,17 +346,17 @@ def test_a_load_that_fails_half_way_leaves_nothing_to_go_on_from() -> None:
 
     new.sampler.load_state_dict = fail  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="not this one"):
-        new.state.load(*copy_of(old.state.picture()))
-    assert standing_of(new.state, 1, Condition.DIRTY)
+        new.state.load(*copy_of(old.state.commit_image()))
+    assert standing_of(new.state, 1, MemoryCondition.DIRTY)
 
 
 def test_a_loaded_rank_knows_when_a_step_is_finished() -> None:
     old, new = Job().start(), Job()
     old.step()
-    new.state.load(*copy_of(old.state.picture()))
+    new.state.load(*copy_of(old.state.commit_image()))
     new.forward()
     new.optim.step()
-    assert standing_of(new.state, 1, Condition.FINISHED)
+    assert standing_of(new.state, 1, MemoryCondition.FINISHED)
 
 
 def test_optimizer_state_keeps_its_type() -> None:
@@ -365,7 +369,7 @@ def test_optimizer_state_keeps_its_type() -> None:
     parameter = optim.param_groups[0]["params"][0]
     optim.state[parameter] = {"master": torch.ones(2, 2, dtype=torch.float64), "count": 3}
     state.hold(1)
-    other.load(*copy_of(state.picture()))
+    other.load(*copy_of(state.commit_image()))
     loaded = other_optim.state[other_optim.param_groups[0]["params"][0]]
     assert loaded["master"].dtype is torch.float64 and loaded["count"] == 3
 
@@ -387,7 +391,7 @@ def test_extra_states_of_modules_are_covered() -> None:
     here[0].calls = 4
     state.roll_back()
     assert here[0].calls == 3
-    other.load(*copy_of(state.picture()))
+    other.load(*copy_of(state.commit_image()))
     assert there[0].calls == 3
 
 
@@ -395,14 +399,14 @@ def test_wrappers_do_not_show() -> None:
     model = nn.Linear(2, 2)
     plain, wrapped = State(model=model), State(model=nn.DataParallel(nn.Linear(2, 2)))
     plain.hold(2)
-    wrapped.load(*copy_of(plain.picture()))
+    wrapped.load(*copy_of(plain.commit_image()))
     assert wrapped.digest() == plain.digest()
 
 
 def test_receives_into_its_own_memory() -> None:
     old, new = Job().start(), Job(seed=1)
     old.step()
-    meta, tensors = copy_of(old.state.picture())
+    meta, tensors = copy_of(old.state.commit_image())
     received = []
     for target, tensor in zip(new.state.destinations(meta), tensors, strict=True):
         received.append(tensor if target is None else target.copy_(tensor))
@@ -414,7 +418,7 @@ def test_receives_into_its_own_memory() -> None:
 def test_what_ranks_share_is_parameters_and_optimizer_state() -> None:
     job = Job().start()
     job.step()
-    meta, tensors = job.state.picture()
+    meta, tensors = job.state.commit_image()
     shared = {t.data_ptr() for t in job.state.common(meta) if t is not None}
     buffers = {b.data_ptr() for b in job.model.buffers()}
     assert shared | buffers == {t.data_ptr() for t in tensors}
@@ -436,8 +440,8 @@ def test_models_that_differ_are_named(model: nn.Module, what: str) -> None:
     other = State(model=model)
     other.hold(7)
     with pytest.raises(UsageError, match=f"models differ between ranks.*({what})"):
-        other.load(*copy_of(state.picture()))
-    assert standing_of(other, 7, Condition.CLEAN)  # and still has what it had
+        other.load(*copy_of(state.commit_image()))
+    assert standing_of(other, 7, MemoryCondition.CLEAN)  # and still has what it had
 
 
 def test_objects_and_parameter_groups_that_differ_are_named() -> None:
@@ -446,10 +450,10 @@ def test_objects_and_parameter_groups_that_differ_are_named() -> None:
     two = [{"params": [model.weight]}, {"params": [model.bias]}]
     state = State(model=model, optim=optim)
     with pytest.raises(UsageError, match="objects of the State: also nothing here, also optim"):
-        State(model=model).load(*copy_of(state.picture()))
+        State(model=model).load(*copy_of(state.commit_image()))
     other = State(model=model, optim=torch.optim.SGD(two, lr=0.1))
     with pytest.raises(UsageError, match=r"parameters of 'optim': 1\+1 in 2 groups"):
-        other.load(*copy_of(state.picture()))
+        other.load(*copy_of(state.commit_image()))
 
 
 def test_the_digest_sees_each_kind_of_difference() -> None:

@@ -18,10 +18,9 @@ from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
-from elastic_runtime.checkpoint.save import save_attempts
-from elastic_runtime.checkpoint.save import save_scheduler as saves_module
+from elastic_runtime.checkpoint.save import save_executor, save_run, save_scheduler
 from elastic_runtime.checkpoint.storage import local_storage, remote_storage
-from elastic_runtime.checkpoint.storage.catalog import clear_rests
+from elastic_runtime.checkpoint.storage.catalog import remove_unfinished
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.worker.agreement import Wish
 from tests.processes import wait_for
@@ -120,6 +119,35 @@ def test_one_save_at_a_time(tmp_path: Path, disk: Disk) -> None:
     assert saves(tmp_path) == ["step-1.term-1", "step-2.term-1"]
 
 
+def test_the_end_says_that_the_last_saves_failed(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said() -> list[str]:
+        return [r.msg % r.args for r in caplog.records if "ends_unsaved" in r.msg % r.args]
+
+    caplog.set_level("INFO", "elastic_runtime")
+    ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
+    ckpt.step()
+    ckpt.wait()
+    disk.fails = True
+    for _ in range(2):  # the second one hears of the failure, and the next save is not due yet
+        ckpt.step()
+        flight = ckpt._executor._in_flight
+        assert flight is None or flight.task.wait(lambda: None, 60)
+    ckpt.close()
+    [end] = said()
+    assert (
+        f"training ends at step {ckpt.steps} and only step 1 is saved: the last save failed" in end
+    )
+    caplog.clear()
+    disk.fails = False
+    again = Checkpointer(tmp_path, {"a": 1}, every=1)
+    again.resume()
+    again.step()
+    again.close()
+    assert not said()
+
+
 @pytest.mark.parametrize("every", [1, "10ms"])
 def test_training_does_not_wait_for_a_save_that_does_not_end(
     tmp_path: Path,
@@ -128,14 +156,14 @@ def test_training_does_not_wait_for_a_save_that_does_not_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(save_attempts, "_PATIENCE", 0.1)
+    monkeypatch.setattr(save_scheduler, "_PATIENCE", 0.1)
     ckpt = Checkpointer(tmp_path, {"a": 1}, every=every)
     disk.open.clear()
     until = time.monotonic() + 60.0
     while not disk.reached.acquire(blocking=False):
         assert time.monotonic() < until
         ckpt.step()
-    saved = ckpt._attempts.begun
+    saved = ckpt._scheduler.begun
     assert saved is not None
     late: list[str] = []
     while ckpt.steps < saved + 200 or not late:
@@ -158,16 +186,16 @@ def test_training_does_not_wait_for_a_save_that_does_not_end(
 def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
     tmp_path: Path, disk: Disk, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saves_module, "_STUCK", 0.1)
-    monkeypatch.setattr(save_attempts, "_PATIENCE", 0.1)
+    monkeypatch.setattr(save_executor, "_STUCK", 0.1)
+    monkeypatch.setattr(save_scheduler, "_PATIENCE", 0.1)
     ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
     disk.open.clear()
     ckpt.step()
     assert disk.reached.acquire(timeout=60)
-    stuck = ckpt._saves._flight
+    stuck = ckpt._executor._in_flight
     assert stuck is not None
-    assert ckpt._saves.enter(None), "the world has changed"
-    ckpt._attempts.enter(lost=True)
+    assert ckpt._executor.enter(None), "the world has changed"
+    ckpt._scheduler.enter(lost=True)
     if asked:
         ckpt.steps += 1
         ckpt.save()
@@ -199,7 +227,7 @@ class _Objects(MemoryFileSystem):
 def test_what_is_left_behind_takes_nothing_from_the_same_step_saved_again(
     sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saves_module, "_STUCK", 0.1)
+    monkeypatch.setattr(save_executor, "_STUCK", 0.1)
     fsspec.register_implementation("objects", _Objects, clobber=True)
     _Objects.store.clear()
     reached, go, first = threading.Event(), threading.Event(), [True]
@@ -219,10 +247,10 @@ def test_what_is_left_behind_takes_nothing_from_the_same_step_saved_again(
     ckpt.steps = 10
     ckpt.save()
     assert reached.wait(60)
-    flight = ckpt._saves._flight
+    flight = ckpt._executor._in_flight
     assert flight is not None
-    assert ckpt._saves.enter(None), "the world has changed, and memory is still that of the step"
-    ckpt._attempts.enter(lost=True)
+    assert ckpt._executor.enter(None), "the world has changed, and memory is still that of the step"
+    ckpt._scheduler.enter(lost=True)
     ckpt.save(sync=sync)
     ckpt.wait()
     kept = {name for name in _Objects.store if "step-10" in name}
@@ -241,7 +269,7 @@ def test_a_term_that_comes_too_late_is_not_taken(
 ) -> None:
     """The thread of a save that was left behind stood still while it took one."""
     ckpt = Checkpointer(tmp_path, {"a": torch.zeros(8)})
-    tenure, errors = ckpt._saves.tenure, list[BaseException]()
+    save_term, errors = ckpt._executor.term, list[BaseException]()
     reached, go = threading.Event(), threading.Event()
     take = local_storage.LocalStorage.take_term
 
@@ -254,7 +282,7 @@ def test_a_term_that_comes_too_late_is_not_taken(
 
     def save() -> None:
         try:
-            tenure.create(10, ["a"])
+            save_term.create(10, ["a"])
         except BaseException as error:
             errors.append(error)
 
@@ -262,7 +290,7 @@ def test_a_term_that_comes_too_late_is_not_taken(
     old = threading.Thread(target=save, name="old")
     old.start()
     assert reached.wait(60)
-    tenure.disown()
+    save_term.disown()
     ckpt.steps = 20
     ckpt.save(sync=True)
     go.set()
@@ -276,13 +304,13 @@ def test_a_term_that_comes_too_late_is_not_taken(
 def test_a_snapshot_does_not_wait_for_what_is_left_behind(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saves_module, "_STUCK", 0.1)
+    monkeypatch.setattr(save_executor, "_STUCK", 0.1)
     ckpt = Checkpointer(tmp_path, {"a": torch.zeros(8)}, every="1h", snapshot_every="1s")
     disk.open.clear()
     ckpt.steps = 1
     ckpt.save()
     assert disk.reached.acquire(timeout=60)
-    ckpt._saves.enter(None)
+    ckpt._executor.enter(None)
     monkeypatch.setattr(type(ckpt._snapshots), "wanted", True)
     peers = ckpt._ready().peers
     assert Wish.BUSY in ckpt._wishes(peers)
@@ -301,7 +329,7 @@ def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
     disk.fails = True
     ckpt.step()
     ckpt.step()
-    flight = ckpt._saves._flight
+    flight = ckpt._executor._in_flight
     assert flight is not None
     assert flight.task._ended.wait(60)
     with pytest.raises(CheckpointError, match="on fire"):
@@ -320,7 +348,7 @@ def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
 def test_a_failure_is_heard_by_whoever_waits(
     tmp_path: Path, disk: Disk, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saves_module, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(save_executor, "_PAUSES", (0.0, 0.0))
     ckpt = Checkpointer(tmp_path, {"a": 1})
     disk.fails = True
     ckpt.save()
@@ -337,7 +365,7 @@ def test_a_synchronous_save_makes_up_for_one_that_failed(tmp_path: Path, disk: D
     disk.fails = True
     ckpt.save()
     assert disk.reached.acquire(timeout=60)
-    flight = ckpt._saves._flight
+    flight = ckpt._executor._in_flight
     assert flight is not None
     assert flight.task._ended.wait(60)
     disk.fails = False
@@ -348,13 +376,13 @@ def test_a_synchronous_save_makes_up_for_one_that_failed(tmp_path: Path, disk: D
 def test_the_image_is_made_once(tmp_path: Path) -> None:
     ckpt = Checkpointer(tmp_path, {"model": nn.Linear(3, 3)}, every="2 steps")
     ckpt.step()
-    image = ckpt._saves._image
+    image = ckpt._executor._memory.image
     assert image is not None, "before the first save, beside training"
     for _ in range(5):
         ckpt.step()
-    assert ckpt._saves._image is image
+    assert ckpt._executor._memory.image is image
     ckpt.close()
-    assert ckpt._saves._image is None
+    assert ckpt._executor._memory.image is None
 
 
 def test_a_state_that_changes_its_shape_is_planned_anew(tmp_path: Path) -> None:
@@ -372,7 +400,7 @@ def test_synchronous_saves_take_no_memory(tmp_path: Path) -> None:
     ckpt = Checkpointer(tmp_path, {"model": nn.Linear(3, 3)}, every=1, sync=True)
     ckpt.step()
     assert saves(tmp_path) == ["step-1.term-1"]
-    assert ckpt._saves._image is None
+    assert ckpt._executor._memory.image is None
 
 
 def test_rests_of_older_terms_go_with_the_first_save_of_a_newer_one(
@@ -389,7 +417,7 @@ def test_rests_of_older_terms_go_with_the_first_save_of_a_newer_one(
         assert storage.create(which)
         with storage.writer(which, file, 4) as out:
             out.write([memoryview(b"half")])
-    assert clear_rests(storage, 2) == [], "who does not hold the newest term removes nothing"
+    assert remove_unfinished(storage, 2) == [], "who does not hold the newest term removes nothing"
     assert len(saves(tmp_path)) == 4
     (tmp_path / "step-9.term-4").rename(tmp_path / "step-9.term-3")
     ckpt = Checkpointer(tmp_path, {"a": 1})  # keeps all that is whole
@@ -436,7 +464,7 @@ def test_what_could_not_be_cleared_is_tried_again(
         def refused(*_: object) -> None:
             raise CheckpointFailed("the storage is away; look at it")
 
-        patch.setattr(saves_module, "clear_rests", refused)
+        patch.setattr(save_run, "remove_unfinished", refused)
         ckpt.save(sync=True)
     assert saves(tmp_path) == ["step-0.term-2", "step-1.term-1"]
     ckpt.steps = 1

@@ -6,8 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.checkpoint.format.rank_outline import Chunk, Item, box_of, say
-from elastic_runtime.checkpoint.save.plan_exchange import Plans, agree
+from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of, say
+from elastic_runtime.checkpoint.save.rank_share import WritePlans, agree
 from elastic_runtime.errors import CheckpointUsageError
 from elastic_runtime.worker.peers import Peers
 from tests.ranks import run_ranks
@@ -28,7 +28,7 @@ class Counting(Peers):
 
 def held(rank: int, world: int, length: int = 8) -> list[Item]:
     """A shard, a replica, a value of each rank, and one of all."""
-    offsets, sizes = box_of((Chunk(0, world, rank),), (length, 2))
+    offsets, sizes = chunk_of((EvenCut(0, world, rank),), (length, 2))
     shard = Item("shard", "float32", (length, 2), offsets, sizes, 8 * sizes[0])
     replicas = [Item(f"copy{n}", "float32", (16,), (0,), (16,), 64) for n in range(4)]
     found = [shard, *replicas, Item(f"rng.rank-{rank}")]
@@ -36,7 +36,7 @@ def held(rank: int, world: int, length: int = 8) -> list[Item]:
 
 
 def _agreed(lengths: Sequence[int]) -> list[tuple[int, list[str]]]:
-    peers, plans = Counting(), Plans()
+    peers, plans = Counting(), WritePlans()
     found = []
     for length in lengths:
         before = peers.sent
@@ -68,7 +68,7 @@ def _disagreeing() -> str:
     shape = (3 + peers.rank // 2,)
     mine = [Item("w", "float32", shape, (0,), shape, 4 * shape[0])]
     try:
-        agree(Plans(), peers, say(mine, peers.rank, peers.world))
+        agree(WritePlans(), peers, say(mine, peers.rank, peers.world))
     except CheckpointUsageError as error:
         return str(error)
     return "no error"
@@ -95,7 +95,7 @@ def _left_alone() -> str:
     peers = Dying() if int(os.environ["RANK"]) == 1 else Peers()
     mine = held(peers.rank, peers.world)
     try:
-        agree(Plans(), peers, say(mine, peers.rank, peers.world))
+        agree(WritePlans(), peers, say(mine, peers.rank, peers.world))
     except RuntimeError as error:
         return type(error).__name__
     return "no error"
@@ -108,7 +108,7 @@ def test_a_rank_that_dies_while_all_plan_holds_nobody_up() -> None:
 
 
 def test_only_the_plans_of_the_last_worlds_are_kept() -> None:
-    plans, peers = Plans(), Peers()
+    plans, peers = WritePlans(), Peers()
     for length in range(1, 8):
         agree(plans, peers, say(held(0, 1, length), 0, 1))
     assert len(plans) == 4
