@@ -35,7 +35,7 @@ FENCE_REST = 0.2
 
 # Of what nodes say to each other. It grows when that changes in a way that older versions do not
 # understand: versions of this package that differ in it do not form one job.
-PROTOCOL = "2"
+PROTOCOL = "3"
 
 
 class InvalidSetting(UsageError):
@@ -115,7 +115,7 @@ class Endpoint:
         tls: used if ``secure``.
         secure: TLS is on.
         user, password: for etcd's own authentication; "" means none.
-        hosted_here: this process tree hosts the c10d store already (embedded store).
+        hosted_here: this process tree hosts the store already (embedded store).
     """
 
     backend: str

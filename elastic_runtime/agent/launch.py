@@ -167,11 +167,15 @@ def _with_store(config: JobConfig) -> Iterator[JobConfig]:
             raise UsageError(f"the job has no name in {config.endpoint}; give JobConfig a run_id")
         yield config
         return
-    from elastic_runtime.rendezvous.stores.c10d.link import host_store
+    from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
+    from elastic_runtime.system.listening import listen
 
-    store = host_store(LOOPBACK)
+    store = StoreServer(listen(LOOPBACK))
     endpoint = Endpoint("c10d", (f"{LOOPBACK}:{store.port}",), hosted_here=True)
-    yield config.with_(endpoint=endpoint, run_id=config.run_id or uuid.uuid4().hex)
+    try:
+        yield config.with_(endpoint=endpoint, run_id=config.run_id or uuid.uuid4().hex)
+    finally:
+        store.close()
 
 
 @contextmanager
@@ -214,7 +218,9 @@ def _make_agent(
     from elastic_runtime.rendezvous.stores.open_store import open_store
 
     times = config.timeouts
-    store = open_store(config.endpoint, config.run_id, times.lease_ttl, times.connect_timeout)
+    address = own_address(config.local_addr, config.endpoint)
+    connect = times.connect_timeout
+    store = open_store(config.endpoint, config.run_id, times.lease_ttl, connect, address)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.workers,
@@ -224,7 +230,6 @@ def _make_agent(
         max_restarts=config.max_restarts,
         event_log_handler=config.event_log_handler,
     )
-    address = own_address(config.local_addr, config.endpoint)
     return ElasticAgent(config, spec, store, address, emit, early, watch)
 
 

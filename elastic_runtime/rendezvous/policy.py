@@ -29,10 +29,6 @@ class Layout:
     keepers: int = 8
 
 
-# A TCPStore takes records of any length, and keeps the name of each key that there ever was.
-IN_ONE_PIECE = Layout(most=1_000_000)
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The settings that decisions depend on; times in seconds.
@@ -91,7 +87,6 @@ class Policy:
             timeouts=config.timeouts,
             settle=max(defaults.SETTLE, config.timeouts.lease_ttl),
             remedy=_remedy(config.endpoint),
-            layout=IN_ONE_PIECE if config.endpoint.backend == "c10d" else Layout(),
             resuming=config.resuming,
             invocation=config.invocation,
             protocol=PROTOCOL,
@@ -105,6 +100,6 @@ def _remedy(endpoint: Endpoint) -> str:
         return ""
     host = endpoint.hosts[0]
     return (
-        f"it was hosted at {host}: if that machine is gone, start the job anew with another "
-        "--rdzv-endpoint, and it resumes from its checkpoint; an etcd outlives any node"
+        f"the nodes host it themselves, first at {host}: if half of them or more are gone at once, "
+        "start the job anew, and it resumes from its checkpoint; an etcd outlives any node"
     )

@@ -1,4 +1,4 @@
-"""What the rendezvous asks of a store. The adapters are etcd v3, a c10d TCPStore, and memory.
+"""What the rendezvous asks of a store. The adapters: etcd v3, the embedded store, memory.
 
 It is little: a compare-and-swap, keys that vanish with their owner's lease, and a watch. Keys are
 relative to the run's prefix (``job``, ``nodes/<uuid>``, …); ``protocol.records`` lists them.
@@ -76,10 +76,6 @@ class Put:
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """Writes that take place together if all conditions hold, else not at all.
-
-    At most one key is both expected and written: that is all a c10d store can do at once. There,
-    the other conditions are checked just before and the other writes follow just after; a
-    transaction must be safe under that too.
 
     Attributes:
         expects: the conditions; none means: always.

@@ -16,6 +16,7 @@ import struct
 import time
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,9 @@ from elastic_runtime.system.listening import listen, where_reached
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from datetime import timedelta
 
     import torch
+    from torch.distributed import TCPStore
 
 # Between two looks at a port that does not listen yet, in seconds: first and longest.
 _LOOK = 0.002
@@ -194,6 +195,24 @@ def greet_store(host: str, port: int, timeout: float) -> bool:
             return line.recv(len(number)) == number
         except ConnectionResetError:
             return False
+
+
+def connect_store(host: str, port: int, timeout: float) -> TCPStore:
+    """A client of a TCPStore that answers; torch itself would try a refused port again and again.
+
+    Args:
+        host, port: where it is.
+        timeout: seconds for its first answer, and once more for the connection.
+
+    Raises:
+        OSError: nobody listens there, or nobody answers in time.
+        RuntimeError: whoever does is no TCPStore, or goes away at this moment.
+    """
+    from torch.distributed import TCPStore
+
+    greet_store(host, port, timeout)
+    limit = timedelta(seconds=timeout)
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
 def end_loader(loader: Any) -> None:

@@ -50,8 +50,11 @@ _OURS = "elastic_runtime.rendezvous"
 _IMPORTED = {
     "c10d": (f"{_TORCH}.c10d_rendezvous_backend",),
     "etcd-v2": (f"{_TORCH}.etcd_rendezvous_backend",),
-    "elastic-c10d": (f"{_OURS}.torch_handler", f"{_OURS}.c10d"),
-    "etcd-v3": (f"{_OURS}.torch_handler", f"{_OURS}.etcd.adapter"),
+    "elastic-c10d": (
+        f"{_OURS}.torchrun.torch_handler",
+        f"{_OURS}.stores.embedded.embedded_adapter",
+    ),
+    "etcd-v3": (f"{_OURS}.torchrun.torch_handler", f"{_OURS}.stores.etcd.etcd_adapter"),
 }
 _IN_NAMESPACE = "ELASTIC_BENCH_HOSTS"
 _READY = 60.0

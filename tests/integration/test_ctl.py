@@ -24,8 +24,9 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.rendezvous.store_contract import Put, Store, Transaction
-from elastic_runtime.rendezvous.stores.c10d.link import HostedStore
+from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
 from elastic_runtime.rendezvous.stores.open_store import open_store
+from elastic_runtime.system.listening import listen
 
 if TYPE_CHECKING:
     from tests.etcd_server import EtcdServer
@@ -112,7 +113,7 @@ def test_nothing_that_is_shown_holds_the_secret(store: Store, ctl: Ctl) -> None:
 
 
 def test_runs_lists_every_run_of_a_c10d_store(capsys: pytest.CaptureFixture[str]) -> None:
-    host = HostedStore()
+    host = StoreServer(listen("127.0.0.1"))
     endpoint = Endpoint("c10d", (f"127.0.0.1:{host.port}",), hosted_here=True)
     probe = ProbeServer("127.0.0.1", lambda: {"node": "a1", "step": 47}, lambda: SECRET)
     stores = [open_store(endpoint, run_id, 10, 10) for run_id in ("run", "a/b")]
@@ -131,6 +132,7 @@ def test_runs_lists_every_run_of_a_c10d_store(capsys: pytest.CaptureFixture[str]
         for store in stores:
             store.close()
         probe.close()
+        host.close()
 
 
 def test_runs_lists_every_run_under_the_prefix(

@@ -113,9 +113,10 @@ def test_a_function_that_cannot_be_sent_is_named(tmp_path: Path, what: str) -> N
         + f"""
 if __name__ == "__main__":
     from elastic_runtime.errors import UsageError
-    from elastic_runtime.rendezvous.stores.c10d.c10d_adapter import host_store
+    from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
+    from elastic_runtime.system.listening import listen
 
-    store = host_store(port=0)
+    store = StoreServer(listen("127.0.0.1"))
     endpoint = Endpoint("c10d", (f"127.0.0.1:{{store.port}}",), hosted_here=True)
     config = JobConfig(Entry("function", ""), endpoint, "x", log_format="json")
     try:

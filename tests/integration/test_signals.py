@@ -36,8 +36,8 @@ time.sleep(1000)
 # Nothing here waits for less than ten minutes for an answer.
 _PATIENT = """
 import sys
-from elastic_runtime.rendezvous.stores.c10d import link, session
-link.ANSWER = session.ANSWER = 600.0
+from elastic_runtime.rendezvous.stores.embedded import store_hosting
+store_hosting.STORE_ANSWER = 600.0
 from elastic_runtime.cli.run.elastic_run import main
 sys.exit(main())
 """

@@ -1,4 +1,4 @@
-"""The stores that jobs use keep the contract: a TCPStore, and a real etcd."""
+"""The stores that jobs use keep the contract: the embedded one, and a real etcd."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.config import Endpoint
-from elastic_runtime.rendezvous.stores.c10d.c10d_adapter import C10dStore, HostedStore, host_store
+from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
+from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
+from elastic_runtime.system.listening import listen
 from tests.conformance.store_contract import StoreContract, open_node
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.conformance.store_contract import NewStore
     from tests.etcd_server import EtcdServer
 
@@ -20,8 +24,10 @@ __all__ = ["open_node"]
 
 
 @pytest.fixture(scope="module")
-def hosted() -> HostedStore:
-    return host_store()
+def hosted() -> Iterator[StoreServer]:
+    server = StoreServer(listen("127.0.0.1"))
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -29,11 +35,11 @@ def run_id() -> str:
     return uuid.uuid4().hex
 
 
-class TestC10d(StoreContract):
+class TestEmbedded(StoreContract):
     @pytest.fixture
-    def new_store(self, hosted: HostedStore, run_id: str) -> NewStore:
+    def new_store(self, hosted: StoreServer, run_id: str) -> NewStore:
         endpoint = Endpoint("c10d", (f"127.0.0.1:{hosted.port}",), hosted_here=True)
-        return lambda ttl: C10dStore(endpoint, run_id, ttl)
+        return lambda ttl: EmbeddedStore(endpoint, run_id, ttl)
 
 
 @pytest.mark.etcd

@@ -71,9 +71,9 @@ class Schedule:
         if theme is PARTS or random.Random(f"parts {seed}").random() < _IN_PARTS:
             layout = Layout(most=1, part=1 + seed % 2, first=1, keepers=2)
             self.policy = replace(self.policy, layout=layout)
+        chance.random()  # whether a store was loose, once: a seed means what it always meant
         self.world = World(
             clock,
-            loose=chance.random() < 0.3,
             policy=self.policy,
             work=chance.choice((0.3, 2.0, 10.0)),
             reports_steps=chance.random() < 0.7,

@@ -54,14 +54,11 @@ class SimStore:
 
     Args:
         clock: the simulation.
-        loose: transactions are not atomic, as on a c10d store: first the conditions on other
-            keys are checked, then the one compare-and-swap, then the other writes follow.
         on_commit: called with every change, before anybody else learns of it.
     """
 
-    def __init__(self, clock: Clockwork, loose: bool, on_commit: Watcher) -> None:
+    def __init__(self, clock: Clockwork, on_commit: Watcher) -> None:
         self.clock = clock
-        self.loose = loose
         self.on_commit = on_commit
         self.data: dict[str, Entry] = {}
         self.leases: dict[str, Lease] = {}
@@ -123,11 +120,9 @@ class SimStore:
         nodes = [e for k, e in self.data.items() if k[:6] == "nodes/" and k not in without]
         return min(nodes, key=lambda entry: entry.created, default=None)
 
-    def holds(self, transaction: Transaction, keys: frozenset[str] | None = None) -> bool:
-        """Whether the conditions (on ``keys`` only) hold."""
+    def holds(self, transaction: Transaction) -> bool:
+        """Whether all conditions hold."""
         for expect in transaction.expects:
-            if keys is not None and expect.key not in keys:
-                continue
             entry = self.data.get(expect.key)
             if (entry.version if entry else ABSENT) != expect.version:
                 return False
@@ -379,42 +374,12 @@ class Client:
         if not (self.reachable and self.connected) or self.epoch != store.epoch:
             clock.after(clock.within(0.1, ANSWER), answer, None)
             return
-        if store.loose and transaction.expects:
-            puts = {put.key for put in transaction.puts}
-            others = frozenset(e.key for e in transaction.expects if e.key not in puts)
-            if not store.holds(transaction, others):
-                clock.after(clock.hop(), answer, False)
-            else:
-                clock.after(clock.hop(), self._swap, transaction, answer)
-            return
         result: bool | None = store.holds(transaction)
         if result:
             store.commit(transaction.puts, list(transaction.deletes), self._lease_for(transaction))
         if clock.chance(0.01):
             result = None
         clock.after(0.0 if clock.chance(0.5) else clock.hop(), answer, result)
-
-    def _swap(self, transaction: Transaction, answer: Callable[[bool | None], None]) -> None:
-        clock, store = self.clock, self.store
-        if not (self.reachable and self.connected) or self.epoch != store.epoch:
-            clock.after(clock.within(0.1, ANSWER), answer, None)
-            return
-        expected = {expect.key for expect in transaction.expects}
-        puts = tuple(put for put in transaction.puts if put.key in expected)
-        if not store.holds(transaction, frozenset(put.key for put in puts)):
-            clock.after(clock.hop(), answer, False)
-            return
-        store.commit(puts, [], self._lease_for(transaction))
-        clock.after(clock.hop(), self._rest, transaction, answer)
-
-    def _rest(self, transaction: Transaction, answer: Callable[[bool | None], None]) -> None:
-        if not (self.reachable and self.connected) or self.epoch != self.store.epoch:
-            self.clock.after(self.clock.within(0.1, ANSWER), answer, None)
-            return
-        expected = {expect.key for expect in transaction.expects}
-        puts = tuple(put for put in transaction.puts if put.key not in expected)
-        self.store.commit(puts, list(transaction.deletes), self._lease_for(transaction))
-        self.clock.after(0.0, answer, True)
 
     def _lease_for(self, transaction: Transaction) -> Lease | None:
         if not any(put.leased for put in transaction.puts):

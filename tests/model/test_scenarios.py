@@ -40,12 +40,10 @@ class _Prompt(Clockwork):
 class _Scene:
     """A job of some nodes, all of them in round 1."""
 
-    def __init__(
-        self, nodes: int, *, high: int = 0, low: int = 1, seed: int = 0, loose: bool = False
-    ) -> None:
+    def __init__(self, nodes: int, *, high: int = 0, low: int = 1, seed: int = 0) -> None:
         self.clock = _Prompt(seed)
         policy = replace(POLICY, min_nodes=low, max_nodes=high or nodes, entry="train.py")
-        self.world = World(self.clock, loose=loose, policy=policy, work=1.0, reports_steps=True)
+        self.world = World(self.clock, policy=policy, work=1.0, reports_steps=True)
         self.world.not_before = float("inf")
         self.nodes = [self.world.add() for _ in range(nodes)]
         self.until(lambda: self.running(1) == nodes, 30.0)
@@ -72,10 +70,9 @@ class _Scene:
         return [self.world.by_uuid[uuid] for uuid in key[2]]
 
 
-@pytest.mark.parametrize("loose", [False, True])
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_the_death_of_a_node_is_followed_at_once(victim: int, loose: bool) -> None:
-    scene = _Scene(3, loose=loose)
+def test_the_death_of_a_node_is_followed_at_once(victim: int) -> None:
+    scene = _Scene(3)
     node = scene.ranked()[victim]
     others = [other for other in scene.ranked() if other is not node]
     node.crash()

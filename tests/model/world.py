@@ -35,14 +35,13 @@ class World:
 
     Args:
         clock: the simulation.
-        loose: the store's transactions are not atomic.
         policy: the settings of ordinary nodes.
         work: seconds that a whole group must run to be through.
         reports_steps: the script reports steps.
     """
 
     def __init__(
-        self, clock: Clockwork, *, loose: bool, policy: Policy, work: float, reports_steps: bool
+        self, clock: Clockwork, *, policy: Policy, work: float, reports_steps: bool
     ) -> None:
         self.clock = clock
         self.policy = policy
@@ -51,7 +50,7 @@ class World:
         self.reports_steps = reports_steps
         self.in_place = False  # workers keep their process, and a lost one is replaced later
         self.stubborn = 0.0  # share of stops in which workers do not want to end
-        self.store = SimStore(clock, loose, self._committed)
+        self.store = SimStore(clock, self._committed)
         self.nodes: list[Node] = []
         self.by_uuid: dict[str, Node] = {}
         self.by_port: dict[int, Node] = {}

@@ -10,7 +10,7 @@ from elastic_runtime.cli.flags.flag_options import OURS
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig, Timeouts
 from elastic_runtime.errors import UsageError
 from elastic_runtime.rendezvous.core.own.store_outage import FENCE_SHARE
-from elastic_runtime.rendezvous.policy import IN_ONE_PIECE, Policy
+from elastic_runtime.rendezvous.policy import Policy
 
 CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "r")
 
@@ -52,7 +52,6 @@ def test_the_rendezvous_is_told_the_time_outs_of_the_job() -> None:
     assert policy.timeouts is times
     assert policy.settle == 9.0
     assert (policy.max_nodes, policy.max_restarts, policy.entry) == (4, 5, "train.py")
-    assert policy.layout == IN_ONE_PIECE
     assert "h:1" in policy.remedy
 
 

@@ -23,7 +23,6 @@ from rich.live import Live
 from elastic_runtime.cli.ctl import run_screen
 from elastic_runtime.cli.ctl.printing import FORMAT, console, show
 from elastic_runtime.cli.ctl.run_report import RunRecords, RunReport, make_report, read_records
-from elastic_runtime.cli.flags.torchrun_parser import import_torch
 from elastic_runtime.cli.kube import kube_commands
 from elastic_runtime.endpoint import C10D, parse_endpoint, read_credentials
 from elastic_runtime.errors import (
@@ -77,8 +76,6 @@ class RunInStore:
         """
         # It is never to be hosted from here, whoever's address the endpoint names.
         endpoint = replace(self.endpoint, hosted_here=True)
-        if endpoint.backend == C10D:
-            import_torch()  # calmly: what it has to say of such a store is said here
         try:
             store = open_store(endpoint, self.run_id, _TTL, _CONNECT)
             store.start(_NOBODY, lambda event: None)
@@ -202,7 +199,7 @@ def status(
 @_with_store(run=False)
 @FORMAT
 def runs(target: RunInStore, form: str) -> None:
-    """Lists the runs under an etcd prefix, or in a c10d store."""
+    """Lists the runs under an etcd prefix, or in a store that a job hosts itself."""
     found = _runs_of_c10d(target) if target.endpoint.backend == C10D else _runs_of_etcd(target)
     answers = _ask_all(*found.values())
     where = str(target.endpoint)
@@ -218,15 +215,11 @@ def _runs_of_etcd(target: RunInStore) -> dict[str, RunRecords]:
 
 
 def _runs_of_c10d(target: RunInStore) -> dict[str, RunRecords]:
-    from elastic_runtime.rendezvous.stores.c10d.run_cells import runs_in
-    from elastic_runtime.rendezvous.stores.c10d.session import Connector
+    from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 
-    try:
-        link = Connector(replace(target.endpoint, hosted_here=True), "", _CONNECT).link()
-        names = runs_in(link.keys())
-        link.cut()
-    except StoreUnavailable as error:
-        raise StoreUnreachable(str(error)) from None
+    with target.store() as store:
+        assert isinstance(store, EmbeddedStore)
+        names = store.runs()
     found = {}
     for name in names:
         with RunInStore(target.endpoint, name).store() as store:

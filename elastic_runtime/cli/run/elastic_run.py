@@ -30,7 +30,7 @@ from elastic_runtime.reporting.json_lines import JSON
 from elastic_runtime.worker.fast_exit import exit_fast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from elastic_runtime.agent.workers.fork_client import EarlyForkServer
     from elastic_runtime.cli.flags.flag_parser import CommandLine
@@ -156,11 +156,9 @@ def _hand_over(line: CommandLine, settings: Settings, target: TorchrunTarget) ->
 
 
 def _run_one(job: Job) -> int:
-    with _store(job) as (config, open_store), _fork_server(config) as server:
+    with _store(job) as config, _fork_server(config) as server:
         with _events(config) as emit:
             _tell_how_to_join(job, config, emit)
-        with _ended_by_ctrl_c(), _slow_import(config):
-            open_store()
         return _run_agent(config, server)
 
 
@@ -171,23 +169,23 @@ def _run_local_nodes(job: Job) -> int:
     signals = watched(job.config.signals)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     _leave_a_core_each()
-    with _store(job) as (config, open_store), _events(config) as emit:
+    with _store(job) as config, _events(config) as emit:
         _tell_how_to_join(job, config, emit)
         environ = local_environ(job, os.environ)
         commands = local_commands(job, config)
-        return run_nodes(commands, job.embedded is not None, environ, emit, signals, open_store)
+        return run_nodes(commands, job.embedded is not None, environ, emit, signals)
 
 
 @contextmanager
-def _store(job: Job) -> Iterator[tuple[JobConfig, Callable[[], None]]]:
-    """The settings with the endpoint of the store, and what opens it if it is an embedded one."""
+def _store(job: Job) -> Iterator[JobConfig]:
+    """The settings with the endpoint of the store, hosted here if it is embedded."""
     if job.embedded is None:
-        yield job.config, lambda: None
+        yield job.config
         return
-    from elastic_runtime.cli.run.store_host import listening
+    from elastic_runtime.cli.run.store_host import hosted
 
-    with listening(job.embedded, job.config.local_addr) as store:
-        yield job.config.with_(endpoint=store.endpoint), store.open
+    with hosted(job.embedded, job.config.local_addr) as endpoint:
+        yield job.config.with_(endpoint=endpoint)
 
 
 def _tell_how_to_join(job: Job, config: JobConfig, emit: Emit) -> None:

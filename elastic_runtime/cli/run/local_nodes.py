@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -21,7 +20,6 @@ from elastic_runtime.agent.logs.launcher_error import ErrorsOfNodes
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 from elastic_runtime.events.job_events import LocalEnded, LocalStarted
 from elastic_runtime.system.repeated_signals import Request
-from elastic_runtime.worker.fast_exit import exit_fast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,7 +44,6 @@ def run_nodes(
     environ: Mapping[str, str],
     emit: Emit,
     signals: frozenset[signal.Signals],
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs one process a node and waits for all of them. For the main thread only.
 
@@ -59,13 +56,12 @@ def run_nodes(
         environ: the nodes' environment.
         emit: where the start is reported.
         signals: what is waited for, see ``watched``.
-        meanwhile: done in a thread once the nodes are on their way.
 
     Returns:
         The exit code of the whole.
     """
     with ErrorsOfNodes(environ) as errors:
-        codes = _run(commands, hosted, errors.environ, emit, signals, meanwhile)
+        codes = _run(commands, hosted, errors.environ, emit, signals)
         code = combined(codes.values())
         errors.hand_on(name for name, ended in codes.items() if ended == code != EXIT_DONE)
     return code
@@ -77,7 +73,6 @@ def _run(
     environ: Callable[[str], Mapping[str, str]],
     emit: Emit,
     signals: frozenset[signal.Signals],
-    meanwhile: Callable[[], None],
 ) -> dict[str, int]:
     """The same; returns the exit codes of the nodes."""
     invocation = uuid.uuid4().hex
@@ -89,13 +84,10 @@ def _run(
     os.close(word)
     request: Request | None = None
     hurried = False
-    aside = _Aside(meanwhile)
     try:
         emit(LocalStarted(list(nodes), [node.pid for node in nodes.values()]))
-        aside.start()
         while any(node.poll() is None for node in nodes.values()):
             number = signal.sigwaitinfo(signals).si_signo
-            aside.check()
             if number == signal.SIGCHLD:
                 continue
             if request is not None and request.repeated_by(number, time.monotonic()):
@@ -116,30 +108,7 @@ def _run(
         ends = {name: signal.Signals(-node.returncode).name for name, node in nodes.items()}
         reason = ", ".join(f"{name} was ended by {how}" for name, how in ends.items())
         emit(LocalEnded(reason))
-    if aside.is_alive():  # no interpreter can be taken apart while it loads a library
-        exit_fast(combined(node.returncode for node in nodes.values()))
     return {name: node.returncode for name, node in nodes.items()}
-
-
-class _Aside(threading.Thread):
-    """Does what takes long beside the thread that takes the signals, such as importing torch."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(name="elastic-meanwhile", daemon=True)
-        self._work = work
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._error = error
-            os.kill(os.getpid(), signal.SIGCHLD)  # wakes who waits for signals
-
-    def check(self) -> None:
-        """Raises what has ended the work."""
-        if self._error is not None:
-            raise self._error
 
 
 def _start(

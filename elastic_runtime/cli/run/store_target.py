@@ -26,7 +26,7 @@ _LONGEST_ID = 200
 
 @dataclass(frozen=True)
 class EmbeddedTarget:
-    """A c10d store that this process is to host.
+    """A store that this process is to host.
 
     Attributes:
         host: the address to listen at; "" means every one.

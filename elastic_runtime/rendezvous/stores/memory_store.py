@@ -1,8 +1,9 @@
-"""The store in this process' memory: for tests, and the plainest statement of the contract.
+"""The store in this process' memory: the plainest statement of the contract.
 
 ``MemoryServer`` is what etcd would be, with its misfortunes as methods; a ``MemoryStore`` is one
-node's view of it. A write costs as much as there are followers of its key, however many nodes
-there are, so that ``scripts/bench/scale.py`` measures the rendezvous and not this.
+node's view of it. ``embedded`` puts it behind a socket; tests use it as it is. A write costs as
+much as there are followers of its key, however many nodes there are, so that
+``scripts/bench/scale.py`` measures the rendezvous and not this.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from elastic_runtime.clock import Clock
     from elastic_runtime.rendezvous.store_contract import Listener, StoreEvent, Transaction
 
-_WHY = "the memory store was stopped"
+_STOPPED = "the memory store was stopped"
 # How often it is looked whether a lease has ended, without anybody asking (seconds).
 _PATROL = 0.1
 
@@ -48,10 +49,20 @@ class MemoryServer:
 
     Args:
         clock: the time by which leases end.
+        revision: where versions begin.
+        patrolled: whether a thread looks for leases that have ended; if not, whoever made the
+            server calls ``expire_due``.
+
+    Attributes:
+        size: bytes of all values.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(
+        self, clock: Clock | None = None, revision: int = 0, *, patrolled: bool = True
+    ) -> None:
         self._clock = clock or MonotonicClock()
+        self._patrolled = patrolled
+        self.size = 0
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
         self._nodes: dict[str, None] = {}
@@ -65,35 +76,42 @@ class MemoryServer:
         self._due = float("inf")  # no lease ends before
         self._patrol: threading.Thread | None = None
         self._idle = threading.Event()
-        self._revision = 0
+        self._revision = revision
         self._up = True
+        self._why = _STOPPED
 
     # ------------------------------------------------------------ misfortunes
 
-    def stop(self) -> None:
+    def stop(self, why: str = _STOPPED) -> None:
         """No longer answers; what it knows stays."""
         with self._lock:
             if self._up:
-                self._up = False
+                self._up, self._why = False, why
                 for store in self._stores:
-                    store._tell(Lost(_WHY))
+                    store._tell(Lost(why))
 
     def resume(self) -> None:
         """Answers again; leases had no time to end meanwhile."""
         with self._lock:
             if not self._up:
                 self._up = True
-                for lease in self._leases.values():
-                    lease.renewed = self._clock.now()
+                self.renew_all()
                 for store in self._stores:
                     store._tell(Found())
                     store._show()
+
+    def renew_all(self) -> None:
+        """Gives every lease its whole time again: their holders could not be heard."""
+        with self._lock:
+            for lease in self._leases.values():
+                lease.renewed = self._clock.now()
 
     def forget(self) -> None:
         """Loses its memory, as a server does that starts again on an empty disk."""
         with self._lock:
             for kept in (self._entries, self._nodes, self._groups, self._common, self._leases):
                 kept.clear()
+            self.size = 0
             for store in self._stores:
                 store._lease = None
                 store._show(forgot=True)
@@ -131,6 +149,7 @@ class MemoryServer:
                 self._revision += 1
                 old = self._entries.get(put.key)
                 created = old.created if old else self._revision
+                self.size += len(put.value) - (len(old.value) if old else 0)
                 puts.append(Entry(put.key, put.value, created, self._revision))
                 self._entries[put.key] = puts[-1]
                 if put.key.startswith(NODES):
@@ -155,11 +174,15 @@ class MemoryServer:
 
     def _answer(self) -> None:
         if not self._up:
-            raise StoreUnavailable(_WHY)
+            raise StoreUnavailable(self._why)
         self.expire_due()
 
     def _remove(self, keys: Iterable[str]) -> list[str]:
-        gone = [key for key in keys if self._entries.pop(key, None)]
+        gone = []
+        for key in keys:
+            if entry := self._entries.pop(key, None):
+                self.size -= len(entry.value)
+                gone.append(key)
         for key in gone:
             for kept in (self._leases, self._nodes, self._groups, self._common):
                 kept.pop(key, None)
@@ -193,7 +216,7 @@ class MemoryServer:
 
     def _add(self, store: MemoryStore) -> None:
         self._stores[store] = None
-        if self._patrol is None:
+        if self._patrolled and self._patrol is None:
             self._idle.clear()
             self._patrol = threads.spawn(self._watch_leases, name="memory-store")
 
@@ -253,16 +276,22 @@ class MemoryStore:
         """Seconds; 0 before there is a lease."""
         return self._ttl if self._lease else 0.0
 
+    @property
+    def leased(self) -> bool:
+        """Whether there is a lease."""
+        return self._lease is not None
+
     def start(self, own_key: str, listener: Listener) -> None:
-        """Begins to deliver events."""
+        """Begins to deliver events, or begins again, with a ``Snapshot``."""
         self.beat()
         with self._server._lock:
+            self._server._unfollow(self)
             self._own, self._listener = own_key, listener
             self._server._add(self)
             if self._server._up:
                 self._show()
             else:
-                self._tell(Lost(_WHY))
+                self._tell(Lost(self._server._why))
 
     def follow(self, own_key: str) -> None:
         """Changes the own key; ends the old lease."""
@@ -292,6 +321,11 @@ class MemoryStore:
     def read(self, prefix: str) -> tuple[Entry, ...]:
         """All entries under a prefix."""
         return self._server._read(prefix)
+
+    def mute(self) -> None:
+        """Delivers nothing until it is started again; the lease lasts as long as it would."""
+        with self._server._lock:
+            self._listener = None
 
     def close(self) -> None:
         """Gives the lease back and stops."""

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store_contract import Store
 
 
-def open_store(endpoint: Endpoint, run_id: str, ttl: float, connect_timeout: float) -> Store:
+def open_store(
+    endpoint: Endpoint, run_id: str, ttl: float, connect_timeout: float, address: str = ""
+) -> Store:
     """Makes a store; nothing is connected before it is started or asked.
 
     Args:
@@ -17,6 +19,7 @@ def open_store(endpoint: Endpoint, run_id: str, ttl: float, connect_timeout: flo
         run_id: the run whose records it is to show.
         ttl: seconds of the lease to ask for.
         connect_timeout: seconds for the first contact.
+        address: where others reach this node, which may have to host the store; "": find out.
 
     Raises:
         ValueError: the endpoint names no store of ours.
@@ -26,9 +29,11 @@ def open_store(endpoint: Endpoint, run_id: str, ttl: float, connect_timeout: flo
 
         return EtcdStore(endpoint, run_id, ttl, connect_timeout)
     if endpoint.backend == "c10d":
-        from elastic_runtime.rendezvous.stores.c10d.c10d_adapter import C10dStore
+        from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import (
+            EmbeddedStore,
+        )
 
-        return C10dStore(endpoint, run_id, ttl, connect_timeout)
+        return EmbeddedStore(endpoint, run_id, ttl, connect_timeout, address)
     raise ValueError(f"there is no store of the kind {endpoint.backend!r}")
 
 

@@ -42,7 +42,7 @@ def etcd_v3_entry_point() -> Callable[[RendezvousParameters], RendezvousHandler]
 
 
 def c10d_entry_point() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """For ``torchrun.handlers``: the rendezvous on a TCPStore."""
+    """For ``torchrun.handlers``: the rendezvous on a store that the job hosts itself."""
     return _c10d
 
 
@@ -90,7 +90,8 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
         workers=1,
         settings=f"torchrun {PROTOCOL} {params.min_nodes}:{params.max_nodes}",
     )
-    store = open_store(endpoint, params.run_id, times.lease_ttl, times.connect_timeout)
+    connect = times.connect_timeout
+    store = open_store(endpoint, params.run_id, times.lease_ttl, connect, identity.address)
     return ElasticRendezvousHandler(name, params.run_id, store, Policy.of(config), identity)
 
 

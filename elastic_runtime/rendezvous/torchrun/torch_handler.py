@@ -56,9 +56,9 @@ from elastic_runtime.rendezvous.core.notices import (
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction
-from elastic_runtime.rendezvous.stores.c10d.link import ANSWER, Link
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import where_reached
+from elastic_runtime.system.torch_private import connect_store
 
 if TYPE_CHECKING:
     import socket
@@ -68,8 +68,10 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Store
 
-# Seconds: that a round's store may take for one answer (the exit barrier sets its own); that the
-# end of the job is waited for.
+# Seconds: that connecting to a round's store may take (torch asks for the name of whom it connects
+# to, which takes 5 s where a resolver drops the query), and one answer of it (the exit barrier sets
+# its own); that the end of the job is waited for.
+_CONNECT = 6.0
 _READ = 60.0
 _END = 3.0
 _FAREWELL = 1.0
@@ -268,7 +270,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             store = self._open_round_store(last, rank)
             store.set_timeout(timedelta(seconds=_READ))
             address = RendezvousStoreInfo.build(rank, store, self._identity.address)
-        except (StoreUnavailable, RuntimeError):
+        except (OSError, RuntimeError):
             return None
         self._round_store = store
         return RendezvousInfo(store, rank, last.size, address)
@@ -281,12 +283,12 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
                 last.store_port,
                 is_master=True,
                 wait_for_workers=False,
-                timeout=timedelta(seconds=ANSWER),
+                timeout=timedelta(seconds=_CONNECT),
                 master_listen_fd=listener.detach(),
             )
         if listener is not None:
             listener.close()
-        return Link(last.members[0].address, last.store_port, kept=False).release()
+        return connect_store(last.members[0].address, last.store_port, _CONNECT)
 
     def _reserve(self) -> int:
         """Listens where this node would host the next round's store; returns the port."""

@@ -93,6 +93,19 @@ def test_who_says_nothing_is_no_store_and_who_hangs_up_may_be_one() -> None:
         end.join()
 
 
+def test_a_client_is_made_of_a_store_that_answers_and_of_nothing_else() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = torch_private.connect_store("127.0.0.1", store.port, 20.0)
+    client.set("key", "value")
+    assert store.get("key") == b"value"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(TimeoutError):
+            torch_private.connect_store("127.0.0.1", port, 0.05)
+    with pytest.raises(ConnectionRefusedError):
+        torch_private.connect_store("127.0.0.1", port, 20.0)
+
+
 def test_a_store_that_never_listens_is_left_to_the_client_to_report() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.cli.run.elastic_run import main
-from elastic_runtime.cli.run.store_host import listening
+from elastic_runtime.cli.run.store_host import hosted
 from elastic_runtime.cli.run.store_target import EmbeddedTarget
 from elastic_runtime.errors import EXIT_LEFT, UsageError
 
@@ -63,19 +63,17 @@ def _listens(host: str, port: int) -> bool:
 
 
 def test_the_embedded_store_listens_on_loopback_only() -> None:
-    with listening(EmbeddedTarget(), "") as store:
-        store.open()
-        host, _, port = store.endpoint.hosts[0].rpartition(":")
-        assert (host, store.endpoint.hosted_here) == ("127.0.0.1", True)
+    with hosted(EmbeddedTarget(), "") as endpoint:
+        host, _, port = endpoint.hosts[0].rpartition(":")
+        assert (host, endpoint.hosted_here) == ("127.0.0.1", True)
         assert _listens("127.0.0.1", int(port))
         assert not _listens("127.0.0.2", int(port))
     assert not _listens("127.0.0.1", int(port))
 
 
 def test_the_embedded_store_can_be_opened_to_others() -> None:
-    with listening(EmbeddedTarget(""), "node-a.example") as store:
-        store.open()
-        host, _, port = store.endpoint.hosts[0].rpartition(":")
+    with hosted(EmbeddedTarget(""), "node-a.example") as endpoint:
+        host, _, port = endpoint.hosts[0].rpartition(":")
         assert host == "node-a.example"
         assert _listens("127.0.0.2", int(port))
 
@@ -85,7 +83,7 @@ def test_a_taken_port_is_a_usage_error() -> None:
         port = taken.getsockname()[1]
         with (
             pytest.raises(UsageError, match=f"port {port}: Address already in use"),
-            listening(EmbeddedTarget("127.0.0.1", port), ""),
+            hosted(EmbeddedTarget("127.0.0.1", port), ""),
         ):
             pass
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.cli.run.local_nodes import combined, run_nodes, watched
-from elastic_runtime.errors import StoreUnreachable
-from elastic_runtime.events import silent
+from elastic_runtime.cli.run.local_nodes import combined
 
 if TYPE_CHECKING:
     import random
@@ -44,18 +40,3 @@ def test_the_order_of_the_nodes_does_not_matter(codes: list[int], chance: random
     chance.shuffle(shuffled)
     assert combined(codes) == combined(shuffled)
     assert (combined(codes) == 0) == (0 in codes)
-
-
-def test_a_store_that_cannot_be_opened_ends_the_nodes() -> None:
-    def refused() -> None:
-        raise StoreUnreachable("no store here")
-
-    signals = watched(["SIGTERM", "SIGINT"])
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        with pytest.raises(StoreUnreachable, match="no store here"):
-            run_nodes({"node0": ["train.py"]}, True, os.environ, silent, signals, refused)
-    finally:
-        while signal.sigtimedwait(signals, 0):  # of the node that was ended
-            pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -264,7 +264,7 @@ def test_who_only_uses_torch_does_not_load_the_rendezvous() -> None:
     assert "elastic_runtime.rendezvous.torchrun.handler_entry_points" in loaded
     assert not loaded & {
         "elastic_runtime.rendezvous.core.node_state",
-        "elastic_runtime.rendezvous.stores.c10d.c10d_adapter",
+        "elastic_runtime.rendezvous.stores.embedded.embedded_adapter",
     }
     assert b"Exception" not in done.stderr
 

@@ -1,4 +1,4 @@
-"""A process that hosts a TCPStore, as a test may want to stop or kill it."""
+"""A process that hosts an embedded store, as a test may want to stop or kill it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from tests import processes
 
 _PROGRAM = """
 import sys
-from elastic_runtime.rendezvous.stores.c10d.c10d_adapter import host_store
-hosted = host_store(port=int(sys.argv[1]))
+from elastic_runtime.system.listening import listen
+from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
+hosted = StoreServer(listen("127.0.0.1", int(sys.argv[1])))
 print(hosted.port, flush=True)
 sys.stdin.read()
 """
 
 
 class HostProcess:
-    """A TCPStore in a process of its own, which ends with this one."""
+    """A store in a process of its own, which ends with this one."""
 
     def __init__(self, port: int = 0) -> None:
         self._process = subprocess.Popen(

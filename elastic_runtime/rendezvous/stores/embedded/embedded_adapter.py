@@ -1,0 +1,320 @@
+"""A node's end of an embedded store; see ``rendezvous.store.Store``.
+
+One connection carries requests, their answers and events. A task keeps it: it connects again when
+it was lost, says every few seconds that it lives, and ends a connection over which nothing comes
+back. The session on the host lasts as long as its lease, so after a short loss nothing is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime import __version__
+from elastic_runtime.defaults import STORE_ANSWER
+from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.rendezvous.node_address import own_address
+from elastic_runtime.rendezvous.store_contract import (
+    Found,
+    LeaseLost,
+    Lost,
+    MainLoopSilent,
+    Refused,
+    Snapshot,
+)
+from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
+from elastic_runtime.rendezvous.stores.embedded.event_loop import Loop
+from elastic_runtime.rendezvous.stores.embedded.store_connection import Line, NotOurs
+from elastic_runtime.rendezvous.stores.embedded.store_hosting import Hosting
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from elastic_runtime.config import Endpoint
+    from elastic_runtime.rendezvous.store_contract import Entry, Listener, StoreEvent, Transaction
+    from elastic_runtime.rendezvous.stores.embedded.wire_protocol import Message
+
+# Seconds: between attempts to connect; after which a store that never answered is reported as lost;
+# between two words at most; for the last ones.
+_AGAIN = 0.1
+_QUIET = 1.0
+_PACE = 2.0
+_FAREWELL = 1.0
+_MIN_TTL = 1.0
+
+_SLOW = f"no answer within {STORE_ANSWER:g} s"
+
+
+class EmbeddedStore:
+    """One node's view of the store of one run.
+
+    Args:
+        endpoint: where the store is, or is to be.
+        run_id: names the run.
+        lease_ttl: seconds; at least 1 is granted.
+        connect_timeout: seconds that a first call waits for the connection.
+        address: where others reach this node; "": find out.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        run_id: str,
+        lease_ttl: float,
+        connect_timeout: float = 15.0,
+        address: str = "",
+    ) -> None:
+        self._hosting = Hosting(endpoint, address or own_address("", endpoint))
+        self._run = run_id
+        self._ttl = max(_MIN_TTL, lease_ttl)
+        self._connect_timeout = connect_timeout
+        self._token = secrets.token_hex(16)
+        self._loop: Loop | None = None
+        self._task: Future[None] | None = None
+        self._closed = False
+        # Guards the line for the threads that wait for one.
+        self._ready = threading.Condition()
+        self._line: Line | None = None
+        self._beaten = time.monotonic()
+        # The loop's thread only, but for a look.
+        self._own = ""
+        self._wide = False
+        self._without: frozenset[str] = frozenset()
+        self._listener: Listener = lambda event: None
+        self._store_id = ""
+        self._forgot = False
+        self._lost = False
+        self._leased = False
+        self._acked_at: float | None = None
+
+    # ------------------------------------------------------------ the contract
+
+    @property
+    def granted_ttl(self) -> float:
+        """Seconds; 0 before there is a lease."""
+        return self._ttl if self._leased else 0.0
+
+    @property
+    def hosting(self) -> bool:
+        """Whether the store is in this process, and ends with ``close``."""
+        return self._hosting.hosts
+
+    def start(self, own_key: str, listener: Listener) -> None:
+        """Connects in the background and begins to deliver events."""
+        self.beat()
+        self._own, self._listener = own_key, listener
+        self._loop = Loop()
+        self._hosting.listen()
+        self._task = asyncio.run_coroutine_threadsafe(self._keep(), self._loop.loop)
+
+    def follow(self, own_key: str) -> None:
+        """Changes the own key; gives the old lease up."""
+
+        def change() -> None:
+            self._own, self._leased, self._acked_at = own_key, False, None
+            if self._line is not None:
+                self._line.send({"do": "follow", "own": own_key})
+            else:
+                self._token = secrets.token_hex(16)  # the old session ends with its lease
+
+        self._post(change)
+
+    def look(self, wide: bool, without: frozenset[str]) -> None:
+        """Changes what is followed."""
+
+        def change() -> None:
+            self._wide, self._without = wide, without
+            self._show()
+
+        self._post(change)
+
+    def apply(self, transaction: Transaction) -> bool:
+        """Performs a transaction."""
+        line = self._wait_for_line()
+        silent = time.monotonic() - self._beaten
+        leased = any(put.leased for put in transaction.puts)
+        if leased and not self._leased and silent > self._ttl:
+            raise MainLoopSilent(silent)
+        sent = time.monotonic()
+        answer = self._ask(line, "apply", **wire.of_transaction(transaction))
+        if answer.get("silent") is True:
+            raise MainLoopSilent(silent)
+        self._kept(answer, sent)
+        return wire.field(answer, "ok", bool)
+
+    def beat(self) -> None:
+        """Says that the agent's main loop lives."""
+        self._beaten = time.monotonic()
+
+    def read(self, prefix: str) -> tuple[Entry, ...]:
+        """All entries under a prefix."""
+        return wire.to_entries(self._ask(self._wait_for_line(), "read", prefix=prefix), "entries")
+
+    def runs(self) -> list[str]:
+        """The ids of all runs that have left something in the store.
+
+        Raises:
+            StoreUnavailable: no answer.
+        """
+        return wire.strings(self._ask(self._wait_for_line(), "runs"), "runs")
+
+    def close(self) -> None:
+        """Gives the lease back and stops; a store that is hosted here ends."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._ready:
+            line = self._line
+            self._ready.notify_all()
+        if self._loop is None:
+            return
+        if line is not None:
+            with suppress(StoreUnavailable, TimeoutError):
+                self._loop.run(line.ask("bye"), _FAREWELL)
+        if self._task is not None:
+            self._task.cancel()
+        self._hosting.close()
+        self._loop.release()
+
+    # ------------------------------------------------------------ for other threads
+
+    def _post(self, call: Any) -> None:
+        if self._loop is not None and not self._closed:
+            self._loop.post(call)
+
+    def _wait_for_line(self) -> Line:
+        with self._ready:
+            if self._line is None and not self._store_id:
+                self._ready.wait_for(lambda: self._line or self._closed, self._connect_timeout)
+            if self._line is None or self._closed:
+                raise StoreUnavailable(self._hosting.no("it is not connected"))
+            return self._line
+
+    def _ask(self, line: Line, what: str, **fields: Any) -> Message:
+        assert self._loop is not None
+        alive = time.monotonic() - self._beaten <= self._ttl
+        try:
+            answer = self._loop.run(line.ask(what, alive=alive, **fields), STORE_ANSWER)
+        except TimeoutError:
+            raise StoreUnavailable(self._hosting.no(_SLOW)) from None
+        if (error := answer.get("error")) is not None and answer.get("silent") is not True:
+            raise StoreUnavailable(self._hosting.no(str(error)))
+        return answer
+
+    # ------------------------------------------------------------ the connection
+
+    async def _keep(self) -> None:
+        since = time.monotonic()
+        sight = asyncio.create_task(self._hosting.keep_in_sight())
+        while True:
+            try:
+                line = await self._hosting.connect(self._hello())
+                await self._serve(line)
+            except NotOurs as error:
+                self._listener(Refused(str(error)))
+                sight.cancel()
+                return
+            except StoreUnavailable as error:
+                if self._store_id or time.monotonic() - since > _QUIET:
+                    self._tell_lost(str(error))
+            await asyncio.sleep(_AGAIN)
+
+    def _hello(self) -> Message:
+        return {
+            "protocol": wire.PROTOCOL,
+            "release": __version__,
+            "run": self._run,
+            "session": self._token,
+            "ttl": self._ttl,
+            "own": self._own,
+            "wide": self._wide,
+            "without": sorted(self._without),
+        }
+
+    async def _serve(self, line: Line) -> None:
+        """Delivers what the host tells, until the connection is lost.
+
+        Raises:
+            StoreUnavailable: it was.
+        """
+        self._forgot = self._forgot or self._store_id not in ("", line.store_id)
+        kept = self._leased and line.leased and not self._forgot
+        if self._lost:
+            self._lost = False
+            self._listener(Found())
+        if self._leased and not kept and not self._forgot:
+            self._listener(LeaseLost(self._acked_at))
+        self._leased = line.leased
+        with self._ready:
+            self._store_id = line.store_id
+            self._line = line
+            self._ready.notify_all()
+        pulse = asyncio.create_task(self._pulse(line))
+        try:
+            while True:
+                self._deliver(await line.event())
+        finally:
+            pulse.cancel()
+            with self._ready:
+                self._line = None
+            line.close()
+
+    def _deliver(self, event: StoreEvent) -> None:
+        match event:
+            case Snapshot(entries, wide):
+                event = Snapshot(entries, wide, self._forgot)
+                self._forgot = False
+            case LeaseLost():
+                self._leased = False
+                event = LeaseLost(self._acked_at)
+            case Lost(why):
+                self._tell_lost(self._hosting.no(why))
+                return
+            case Found():
+                self._lost = False
+        self._listener(event)
+
+    def _tell_lost(self, why: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self._listener(Lost(why, self._acked_at))
+
+    def _show(self) -> None:
+        """Asks for a ``Snapshot``; a connection that is not there yet will bring one."""
+        if self._line is not None:
+            without = sorted(self._without)
+            self._line.send({"do": "look", "wide": self._wide, "without": without})
+
+    # ------------------------------------------------------------ the lease
+
+    async def _pulse(self, line: Line) -> None:
+        """Says that this node lives, and notices if the host does not, or this process did not."""
+        pace = min(_PACE, self._ttl / 3)
+        while True:
+            sent = time.monotonic()
+            try:
+                async with asyncio.timeout(STORE_ANSWER):
+                    alive = sent - self._beaten <= self._ttl
+                    answer = await line.ask("beat", alive=alive)
+            except TimeoutError:
+                line.fail(_SLOW)
+                return
+            except StoreUnavailable:
+                return
+            self._hosting.answered(sent)
+            if alive:
+                self._kept(answer, sent)
+            begun = time.monotonic()
+            await asyncio.sleep(pace)
+            if self._leased and time.monotonic() - begun > self._ttl:
+                # We stood still: the host may have ended our lease, and told us, but not yet.
+                self._listener(LeaseLost(self._acked_at))
+                self._show()
+
+    def _kept(self, answer: Message, sent: float) -> None:
+        if answer.get("leased") is True:
+            self._leased, self._acked_at = True, max(sent, self._acked_at or 0.0)

@@ -1,0 +1,88 @@
+"""The one event loop, in a thread of its own, for what this process hosts and asks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from elastic_runtime.system import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+_T = TypeVar("_T")
+
+# Seconds that the end of the thread is waited for.
+_JOIN = 2.0
+
+
+class Loop:
+    """A share of the loop; the thread ends with the last one."""
+
+    _lock = threading.Lock()
+    _shares = 0
+    _present: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+
+    def __init__(self) -> None:
+        with Loop._lock:
+            if Loop._present is None:
+                loop = asyncio.new_event_loop()
+                loop.set_exception_handler(_unexpected)
+                Loop._present = loop
+                Loop._thread = threads.spawn(_run, loop, name="embedded-store")
+            Loop._shares += 1
+            self.loop = Loop._present
+            self._mine = Loop._thread
+        self._released = False
+
+    def run(self, work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
+        """Has work done there, and waits for it; not for the loop's own thread.
+
+        Raises:
+            TimeoutError: it takes longer than so many seconds; it is cancelled then.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Has a function called there."""
+        self.loop.call_soon_threadsafe(call)
+
+    def release(self) -> None:
+        """Gives the share back. Idempotent."""
+        with Loop._lock:
+            if self._released:
+                return
+            self._released = True
+            Loop._shares -= 1
+            if Loop._shares:
+                return
+            Loop._present, Loop._thread = None, None
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        if self._mine is not None and self._mine is not threading.current_thread():
+            self._mine.join(_JOIN)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.close()
+
+
+def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What no task has caught: a defect, unless the machine has no descriptor for a client."""
+    error = context.get("exception")
+    if error is not None and not isinstance(error, OSError):
+        threads.report(error)

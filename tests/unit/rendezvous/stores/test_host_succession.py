@@ -1,0 +1,274 @@
+"""Whoever may host the store: never two of them at a time, and one again after each loss."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from elastic_runtime.rendezvous.stores.embedded import host_succession as succession
+from elastic_runtime.rendezvous.stores.embedded.host_succession import (
+    MOST_VOTERS,
+    PACE,
+    PROMISE,
+    SILENCE,
+    WITNESS,
+    Ballot,
+    Voter,
+    Voters,
+)
+
+A, B, C, D = (Voter(name, f"{name}:1") for name in "abcd")
+
+
+def ballot_of(*voters: Voter, hosts: bool = True, before: tuple[Voter, ...] = ()) -> Ballot:
+    ids = frozenset(one.id for one in before)
+    return Ballot(
+        A.id, Voters(5, voters, ids), hosts=hosts, present={one.id: one for one in voters}
+    )
+
+
+def heard(ballot: Ballot, now: float, *voters: Voter) -> Ballot:
+    for one in voters:
+        ballot = succession.echoed(ballot, one.id, now, ballot.voters.version)
+    return ballot
+
+
+@pytest.mark.parametrize(
+    ("voters", "willing", "host", "challenger"),
+    [
+        ((A,), (A,), True, True),
+        ((A, B), (A,), True, False),
+        ((A, B), (A, B), True, True),
+        ((A, B, C), (A,), False, False),
+        ((A, B, C), (A, C), True, True),
+        ((A, B, C, D), (A, B), True, False),
+        ((A, B, C, D), (A, B, C), True, True),
+    ],
+)
+def test_half_keeps_a_host_and_most_make_one(
+    voters: tuple[Voter, ...], willing: tuple[Voter, ...], host: bool, challenger: bool
+) -> None:
+    for hosts, expected in ((True, host), (False, challenger)):
+        assert heard(ballot_of(*voters, hosts=hosts), 10.0, *willing).may_write(11.0) == expected
+
+
+def test_a_promise_counts_from_when_its_tick_was_sent() -> None:
+    ballot = heard(ballot_of(A, B, C), 10.0, A, B)
+    assert ballot.may_write(10.0 + PROMISE - 0.01)
+    assert not ballot.may_write(10.0 + PROMISE)
+
+
+def test_who_dies_while_its_promise_holds_counts_no_more() -> None:
+    ballot = heard(ballot_of(A, B, C), 10.0, A, B, C)
+    for gone in (B, C):
+        ballot = succession.ended(ballot, gone.id, 11.0, goodbye=False, silently=True)
+    assert heard(ballot, 20.0, A).may_write(20.0)
+
+
+@pytest.mark.parametrize(("now", "silently"), [(11.0, False), (10.0 + PROMISE, True)])
+def test_who_parts_or_is_long_silent_still_counts(now: float, silently: bool) -> None:
+    ballot = heard(ballot_of(A, B, C), 10.0, A, B, C)
+    for gone in (B, C):
+        ballot = succession.ended(ballot, gone.id, now, goodbye=False, silently=silently)
+    assert not heard(ballot, 20.0, A).may_write(20.0)
+
+
+def test_most_of_the_former_list_are_needed_until_enough_of_it_know_the_new_one() -> None:
+    ballot = heard(ballot_of(A, D, before=(A, B, C)), 10.0, A, D)
+    assert not ballot.may_write(10.0)
+    ballot = heard(ballot, 10.0, B)
+    assert succession.turn(ballot, 10.0).voters == ballot.voters  # A may die at this moment
+    ballot = heard(ballot, 10.0, C)
+    after = succession.turn(ballot, 10.0).voters
+    assert (after.before, after.now, after.version) == (frozenset(), (A, D), 6)
+
+
+def test_the_list_takes_in_who_comes_and_drops_who_is_silent() -> None:
+    ballot = heard(succession.begin(A), 0.0, A)
+    for one in (B, C):
+        ballot = heard(succession.came(ballot, one, None), 0.0, one)
+    ballot = succession.turn(succession.turn(ballot, 0.0), 0.0)
+    assert ballot.voters.now == (A, B, C)
+    ballot = succession.turn(heard(ballot, 0.0, A, B, C), 0.0)
+    later = SILENCE + 0.1
+    for _ in range(3):  # it is changed, known, and settled
+        ballot = succession.turn(heard(ballot, later, A, B), later)
+    assert (ballot.voters.now, ballot.voters.before) == ((A, B), frozenset())
+
+
+def test_the_list_has_an_end() -> None:
+    ballot = heard(succession.begin(A), 0.0, A)
+    for number in range(3 * MOST_VOTERS):
+        one = Voter(f"n{number}", f"n{number}:1")
+        ballot = heard(succession.came(ballot, one, None), 0.0, one)
+    assert len(succession.turn(ballot, 0.0).voters.now) == MOST_VOTERS
+
+
+# ---------------------------------------------------------------- all of them together
+
+
+@dataclass
+class Node:
+    """One that may host, as ``store_hosting`` and ``store_server`` play it, in little."""
+
+    me: Voter
+    ballot: Ballot | None = None
+    voters: Voters | None = None
+    term: int = 0
+    hosts_term: int = 0
+    promised: str = ""
+    until: float = 0.0
+    answered: float = -100.0  # when it sent what its host has answered last
+    witness: float = 0.0  # until when it need not count the dead
+    runs: bool = True
+    dead: bool = False
+    mail: list[tuple[str, str, int, float, int]] = field(default_factory=list)
+
+
+class Play:
+    """Nodes, the time, and who sees whom."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        self.nodes = {f"n{i}": Node(Voter(f"n{i}", f"n{i}:1")) for i in range(count)}
+        self.cut: set[frozenset[str]] = set()
+        self.calm = 0.0
+        first = self.nodes["n0"]
+        first.ballot, first.hosts_term, first.promised = succession.begin(first.me), 1, "n0"
+
+    def sees(self, one: str, other: str) -> bool:
+        return frozenset((one, other)) not in self.cut
+
+    def turn(self) -> None:
+        self.now += self.chance.choice((0.1, 0.5, PACE))
+        for node in self.chance.sample(list(self.nodes.values()), len(self.nodes)):
+            if node.runs and not node.dead and self.chance.random() < 0.8:
+                self.read(node)
+                self.act(node)
+
+    def read(self, node: Node) -> None:
+        """Takes in what has come, however old it is by now."""
+        mail, node.mail = node.mail, []
+        for kind, other, term, moment, version in mail:
+            if kind == "tick":
+                self.hear_tick(node, other, term, moment)
+            elif node.ballot is not None and term == node.hosts_term:
+                sender = self.nodes[other]
+                node.ballot = succession.came(node.ballot, sender.me, sender.voters)
+                node.ballot = succession.echoed(node.ballot, other, moment, version)
+                sender.answered = max(sender.answered, moment)
+
+    def hear_tick(self, node: Node, host: str, term: int, moment: float) -> None:
+        of = self.nodes[host].ballot
+        if of is None or self.nodes[host].hosts_term != term or node.ballot is not None:
+            return
+        free = self.now >= node.until
+        if not ((host == node.promised and term >= node.term) or (free and term > node.term)):
+            return
+        if host != node.promised:
+            node.answered = -100.0
+        node.promised, node.until, node.term = host, self.now + PROMISE, term
+        if node.voters is None or of.voters.version > node.voters.version:
+            node.voters = of.voters
+        if self.sees(node.me.id, host):
+            version = node.voters.version
+            self.nodes[host].mail.append(("echo", node.me.id, term, moment, version))
+
+    def act(self, node: Node) -> None:
+        me = node.me.id
+        if node.ballot is None:
+            if node.voters is not None and self.now >= node.until and self.chance.random() < 0.3:
+                self.stand(node)
+            return
+        if node.ballot.hosts or self.now >= node.until or node.promised == me:
+            node.promised, node.until, node.term = me, self.now + PROMISE, node.hosts_term
+            version = node.ballot.voters.version
+            node.ballot = succession.echoed(node.ballot, me, self.now, version)
+        node.ballot = succession.turn(node.ballot, self.now)
+        node.voters = node.ballot.voters
+        seen = [one for one in self.nodes.values() if one is not node and self.sees(me, one.me.id)]
+        highest = max((one.term for one in seen if not one.dead), default=0)
+        if highest > node.hosts_term:
+            if node.ballot.hosts and node.ballot.may_write(self.now):
+                node.hosts_term = highest + 1  # it outbids
+            else:
+                node.ballot = None
+                return
+        for other in seen:
+            other.mail.append(("tick", me, node.hosts_term, self.now, 0))
+        over = node.ballot.dead and self.now >= node.witness
+        if not node.ballot.hosts and (over or self.chance.random() < 0.1):
+            node.ballot = None  # it gives up
+
+    def stand(self, node: Node) -> None:
+        assert node.voters is not None
+        dead: set[str] = set()
+        if self.now < node.witness:
+            # Who is dead is seen by its port, by whoever sees its machine.
+            dead = {id for id, one in self.nodes.items() if one.dead and self.sees(id, node.me.id)}
+        node.ballot = succession.stand(node.me, node.voters, dead, self.now)
+        node.hosts_term = node.term + 1
+
+    def befall(self) -> None:
+        """Something happens to somebody."""
+        node = self.chance.choice(list(self.nodes.values()))
+        what = self.chance.random()
+        if what < 0.3:
+            node.runs = not node.runs
+        elif what < 0.4:
+            self.die(node)
+        elif what < 0.7:
+            other = self.chance.choice(list(self.nodes))
+            self.cut ^= {frozenset((node.me.id, other))} if other != node.me.id else set()
+        elif what < 0.8:
+            self.cut.clear()
+
+    def die(self, node: Node) -> None:
+        node.dead = True
+        for other in self.nodes.values():
+            if not self.sees(other.me.id, node.me.id) or not other.runs or other.dead:
+                continue
+            if other.ballot is not None:
+                other.ballot = succession.ended(
+                    other.ballot, node.me.id, self.now, goodbye=False, silently=True
+                )
+            elif other.promised == node.me.id and self.now < other.answered + PROMISE:
+                other.until, other.witness = 0.0, self.now + WITNESS
+
+    def writers(self) -> list[str]:
+        """Who would take a write at this very moment, standing still or not."""
+        return [
+            id
+            for id, node in self.nodes.items()
+            if not node.dead
+            and node.ballot is not None
+            and node.ballot.hosts
+            and node.ballot.may_write(self.now)
+        ]
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_there_are_never_two_hosts_that_write(first: int) -> None:
+    for seed in range(first, first + 100):
+        play = Play(seed, count=2 + seed % 6)
+        for _ in range(300):
+            play.turn()
+            if play.chance.random() < 0.15:
+                play.befall()
+            assert len(play.writers()) <= 1, f"seed {seed}, at {play.now:.1f}: {play.writers()}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_the_death_of_a_host_there_is_another(seed: int) -> None:
+    play = Play(seed, count=3 + seed % 5)
+    for _ in range(100):
+        play.turn()
+    (host,) = play.writers()
+    play.die(play.nodes[host])
+    for _ in range(300):
+        play.turn()
+    assert play.writers() != [host]
+    assert len(play.writers()) == 1
