@@ -1,6 +1,6 @@
 """One node's part in the rendezvous: does the I/O that ``membership`` decides on.
 
-One thread takes events from the store, from probes and from the agent, absorbs what has come,
+One thread takes events from the store, from probes and from the agent, takes in what has come,
 decides, and performs. It blocks only on the store, whose calls have deadlines.
 """
 
