@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 
 
 def links(page: Path) -> list[tuple[str, str]]:
@@ -36,6 +36,28 @@ def test_each_link_leads_somewhere(page: Path) -> None:
 def test_the_index_names_each_page() -> None:
     named = {file for file, _ in links(DOCS / "index.md")}
     assert {page.name for page in DOCS.glob("*.md")} - {"index.md"} <= named
+
+
+@pytest.mark.parametrize(
+    ("page", "begins", "folder"),
+    [
+        ("CONTRIBUTING.md", "# Contributing", ROOT),
+        ("docs/architecture.md", "## Walks", ROOT / "elastic_runtime"),
+    ],
+)
+def test_each_file_that_a_way_leads_through_is_there(page: str, begins: str, folder: Path) -> None:
+    text = (ROOT / page).read_text()
+    assert begins in text
+    part = re.split(r"^## Threads", text[text.index(begins) :], flags=re.MULTILINE)[0]
+    files = re.findall(r"`([\w./-]+/[\w./-]+)`", part)
+    assert len(files) > 5
+    assert [
+        file for file in files if not (folder / file).exists() and not (ROOT / file).exists()
+    ] == []
+
+
+def test_contributing_is_one_page() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 90
 
 
 def test_the_glossary_is_short() -> None:
