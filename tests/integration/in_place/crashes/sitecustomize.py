@@ -23,10 +23,10 @@ def _install() -> None:
 
     decide, step = membership.decide, lifecycle_step.step
 
-    def failing_decide(state, now, event=None):
-        if state.record is not None and _crashes(state.record.name):
+    def failing_decide(state, now):
+        if state.own.record is not None and _crashes(state.own.record.name):
             raise RuntimeError("can't start new thread")
-        return decide(state, now, event)
+        return decide(state, now)
 
     def failing_step(state, event, now):
         last = state.round
