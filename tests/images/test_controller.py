@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 import urllib.request
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 from tests.etcd_server import free_port
 from tests.images.conftest import OWN_BASE, Container, Images, docker
 from tests.kube.cluster import FakeCluster
+from tests.kube.door import Door
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,19 +48,26 @@ def await_answer(url: str, asked: Container, patience: float = 60.0) -> None:
 def test_it_gets_ready_for_a_cluster(
     images: Images, start: Callable[..., Container], tmp_path: Path
 ) -> None:
-    cluster = FakeCluster()
+    cluster, door = FakeCluster(), None
     try:
-        config = cluster.kubeconfig(tmp_path / "kubeconfig")
-        config.chmod(0o644)
-        port = free_port()
+        account, port, api_port = tmp_path / "account", free_port(), free_port()
+        account.mkdir(mode=0o755)
+        door = Door(cluster.url, "127.0.0.1", api_port, tmp_path)
+        shutil.copy(tmp_path / "server.pem", account / "ca.crt")
+        (account / "token").write_text(cluster.server.token or "none")
+        (account / "namespace").write_text("default")
         options = (
             *(*CONFINED, "--network", "host", "--tmpfs", "/tmp"),
-            *("--env", "KUBECONFIG=/kubeconfig", "--volume", f"{config}:/kubeconfig:ro"),
+            *("--env", "KUBERNETES_SERVICE_HOST=127.0.0.1"),
+            *("--env", f"KUBERNETES_SERVICE_PORT={api_port}"),
+            *("--volume", f"{account}:/var/run/secrets/kubernetes.io/serviceaccount:ro"),
         )
         controller = start(images.controller, f"--liveness-port={port}", options=options)
         await_answer(f"http://127.0.0.1:{port}/readyz", controller)
         assert controller.stop(grace=30) == 0
     finally:
+        if door is not None:
+            door.close()
         cluster.close()
 
 

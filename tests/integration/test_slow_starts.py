@@ -64,8 +64,9 @@ def test_ctrl_c_ends_a_start_also_while_torch_is_loaded(
 ) -> None:
     (tmp_path / "train.py").touch()
     command = start("--local-nodes", str(nodes), "train.py", ELASTIC_TEST_IMPORT=str(tmp_path))
-    # Each node and its fork server; with several nodes also the command, which hosts the store.
-    importing = 2 * nodes + (nodes > 1)
+    importing = (
+        2 * nodes
+    )  # each node and its fork server; the command, which hosts the store, does not
     processes.wait_for(
         lambda: len([*tmp_path.glob("importing-*")]) == importing, _PATIENCE, "the imports"
     )

@@ -70,6 +70,7 @@ class World:
         self.rounds: dict[Key, RoundRecord] = {}
         self.stored_round: RoundRecord | None = None
         self.garbled = False
+        self.parts: dict[str, Entry] = {}  # of rounds, as a node has written them last
         self.failed: dict[Key, list[str]] = defaultdict(list)
         self.outcomes: dict[str, OutcomeRecord] = {}
 
@@ -250,15 +251,24 @@ class World:
         for entry in written:
             if entry.value == GARBAGE:
                 self.garbled = True
+            elif entry.key.startswith(records.GROUP):
+                self.parts[entry.key] = entry
             elif entry.key.startswith(records.NODES):
                 self._node_written(entry)
             elif entry.key == records.ROUND:
                 head = RoundRecord.decode(entry.key, entry.value)
-                self._round_written(all_members(head, self.store.data.values()))
+                self._round_written(all_members(head, self._as_written()))
             elif entry.key == records.OUTCOME:
                 self._outcome_written(OutcomeRecord.decode(entry.key, entry.value))
         if records.ROUND not in self.store.data:
             self.stored_round = None
+
+    def _as_written(self) -> list[Entry]:
+        """What is in the store, with the parts of rounds as they were before a stranger's write."""
+        return [
+            self.parts.get(entry.key, entry) if entry.value == GARBAGE else entry
+            for entry in self.store.data.values()
+        ]
 
     def _node_written(self, entry: Entry) -> None:
         node = self.by_uuid.get(entry.key.removeprefix(records.NODES))
