@@ -483,14 +483,16 @@ def remove_leftovers() -> None:
     """Removes the containers and networks of test processes that are gone, if docker answers."""
     from docker import DockerClient, errors
 
-    with warnings.catch_warnings(), contextlib.suppress(errors.DockerException):
+    with warnings.catch_warnings():
         # docker leaves its socket open when nobody answers.
         warnings.simplefilter("ignore", ResourceWarning)
-        client = DockerClient.from_env(timeout=60)
-        try:
-            _sweep(client)
-        finally:
-            client.close()
+        with contextlib.suppress(errors.DockerException):
+            client = DockerClient.from_env(timeout=60)
+            try:
+                _sweep(client)
+            finally:
+                client.close()
+        gc.collect()
 
 
 def _sweep(client: Any) -> None:

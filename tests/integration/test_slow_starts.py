@@ -64,9 +64,8 @@ def test_ctrl_c_ends_a_start_also_while_torch_is_loaded(
 ) -> None:
     (tmp_path / "train.py").touch()
     command = start("--local-nodes", str(nodes), "train.py", ELASTIC_TEST_IMPORT=str(tmp_path))
-    importing = (
-        2 * nodes
-    )  # each node and its fork server; the command, which hosts the store, does not
+    # Each node and its fork server; the command, which hosts the store, does without torch.
+    importing = 2 * nodes
     processes.wait_for(
         lambda: len([*tmp_path.glob("importing-*")]) == importing, _PATIENCE, "the imports"
     )
