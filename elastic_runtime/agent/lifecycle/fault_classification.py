@@ -1,7 +1,7 @@
 """What kind of failure a worker's end was: pure.
 
 What a failure costs the job, and whether to try again, is decided for all nodes together in
-``rendezvous.budget``; here one exit is given its name.
+``rendezvous.core.formation.failure_budget``; here one exit is given its name.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class MemoryServer:
 
 
 class MemoryStore:
-    """One node's view of a ``MemoryServer``; see ``rendezvous.store.Store``.
+    """One node's view of a ``MemoryServer``; see ``store_contract.Store``.
 
     Args:
         server: the shared state.

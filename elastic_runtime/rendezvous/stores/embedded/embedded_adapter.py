@@ -1,4 +1,4 @@
-"""A node's end of an embedded store; see ``rendezvous.store.Store``.
+"""A node's end of an embedded store; see ``store_contract.Store``.
 
 One connection carries requests, their answers and events. A task keeps it: it connects again when
 it was lost, says every few seconds that it lives, and ends a connection over which nothing comes

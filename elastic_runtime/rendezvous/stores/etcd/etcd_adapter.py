@@ -1,7 +1,8 @@
 """The rendezvous store on etcd v3: what a node asks for, made of the parts beside this file.
 
-``view`` follows the keys and tells the listener, ``lease`` keeps ours alive, ``hub`` is what the
-stores of a process share, ``client`` talks to etcd, ``keys`` says what goes where.
+``watch_view`` follows the keys and tells the listener, ``etcd_lease`` keeps our lease alive (it is
+taken, and taken anew, here), ``shared_connection`` is what the stores of a process share,
+``etcd_client`` talks to etcd, ``etcd_keys`` says what goes where.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _FINAL = (StoreRefused, StoreFull, RequestTooLarge, MainLoopSilent)
 
 
 class EtcdStore:
-    """One node's view of the store of one run, on etcd v3; see ``rendezvous.store.Store``.
+    """One node's view of the store of one run, on etcd v3; see ``store_contract.Store``.
 
     Args:
         endpoint: where etcd is.
