@@ -90,6 +90,7 @@ class _Out:
 
 # How long to wait for a store that may be needed later.
 _AHEAD = timedelta(seconds=30)
+_SECONDS_TO_HEAR_WHY = 1.0
 
 _ran = False
 
@@ -338,12 +339,12 @@ class _Loop:
             with error_classification.explained():
                 value = self._train(world)
             self._state._on_commit = None
-            self._await_all(commit, order)
+            self._await_all(commit, order, ranks)
         self._finish_saving()
         self._here.tell(Returned(order.round))
         return _Done(value)
 
-    def _await_all(self, commit: _Commit, order: Enter) -> None:
+    def _await_all(self, commit: _Commit, order: Enter, ranks: Ranks) -> None:
         """Waits until ``train`` has returned on all ranks.
 
         Raises:
@@ -352,7 +353,10 @@ class _Loop:
         try:
             commit.until_all_return()
             return
-        except Exception:
+        except Exception as error:
+            # Another rank may have been told first: it closes its connections before we hear why.
+            if not isinstance(error, WorldChanged):
+                ranks.interrupted.wait(_SECONDS_TO_HEAR_WHY)
             if HANG not in self._why:
                 raise
         raise UsageError(
