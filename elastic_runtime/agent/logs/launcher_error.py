@@ -72,16 +72,25 @@ class ErrorsOfNodes:
         return {**self._environ, **own}
 
     def hand_on(self, nodes: Iterable[str]) -> None:
-        """Leaves the error of the first of these nodes that has left one."""
+        """Leaves the error of one of these nodes: of that whose worker has failed, and first.
+
+        A node that only heard of the end has left what it heard, without a worker's exit code.
+        """
         if self._kept is None or not self._wanted:
             return
-        left = [path for path in map(self._path, nodes) if os.path.isfile(path)]
+        left = [Path(path).read_bytes() for path in map(self._path, nodes) if os.path.isfile(path)]
         if left:
-            _write_or_say(self._wanted, Path(left[0]).read_bytes())
+            _write_or_say(self._wanted, min(left, key=_distance))
 
     def _path(self, node: str) -> str:
         assert self._kept is not None
         return os.path.join(self._kept.name, f"{quote(node, safe='')}.json")
+
+
+def _distance(error: bytes) -> tuple[bool, int]:
+    """How far an error is from what the job failed of: heard of or of a worker; how late."""
+    message = json.loads(error)["message"]
+    return "errorCode" not in message, int(message["extraInfo"]["timestamp"])
 
 
 def _write_or_say(path: str, data: bytes) -> None:

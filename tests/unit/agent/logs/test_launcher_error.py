@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.logs.launcher_error import leave_error
+from elastic_runtime.agent.logs.launcher_error import ErrorsOfNodes, leave_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,21 @@ def test_a_pipe_that_nobody_reads(
     leave_error("ValueError: x")
     assert stat.S_ISFIFO(path.stat().st_mode)
     assert f"the error file {path} cannot be written" in capsys.readouterr().err
+
+
+def test_of_several_nodes_the_one_whose_worker_failed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have heard that rank 2 has failed, or have failed because of that."""
+    path = tmp_path / "error.json"
+    lefts = {"node0": (5.0, 0), "node1": (7.0, 1), "node2": (6.0, -11)}
+    with ErrorsOfNodes({"TORCHELASTIC_ERROR_FILE": str(path)}) as errors:
+        for node, (moment, code) in lefts.items():
+            environ = errors.environ(node)
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", environ["TORCHELASTIC_ERROR_FILE"])
+            leave_error("TrainingFailed: x", moment=moment, code=code)
+        errors.hand_on([*lefts, "node3"])
+    assert json.loads(path.read_text())["message"]["errorCode"] == -11
 
 
 def test_a_pipe_and_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
