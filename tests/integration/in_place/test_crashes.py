@@ -26,7 +26,7 @@ def test_an_agent_whose_thread_dies_is_gone_at_once(tmp_path: Path, thread: str)
         job.kill(before[0])
         after = job.ranks(1, after=before[0].round)
         assert after[0].node == before[1].node
-        # Its last word comes when all that it ran has ended, which may be later than the others' round.
+        # Its last word comes when all that it ran has ended: perhaps after the round of the others.
         job.wait(lambda: "has crashed:" in job.log, "the crashed agent says so")
         line = next(line for line in job.log.splitlines() if "has crashed:" in line)
         (file,) = (tmp_path / "logs").glob("elastic-crash-*.txt")
