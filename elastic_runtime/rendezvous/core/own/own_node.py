@@ -32,6 +32,7 @@ from elastic_runtime.rendezvous.core.own.store_outage import handle_outage
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction
 
 if TYPE_CHECKING:
+    from elastic_runtime.protocol.records import SwitchRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # So many members look after a leader who is silent soon after each other.
@@ -157,10 +158,13 @@ def _to_restore(state: NodeState) -> RoundRecord | None:
 def _skip_called_off(state: NodeState, now: float) -> Decision:
     """A round that was called off before this node heard of it is left without having begun.
 
-    So is one that the node was not in, where nobody knows any more who was.
+    So is one that the node was not in, where nobody knows any more who was. One that is only to be
+    left at a common step is entered first: the ranks of the others are connecting to ours.
     """
     record, last, switch = _record(state), state.round_record, state.switch_record
     if state.own.round is not None or last is None or switch is None or record.status != IN:
+        return Decision(state)
+    if not _is_called_off(switch):
         return Decision(state)
     rank = last.rank_of(record.node)
     if (rank < 0 and not switch.roll) or _has_left(record, last):
@@ -168,6 +172,10 @@ def _skip_called_off(state: NodeState, now: float) -> Decision:
     fault = FaultReport(last.number, PLANNED, switch.reason)
     record = replace(record, left=last.number, rank=rank, incarnation=last.incarnation, fault=fault)
     return Decision(replace(state, own=replace(state.own, record=record)))
+
+
+def _is_called_off(switch: SwitchRecord | None) -> bool:
+    return switch is not None and (switch.broken or switch.roll)
 
 
 def _has_left(record: NodeRecord, last: RoundRecord) -> bool:
@@ -219,7 +227,7 @@ def _tell_agent(state: NodeState, now: float) -> Decision:
     if last is None or record.status != IN:
         return Decision(state)
     rank = last.rank_of(record.node)
-    if rank >= 0 and switch is None and not _has_left(record, last):
+    if rank >= 0 and not _is_called_off(switch) and not _has_left(record, last):
         state = replace(state, own=replace(own, round=last)).stop(Timer.WAITING)
         return Decision(state.tell(Sealed(last, rank)))
     if rank < 0 and own.stored is not None:

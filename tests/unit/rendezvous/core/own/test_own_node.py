@@ -195,6 +195,14 @@ def test_a_round_that_was_called_off_before_it_was_heard_of_is_left() -> None:
     assert (written.left, written.incarnation) == (3, LIFE)
 
 
+def test_a_round_that_is_to_be_left_at_a_step_is_entered_though_it_was_heard_of_late() -> None:
+    """The ranks of the others are connecting to its ranks, and would wait for them in vain."""
+    shown = (job(), sealed(3, "a", "b"), switch(3, broken=False), node("a"), node("b"))
+    tested = NodeUnderTest("b").sees(*shown, wide=False)
+    assert len(tested.told(Sealed)) == 1
+    assert [notice.broken for notice in tested.feed(Tick(), 0.1).told(Switch)] == [False]
+
+
 @pytest.mark.parametrize(
     "newer",
     [
