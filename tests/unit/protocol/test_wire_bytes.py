@@ -1,0 +1,259 @@
+"""The bytes of what is kept in the store and said on the channels, which other versions read.
+
+A byte that changes here is a change of the format: a job whose agents run different versions would
+not agree on it. What was written before must be read for ever.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_runtime.protocol import messages
+from elastic_runtime.protocol.records import (
+    Budget,
+    EventRecord,
+    FaultReport,
+    GroupRecord,
+    JobRecord,
+    Member,
+    NodeRecord,
+    OutcomeRecord,
+    Record,
+    RoundRecord,
+    SwitchRecord,
+)
+from elastic_runtime.protocol.snapshot_requests import Request, SnapshotMemory
+
+FAULT = FaultReport(
+    3, "failed", "no räum", 5, -9, "ValueError: x", "line 1\nline 2", 100, 33.5, True
+)
+MEMBERS = (Member("aa", "node0", "10.0.0.1", 8), Member("bb", "node1", "::1", 4, 1, 2, 3))
+
+RECORDS: list[tuple[Record, bytes]] = [
+    (
+        JobRecord("life", 1, 2, 1, 2),
+        (
+            b'{"v":1,"kind":"job","incarnation":"life","min_nodes":1,"max_nodes":2,'
+            b'"launch_min":1,"launch_max":2,"node_unit":1,"entry":"","in_place":false,'
+            b'"first_round":0,"settings":"","secret":"","invocation":"","protocol":"",'
+            b'"release":""}'
+        ),
+    ),
+    (
+        JobRecord("life", 1, 2, 1, 4, 2, "train.py", True, 6, "f00", "s3cret", "run", "5", "0.1.0"),
+        (
+            b'{"v":1,"kind":"job","incarnation":"life","min_nodes":1,"max_nodes":2,'
+            b'"launch_min":1,"launch_max":4,"node_unit":2,"entry":"train.py","in_place":true,'
+            b'"first_round":6,"settings":"f00","secret":"s3cret","invocation":"run",'
+            b'"protocol":"5","release":"0.1.0"}'
+        ),
+    ),
+    (
+        NodeRecord("aa", "node0", "10.0.0.1", 8, 1, 2, "f00"),
+        (
+            b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"10.0.0.1","workers":8,'
+            b'"probe_port":1,"store_port":2,"settings":"f00","status":"in","incarnation":"",'
+            b'"left":0,"done_round":0,"step":-1,"fault":null,"life":0,"checked":0,'
+            b'"unreachable":[],"rank":-1}'
+        ),
+    ),
+    (
+        NodeRecord(
+            "aa", "node0", "::1", 8, 1, 2, "f00", "gone", "life", 3, 2, 100, FAULT, 7, 4, ("bb",), 1
+        ),
+        (
+            b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"::1","workers":8,'
+            b'"probe_port":1,"store_port":2,"settings":"f00","status":"gone",'
+            b'"incarnation":"life","left":3,"done_round":2,"step":100,"fault":{"round":3,'
+            b'"kind":"failed","reason":"no r\\u00e4um","rank":5,"exit_code":-9,'
+            b'"signature":"ValueError: x","traceback":"line 1\\nline 2","step":100,'
+            b'"lifetime":33.5,"consequence":true},"life":7,"checked":4,"unreachable":["bb"],'
+            b'"rank":1}'
+        ),
+    ),
+    (
+        RoundRecord(1, "life", MEMBERS[:1], 29500, "the job began"),
+        (
+            b'{"v":1,"kind":"round","number":1,"incarnation":"life","members":[{"node":"aa",'
+            b'"name":"node0","address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,'
+            b'"life":0}],"store_port":29500,"reason":"the job began","budget":{"failures":0,'
+            b'"fruitless":0,"best_step":-1,"signature":"","longest":0.0,"killed":0,"lost":0,'
+            b'"planned":0},"sealed_by":"","survivors":0,"group":"","parts":0,"nodes":0,'
+            b'"workers":0,"ranks":[],"firsts":[]}'
+        ),
+    ),
+    (
+        RoundRecord(
+            9, "life", MEMBERS, 29500, "é €", Budget(1, 2, 3, "sig", 1e16, 4, 5, 6), "aa", 1
+        ),
+        (
+            b'{"v":1,"kind":"round","number":9,"incarnation":"life","members":[{"node":"aa",'
+            b'"name":"node0","address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,'
+            b'"life":0},{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,'
+            b'"store_port":2,"life":3}],"store_port":29500,"reason":"\\u00e9 \\u20ac",'
+            b'"budget":{"failures":1,"fruitless":2,"best_step":3,"signature":"sig",'
+            b'"longest":1e+16,"killed":4,"lost":5,"planned":6},"sealed_by":"aa","survivors":1,'
+            b'"group":"","parts":0,"nodes":0,"workers":0,"ranks":[],"firsts":[]}'
+        ),
+    ),
+    (
+        RoundRecord(9, "life", MEMBERS, 1, "", Budget(), "", 0, "g1", 3, 8, 64, (1, 4), (8, 32)),
+        (
+            b'{"v":2,"kind":"round","number":9,"incarnation":"life","members":[{"node":"aa",'
+            b'"name":"node0","address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,'
+            b'"life":0},{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,'
+            b'"store_port":2,"life":3}],"store_port":1,"reason":"","budget":{"failures":0,'
+            b'"fruitless":0,"best_step":-1,"signature":"","longest":0.0,"killed":0,"lost":0,'
+            b'"planned":0},"sealed_by":"","survivors":0,"group":"g1","parts":3,"nodes":8,'
+            b'"workers":64,"ranks":[1,4],"firsts":[8,32]}'
+        ),
+    ),
+    (
+        GroupRecord(MEMBERS, (1, 4), (8, 32)),
+        (
+            b'{"v":2,"kind":"group","members":[{"node":"aa","name":"node0",'
+            b'"address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,"life":0},'
+            b'{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,'
+            b'"store_port":2,"life":3}],"ranks":[1,4],"firsts":[8,32]}'
+        ),
+    ),
+    (
+        SwitchRecord(3, "life", True, 'a \\ "quote"'),
+        (
+            b'{"v":1,"kind":"switch","round":3,"incarnation":"life","broken":true,'
+            b'"reason":"a \\\\ \\"quote\\"","survey":false,"roll":false}'
+        ),
+    ),
+    (
+        SwitchRecord(3, "life", False, "a file \udce9", True, True),
+        (
+            b'{"v":1,"kind":"switch","round":3,"incarnation":"life","broken":false,'
+            b'"reason":"a file \\udce9","survey":true,"roll":true}'
+        ),
+    ),
+    (
+        OutcomeRecord("life", True, 0, ""),
+        (
+            b'{"v":1,"kind":"outcome","incarnation":"life","succeeded":true,"exit_code":0,'
+            b'"reason":"","fault":null,"node":""}'
+        ),
+    ),
+    (
+        OutcomeRecord("life", False, 1, "it failed", FAULT, "node1"),
+        (
+            b'{"v":1,"kind":"outcome","incarnation":"life","succeeded":false,"exit_code":1,'
+            b'"reason":"it failed","fault":{"round":3,"kind":"failed","reason":"no r\\u00e4um",'
+            b'"rank":5,"exit_code":-9,"signature":"ValueError: x",'
+            b'"traceback":"line 1\\nline 2","step":100,"lifetime":33.5,"consequence":true},'
+            b'"node":"node1"}'
+        ),
+    ),
+    (
+        EventRecord(1700000000.25, "round.sealed", 3, "node0", "round 3"),
+        (
+            b'{"v":1,"kind":"event","at":1700000000.25,"name":"round.sealed","round":3,'
+            b'"node":"node0","text":"round 3"}'
+        ),
+    ),
+]
+
+MESSAGES: list[tuple[messages.Message, bytes]] = [
+    (
+        messages.Hello(1, 2, 3, True, 4, True),
+        (b'{"kind":"hello","rank":1,"round":2,"pid":3,"drains":true,"life":4,"shielded":true}\n'),
+    ),
+    (
+        messages.Drained(1, 2, 30),
+        (b'{"kind":"drained","rank":1,"round":2,"step":30}\n'),
+    ),
+    (
+        messages.Note("step.first", 0, 1, {"step": 3, "why": ["ä", {"b": None}], "s": 0.1}),
+        (
+            b'{"kind":"note","name":"step.first","rank":0,"round":1,"fields":{"step":3,'
+            b'"why":["\\u00e4",{"b":null}],"s":0.1}}\n'
+        ),
+    ),
+    (
+        messages.Drain(2, "asked"),
+        (b'{"kind":"drain","round":2,"reason":"asked"}\n'),
+    ),
+    (
+        messages.Ready(),
+        (b'{"kind":"ready"}\n'),
+    ),
+    (
+        messages.Left(1, -1, False, "a peer is gone", True),
+        (
+            b'{"kind":"left","round":1,"step":-1,"planned":false,"reason":"a peer is gone",'
+            b'"released":true}\n'
+        ),
+    ),
+    (
+        messages.Returned(4),
+        (b'{"kind":"returned","round":4}\n'),
+    ),
+    (
+        messages.Heard(True, "train.py:3", ""),
+        (b'{"kind":"heard","collective":true,"where":"train.py:3","busy":""}\n'),
+    ),
+    (
+        messages.Ask(),
+        (b'{"kind":"ask"}\n'),
+    ),
+    (
+        messages.Enter(1, 0, 2, 0, 1, 0, 2, "h", 1, "k", [["h", 1], ["i", 2]], 7),
+        (
+            b'{"kind":"enter","round":1,"rank":0,"world":2,"local_rank":0,"local_world":1,'
+            b'"group_rank":0,"group_world":2,"host":"h","port":1,"key":"k","spares":[["h",1],'
+            b'["i",2]],"committed":7}\n'
+        ),
+    ),
+    (
+        messages.Nearby([["h", 1]]),
+        (b'{"kind":"nearby","places":[["h",1]]}\n'),
+    ),
+    (
+        messages.Interrupt(1, "broken"),
+        (b'{"kind":"interrupt","round":1,"reason":"broken"}\n'),
+    ),
+    (
+        messages.Change(1, "a node comes", True),
+        (b'{"kind":"change","round":1,"reason":"a node comes","goes":true}\n'),
+    ),
+    (
+        messages.Dismiss(True),
+        (b'{"kind":"dismiss","saves":true}\n'),
+    ),
+]
+
+MEMORY = SnapshotMemory("/dev/shm/é", 1 << 30, "::1", 7, "node0", "m")
+REQUEST = Request("0123456789abcdef/step-3.term-1/rank-0.distcp", 5, 1 << 40)
+
+
+@pytest.mark.parametrize(("record", "data"), RECORDS, ids=lambda one: type(one).__name__)
+def test_a_record_is_written_and_read_byte_by_byte(record: Record, data: bytes) -> None:
+    assert record.encode() == data
+    assert type(record).decode("key", data) == record
+
+
+@pytest.mark.parametrize(("message", "data"), MESSAGES, ids=lambda one: type(one).__name__)
+def test_a_message_is_written_and_read_byte_by_byte(message: messages.Message, data: bytes) -> None:
+    assert message.encode() == data
+    assert messages.decode(data) == message
+
+
+def test_each_kind_of_message_is_written_down_here() -> None:
+    kinds = {cls.kind for cls in messages.Message.__subclasses__()}
+    assert {message.kind for message, _ in MESSAGES} == kinds
+
+
+def test_what_is_said_of_snapshots_is_written_and_read_byte_by_byte() -> None:
+    memory = b'{"directory": "/dev/shm/\\u00e9", "limit": 1073741824, "host": "::1", "port": 7, "node": "node0", "machine": "m"}'
+    request = (
+        b'{"file":"0123456789abcdef/step-3.term-1/rank-0.distcp","offset":5,'
+        b'"length":1099511627776}\n'
+    )
+    assert MEMORY.encode().encode() == memory
+    assert SnapshotMemory.decode(memory.decode()) == MEMORY
+    assert REQUEST.encode() == request
+    assert Request.decode(request) == REQUEST
