@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.workers.worker_processes import WorkerEvent
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit
-    from elastic_runtime.protocol.records import RoundRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.store_contract import Store
     from elastic_runtime.system.listening import Where
 

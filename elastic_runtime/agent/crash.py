@@ -12,7 +12,7 @@ from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
-    from elastic_runtime.protocol.records import RoundRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
 
 
 def ended_by(crash: threads.Crash, config: JobConfig) -> tuple[Finish, AgentCrashed]:

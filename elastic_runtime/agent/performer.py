@@ -26,7 +26,7 @@ from elastic_runtime.agent.workers.worker_environment import provisional
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.worker_events import WorkersReplaced
 from elastic_runtime.protocol.messages import Change, Drain, Interrupt
-from elastic_runtime.protocol.records import Member
+from elastic_runtime.protocol.round_records import Member
 from elastic_runtime.rendezvous.core.events import (
     Done,
     Goodbye,
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.torch_agent import TorchAgent
     from elastic_runtime.agent.workers.worker_group import WorkerGroup
     from elastic_runtime.config import JobConfig
-    from elastic_runtime.protocol.records import FaultReport, RoundRecord
+    from elastic_runtime.protocol.records import FaultReport
+    from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.events import AgentEvent
     from elastic_runtime.rendezvous.participant import Participant
 

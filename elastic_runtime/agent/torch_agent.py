@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from elastic_runtime.agent.lifecycle.lifecycle_types import Finish
-    from elastic_runtime.protocol.records import RoundRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
 
 
 class TorchAgent(SimpleElasticAgent):  # type: ignore[misc]

@@ -9,15 +9,13 @@ which survives the worker.
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import struct
-import typing
-from dataclasses import asdict, dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from elastic_runtime import codec
 from elastic_runtime.errors import RecordError
 
 # Set by the agent for each worker.
@@ -46,9 +44,7 @@ class Message:
 
     def encode(self) -> bytes:
         """One line, with its newline."""
-        return (
-            json.dumps({"kind": self.kind, **asdict(self)}, separators=(",", ":")).encode() + b"\n"
-        )
+        return codec.encode(self, kind=self.kind) + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,34 +288,11 @@ def decode(line: bytes) -> Message:
         RecordError: it is no message that this version knows.
     """
     try:
-        body = json.loads(line)
+        body = codec.parse(line)
         cls = _KINDS[body.pop("kind")]
-        hints = _hints(cls)  # type: ignore[arg-type]
-        for name, value in body.items():
-            if not _fits(hints[name], value):
-                raise TypeError(f"{name} is {type(value).__name__}")
-        return cls(**body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return codec.build(cls, body, exact=True)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordError("worker channel", f"not a message: {error!r}") from None
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {one.name: hints[one.name] for one in fields(cls)}
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    """Whether a plain JSON value is what a field is to hold."""
-    if hint is Any:
-        return True
-    kind = typing.get_origin(hint) or hint
-    if type(value) is not kind:
-        return False
-    if kind is list:
-        (item,) = typing.get_args(hint)
-        return all(_fits(item, entry) for entry in value)
-    return True
 
 
 class ProgressFile:

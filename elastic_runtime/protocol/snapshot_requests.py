@@ -23,8 +23,9 @@ import os
 import re
 import struct
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
+from elastic_runtime import codec
 from elastic_runtime.errors import RecordError
 
 # Set by the agent for each worker: a SnapshotMemory; empty if there is none.
@@ -76,16 +77,8 @@ class SnapshotMemory:
             RecordError: it is something else.
         """
         try:
-            body = json.loads(text)
-            return cls(
-                directory=str(body["directory"]),
-                limit=int(body["limit"]),
-                host=str(body["host"]),
-                port=int(body["port"]),
-                node=str(body["node"]),
-                machine=str(body["machine"]),
-            )
-        except (ValueError, KeyError, TypeError):
+            return codec.build(cls, codec.parse(text))
+        except ValueError:
             raise RecordError(ENV_SNAPSHOTS, "not a description of memory for snapshots") from None
 
 
@@ -104,7 +97,7 @@ class Request:
 
     def encode(self) -> bytes:
         """One line, with its newline."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+        return codec.encode(self) + b"\n"
 
     @classmethod
     def decode(cls, line: bytes) -> Self:
@@ -113,18 +106,12 @@ class Request:
         Raises:
             ValueError: it asks for nothing that a snapshot has.
         """
-        try:
-            body: Any = json.loads(line)
-            file, offset, length = body["file"], body["offset"], body["length"]
-        except (KeyError, TypeError, RecursionError):
-            raise ValueError("not a request") from None
-        if not isinstance(file, str) or not FILE.fullmatch(file):
+        wish = codec.build(cls, codec.parse(line))
+        if not FILE.fullmatch(wish.file):
             raise ValueError("not a file of a snapshot")
-        if type(offset) is not int or type(length) is not int:
-            raise ValueError("not a number of bytes")
-        if not (0 <= offset < 1 << 62 and 0 <= length <= MAX_LENGTH):
+        if not (0 <= wish.offset < 1 << 62 and 0 <= wish.length <= MAX_LENGTH):
             raise ValueError("an absurd number of bytes")
-        return cls(file, offset, length)
+        return wish
 
 
 def write_key(directory: str, key: str) -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
-from elastic_runtime.protocol.records import GROUP, ROUND, GroupRecord, RoundRecord
+from elastic_runtime.protocol.records import GROUP, ROUND
+from elastic_runtime.protocol.round_records import GroupRecord, RoundRecord
 from elastic_runtime.rendezvous.core.events import PartsGone, PartsSeen, SampleKnown
 from elastic_runtime.rendezvous.core.round_parts import (
     all_members,

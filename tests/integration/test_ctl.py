@@ -16,12 +16,11 @@ from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.records import (
     EventRecord,
     JobRecord,
-    Member,
     NodeRecord,
     OutcomeRecord,
     Record,
-    RoundRecord,
 )
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.rendezvous.store_contract import Put, Store, Transaction
 from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer

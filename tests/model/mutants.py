@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.protocol.records import RoundRecord
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous import round_completer
 from elastic_runtime.rendezvous.core import (
     incarnation,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import FaultReport, NodeRecord, RoundRecord
+from elastic_runtime.protocol.records import FaultReport, NodeRecord
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import (
     Action,
@@ -61,6 +61,7 @@ from tests.model.trace import brief
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.policy import Policy
     from tests.model.world import World
 

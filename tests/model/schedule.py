@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.config import Timeouts
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import RoundRecord
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.round_parts import all_members, keys
 from elastic_runtime.rendezvous.policy import Layout, Policy
 from elastic_runtime.rendezvous.store_contract import Put

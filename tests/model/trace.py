@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import NodeRecord, RoundRecord
+from elastic_runtime.protocol.records import NodeRecord
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Apply, Notify
 from elastic_runtime.rendezvous.core.events import NewNode
 from elastic_runtime.rendezvous.core.notices import Sealed

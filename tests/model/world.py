@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import JobRecord, OutcomeRecord, RoundRecord
+from elastic_runtime.protocol.records import JobRecord, OutcomeRecord
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.formation.reachability import severed_pairs
 from elastic_runtime.rendezvous.core.round_parts import all_members
 from tests.model.clockwork import Clockwork, Violation

@@ -8,7 +8,7 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from elastic_runtime.protocol.records import RoundRecord
+from elastic_runtime.protocol.round_records import RoundRecord
 from tests.chaos.fleet import Fleet
 from tests.chaos.harness import Cluster
 from tests.chaos.in_place_cluster import InPlaceCluster
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from elastic_runtime.protocol.records import Budget
+    from elastic_runtime.protocol.round_records import Budget
     from tests.partitions.cuts import Cut
     from tests.partitions.network import Network
 

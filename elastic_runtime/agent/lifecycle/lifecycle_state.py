@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.lifecycle.lifecycle_types import Action, Finish
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.messages import Heard
-    from elastic_runtime.protocol.records import FaultReport, RoundRecord
+    from elastic_runtime.protocol.records import FaultReport
+    from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.system.repeated_signals import Request
 
 

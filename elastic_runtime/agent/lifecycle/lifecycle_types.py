@@ -26,7 +26,8 @@ from elastic_runtime.rendezvous.core.notices import Notice
 
 if TYPE_CHECKING:
     from elastic_runtime import events
-    from elastic_runtime.protocol.records import FaultReport, OutcomeRecord, RoundRecord
+    from elastic_runtime.protocol.records import FaultReport, OutcomeRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.events import AgentEvent
 
 # ---------------------------------------------------------------- events

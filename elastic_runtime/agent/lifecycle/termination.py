@@ -35,7 +35,7 @@ from elastic_runtime.rendezvous.core.formation.failure_budget import root_cause
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elastic_runtime.protocol.records import RoundRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
 
 NEVER = float("inf")
 

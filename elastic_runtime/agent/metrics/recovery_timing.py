@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elastic_runtime.protocol.records import Budget
+    from elastic_runtime.protocol.round_records import Budget
 
 
 @dataclass(frozen=True, slots=True)

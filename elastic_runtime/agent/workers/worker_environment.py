@@ -16,7 +16,7 @@ from elastic_runtime.protocol.messages import (
     ENV_PROGRESS,
     ENV_ROUND,
 )
-from elastic_runtime.protocol.records import Member, RoundRecord
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS
 from elastic_runtime.rendezvous.node_address import interface_of
 from elastic_runtime.system.listening import where_reached

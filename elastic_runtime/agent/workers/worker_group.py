@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.runtime_dir import RuntimeDir
     from elastic_runtime.agent.workers.fork_client import EarlyForkServer
     from elastic_runtime.config import JobConfig
-    from elastic_runtime.protocol.records import RoundRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
 
 # Between the request for a stack dump and SIGKILL, in seconds.
 _DUMP_SECONDS = 1.0

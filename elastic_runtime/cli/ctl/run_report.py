@@ -27,9 +27,9 @@ from elastic_runtime.protocol.records import (
     NodeRecord,
     OutcomeRecord,
     Record,
-    RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.formation.reachability import cut_message, severed_pairs
 from elastic_runtime.rendezvous.core.round_parts import all_members
 

@@ -17,7 +17,8 @@ from elastic_runtime.rendezvous.core.notices import Waiting
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elastic_runtime.protocol.records import Member, NodeRecord, RoundRecord
+    from elastic_runtime.protocol.records import NodeRecord
+    from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
     from elastic_runtime.rendezvous.store_contract import Transaction
 

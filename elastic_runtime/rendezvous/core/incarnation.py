@@ -12,8 +12,6 @@ from elastic_runtime.protocol.records import (
     ROUND,
     SWITCH,
     JobRecord,
-    Member,
-    RoundRecord,
     listed,
     node_key,
 )
@@ -24,6 +22,7 @@ from elastic_runtime.rendezvous.core.round_parts import head_of, keys, split_rou
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
+    from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 

@@ -21,7 +21,6 @@ from elastic_runtime.protocol.records import (
     SWITCH,
     JobRecord,
     OutcomeRecord,
-    RoundRecord,
     SwitchRecord,
     called,
     listed,
@@ -66,7 +65,8 @@ from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from elastic_runtime.protocol.records import Member, NodeRecord
+    from elastic_runtime.protocol.records import NodeRecord
+    from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # How many members a node looks for in a second, at least.

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import (
     JobRecord,
-    Member,
     NodeRecord,
     OutcomeRecord,
     Record,
-    RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.rendezvous.store_contract import ABSENT
 
 if TYPE_CHECKING:

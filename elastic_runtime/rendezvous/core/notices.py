@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elastic_runtime.protocol.records import OutcomeRecord, RoundRecord
+    from elastic_runtime.protocol.records import OutcomeRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError
-from elastic_runtime.protocol.records import GROUP, GroupRecord, RoundRecord
+from elastic_runtime.protocol.records import GROUP
+from elastic_runtime.protocol.round_records import GroupRecord, RoundRecord
 from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
 from elastic_runtime.rendezvous.store_contract import (
     Entry,
@@ -34,7 +35,7 @@ from elastic_runtime.rendezvous.store_contract import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from elastic_runtime.protocol.records import Member
+    from elastic_runtime.protocol.round_records import Member
     from elastic_runtime.rendezvous.policy import Layout
 
     Read = Callable[[str], Sequence[Entry]]

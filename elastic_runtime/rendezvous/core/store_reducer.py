@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import (
-    DONE,
-    ROUND,
-    JobRecord,
-    Member,
-    NodeRecord,
-    Record,
-    RoundRecord,
-    node_key,
-)
+from elastic_runtime.protocol.records import DONE, ROUND, JobRecord, NodeRecord, Record, node_key
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.rendezvous.core.events import REFUSED, REPLACED
 from elastic_runtime.rendezvous.core.node_state import (
     COMMON,

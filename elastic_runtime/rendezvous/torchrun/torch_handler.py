@@ -63,7 +63,7 @@ from elastic_runtime.system.torch_private import connect_store
 if TYPE_CHECKING:
     import socket
 
-    from elastic_runtime.protocol.records import RoundRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Store

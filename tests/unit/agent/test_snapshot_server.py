@@ -239,7 +239,7 @@ def test_garbage_ends_the_conversation(server: SnapshotServer, request_: bytes) 
     [(-1, 1), (0, -1), (0, MAX_LENGTH + 1), (1 << 62, 1), (0, True), (0.5, 1), ("0", 1), (None, 1)],
 )
 def test_absurd_numbers(offset: object, length: object) -> None:
-    with pytest.raises(ValueError, match="bytes"):
+    with pytest.raises(ValueError, match=r"bytes|expected int"):
         Request.decode(Request(FILE, offset, length).encode())  # type: ignore[arg-type]
 
 

@@ -10,18 +10,15 @@ import pytest
 
 from elastic_runtime.protocol import messages
 from elastic_runtime.protocol.records import (
-    Budget,
     EventRecord,
     FaultReport,
-    GroupRecord,
     JobRecord,
-    Member,
     NodeRecord,
     OutcomeRecord,
     Record,
-    RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.protocol.round_records import Budget, GroupRecord, Member, RoundRecord
 from elastic_runtime.protocol.snapshot_requests import Request, SnapshotMemory
 
 FAULT = FaultReport(
@@ -248,7 +245,10 @@ def test_each_kind_of_message_is_written_down_here() -> None:
 
 
 def test_what_is_said_of_snapshots_is_written_and_read_byte_by_byte() -> None:
-    memory = b'{"directory": "/dev/shm/\\u00e9", "limit": 1073741824, "host": "::1", "port": 7, "node": "node0", "machine": "m"}'
+    memory = (
+        b'{"directory": "/dev/shm/\\u00e9", "limit": 1073741824, "host": "::1", "port": 7, '
+        b'"node": "node0", "machine": "m"}'
+    )
     request = (
         b'{"file":"0123456789abcdef/step-3.term-1/rank-0.distcp","offset":5,'
         b'"length":1099511627776}\n'

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import (
-    Budget,
     FaultReport,
     JobRecord,
-    Member,
     NodeRecord,
     Record,
-    RoundRecord,
     SwitchRecord,
     node_key,
 )
+from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import Action, Apply, Notify, Probe
 from elastic_runtime.rendezvous.core.events import Event, NewNode

@@ -38,12 +38,13 @@ from elastic_runtime.protocol.records import (
     NO_ROOM,
     PLANNED,
     START,
-    Budget,
     FaultReport,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from elastic_runtime.protocol.round_records import Budget
 
 MAX_FRUITLESS = 5
 PAUSES = Backoff(first=0.5, longest=30.0)

@@ -14,9 +14,7 @@ from elastic_runtime.protocol.records import (
     IN,
     LOST,
     FaultReport,
-    Member,
     NodeRecord,
-    RoundRecord,
     called,
     node_key,
 )
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_runtime.protocol.records import JobRecord
+    from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState, Peer
 
 

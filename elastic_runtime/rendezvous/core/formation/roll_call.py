@@ -37,7 +37,8 @@ from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from elastic_runtime.protocol.records import JobRecord, NodeRecord, RoundRecord
+    from elastic_runtime.protocol.records import JobRecord, NodeRecord
+    from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # For so long those who keep the members are waited for, as a multiple of ``settle``.

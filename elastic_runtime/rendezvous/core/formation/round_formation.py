@@ -22,14 +22,12 @@ from elastic_runtime.protocol.records import (
     ROUND,
     START,
     SWITCH,
-    Budget,
     JobRecord,
-    Member,
     NodeRecord,
     OutcomeRecord,
-    RoundRecord,
     node_key,
 )
+from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core.decision import NEVER, Decision, wait, write
 from elastic_runtime.rendezvous.core.formation.member_status import (
     LastRound,

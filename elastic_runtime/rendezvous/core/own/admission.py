@@ -14,7 +14,8 @@ from elastic_runtime.rendezvous.core.formation.member_status import leader_of
 from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
 
 if TYPE_CHECKING:
-    from elastic_runtime.protocol.records import JobRecord, Member, NodeRecord
+    from elastic_runtime.protocol.records import JobRecord, NodeRecord
+    from elastic_runtime.protocol.round_records import Member
     from elastic_runtime.rendezvous.core.node_state import NodeState, Peer
     from elastic_runtime.rendezvous.policy import Policy
 

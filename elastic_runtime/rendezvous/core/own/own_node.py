@@ -16,10 +16,10 @@ from elastic_runtime.protocol.records import (
     ROUND,
     FaultReport,
     NodeRecord,
-    RoundRecord,
     listed,
     node_key,
 )
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Look
 from elastic_runtime.rendezvous.core.decision import Decision, probe, wait, write
 from elastic_runtime.rendezvous.core.formation.member_status import eligible, leader_of

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from elastic_runtime.protocol.records import GONE, Member, RoundRecord
+from elastic_runtime.protocol.records import GONE
 from elastic_runtime.rendezvous.core.decision import Decision, ask_for_members, probe
 from elastic_runtime.rendezvous.core.events import BUSY, SILENT
 from elastic_runtime.rendezvous.core.node_state import Timer
@@ -21,6 +21,7 @@ from elastic_runtime.rendezvous.core.notices import Surveyed
 from elastic_runtime.rendezvous.core.round_parts import looked_for
 
 if TYPE_CHECKING:
+    from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # Silence counts if a probe that is sent so much later meets it as well: a packet may be lost, a

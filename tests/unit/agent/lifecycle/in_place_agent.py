@@ -26,12 +26,8 @@ from elastic_runtime.protocol.messages import (
     Ready,
     Returned,
 )
-from elastic_runtime.protocol.records import (
-    KILLED,
-    FaultReport,
-    Member,
-    RoundRecord,
-)
+from elastic_runtime.protocol.records import KILLED, FaultReport
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.rendezvous.core.notices import (
     Sealed,
     StoreState,

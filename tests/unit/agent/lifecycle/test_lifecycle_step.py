@@ -45,10 +45,9 @@ from elastic_runtime.protocol.records import (
     PLANNED,
     START,
     FaultReport,
-    Member,
     OutcomeRecord,
-    RoundRecord,
 )
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.rendezvous.core.events import Done, Drain, Goodbye, Join, LeftRound
 from elastic_runtime.rendezvous.core.notices import (
     Conflict,

@@ -12,7 +12,7 @@ from elastic_runtime.events.job_events import Hint
 from elastic_runtime.events.node_events import NodeLeaving
 from elastic_runtime.events.round_events import RoundRecovered, RoundSealed
 from elastic_runtime.protocol.messages import Note
-from elastic_runtime.protocol.records import Member, RoundRecord
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Event

@@ -33,7 +33,7 @@ from elastic_runtime.events.job_events import JobDone, JobFailed
 from elastic_runtime.events.round_events import RoundEntered, RoundLeft, RoundRecovered, RoundSealed
 from elastic_runtime.events.snapshot_events import SnapshotTaken
 from elastic_runtime.events.store_events import StoreLost
-from elastic_runtime.protocol.records import Budget
+from elastic_runtime.protocol.round_records import Budget
 
 Told = tuple[float, Event | Progress]
 

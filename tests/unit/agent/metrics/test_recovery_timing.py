@@ -9,7 +9,7 @@ from elastic_runtime.agent.metrics.recovery_timing import (
     RecoveryTimer,
     step_before_round,
 )
-from elastic_runtime.protocol.records import Budget
+from elastic_runtime.protocol.round_records import Budget
 
 
 def _in(number: int, at: float) -> Interruption:

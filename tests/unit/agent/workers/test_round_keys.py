@@ -12,7 +12,7 @@ from elastic_runtime.agent.runtime_dir import RuntimeDir
 from elastic_runtime.agent.workers.round_keys import forget_rounds, key_of
 from elastic_runtime.agent.workers.worker_group import WorkerGroup
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
-from elastic_runtime.protocol.records import Member, RoundRecord
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.system.listening import Where
 from tests.processes import wait_for
 

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_runtime.agent.workers.worker_environment import worker_environment
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
-from elastic_runtime.protocol.records import Member, RoundRecord
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 
 
 @pytest.mark.parametrize(

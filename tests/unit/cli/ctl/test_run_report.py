@@ -12,16 +12,14 @@ from elastic_runtime.cli.ctl import run_report as r
 from elastic_runtime.cli.ctl import run_screen
 from elastic_runtime.cli.ctl.run_report import RunRecords, make_report, read_records
 from elastic_runtime.protocol.records import (
-    Budget,
     EventRecord,
     JobRecord,
-    Member,
     NodeRecord,
     OutcomeRecord,
     Record,
-    RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import Entry

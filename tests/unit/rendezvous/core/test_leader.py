@@ -17,14 +17,12 @@ from elastic_runtime.protocol.records import (
     ROUND,
     START,
     SWITCH,
-    Budget,
     FaultReport,
     JobRecord,
-    Member,
     OutcomeRecord,
-    RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core.events import (
     OTHER,
     REFUSED,

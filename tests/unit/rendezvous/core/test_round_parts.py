@@ -11,7 +11,8 @@ import pytest
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import ROUND, Budget, Member, RoundRecord
+from elastic_runtime.protocol.records import ROUND
+from elastic_runtime.protocol.round_records import Budget, GroupRecord, Member, RoundRecord
 from elastic_runtime.rendezvous.core import round_parts
 from elastic_runtime.rendezvous.core.events import PartsGone, SampleKnown
 from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
@@ -117,7 +118,7 @@ def test_a_small_round_is_one_record_as_ever() -> None:
 def test_who_does_not_know_of_parts_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     head, writes = split_round(sealed(129), Layout())
     monkeypatch.setattr(records, "FORMAT", 1)
-    for data, cls in [(head.encode(), RoundRecord), (writes[0].puts[0].value, records.GroupRecord)]:
+    for data, cls in [(head.encode(), RoundRecord), (writes[0].puts[0].value, GroupRecord)]:
         with pytest.raises(RecordError, match="its format is 2, this program reads up to 1"):
             cls.decode(ROUND, data)
 

@@ -16,9 +16,9 @@ from elastic_runtime.protocol.records import (
     NO_ROOM,
     PLANNED,
     START,
-    Budget,
     FaultReport,
 )
+from elastic_runtime.protocol.round_records import Budget
 from elastic_runtime.rendezvous.core.formation.failure_budget import (
     MAX_FRUITLESS,
     PAUSES,

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_runtime.protocol.records import (
-    ASKED,
-    FAILED,
-    KILLED,
-    LOST,
-    PLANNED,
-    Budget,
-    FaultReport,
-)
+from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, LOST, PLANNED, FaultReport
+from elastic_runtime.protocol.round_records import Budget
 from elastic_runtime.rendezvous.core.formation.failure_budget import (
     MAX_FRUITLESS,
     USAGE,

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_runtime.protocol.records import ROUND, RoundRecord
+from elastic_runtime.protocol.records import ROUND
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Apply, ListParts
 from elastic_runtime.rendezvous.core.events import PartsSeen, Tick
 from elastic_runtime.rendezvous.core.notices import BadRecord

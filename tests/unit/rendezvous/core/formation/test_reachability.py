@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.protocol.records import Member, RoundRecord
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.rendezvous.core.formation.reachability import (
     choose_connected,
     cut_message,

@@ -14,9 +14,9 @@ from elastic_runtime.protocol.records import (
     FaultReport,
     NodeRecord,
     OutcomeRecord,
-    RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Apply
 from elastic_runtime.rendezvous.core.events import Applied, LeftRound, PartsGone, Tick
 from elastic_runtime.rendezvous.core.node_state import Timer

@@ -17,8 +17,8 @@ from elastic_runtime.protocol.records import (
     JobRecord,
     NodeRecord,
     OutcomeRecord,
-    RoundRecord,
 )
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Apply, Follow, Look
 from elastic_runtime.rendezvous.core.events import (
     ALIVE,

@@ -14,12 +14,11 @@ from elastic_runtime.protocol.records import (
     LOST,
     ROUND,
     SWITCH,
-    Budget,
     FaultReport,
     NodeRecord,
-    RoundRecord,
     SwitchRecord,
 )
+from elastic_runtime.protocol.round_records import Budget, RoundRecord
 from elastic_runtime.rendezvous.core.events import (
     ALIVE,
     BUSY,
