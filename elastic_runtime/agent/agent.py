@@ -28,7 +28,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 from elastic_runtime.agent.metrics.job_reporter import JobReporter
 from elastic_runtime.agent.performer import FAREWELL, Parts, Performer
 from elastic_runtime.agent.runtime_dir import RuntimeDir
-from elastic_runtime.agent.snapshot_server import SnapshotStore
+from elastic_runtime.agent.snapshot_server import SnapshotHost
 from elastic_runtime.agent.start_notice import Starting
 from elastic_runtime.agent.torch_agent import TorchAgent
 from elastic_runtime.agent.workers.torch_watchdogs import Watchdogs
@@ -102,7 +102,7 @@ class ElasticAgent:
         self._directory = RuntimeDir()
         self._unwatch = threads.watch(self._inbox.put)
         where = where_reached(address)
-        self._snapshots = SnapshotStore(config, address, where.address)
+        self._snapshots = SnapshotHost(config, address, where.address)
         self._workers = self._make_workers(where, early)
         self._probes = ProbeServer(where.address, self._introduce, lambda: self._participant.secret)
         if where.why:

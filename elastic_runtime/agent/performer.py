@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState, Step
     from elastic_runtime.agent.lifecycle.lifecycle_types import Action
     from elastic_runtime.agent.metrics.job_reporter import JobReporter
-    from elastic_runtime.agent.snapshot_server import SnapshotStore
+    from elastic_runtime.agent.snapshot_server import SnapshotHost
     from elastic_runtime.agent.start_notice import Starting
     from elastic_runtime.agent.torch_agent import TorchAgent
     from elastic_runtime.agent.workers.worker_group import WorkerGroup
@@ -71,7 +71,7 @@ class Parts:
     workers: WorkerGroup
     participant: Participant
     reporter: JobReporter
-    snapshots: SnapshotStore
+    snapshots: SnapshotHost
     torch: TorchAgent
     importing: Starting
 

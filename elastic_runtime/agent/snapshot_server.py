@@ -61,11 +61,11 @@ _HELLO = hello(SNAPSHOTS)
 _PIECE = 512 << 10  # stays in the processor's cache
 
 
-class SnapshotStore:
-    """The memory of one agent.
+class SnapshotHost:
+    """Keeps the snapshots of this node's workers in memory, and serves them to other nodes.
 
     Attributes:
-        memory: what workers are told of it; None if there is none.
+        memory: where it is, for the workers; None if there is none.
     """
 
     def __init__(self, config: JobConfig, address: str, listens: str = "") -> None:

@@ -35,7 +35,7 @@ from elastic_runtime.protocol.messages import EXIT_DRAINED
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.fast_exit import exit_fast
-from elastic_runtime.worker.peers import Connection, Peers
+from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateVersion
 
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.storage.retention import Retention
+    from elastic_runtime.checkpoint.storage.storage_contract import Storage
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
     from elastic_runtime.worker.state.training_state import State
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _ConnectedRanks:
     """The ranks, once they are connected."""
 
     peers: Peers
@@ -115,27 +116,23 @@ class Checkpointer:
         Raises:
             CheckpointUsageError: a setting or an entry cannot be used.
         """
-        usage_checks.check_named(entries)
-        usage_checks.check_on_save_error(on_save_error)
+        usage_checks.check_arguments(entries, on_save_error)
         interval = parse_every(every)
         limit = parse_limit(max_save_age, interval)
         retention = parse_retention(keep, keep_every)
         snapshot_interval = parse_every(snapshot_every, "snapshot_every")
-        self._objects = entries
-        self._sync = sync
-        # The first rank finds out whether the place is one; the others wait for it.
-        first = of_a_job(context().note, _leave_if_asked) if context().rank == 0 else None
-        self._storage = open_storage(directory, first)
+        self._objects, self._sync = entries, sync
+        self._context: WorkerContext = context()
+        self._storage = _opened(directory, self._context)
         self._entries = Entries(entries)
         self._committed = CommittedEntries(entries)
-        self._context: WorkerContext = context()
         self._context.offer_drain()
         timetable = SaveTimetable.at_start(interval, limit, time.monotonic())
         self._assemble(retention, snapshot_interval, timetable, raises=on_save_error == "raise")
-        self._connection: Connection | None = None
+        self._gloo: GlooGroups | None = None
         self._state: State | None = None
         self._is_over = False  # elastic.run is, which it was given
-        self._group: _Group | None = None
+        self._group: _ConnectedRanks | None = None
         self._steps = 0
 
     def _assemble(
@@ -275,14 +272,14 @@ class Checkpointer:
             self._scheduler.go_back()
         self._steps = steps
 
-    def attach(self, state: State, connection: Connection) -> None:
+    def attach(self, state: State, gloo: GlooGroups) -> None:
         """Works for ``elastic.run`` from now on, which counts the steps and says when to save.
 
         A save that was under way in the world before is given up, and soon done again.
 
         Args:
             state: what is trained; all of it must be among the entries.
-            connection: to all ranks, until the next call.
+            gloo: to all ranks, until the next call.
 
         Raises:
             CheckpointUsageError: a part of the state is not saved.
@@ -296,9 +293,9 @@ class Checkpointer:
             )
         self._entries.add_counters(state.counters_entry())
         self._state = state
-        lost = self._executor.enter(connection)
+        lost = self._executor.enter(gloo)
         self._snapshots.enter()
-        self._connection = connection
+        self._gloo = gloo
         self._group = None
         self._scheduler.enter(lost=lost)
 
@@ -309,7 +306,7 @@ class Checkpointer:
             self._is_over = True
             self._executor.enter(None)
             self._snapshots.enter()
-            self._connection = self._group = None
+            self._gloo = self._group = None
 
     @property
     def held(self) -> int:
@@ -438,12 +435,12 @@ class Checkpointer:
         if self._state is not None:
             usage_checks.refuse_in_place(what, self._storage.where)
 
-    def _ready(self) -> _Group:
+    def _ready(self) -> _ConnectedRanks:
         """Connects the ranks at the first use, when the job has certainly been initialized."""
         if self._state is None and self._context.in_place:
             usage_checks.refuse_beside(self._storage.where)
         if self._group is None:
-            peers = Peers(self._connection.group if self._connection else None)
+            peers = Peers(self._gloo.group if self._gloo else None)
             if not self._storage.shared and (peers.world > 1 or self._context.has_agent):
                 raise CheckpointUsageError(
                     f"{self._storage.where} is in the memory of one process: no other rank sees "
@@ -452,7 +449,7 @@ class Checkpointer:
             self._scheduler.check_place(peers, self.steps)
             if peers.rank > 0:
                 self._executor.term.release()
-            self._group = _Group(peers, Agreement(peers.group))
+            self._group = _ConnectedRanks(peers, Agreement(peers.group))
         return self._group
 
     def _wishes(self, peers: Peers) -> Wish:
@@ -471,6 +468,12 @@ class Checkpointer:
     def _leave(self) -> NoReturn:
         self._context.drained(self.steps)
         _end(self._context)
+
+
+def _opened(directory: str | os.PathLike[str], here: WorkerContext) -> Storage:
+    """The storage; the first rank finds out whether it can be used, and the others wait for it."""
+    first = of_a_job(here.note, _leave_if_asked) if here.rank == 0 else None
+    return open_storage(directory, first)
 
 
 def _end(here: WorkerContext) -> NoReturn:

@@ -22,12 +22,12 @@ _PATIENCE = 2.0
 _INTERVAL = 10.0
 
 
-class Progress:
+class ProgressDisplay:
     """Counts bytes, from any thread.
 
     Example::
 
-        with Progress("loading step 120", total, note) as progress:
+        with ProgressDisplay("loading step 120", total, note) as progress:
             ...
             progress.advance(1 << 20)
     """

@@ -50,7 +50,7 @@ _RAISED: dict[str, type[CheckpointError]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class GlooGroups:
     """The groups that somebody else has made, and will end.
 
     Attributes:

@@ -48,7 +48,7 @@ from elastic_runtime.system import tcp_keepalive, torch_private
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
 from elastic_runtime.worker.fast_exit import exit_fast
-from elastic_runtime.worker.peers import Connection
+from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery import error_classification, thread_inspection
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
@@ -197,8 +197,8 @@ class _Loop:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         try:
             group = dist.new_group(backend="gloo")
-            connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
-            self._recovery.recover(connection, world, EarlierRounds())
+            gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
+            self._recovery.recover(gloo, world, EarlierRounds())
             self._state._on_commit = commit = _Commit(self, group, None)
             self._state._replica_check = commit.replica_check()
             self._state._gate = OptimizerGate(partial(error_classification.check_groups, None))
@@ -324,9 +324,9 @@ class _Loop:
         incarnation = order.key.rpartition("/")[0]
         self._here.enter(order.round, order.rank, incarnation)
         began = time.monotonic()
-        connection = Connection(group, ranks.another_group, ranks.interrupted.is_set)
+        gloo = GlooGroups(group, ranks.another_group, ranks.interrupted.is_set)
         past = EarlierRounds(incarnation, order.committed)
-        self._recovery.recover(connection, world, past)
+        self._recovery.recover(gloo, world, past)
         settling = time.monotonic() - began
         self._note(RoundEntered(round(connecting, 4), round(settling, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
@@ -409,8 +409,8 @@ class _Loop:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         group = dist.group.WORLD
         assert group is not None
-        connection = Connection(group, lambda: dist.new_group(backend="gloo"), lambda: False)
-        if self._recovery.alone(connection, World(0, 1, 0, 1, 0, 1, round=self._state._round)):
+        gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
+        if self._recovery.alone(gloo, World(0, 1, 0, 1, 0, 1, round=self._state._round)):
             saver.save(sync=True)
 
     def _end(self) -> NoReturn:

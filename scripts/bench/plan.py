@@ -35,7 +35,7 @@ from elastic_runtime.checkpoint.format import dcp_metadata, metadata_reader, out
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Manifest, Part
-from elastic_runtime.checkpoint.format.part_columns import Parts
+from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of, digest, say
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
 from elastic_runtime.checkpoint.save import file_writer
@@ -256,10 +256,10 @@ def _outlined(
         by_name = dict(zip(read.sections(), sections, strict=True))
         listed = {file.name: file for file in read.files}
 
-        def parts(names: Iterable[str]) -> dict[str, Parts]:
+        def parts(names: Iterable[str]) -> dict[str, PartColumns]:
             nonlocal size
             size += sum(len(by_name[name]) for name in names)
-            return {name: Parts.unpack("it", by_name[name], listed[name]) for name in names}
+            return {name: PartColumns.unpack("it", by_name[name], listed[name]) for name in names}
 
         found = outline_file.Outlined("it", first, read, parts).find(wanted)
         assert all(one.pieces for one in found.values() if isinstance(one, StoredTensor))

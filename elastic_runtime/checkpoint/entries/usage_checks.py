@@ -8,27 +8,32 @@ from typing import NoReturn
 from elastic_runtime.errors import CheckpointUsageError, UsageError
 
 
-def check_named(entries: object) -> None:
-    """Raises CheckpointUsageError for entries without names."""
+def check_arguments(entries: object, on_save_error: object) -> None:
+    """Refuses arguments of a ``Checkpointer`` that are of another kind than it needs.
+
+    Args:
+        entries: must be a dict whose keys are strings.
+        on_save_error: must be one of the two words that are known.
+
+    Raises:
+        CheckpointUsageError: one of them cannot be used.
+    """
     if not isinstance(entries, MutableMapping):
-        raise CheckpointUsageError(
-            f"the entries of a Checkpointer go by name, and this is a {type(entries).__name__}; "
-            'give a dict such as {"model": model, "optim": optim}'
-        )
+        _refuse_entries(f"this is a {type(entries).__name__}")
     for name in entries:
         if not isinstance(name, str):
-            raise CheckpointUsageError(
-                f"the entries of a Checkpointer go by name, and {name!r} is none; "
-                'give a dict such as {"model": model, "optim": optim}'
-            )
-
-
-def check_on_save_error(given: object) -> None:
-    """Raises CheckpointUsageError for a word that is not known."""
-    if given not in ("continue", "raise"):
+            _refuse_entries(f"{name!r} is none")
+    if on_save_error not in ("continue", "raise"):
         raise CheckpointUsageError(
-            f"on_save_error={given!r} is not understood; give 'continue' or 'raise'"
+            f"on_save_error={on_save_error!r} is not understood; give 'continue' or 'raise'"
         )
+
+
+def _refuse_entries(why: str) -> NoReturn:
+    raise CheckpointUsageError(
+        f"the entries of a Checkpointer go by name, and {why}; "
+        'give a dict such as {"model": model, "optim": optim}'
+    )
 
 
 def refuse_uncounted() -> NoReturn:

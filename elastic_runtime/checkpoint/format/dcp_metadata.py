@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from elastic_runtime.checkpoint.format.part_columns import Parts
+from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.format.rank_outline import chunk_of
 from elastic_runtime.system.torch_private import dcp_stored_item
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from elastic_runtime.checkpoint.format.manifest import FileRecord
-    from elastic_runtime.checkpoint.format.rank_outline import Outline, Row
+    from elastic_runtime.checkpoint.format.rank_outline import Outline, SchemaRow
     from elastic_runtime.checkpoint.format.write_plan import WritePlan
 
 METADATA = ".metadata"
@@ -49,7 +49,7 @@ def encode(plan: WritePlan, files: Sequence[FileRecord | None]) -> bytes:
     """
     index = _Index()
     written = [
-        (file.name, Parts.of(file.parts), index.items(rank, plan.held[rank], plan.rows[rank]))
+        (file.name, PartColumns.of(file.parts), index.items(rank, plan.held[rank], plan.rows[rank]))
         for rank, file in enumerate(files)
         if file is not None
     ]
@@ -95,7 +95,7 @@ class _Index:
             known.chunks.append(chunk)
         return found
 
-    def _tensor(self, row: Row) -> TensorStorageMetadata:
+    def _tensor(self, row: SchemaRow) -> TensorStorageMetadata:
         properties = self._properties.get(row.dtype)
         if properties is None:
             properties = TensorProperties(dtype=getattr(torch, row.dtype))
@@ -152,7 +152,7 @@ _END = pickle.SETITEMS + pickle.BUILD
 
 
 def _metadata(
-    memo: _Memo, index: _Index, written: Sequence[tuple[str, Parts, Sequence[_Item]]]
+    memo: _Memo, index: _Index, written: Sequence[tuple[str, PartColumns, Sequence[_Item]]]
 ) -> Iterator[bytes]:
     field = {name: memo[name] for name in _FIELDS}
     yield memo.begin(Metadata)
@@ -169,7 +169,7 @@ def _metadata(
 
 
 def _storage_data(
-    memo: _Memo, index: _Index, written: Sequence[tuple[str, Parts, Sequence[_Item]]]
+    memo: _Memo, index: _Index, written: Sequence[tuple[str, PartColumns, Sequence[_Item]]]
 ) -> Iterator[bytes]:
     """For each item where it is."""
     field = {name: memo[name] for name in _FIELDS}
@@ -215,7 +215,7 @@ def not_as_planned(plan: WritePlan, files: Sequence[FileRecord | None]) -> int |
         files: what each rank says that it has written; None: nothing.
     """
     for rank, (sizes, file) in enumerate(zip(plan.sizes, files, strict=True)):
-        parts = Parts.of(file.parts if file is not None else ())
+        parts = PartColumns.of(file.parts if file is not None else ())
         if len(parts) != len(sizes) or not all(
             data >= 0 and length >= data + size if size >= 0 else data < 0
             for size, length, data in zip(sizes, parts.lengths, parts.data, strict=True)

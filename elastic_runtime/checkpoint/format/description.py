@@ -10,7 +10,7 @@ import crc32c
 from elastic_runtime.checkpoint.format import dcp_metadata, outline_file
 from elastic_runtime.checkpoint.format.crc_combine import combined
 from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Part
-from elastic_runtime.checkpoint.format.part_columns import Parts
+from elastic_runtime.checkpoint.format.part_columns import PartColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,13 +94,13 @@ class Description:
         if many:
             if self._outline_of is not plan:
                 self._outline, self._outline_of = outline_file.encode(plan), plan
-            sections = (Parts.of(file.parts).pack() for file in files)
+            sections = (PartColumns.of(file.parts).pack() for file in files)
             beside.append(Beside(OUTLINE, (self._outline, *sections)))
             files = tuple(file.without_parts() for file in files)
         return Described(files, tuple(beside))
 
     def _told(self, plan: WritePlan, written: Sequence[FileRecord | None]) -> bytes:
-        lengths: list[object] = [file and Parts.of(file.parts).lengths for file in written]
+        lengths: list[object] = [file and PartColumns.of(file.parts).lengths for file in written]
         if self._metadata_of != (plan, lengths):
             self._metadata = dcp_metadata.encode(plan, written)
             self._metadata_of = plan, lengths

@@ -22,7 +22,7 @@ import torch
 
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.metadata_reader import checked, piece_of, sizes_of
-from elastic_runtime.checkpoint.format.part_columns import Parts
+from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.format.rank_outline import (
     Outline,
     Schema,
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elastic_runtime.checkpoint.format.manifest import Manifest
-    from elastic_runtime.checkpoint.format.rank_outline import Row
+    from elastic_runtime.checkpoint.format.rank_outline import SchemaRow
     from elastic_runtime.checkpoint.format.write_plan import WritePlan
 
 # Reads the parts of some files, by name.
-ReadParts = Callable[[Iterable[str]], Mapping[str, Parts]]
+ReadParts = Callable[[Iterable[str]], Mapping[str, PartColumns]]
 
 
 def file_name(rank: int) -> str:
@@ -105,7 +105,7 @@ class _Numbered:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
+class _Writers:
     """Ranks that have the same schema, and have written the same rows of it.
 
     Attributes:
@@ -125,9 +125,9 @@ class _Group:
         self.ranks[rank] = held
         self.patterns[id(held.pattern)] = held.pattern
 
-    def alone(self, rank: int) -> _Group:
+    def alone(self, rank: int) -> _Writers:
         """One of them."""
-        one = _Group(self.schema, self.places)
+        one = _Writers(self.schema, self.places)
         one.add(rank, self.ranks[rank])
         return one
 
@@ -137,7 +137,7 @@ class _Group:
 
 
 # Who holds a key, and in which row.
-_Holders = Sequence[tuple[_Group, int]]
+_Holders = Sequence[tuple[_Writers, int]]
 # A piece of a tensor: the holder's place in ``_Holders``, its rank, and which elements.
 _Pieces = Sequence[tuple[int, int, Chunk]]
 
@@ -223,7 +223,7 @@ class Outlined:
             ]
         return found
 
-    def _found(self, key: str, pieces: _Pieces, parts: Mapping[str, Parts]) -> Stored:
+    def _found(self, key: str, pieces: _Pieces, parts: Mapping[str, PartColumns]) -> Stored:
         holders, stored = self._holders[key], self.stored[key]
         places = []
         for number, rank, chunk in pieces:
@@ -247,7 +247,7 @@ class Outlined:
             raise DamagedCheckpoint(f"{self._where} is refused: {error!r}") from None
 
 
-def _groups(body: Mapping[str, Any], items: Mapping[str, int]) -> list[_Group]:
+def _groups(body: Mapping[str, Any], items: Mapping[str, int]) -> list[_Writers]:
     """Who has held and written what.
 
     Args:
@@ -257,7 +257,7 @@ def _groups(body: Mapping[str, Any], items: Mapping[str, int]) -> list[_Group]:
     schemas = [schema_of(each) for each in body["schemas"]]
     patterns = [tuple(each) for each in body["patterns"]]
     cuts = [cuts_of(each) for each in body["cuts"]]
-    groups: dict[tuple[int, int], _Group] = {}
+    groups: dict[tuple[int, int], _Writers] = {}
     for rank, (one, two, three, share) in enumerate(body["ranks"]):
         group = groups.get((one, share))
         if group is None:
@@ -267,16 +267,16 @@ def _groups(body: Mapping[str, Any], items: Mapping[str, int]) -> list[_Group]:
                 raise DamagedCheckpoint(f"rank {rank} has written more than it held")
             rows = in_order(rows_of(bits), [bool(row.dtype) for row in schema])
             places = {row: place for place, row in enumerate(rows)}
-            group = groups[one, share] = _Group(schema, places)
+            group = groups[one, share] = _Writers(schema, places)
         if items.get(file_name(rank), 0) != len(group.places):
             raise DamagedCheckpoint(f"rank {rank} has not written what its file consists of")
         group.add(rank, Outline(group.schema, patterns[two], cuts[three]))
     return list(groups.values())
 
 
-def _holders(groups: Iterable[_Group]) -> dict[str, list[tuple[_Group, int]]]:
+def _holders(groups: Iterable[_Writers]) -> dict[str, list[tuple[_Writers, int]]]:
     """Who holds what, by key."""
-    found: dict[str, list[tuple[_Group, int]]] = {}
+    found: dict[str, list[tuple[_Writers, int]]] = {}
     for group in groups:
         for row in group.places:
             one = group.schema[row]
@@ -288,7 +288,7 @@ def _holders(groups: Iterable[_Group]) -> dict[str, list[tuple[_Group, int]]]:
     return found
 
 
-def _row(holder: tuple[_Group, int]) -> Row:
+def _row(holder: tuple[_Writers, int]) -> SchemaRow:
     group, row = holder
     return group.schema[row]
 

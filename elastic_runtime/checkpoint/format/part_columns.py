@@ -33,7 +33,7 @@ _STRETCH = 1 << 20  # bytes that are read at once, unless a single section is la
 _FAST = 1  # of zlib: checksums do not get shorter, and the rest does at once
 
 
-class Parts(Sequence[Part]):
+class PartColumns(Sequence[Part]):
     """Parts that follow each other without gaps.
 
     Attributes:
@@ -131,7 +131,7 @@ def _little(column: array[int]) -> bytes:
 # Read from ``.outline``
 
 
-def read_parts(source: Source, manifest: Manifest, names: Iterable[str]) -> dict[str, Parts]:
+def read_parts(source: Source, manifest: Manifest, names: Iterable[str]) -> dict[str, PartColumns]:
     """The parts of some files, by name.
 
     Args:
@@ -148,7 +148,7 @@ def read_parts(source: Source, manifest: Manifest, names: Iterable[str]) -> dict
     read = read_outline(source, manifest, [sections[name] for name in wanted])
     where = source.place(manifest.id, OUTLINE)
     return {
-        name: Parts.unpack(where, section, files[name])
+        name: PartColumns.unpack(where, section, files[name])
         for name, section in zip(wanted, read, strict=True)
     }
 

@@ -85,7 +85,7 @@ Cut = tuple[EvenCut, ...] | Chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SchemaRow:
     """What a schema says of one item.
 
     Attributes:
@@ -110,7 +110,7 @@ class Row:
         return int(getattr(torch, self.dtype).itemsize) if self.dtype else 0
 
 
-Schema = tuple[Row, ...]
+Schema = tuple[SchemaRow, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +201,7 @@ def say(items: Sequence[Item], rank: int, world: int) -> Said:
     for item in items:
         own = item.key.endswith(_OWN + number)
         key = item.key[: -len(number)] if own else item.key
-        rows.append(Row(key, own, item.dtype, item.shape, item.may_differ))
+        rows.append(SchemaRow(key, own, item.dtype, item.shape, item.may_differ))
         pattern.append(numbers.setdefault(_cut(item, known), len(numbers)))
     schema, cuts = plain_schema(rows), plain_cuts(numbers)
     parts = json.dumps(schema), json.dumps(pattern), json.dumps(cuts)
@@ -241,7 +241,7 @@ def _even_cut(
 # As plain JSON
 
 
-def plain_schema(schema: Iterable[Row]) -> list[Any]:
+def plain_schema(schema: Iterable[SchemaRow]) -> list[Any]:
     """A schema as plain JSON."""
     return [[row.key, row.own, row.dtype, row.shape, row.may_differ] for row in schema]
 
@@ -249,7 +249,7 @@ def plain_schema(schema: Iterable[Row]) -> list[Any]:
 def schema_of(plain: Iterable[Any]) -> Schema:
     """Reads what ``plain_schema`` gave."""
     return tuple(
-        Row(key, own, dtype, tuple(shape), may_differ)
+        SchemaRow(key, own, dtype, tuple(shape), may_differ)
         for key, own, dtype, shape, may_differ in plain
     )
 

@@ -18,7 +18,7 @@ from elastic_runtime.errors import CheckpointUsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from elastic_runtime.checkpoint.format.rank_outline import Cut, Item, Outline, Row, Schema
+    from elastic_runtime.checkpoint.format.rank_outline import Cut, Item, Outline, Schema, SchemaRow
 
     # Which elements, by the first one and the number along each dimension: see ``Chunk``.
     _Where = tuple[tuple[int, ...], tuple[int, ...]]
@@ -81,7 +81,7 @@ def make_plan(held: Sequence[Outline]) -> WritePlan:
         CheckpointError: the ranks do not agree about a key, or do not hold all of it together.
     """
     files = _Files(held)
-    shared: list[tuple[int, str, _Where, Sequence[_Group], _Key]] = []
+    shared: list[tuple[int, str, _Where, Sequence[_EqualRanks], _Key]] = []
     for name, key in _keys(_families(held)).items():
         pieces = _pieces(key)
         _check_whole(name, key.row, pieces)
@@ -107,7 +107,7 @@ def make_plan(held: Sequence[Outline]) -> WritePlan:
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _EqualRanks:
     """Ranks that hold the same."""
 
     outline: Outline
@@ -120,18 +120,18 @@ class _Family:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.ranks: set[int] = set()
-        self.groups: dict[tuple[int, int], _Group] = {}
+        self.groups: dict[tuple[int, int], _EqualRanks] = {}
         self._patterns: dict[int, Sequence[int]] = {}
-        self._by_cut: dict[tuple[int, ...], dict[Cut, list[_Group]]] = {}
+        self._by_cut: dict[tuple[int, ...], dict[Cut, list[_EqualRanks]]] = {}
 
     def add(self, rank: int, outline: Outline) -> None:
         """Takes in a rank."""
         self.ranks.add(rank)
         self._patterns[id(outline.pattern)] = outline.pattern
         same = id(outline.pattern), id(outline.cuts)
-        self.groups.setdefault(same, _Group(outline)).ranks.append(rank)
+        self.groups.setdefault(same, _EqualRanks(outline)).ranks.append(rank)
 
-    def by_cut(self, row: int) -> dict[Cut, list[_Group]]:
+    def by_cut(self, row: int) -> dict[Cut, list[_EqualRanks]]:
         """Who holds which part of a row; the same for all rows that are cut alike."""
         alike = tuple(pattern[row] for pattern in self._patterns.values())
         found = self._by_cut.get(alike)
@@ -152,7 +152,7 @@ class _Key:
         holders: who has it, and in which row of their schema.
     """
 
-    row: Row
+    row: SchemaRow
     rank: int
     holders: list[tuple[_Family, int]] = field(default_factory=list)
 
@@ -171,7 +171,7 @@ def _families(held: Sequence[Outline]) -> list[_Family]:
 def _keys(families: Iterable[_Family]) -> dict[str, _Key]:
     keys: dict[str, _Key] = {}
 
-    def add(row: Row, at: int, family: _Family, rank: int) -> None:
+    def add(row: SchemaRow, at: int, family: _Family, rank: int) -> None:
         name = row.key_on(rank)
         key = keys.setdefault(name, _Key(row, rank))
         _compare(name, row, rank, key)
@@ -197,9 +197,9 @@ def _each_alone(family: _Family) -> Iterator[tuple[_Family, int]]:
             yield alone, rank
 
 
-def _pieces(key: _Key) -> dict[_Where, Sequence[_Group]]:
+def _pieces(key: _Key) -> dict[_Where, Sequence[_EqualRanks]]:
     """Who holds which part of a tensor."""
-    pieces: dict[_Where, Sequence[_Group]] = {}
+    pieces: dict[_Where, Sequence[_EqualRanks]] = {}
     shape = key.row.shape
     for family, row in key.holders:
         for cut, groups in family.by_cut(row).items():
@@ -212,7 +212,7 @@ def _pieces(key: _Key) -> dict[_Where, Sequence[_Group]]:
     return pieces
 
 
-def _compare(name: str, row: Row, rank: int, other: _Key) -> None:
+def _compare(name: str, row: SchemaRow, rank: int, other: _Key) -> None:
     if (row.dtype, row.shape) != (other.row.dtype, other.row.shape):
         raise CheckpointUsageError(
             f"the ranks disagree about {name}: it is {_words(other.row)} on rank {other.rank} and "
@@ -220,7 +220,7 @@ def _compare(name: str, row: Row, rank: int, other: _Key) -> None:
         )
 
 
-def _check_whole(name: str, row: Row, pieces: Iterable[_Where]) -> None:
+def _check_whole(name: str, row: SchemaRow, pieces: Iterable[_Where]) -> None:
     present, all_ = sum(prod(sizes) for _, sizes in pieces), prod(row.shape)
     if present != all_:
         raise CheckpointUsageError(
@@ -229,7 +229,7 @@ def _check_whole(name: str, row: Row, pieces: Iterable[_Where]) -> None:
         )
 
 
-def _words(row: Row) -> str:
+def _words(row: SchemaRow) -> str:
     return f"a {row.dtype} of shape {row.shape}" if row.dtype else "no tensor"
 
 
@@ -268,7 +268,7 @@ class _Files:
         self._sizes[rank][row] = size
         self._loads[rank] += max(0, size)
 
-    def holders(self, groups: Iterable[_Group]) -> _Holders:
+    def holders(self, groups: Iterable[_EqualRanks]) -> _Holders:
         """All ranks of some groups; mostly they are those of another piece, too."""
         several = list(groups)
         key = tuple(map(id, several))

@@ -33,7 +33,7 @@ from elastic_runtime.checkpoint.format.stored_items import (
 )
 from elastic_runtime.checkpoint.load import part_reader
 from elastic_runtime.checkpoint.load.part_reader import Fetch, TensorTarget
-from elastic_runtime.checkpoint.progress_display import Progress
+from elastic_runtime.checkpoint.progress_display import ProgressDisplay
 from elastic_runtime.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -184,7 +184,9 @@ class LoadRun:
             values, tensors = self._fetches()
             fetches = [Fetch(each.file, each.part, lambda: None) for each in (*values, *tensors)]
             total = sum(fetch.part.length for fetch in fetches)
-            with Progress(f"verifying step {self._which.step}", total, self._note) as progress:
+            with ProgressDisplay(
+                f"verifying step {self._which.step}", total, self._note
+            ) as progress:
                 part_reader.read(self._storage, self._which, fetches, progress.advance)
 
     def read(self) -> None:
@@ -197,7 +199,7 @@ class LoadRun:
             values, tensors = self._fetches()
             total = sum(fetch.part.length for fetch in (*values, *tensors))
             doing = f"loading step {self._which.step}"
-            with Progress(doing, total, self._note) as progress:
+            with ProgressDisplay(doing, total, self._note) as progress:
                 # No tensor is touched before all values are known to be good.
                 for fetches in (values, tensors):
                     part_reader.read(self._storage, self._which, fetches, progress.advance)

@@ -13,10 +13,9 @@ import crc32c
 
 from elastic_runtime.checkpoint.format.crc_combine import combined
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Part
-from elastic_runtime.checkpoint.format.part_columns import Parts
+from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.save.background_thread import heard_by_all
 from elastic_runtime.checkpoint.save.staging import PartBytes
-from elastic_runtime.checkpoint.storage.storage_contract import WRITE_SIZE
 from elastic_runtime.system.machine import own_cores
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
     from elastic_runtime.worker.peers import Peers
 
+# How many bytes are written to storage, and checksummed, at once. Not part of the format.
+WRITE_SIZE = 4 << 20
 _MOST_VIEWS = 512  # in a batch of ``WRITE_SIZE`` bytes
 # So many batches the checksums may be behind: on a busy machine each wait for the other thread
 # would cost a turn.
@@ -179,12 +180,12 @@ def written_by_all(peers: Peers, write: Callable[[], FileRecord | None]) -> Writ
 
 def section(file: FileRecord) -> dict[str, Any]:
     """A file with its parts, in few bytes: rank 0 gets thousands of them."""
-    packed = base64.b64encode(Parts.of(file.parts).pack()).decode()
+    packed = base64.b64encode(PartColumns.of(file.parts).pack()).decode()
     return {**file.without_parts().encode(), "section": packed}
 
 
 def with_parts(sent: dict[str, Any]) -> FileRecord:
     """Reads what ``section`` gave."""
     file = FileRecord.decode(sent)
-    parts = Parts.unpack("what a rank has sent", base64.b64decode(sent["section"]), file)
+    parts = PartColumns.unpack("what a rank has sent", base64.b64decode(sent["section"]), file)
     return FileRecord(file.name, file.bytes, file.crc32c, parts)

@@ -23,7 +23,7 @@ from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.save.staging import Image, ImageMemory, size_of
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.events.checkpoint_events import CheckpointSaveLate
-from elastic_runtime.worker.peers import Connection, Peers
+from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery.process_groups import Interrupted
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class SaveExecutor:
         self._context = context
         self._memory = ImageMemory(objects)
         self._thread = _new_thread()
-        self._connection: Connection | None = None
+        self._gloo: GlooGroups | None = None
         self._background_peers: Peers | None = None
         self._in_flight: _InFlight | None = None
         self._abandoned: _InFlight | None = None
@@ -110,11 +110,11 @@ class SaveExecutor:
 
     # The world
 
-    def enter(self, connection: Connection | None) -> bool:
+    def enter(self, gloo: GlooGroups | None) -> bool:
         """The ranks are others from now on.
 
         Args:
-            connection: to them; None: by torch's default group.
+            gloo: to them; None: by torch's default group.
 
         Returns:
             Whether a save was under way, which is not finished now.
@@ -128,7 +128,7 @@ class SaveExecutor:
             self._abandoned_at = time.monotonic()
         self._memory.fence()
         self._collector.forget()
-        self._connection, self._background_peers = connection, None
+        self._gloo, self._background_peers = gloo, None
         return lost
 
     @property
@@ -423,12 +423,12 @@ class SaveExecutor:
                 task.wait(self._raise_if_interrupted, until - time.monotonic())
 
     def _raise_if_interrupted(self) -> None:
-        if self._connection is not None and self._connection.interrupted():
+        if self._gloo is not None and self._gloo.interrupted():
             raise Interrupted
 
     def _make_peers(self, peers: Peers) -> Peers:
         if peers.group is None:
             return peers
-        if self._connection is not None:
-            return Peers(self._connection.another())
+        if self._gloo is not None:
+            return Peers(self._gloo.another())
         return Peers(dist.new_group(backend="gloo"))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.checkpoint.format.dcp_metadata import not_as_planned
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Manifest
 from elastic_runtime.checkpoint.format.outline_file import file_name
-from elastic_runtime.checkpoint.progress_display import Progress
+from elastic_runtime.checkpoint.progress_display import ProgressDisplay
 from elastic_runtime.checkpoint.save.background_thread import Abandoned, heard_by_all
 from elastic_runtime.checkpoint.save.file_writer import write_beside, write_file, written_by_all
 from elastic_runtime.checkpoint.storage.catalog import prune, remove_unfinished
@@ -145,7 +145,7 @@ class SaveRun:
         self._reset()
         step = self._draft.step
         note = self._target.context.note if peers.rank == 0 and task is None else None
-        with Progress(f"saving step {step}", content.size, note) as progress:
+        with ProgressDisplay(f"saving step {step}", content.size, note) as progress:
             try:
                 saved = self._save(peers, content, progress, task)
             except CheckpointError as error:
@@ -162,7 +162,7 @@ class SaveRun:
             self._clean_up(peers, saved.which.term)
 
     def _save(
-        self, peers: Peers, content: FileContent, progress: Progress, task: Task | None
+        self, peers: Peers, content: FileContent, progress: ProgressDisplay, task: Task | None
     ) -> Saved:
         """Begins, writes, commits.
 

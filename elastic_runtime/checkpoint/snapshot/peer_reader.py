@@ -253,7 +253,7 @@ class PeerFile:
             self._connection = None
 
 
-class Snapshot(Source):
+class SnapshotSource(Source):
     """One snapshot, whose files are spread over the memory of several nodes.
 
     Attributes:

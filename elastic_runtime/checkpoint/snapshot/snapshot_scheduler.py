@@ -23,7 +23,7 @@ from elastic_runtime.checkpoint.load.newest_state import (
 from elastic_runtime.checkpoint.save.background_thread import Abandoned
 from elastic_runtime.checkpoint.snapshot.buddies import Nodes
 from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, Refusal, refusal
-from elastic_runtime.checkpoint.snapshot.peer_reader import Snapshot
+from elastic_runtime.checkpoint.snapshot.peer_reader import SnapshotSource
 from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
 from elastic_runtime.checkpoint.snapshot.snapshot_writer import SnapshotWriter
 from elastic_runtime.checkpoint.storage.storage_contract import explained
@@ -275,7 +275,7 @@ class SnapshotScheduler:
         ]
         return resume_candidates(offers, stored, over)
 
-    def open(self, peers: Peers, candidate: ResumeCandidate) -> Snapshot | None:
+    def open(self, peers: Peers, candidate: ResumeCandidate) -> SnapshotSource | None:
         """A snapshot, to be read; None if some of it cannot be reached, which is an event.
 
         Args:
@@ -294,7 +294,7 @@ class SnapshotScheduler:
         self._note(peers, SnapshotIncomplete(self._place, candidate.which.step, problem))
         return None
 
-    def _snapshot(self, candidate: ResumeCandidate) -> Snapshot:
+    def _snapshot(self, candidate: ResumeCandidate) -> SnapshotSource:
         nodes, store = self._nodes, self._store
         assert nodes is not None
         assert store is not None
@@ -305,7 +305,7 @@ class SnapshotScheduler:
         names = ", ".join(node.memory.node for node in nodes.all[:3])
         more = f" and {len(nodes.all) - 3} more" if len(nodes.all) > 3 else ""
         directory = store.memory.directory
-        return Snapshot(store.storage, store.key, others, names + more, directory)
+        return SnapshotSource(store.storage, store.key, others, names + more, directory)
 
     def keep_only(self, which: CheckpointId | None) -> None:
         """Removes all others: the job has gone on from this one.

@@ -30,7 +30,7 @@ _NEXT_WORD = 30.0
 _LOOKS = 0.2
 
 
-class NoAnswer(Exception):
+class FirstContactTimeout(Exception):
     """There was none in time; ``__cause__`` is the last error, if there was any."""
 
 
@@ -81,7 +81,7 @@ def ask(
         The answer.
 
     Raises:
-        NoAnswer: there was none in time.
+        FirstContactTimeout: there was none in time.
         Exception: what ``call`` has raised, if that does not pass.
     """
     begun = time.monotonic()
@@ -98,13 +98,13 @@ def ask(
                 continue
             why = last[-1] if last else None
             if tell is None or due >= seconds:
-                raise NoAnswer from why
+                raise FirstContactTimeout from why
             tell(why, time.monotonic() - begun)
             due += _NEXT_WORD
     if error is None:
         return cast("_T", value)
     if may_pass(error):
-        raise NoAnswer from error
+        raise FirstContactTimeout from error
     raise error
 
 

@@ -24,7 +24,7 @@ from elastic_runtime.checkpoint.storage.credentials import (
     secrets_of,
     without_credentials,
 )
-from elastic_runtime.checkpoint.storage.first_contact import NoAnswer, Patience, ask
+from elastic_runtime.checkpoint.storage.first_contact import FirstContactTimeout, Patience, ask
 from elastic_runtime.checkpoint.storage.storage_contract import PROBE, Storage
 from elastic_runtime.errors import (
     CheckpointFailed,
@@ -292,7 +292,7 @@ class RemoteStorage(Storage):
             try:
                 says = tell if note else None
                 return ask(call, first.seconds, says, _worth_asking, _WAIT, first.leave)
-            except NoAnswer as error:
+            except FirstContactTimeout as error:
                 text = (
                     f"cannot reach {self.where}, which was tried for {first.seconds:g} s: "
                     f"{self._why(error.__cause__)}; check the URL, the address of the store and "

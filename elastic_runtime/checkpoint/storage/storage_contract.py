@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-# How much is read, and how much is written, at once, in bytes. Both are checksummed meanwhile, and
-# what is read stays in the processor's cache for that; an object store takes more at once (its
-# ``read_size``). Neither is part of the format.
+# How many bytes are read from a file system, and checksummed, at once: they stay in the processor's
+# cache for that. An object store is asked for more at once (its ``read_size``). Not part of the
+# format. The size of a write is ``WRITE_SIZE`` in ``save/file_writer.py``.
 READ_SIZE = 1 << 20
-WRITE_SIZE = 4 << 20
 
 PROBE = ".elastic-probe"  # is made and deleted to see whether a place can be written
 

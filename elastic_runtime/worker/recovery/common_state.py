@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_runtime.events.event import NotedEvent
-    from elastic_runtime.worker.peers import Connection
+    from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
     from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.state.training_state import State
@@ -81,20 +81,20 @@ class StateRecovery:
         self._strict = strict
         self._incarnation = ""
 
-    def recover(self, connection: Connection, world: World, past: EarlierRounds) -> None:
+    def recover(self, gloo: GlooGroups, world: World, past: EarlierRounds) -> None:
         """Brings all ranks to one state: the furthest in memory, or what was saved.
 
         Raises:
             UsageError: no rank holds a whole state any more, and nothing is saved.
         """
         state, saver = self._state, self._saver
-        self._enter(connection, world)
+        self._enter(gloo, world)
         restorer = None
         if saver is not None:
             load = partial(saver.load, strict=self._strict)
             restorer = Restorer(saver.term, saver.base, load, saver.received)
         same = bool(past.incarnation) and past.incarnation == self._incarnation
-        wire = connection.group._get_backend(torch.device("cpu"))
+        wire = gloo.group._get_backend(torch.device("cpu"))
         before = world.round - 1 if same else -1
         choice = bring_together(state, wire, world.rank, world.size, restorer, before=before)
         if choice.kind in ("lost", "fresh"):
@@ -106,7 +106,7 @@ class StateRecovery:
             saver.settled(choice)
         self._tell(choice, world, past)
 
-    def alone(self, connection: Connection, world: World) -> bool:
+    def alone(self, gloo: GlooGroups, world: World) -> bool:
         """Makes this process's memory one that can be saved, between two rounds.
 
         Returns:
@@ -114,7 +114,7 @@ class StateRecovery:
         """
         state, saver = self._state, self._saver
         assert saver is not None
-        self._enter(connection, world)
+        self._enter(gloo, world)
         restorer = Restorer(saver.term, saver.base, lambda over: None)
         mine = choose([state.rank_status()])
         stored = saver.newest()
@@ -127,12 +127,12 @@ class StateRecovery:
         saver.settled(choice)
         return True
 
-    def _enter(self, connection: Connection, world: World) -> None:
+    def _enter(self, gloo: GlooGroups, world: World) -> None:
         for part in self._state.parts.values():
             if isinstance(part, _Entering):
                 part.enter(world)
         if self._saver is not None:
-            self._saver.attach(self._state, connection)
+            self._saver.attach(self._state, gloo)
 
     def _check_beginning(self, choice: RecoveryChoice, past: EarlierRounds) -> None:
         """Starting anew in silence would be worse than an end.

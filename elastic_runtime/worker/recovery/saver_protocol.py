@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from elastic_runtime.worker.agreement import Wish
-    from elastic_runtime.worker.peers import Connection
+    from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice, StateVersion
     from elastic_runtime.worker.state.training_state import State
 
@@ -17,7 +17,7 @@ class Saver(Protocol):
     def count(self, steps: int) -> None:
         """So many steps are committed now: what is saved is the state after them."""
 
-    def attach(self, state: State, connection: Connection) -> None:
+    def attach(self, state: State, gloo: GlooGroups) -> None:
         """Works with these ranks from now on, until it is attached to others."""
 
     def detach(self) -> None:

@@ -103,7 +103,7 @@ def bring_together(
         RanksDiffer: the states are not alike afterwards.
         RuntimeError: a rank was lost on the way.
     """
-    group = _Group(wire, rank, world)
+    group = _TransferGroup(wire, rank, world)
     statuses = _all_statuses(state, group, restorer, before)
     choice = choose(statuses)
     asks = restorer is not None and (choice.kind != "memory" or may_be_behind(statuses))
@@ -143,7 +143,7 @@ def _from_saved(
 
 
 def _all_statuses(
-    state: State, group: _Group, restorer: Restorer | None, before: int
+    state: State, group: _TransferGroup, restorer: Restorer | None, before: int
 ) -> list[RankStatus]:
     mine = state.rank_status()
     term, base = (restorer.term, restorer.base) if restorer is not None else (0, NOTHING)
@@ -157,7 +157,7 @@ def _all_statuses(
 
 
 def _equalize(
-    state: State, group: _Group, choice: RecoveryChoice, restorer: Restorer | None
+    state: State, group: _TransferGroup, choice: RecoveryChoice, restorer: Restorer | None
 ) -> None:
     """Gives all ranks what the sources have."""
     receives = group.rank in choice.receivers
@@ -210,7 +210,7 @@ def plan(sizes: Sequence[int], limit: int) -> list[list[TensorSlice]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _TransferGroup:
     """The few collectives that are needed here, over gloo itself."""
 
     wire: Any
@@ -249,7 +249,7 @@ class _Group:
                 raise UsageError(f"rank {rank}: {self.tell(problem, rank)}")
 
 
-def _digests(state: State | None, group: _Group) -> list[int]:
+def _digests(state: State | None, group: _TransferGroup) -> list[int]:
     """The digests of all ranks; -1 from one that has no state."""
     digest = -1 if state is None else state.digest()
     return [digest for (digest,) in group.gather([digest])]
@@ -267,7 +267,7 @@ def _compare(digests: list[int], choice: RecoveryChoice) -> None:
 
 
 def _exchange(
-    state: State, group: _Group, choice: RecoveryChoice
+    state: State, group: _TransferGroup, choice: RecoveryChoice
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """Everything that this rank needs to be where the first source is.
 
@@ -380,7 +380,7 @@ class _Messages:
         return self._last[1][piece.start : piece.stop]
 
 
-def _spread(messages: _Messages, group: _Group, root: int) -> None:
+def _spread(messages: _Messages, group: _TransferGroup, root: int) -> None:
     """Gives all ranks the same."""
     for pieces in messages.order:
         content = messages.content(pieces) if group.rank == root else messages.buffer(pieces)

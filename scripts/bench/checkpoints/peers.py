@@ -15,7 +15,7 @@ from elastic_runtime.checkpoint.entries.flat_state import Entries
 from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.load.load_run import LoadRun
-from elastic_runtime.checkpoint.snapshot.peer_reader import Snapshot
+from elastic_runtime.checkpoint.snapshot.peer_reader import SnapshotSource
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory, write_key
 from elastic_runtime.worker.peers import Peers
@@ -64,12 +64,12 @@ def from_peer(stage: Stage) -> list[Sample]:
             )
 
 
-def _loading(where: Path, port: int) -> Snapshot:
+def _loading(where: Path, port: int) -> SnapshotSource:
     memory = SnapshotMemory(str(where), 0, "127.0.0.1", port, "peer", "")
     write_key(str(where), _SERVERS_KEY)
     theirs = [path.name for path in (where / _KEY / _WHICH.name).iterdir()]
     own = LocalStorage(where / "none")
-    return Snapshot(own, _KEY, dict.fromkeys((*theirs, MANIFEST), memory), "peer", str(where))
+    return SnapshotSource(own, _KEY, dict.fromkeys((*theirs, MANIFEST), memory), "peer", str(where))
 
 
 @contextmanager

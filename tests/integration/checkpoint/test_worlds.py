@@ -19,7 +19,7 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.entries.per_rank_values import PerRank
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.errors import CheckpointError
-from elastic_runtime.worker.peers import Connection
+from elastic_runtime.worker.peers import GlooGroups
 from tests.checkpoints import with_outline
 from tests.hostile import make_newer
 from tests.ranks import entries_of, kill_self, run_ranks, values
@@ -301,7 +301,7 @@ def worth(path: Path, fatal: str) -> list[str]:
     state = elastic_runtime.State(model=model)
     state.hold(1)
     ckpt = Checkpointer(path, {"model": model})
-    ckpt.attach(state, Connection(dist.new_group(), dist.new_group, lambda: False))
+    ckpt.attach(state, GlooGroups(dist.new_group(), dist.new_group, lambda: False))
     before = state.rank_status().condition.name
     with contextlib.suppress(RuntimeError):
         ckpt.load(None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.agent import snapshot_server
-from elastic_runtime.agent.snapshot_server import SnapshotServer, SnapshotStore
+from elastic_runtime.agent.snapshot_server import SnapshotHost, SnapshotServer
 from elastic_runtime.checkpoint.snapshot.peer_reader import ConnectionPool, PeerConnection, PeerFile
 from elastic_runtime.config import Endpoint, Entry, JobConfig, MemoryLimit
 from elastic_runtime.errors import DamagedCheckpoint
@@ -300,7 +300,7 @@ def config(limit: MemoryLimit) -> JobConfig:
 
 
 def test_workers_are_told_where_it_is() -> None:
-    store = SnapshotStore(config(MemoryLimit(bytes=1000)), "127.0.0.1")
+    store = SnapshotHost(config(MemoryLimit(bytes=1000)), "127.0.0.1")
     told = store.memory
     assert told is not None
     assert SnapshotMemory.decode(told.encode()) == told
@@ -319,11 +319,11 @@ def test_workers_are_told_where_it_is() -> None:
 
 
 def test_no_memory_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    store = SnapshotStore(config(MemoryLimit()), "127.0.0.1")
+    store = SnapshotHost(config(MemoryLimit()), "127.0.0.1")
     assert store.memory is None
     store.close()
     monkeypatch.setattr(snapshot_server, "_TMPFS", str(tmp_path))  # a disk
-    store = SnapshotStore(config(MemoryLimit(bytes=1000)), "127.0.0.1")
+    store = SnapshotHost(config(MemoryLimit(bytes=1000)), "127.0.0.1")
     assert store.memory is None
     store.close()
 
@@ -332,7 +332,7 @@ _HOLDER = """
 import sys
 from tests.unit.agent import test_snapshot_server as here
 from elastic_runtime.config import MemoryLimit
-store = here.SnapshotStore(here.config(MemoryLimit(bytes=1000)), "127.0.0.1")
+store = here.SnapshotHost(here.config(MemoryLimit(bytes=1000)), "127.0.0.1")
 print(store.memory.directory, store._reaper.pid, flush=True)
 sys.stdin.read()
 store.close()
@@ -380,7 +380,7 @@ def test_an_agent_without_memory_removes_that_of_dead_ones_as_well() -> None:
         agent.kill()
         agent.wait()
         assert directory.is_dir()
-        SnapshotStore(config(MemoryLimit()), "127.0.0.1").close()
+        SnapshotHost(config(MemoryLimit()), "127.0.0.1").close()
         assert not directory.exists()
 
 

@@ -23,7 +23,7 @@ from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, Local
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint, UsageError
 from elastic_runtime.worker.context import WorkerContext, context
-from elastic_runtime.worker.peers import Connection
+from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery.recovery_source import StateVersion
 from elastic_runtime.worker.state.training_state import State
 from tests.ranks import entries_of
@@ -403,7 +403,7 @@ def attached(tmp_path: Path, **entries: Any) -> Checkpointer:
     """One that ``elastic.run`` was given, in a world of one rank."""
     ckpt = Checkpointer(tmp_path, entries)
     nobody: Any = None
-    ckpt.attach(State(**entries), Connection(nobody, lambda: nobody, lambda: False))
+    ckpt.attach(State(**entries), GlooGroups(nobody, lambda: nobody, lambda: False))
     return ckpt
 
 

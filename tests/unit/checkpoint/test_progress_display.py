@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from elastic_runtime.checkpoint.progress_display import Progress
+from elastic_runtime.checkpoint.progress_display import ProgressDisplay
 from elastic_runtime.events.checkpoint_events import CheckpointProgress
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 def test_what_is_over_soon_is_not_shown() -> None:
     events: list[Event] = []
-    with Progress("loading", 10, events.append) as progress:
+    with ProgressDisplay("loading", 10, events.append) as progress:
         progress.advance(10)
     assert not events
 
 
 def test_an_event_where_nobody_watches() -> None:
     events: list[Event] = []
-    with Progress("loading step 3", 200, events.append, patience=0, interval=0) as progress:
+    with ProgressDisplay("loading step 3", 200, events.append, patience=0, interval=0) as progress:
         progress.advance(50)
         progress.advance(100)
         progress.advance(50)
@@ -36,21 +36,21 @@ def test_an_event_where_nobody_watches() -> None:
 
 def test_events_keep_their_distance() -> None:
     events: list[Event] = []
-    with Progress("loading", 100, events.append, patience=0, interval=60) as progress:
+    with ProgressDisplay("loading", 100, events.append, patience=0, interval=60) as progress:
         for _ in range(100):
             progress.advance(1)
     assert len(events) == 1
 
 
 def test_ranks_other_than_the_first_are_silent(capfd: pytest.CaptureFixture[str]) -> None:
-    with Progress("loading", 100, None, patience=0) as progress:
+    with ProgressDisplay("loading", 100, None, patience=0) as progress:
         progress.advance(1)
     assert capfd.readouterr() == ("", "")
 
 
 _WATCHED = """
-from elastic_runtime.checkpoint.progress_display import Progress
-with Progress("loading step 3", 1 << 20, lambda *_, **__: print("an event"), patience=0) as bar:
+from elastic_runtime.checkpoint.progress_display import ProgressDisplay
+with ProgressDisplay("loading step 3", 1 << 20, lambda _: print("an event"), patience=0) as bar:
     for _ in range(2):
         bar.advance(1 << 19)
 """

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.entries.flat_state import Entries, unwrapped
+from elastic_runtime.checkpoint.entries.flat_state import Entries
 from elastic_runtime.checkpoint.entries.per_rank_values import PerRank
 from elastic_runtime.errors import CheckpointError
+from elastic_runtime.worker.state.state_parts import unwrapped
 from elastic_runtime.worker.state.training_state import State
 
 if TYPE_CHECKING:

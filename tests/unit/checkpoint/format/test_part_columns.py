@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.checkpoint.format.manifest import FileRecord, Part
-from elastic_runtime.checkpoint.format.part_columns import Parts
+from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.errors import DamagedCheckpoint
 
 PARTS = (Part(0, 412, 5, 128), Part(412, 1 << 40, 0xFFFFFFFF, 64), Part(412 + (1 << 40), 7, 9))
@@ -35,18 +35,18 @@ def several(draw: st.DrawFn) -> tuple[Part, ...]:
 
 @given(several())
 def test_parts_survive_a_section(parts: tuple[Part, ...]) -> None:
-    found = Parts.unpack("here", Parts.of(parts).pack(), file_of(parts))
+    found = PartColumns.unpack("here", PartColumns.of(parts).pack(), file_of(parts))
     assert tuple(found) == parts
     assert found[1:] == list(parts[1:])
 
 
 def test_no_flipped_bit_in_a_section_is_taken_for_more_than_there_is() -> None:
-    section = Parts.of(PARTS).pack()
+    section = PartColumns.of(PARTS).pack()
     for position in range(len(section) * 8):
         changed = bytearray(section)
         changed[position // 8] ^= 1 << position % 8
         try:
-            found = Parts.unpack("here", bytes(changed), file_of(PARTS))
+            found = PartColumns.unpack("here", bytes(changed), file_of(PARTS))
         except DamagedCheckpoint as error:
             assert "here is refused" in str(error)
         else:
@@ -58,18 +58,18 @@ def test_no_flipped_bit_in_a_section_is_taken_for_more_than_there_is() -> None:
     [
         b"",
         b"garbage",
-        Parts.of(PARTS).pack()[:-1],
-        Parts.of(PARTS).pack() + b"more",
-        Parts.of(PARTS[:2]).pack(),
-        Parts.of((*PARTS, Part(0, 0, 0))).pack(),
-        Parts.of((PARTS[0], PARTS[1], Part(0, 6, 9))).pack(),  # a byte less than the file has
-        Parts.of((PARTS[0], PARTS[1], Part(0, 7, 9, 8))).pack(),  # its data begin after its end
-        Parts.of((PARTS[0], PARTS[1], Part(0, 7, 9, -2))).pack(),
+        PartColumns.of(PARTS).pack()[:-1],
+        PartColumns.of(PARTS).pack() + b"more",
+        PartColumns.of(PARTS[:2]).pack(),
+        PartColumns.of((*PARTS, Part(0, 0, 0))).pack(),
+        PartColumns.of((PARTS[0], PARTS[1], Part(0, 6, 9))).pack(),  # a byte too few
+        PartColumns.of((PARTS[0], PARTS[1], Part(0, 7, 9, 8))).pack(),  # data after its end
+        PartColumns.of((PARTS[0], PARTS[1], Part(0, 7, 9, -2))).pack(),
     ],
 )
 def test_what_is_no_section_of_the_file_is_refused(section: bytes) -> None:
     with pytest.raises(DamagedCheckpoint, match=r"here is refused.*rank-3\.distcp"):
-        Parts.unpack("here", section, file_of(PARTS))
+        PartColumns.unpack("here", section, file_of(PARTS))
 
 
 def test_a_section_that_grows_takes_no_memory() -> None:
@@ -77,7 +77,7 @@ def test_a_section_that_grows_takes_no_memory() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DamagedCheckpoint):
-            Parts.unpack("here", bomb, file_of(PARTS))
+            PartColumns.unpack("here", bomb, file_of(PARTS))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

@@ -17,7 +17,7 @@ from elastic_runtime.checkpoint.save.rank_share import FileContent
 from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.save_interval import Every
 from elastic_runtime.checkpoint.snapshot.buddies import Nodes
-from elastic_runtime.checkpoint.snapshot.peer_reader import ConnectionPool, PeerFile, Snapshot
+from elastic_runtime.checkpoint.snapshot.peer_reader import ConnectionPool, PeerFile, SnapshotSource
 from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
 from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
 from elastic_runtime.checkpoint.snapshot.snapshot_writer import SnapshotWriter
@@ -59,9 +59,9 @@ def served(tmp_path: Path) -> Iterator[tuple[SnapshotStore, SnapshotMemory]]:
     server.close()
 
 
-def open_from(store: SnapshotStore, memory: SnapshotMemory, own: Path) -> Snapshot:
+def open_from(store: SnapshotStore, memory: SnapshotMemory, own: Path) -> SnapshotSource:
     others = {MANIFEST: memory, small_checkpoints.FILE: memory}
-    return Snapshot(LocalStorage(own), store.key, others, "n0", str(own.parent))
+    return SnapshotSource(LocalStorage(own), store.key, others, "n0", str(own.parent))
 
 
 def test_a_snapshot_of_another_node(

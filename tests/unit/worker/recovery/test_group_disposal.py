@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.system import torch_private
-from elastic_runtime.worker.peers import Connection
+from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery import group_disposal
 from elastic_runtime.worker.recovery.process_groups import rehearse
 from tests import processes
@@ -36,7 +36,7 @@ def lets_go_of_a_group_that_waits(port: int) -> int:
         return 0
     group = ranks.group
     assert group is not None
-    holder = [Connection(group, ranks.another_group, ranks.interrupted.is_set)]
+    holder = [GlooGroups(group, ranks.another_group, ranks.interrupted.is_set)]
     work: Any = group._get_backend(CPU).allreduce([torch.ones(1)])
     held = [weakref.ref(group)]
     del group, work

@@ -30,7 +30,7 @@ from elastic_runtime.worker.recovery.process_groups import (
     Stores,
     rehearse,
 )
-from elastic_runtime.worker.recovery.state_transfer import _Group
+from elastic_runtime.worker.recovery.state_transfer import _TransferGroup
 from tests import processes
 from tests.ranks import run_ranks, values
 
@@ -339,7 +339,7 @@ def under_the_modes_of_the_script(mode: str) -> list[bool]:
     agreement = Agreement(group)
     agreement.step(Wish.SAVE)
     agreed = agreement.step(Wish.NOTHING)
-    wire = _Group(group._get_backend(CPU), dist.get_rank(), 2)
+    wire = _TransferGroup(group._get_backend(CPU), dist.get_rank(), 2)
     told = [wire.gather([dist.get_rank()]), wire.tell({"a": 1}, 0), Peers(group).gather("x" * 2000)]
     order = Orders(5, None, replacement=False).of(1, 0)
     dist.barrier()

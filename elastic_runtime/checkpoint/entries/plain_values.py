@@ -1,0 +1,32 @@
+"""Which values a checkpoint can keep: those that are loaded without running code."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+import torch
+
+from elastic_runtime.errors import CheckpointUsageError
+
+# What ``torch.load(weights_only=True)`` reads back as it was.
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+
+
+def check_plain(where: str, value: object) -> None:
+    """Refuses what a load without running code could not bring back, while it can be mended."""
+    kind = type(value)
+    if kind in _ATOMS or kind in (torch.Tensor, torch.nn.Parameter):
+        return
+    if kind in (dict, OrderedDict, Counter):
+        for key, item in value.items():  # type: ignore[attr-defined]
+            check_plain(where, key)
+            check_plain(f"{where}[{key!r}]", item)
+    elif kind in (list, tuple, set):
+        for index, item in enumerate(value):  # type: ignore[arg-type]
+            check_plain(f"{where}[{index}]", item)
+    else:
+        raise CheckpointUsageError(
+            f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot be loaded without "
+            "running code; give plain values (numbers, strings, tensors, lists, dicts) "
+            "or an object with state_dict and load_state_dict"
+        )
