@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.docker_engine import remove_leftovers
 from tests.etcd_server import (
     EtcdCluster,
     EtcdContainer,
     EtcdProcess,
     EtcdServer,
-    remove_leftovers,
     why_no_docker,
 )
 

@@ -8,7 +8,6 @@ without their data, paused and resumed. ``close`` leaves nothing behind.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import json
 import os
@@ -22,17 +21,18 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from tests import docker_engine
+from tests.docker_engine import LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 IMAGE = "elastic-etcd-test:3.5.1"
-LABEL = "elastic-runtime.test-pid"
 FAST = ("--heartbeat-interval", "50", "--election-timeout", "250")
-READY_TIMEOUT = 30.0
+READY_TIMEOUT = 60.0
 
 
 class EtcdServer(Protocol):
@@ -307,7 +307,9 @@ class EtcdContainer:
             *FAST,
             *self._flags,
         ]
-        container = _testcontainers().DockerContainer(os.environ.get("ETCD_IMAGE", IMAGE))
+        container = docker_engine.testcontainers().DockerContainer(
+            os.environ.get("ETCD_IMAGE", IMAGE)
+        )
         container.with_command(command).with_kwargs(labels={LABEL: str(os.getpid())})
         # Fixed ports, for a restart; on loopback only, which with_bind_ports cannot express.
         container.ports = {str(inner): ("127.0.0.1", p) for inner, p in self._ports.items()}
@@ -397,7 +399,7 @@ class EtcdCluster:
 
     def _containers(self) -> tuple[EtcdServer, ...]:
         self._network = (
-            _testcontainers()
+            docker_engine.testcontainers()
             .Network(docker_network_kw={"labels": {LABEL: str(os.getpid())}})
             .create()
         )
@@ -434,40 +436,18 @@ class EtcdCluster:
             self._network = None
 
 
-def _testcontainers() -> Any:
-    """testcontainers' core, set up to want no reaper image and to guess no address."""
-    os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
-    os.environ.setdefault("TESTCONTAINERS_CONNECTION_MODE", "docker_host")
-    os.environ.setdefault("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from testcontainers.core import container
-
-    return container
-
-
 def why_no_docker() -> str:
     """Says why no container can be started here; "" if one can. Builds the image if it is missing.
 
     Containers that an earlier, killed run has left behind are removed first.
     """
-    try:
-        from docker import DockerClient, errors
-    except ImportError:
-        return "the Python package docker is not installed"
-    with warnings.catch_warnings():
-        # docker leaves its socket open when nobody answers.
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            client = DockerClient.from_env(timeout=60)
-        except errors.DockerException as error:
-            reason = f"docker does not answer ({str(error).splitlines()[0]})"
-            client = None
-        gc.collect()
+    client, reason = docker_engine.connect()
     if client is None:
         return reason
+    from docker import errors
+
     try:
-        _sweep(client)
+        docker_engine.sweep(client)
         if "ETCD_IMAGE" not in os.environ and not client.images.list(name=IMAGE):
             build = Path(__file__).parents[1] / "docker" / "etcd-test" / "build"
             subprocess.run([build, sys.executable, IMAGE], check=True, capture_output=True)
@@ -477,34 +457,3 @@ def why_no_docker() -> str:
     finally:
         client.close()
     return ""
-
-
-def remove_leftovers() -> None:
-    """Removes the containers and networks of test processes that are gone, if docker answers."""
-    from docker import DockerClient, errors
-
-    with warnings.catch_warnings():
-        # docker leaves its socket open when nobody answers.
-        warnings.simplefilter("ignore", ResourceWarning)
-        with contextlib.suppress(errors.DockerException):
-            client = DockerClient.from_env(timeout=60)
-            try:
-                _sweep(client)
-            finally:
-                client.close()
-        gc.collect()
-
-
-def _sweep(client: Any) -> None:
-    from docker import errors
-
-    marked = {"label": LABEL}
-    for container in client.containers.list(all=True, filters=marked, ignore_removed=True):
-        if not Path(f"/proc/{container.labels[LABEL]}").exists():
-            # Processes that run tests beside this one do the same, and may be quicker.
-            with contextlib.suppress(errors.APIError):
-                container.remove(force=True, v=True)
-    for network in client.networks.list(filters=marked):
-        if not Path(f"/proc/{network.attrs['Labels'][LABEL]}").exists():
-            with contextlib.suppress(errors.APIError):
-                network.remove()

@@ -46,6 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The order is ours; xdist would begin with the files that have the most tests."""
     config.option.loadscopereorder = False
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Failures(config))
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +120,26 @@ def _folder(nodeid: str) -> str:
     return nodeid.split("/", 2)[1]
 
 
-# ------------------------------------------------------------------ what took long
+# ------------------------------------------------------------------ what is seen
+
+
+class _Failures:
+    """Names each failed test when it fails, not only at the end of the run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)  # the letter F comes first
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        # With -v each test has a line of its own.
+        if not report.failed or terminal is None or terminal.verbosity > 0:
+            return
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = crash.message if crash else str(report.longrepr)
+        where = f" in its {report.when}" if report.when in ("setup", "teardown") else ""
+        first = (why.splitlines() or [""])[0]
+        terminal.write(f"\n{report.nodeid} failed{where}: {first}\n", flush=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

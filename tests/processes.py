@@ -122,7 +122,7 @@ def show_workers(mark: str, script: str, patience: float = 2.0) -> None:
     time.sleep(patience)  # it is for people, and the test has failed already
 
 
-def end(mark: str, patience: float = 10.0) -> None:
+def end(mark: str, patience: float = 60.0) -> None:
     """Kills everything that carries ``mark``, and returns when nothing is left.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 _LISTENS = "0A"  # in /proc/net/tcp
 
 # What scanners, browsers, and half-spoken protocols say.

@@ -11,7 +11,7 @@ from elastic_runtime.rendezvous.store_contract import Changed, Entry, Snapshot, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Ear:

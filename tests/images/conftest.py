@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.docker_engine import LABEL
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 # What scripts/build-images builds on when it is told nothing.
 OWN_BASE, PUBLIC_BASE = "elastic-base:bookworm", "python:3.11-slim-bookworm"
-LABEL = "elastic-runtime.test-pid"
 
 
 def docker(*args: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:

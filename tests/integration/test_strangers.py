@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow("a job of each kind, all of whose ports are tried")
 
 _LOCAL = "127.0.0.1"
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 # gloo waits for the rest of what it takes for a rank, so nobody waits long for its answer.
 _SHORT = 0.1
 # What C++ and Python print where something has gone wrong that nobody expected.

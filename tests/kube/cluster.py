@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 
 
 class FakeCluster:

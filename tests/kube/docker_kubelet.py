@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 import docker
-from tests.etcd_server import LABEL
+from tests.docker_engine import LABEL
 from tests.kube.cluster import FakeCluster
 from tests.kube.door import Door
 from tests.kube.kinds import CRD, KINDS, NAMESPACE, POD, SERVICE, Kind

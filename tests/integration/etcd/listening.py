@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.rendezvous.store_contract import Entry, StoreEvent
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 def endpoint(hosts: str, **settings: Any) -> Endpoint:

@@ -295,7 +295,6 @@ def test_a_write_that_another_made_instead_is_not_taken_for_ours(etcd: EtcdServe
             assert not node.store.apply(ours)
 
 
-@pytest.mark.timeout(60)
 def test_a_paused_etcd_is_lost_and_found(new_etcd: NewEtcd) -> None:
     server = new_etcd()
     with Listening(server.endpoint) as node:
@@ -309,7 +308,6 @@ def test_a_paused_etcd_is_lost_and_found(new_etcd: NewEtcd) -> None:
         node.until(lambda values: values.get("job") == b"on")
 
 
-@pytest.mark.timeout(90)
 def test_a_connection_that_leads_nowhere_is_given_up_for_a_new_one(etcd: EtcdServer) -> None:
     with Proxy(etcd.endpoint) as network, Listening(network.endpoint, ttl=5) as node:
         node.start()

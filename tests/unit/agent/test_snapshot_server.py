@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 KEY = key_for(SNAPSHOTS, new_secret())
 FILE = "0123456789abcdef/step-3.term-1/rank-0.distcp"
 CONTENT = bytes(range(256)) * 4096
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 @pytest.fixture

@@ -128,7 +128,6 @@ def a_life_of_jobs(cluster: FakeCluster, namespace: str) -> None:
     cluster.wait_for(lambda: is_gone(JOB), "the job is deleted")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("alone", [False, True], ids=["of the cluster", "of its namespace"])
 def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
     alone: bool, cluster: FakeCluster, tmp_path: Path

@@ -13,7 +13,7 @@ from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from tests.processes import wait_for
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.mark.parametrize("away", [False, True])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LOCAL = "127.0.0.1"
-PATIENCE = 10.0
+PATIENCE = 60.0
 FIELDS = {"node": "a", "name": "machine", "round": 7, "step": 100}
 SECRET = new_secret()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOCAL = "127.0.0.1"
-PATIENCE = 10.0  # of a test
+PATIENCE = 60.0  # of a test
 # How long a client may take where a test wants to see the end of it.
 SHORT = 0.5
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-DEADLINE = 10.0
+DEADLINE = 60.0
 
 
 class FakeAgent:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.events import Event
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Disk:

@@ -23,7 +23,7 @@ from elastic_runtime.events.round_events import RoundSealed
 
 CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "the run", node_name="n1")
 LOCAL = "127.0.0.1"
-PATIENCE = 10.0  # of a test
+PATIENCE = 60.0  # of a test
 
 
 def connect(port: int) -> socket.socket:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class End:

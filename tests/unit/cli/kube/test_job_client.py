@@ -21,7 +21,7 @@ from tests.kube.cluster import kubeconfig
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
 

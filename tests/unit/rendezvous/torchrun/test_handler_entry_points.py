@@ -36,7 +36,7 @@ from elastic_runtime.rendezvous.torchrun.torch_handler import ElasticRendezvousH
 from tests.conformance import RESOLVER
 from tests.processes import wait_for
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 assert RESOLVER  # importing it has set it
 
 TIMEOUTS = Timeouts(last_call=0.2, batch=0.05, rejoin_timeout=5.0, connect_timeout=2.0)

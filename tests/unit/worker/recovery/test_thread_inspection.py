@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Out(BaseException):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TTL = 0.3
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 class Server:

@@ -1,0 +1,47 @@
+"""What a person sees of a test run while it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.lanes import TESTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_A_RUN = """
+import pytest
+
+@pytest.fixture
+def broken():
+    raise KeyError("no such thing")
+
+def test_holds(): pass
+def test_fails(): assert False, "first line\\nsecond line"
+def test_cannot_begin(broken): pass
+def test_holds_as_well(): pass
+"""
+
+
+def test_a_failed_test_is_named_when_it_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "unit"
+    folder.mkdir(parents=True)
+    (folder / "test_some.py").write_text(_A_RUN)
+    options = ("-p", "tests.lanes", "-p", "no:cacheprovider", "-n", "0", "--rootdir", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, folder],
+        cwd=TESTS.parent,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    while_it_runs = done.stdout.split("= ERRORS =")[0].splitlines()
+    named = [line for line in while_it_runs if line.startswith("tests/unit/test_some.py::")]
+    assert named == [
+        "tests/unit/test_some.py::test_fails failed: AssertionError: first line",
+        "tests/unit/test_some.py::test_cannot_begin failed in its setup: KeyError: 'no such thing'",
+    ]
