@@ -14,7 +14,7 @@ import torch
 
 from elastic_runtime.checkpoint.format.dcp_metadata import METADATA
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, FileRecord, Manifest, Part
-from elastic_runtime.system.torch_private import dcp_stored_item
+from elastic_runtime.system.torch_formats import dcp_stored_item
 
 if TYPE_CHECKING:
     from collections.abc import Callable

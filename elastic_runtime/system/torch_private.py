@@ -1,37 +1,22 @@
-"""Everything that leans on undocumented parts of torch: one room, each with its reason.
+"""Process groups, devices and loaders: what leans on undocumented parts of torch, with its reason.
 
-A test beside each fails when torch changes it. torch itself is imported only when something here
-is called.
+``torch_tcp_store`` and ``torch_formats`` have the rest of it; no other module may do so. A test
+beside each fails when torch changes it. torch itself is imported only when something is called.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import io
-import os
-import pickle
-import socket
-import struct
-import time
-from collections import OrderedDict
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
-
-from elastic_runtime.system.listening import listen, where_reached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from datetime import timedelta
 
     import torch
-    from torch.distributed import TCPStore
-
-# Between two looks at a port that does not listen yet, in seconds: first and longest.
-_LOOK = 0.002
-_LOOK_LATER = 0.05
 
 
 def cuda_is_lost() -> bool:
@@ -60,159 +45,6 @@ def numa_cpus(gpu: int, mode: str) -> list[int]:
 
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
     return sorted(binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options))
-
-
-def dcp_stored_item() -> Any:
-    """The class in which DCP's metadata says where an item is: file, offset and length in bytes.
-
-    A checkpoint that is to be readable by plain ``torch.distributed.checkpoint`` must use it, and
-    there is no public name for it.
-    """
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-
-    return _StorageInfo
-
-
-def dcp_memory_format() -> Any:
-    """The enumeration that DCP pickles in place of ``torch.memory_format``.
-
-    It is part of every tensor's description in DCP's metadata, so a loader that builds nothing
-    but known classes has to know it.
-    """
-    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
-
-    return _MEM_FORMAT_ENCODING
-
-
-def host_where_reached() -> None:
-    """Has ``env://`` and ``tcp://`` wait for the store's port, and host it at its address only.
-
-    A client of TCPStore that is refused sleeps for some 0.3 to 1.5 s before it tries again. Warm
-    workers start within milliseconds of each other, so that half of them come too early: measured
-    with two ranks, ``init_process_group`` took 17 ms or 300 to 640 ms. Both schemes make their
-    store through this one function; there is no public place to wait in.
-
-    The store of a round answers whoever reaches it, and torch would listen at all addresses.
-    """
-    # torch.distributed has a function of that name, which hides the module.
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-    create = rendezvous._create_c10d_store
-
-    @wraps(create)
-    def made(
-        hostname: str,
-        port: int,
-        rank: int,
-        world_size: int,
-        timeout: timedelta,
-        use_libuv: bool = True,
-    ) -> Any:
-        if rank > 0:
-            await_listener(hostname, int(port), timeout.total_seconds())
-        elif store := _hosted(hostname, int(port), world_size, timeout, use_libuv):
-            return store
-        return create(hostname, port, rank, world_size, timeout, use_libuv)
-
-    rendezvous._create_c10d_store = made
-
-
-def _hosted(
-    host: str, port: int, world_size: int, timeout: timedelta, use_libuv: bool
-) -> Any | None:
-    """The store that torch would host for its rank 0, at this address only; None: torch is to."""
-    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    address = where_reached(host).address
-    if agents or not address or not port:
-        return None
-    try:
-        listener = listen(address, port)
-    except OSError:  # perhaps this process hosts it already, which torch knows
-        return None
-    from torch.distributed import TCPStore
-
-    return TCPStore(
-        address,
-        port,
-        world_size,
-        is_master=True,
-        timeout=timeout,
-        multi_tenant=True,
-        master_listen_fd=listener.detach(),
-        use_libuv=use_libuv,
-    )
-
-
-def await_listener(host: str, port: int, timeout: float) -> bool:
-    """Waits until somebody listens at an address.
-
-    Args:
-        host, port: the address.
-        timeout: seconds to wait at most; that nobody came, the caller's connection will say.
-
-    Returns:
-        Whether somebody listens.
-    """
-    deadline = time.monotonic() + timeout
-    pause = _LOOK
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        try:
-            socket.create_connection((host, port), timeout=left).close()
-        except OSError:
-            time.sleep(min(pause, left))
-            pause = min(_LOOK_LATER, pause * 1.2)
-        else:
-            return True
-
-
-def greet_store(host: str, port: int, timeout: float) -> bool:
-    """Waits until whoever listens somewhere answers as a TCPStore does, or hangs up.
-
-    torch's own client waits for its first answer where nothing can end it, and the end of the
-    process waits for that. A port that accepts and then says nothing is found here instead.
-
-    What its client says first is undocumented: a number that both know, and a ping with another
-    one, which comes back. A torch that says something else one day hangs up; its client is to say
-    what is wrong then.
-
-    Args:
-        host, port: where.
-        timeout: seconds to wait at most, for the connection and for the answer.
-
-    Returns:
-        Whether it was the answer of a TCPStore.
-
-    Raises:
-        OSError: nobody listens there, or nobody answers in time.
-    """
-    validate, known, ping = 0, 0x3C85F7CE, 13
-    number = os.urandom(4)
-    with socket.create_connection((host, port), timeout=timeout) as line:
-        line.sendall(struct.pack("=BIB", validate, known, ping) + number)
-        try:
-            return line.recv(len(number)) == number
-        except ConnectionResetError:
-            return False
-
-
-def connect_store(host: str, port: int, timeout: float) -> TCPStore:
-    """A client of a TCPStore that answers; torch itself would try a refused port again and again.
-
-    Args:
-        host, port: where it is.
-        timeout: seconds for its first answer, and once more for the connection.
-
-    Raises:
-        OSError: nobody listens there, or nobody answers in time.
-        RuntimeError: whoever does is no TCPStore, or goes away at this moment.
-    """
-    from torch.distributed import TCPStore
-
-    greet_store(host, port, timeout)
-    limit = timedelta(seconds=timeout)
-    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
 def end_loader(loader: Any) -> None:
@@ -492,95 +324,3 @@ def keep_versions_in_ddp() -> None:
             sync(module, *args, **options)
 
     distributed._sync_module_states = quietly
-
-
-def tensor_pickle(dtype: torch.dtype, shape: tuple[int, ...], size: int) -> bytes:
-    """The pickle by which ``torch.save`` says how to make a tensor of its raw bytes.
-
-    ``torch.save`` itself would copy the bytes, and takes a quarter of a millisecond. This form,
-    with an untyped storage, serves every dtype; ``torch.load`` reads it with ``weights_only``.
-
-    Args:
-        dtype: of the tensor.
-        shape: of the tensor, which is contiguous.
-        size: of its storage, in bytes.
-    """
-    import torch
-
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= max(1, length)
-    storage = _Storage(("storage", torch.UntypedStorage, "0", "cpu", size))
-    form: tuple[Any, ...] = (
-        storage,
-        0,
-        shape,
-        tuple(reversed(strides)),
-        False,
-        OrderedDict(),
-        dtype,
-    )
-    out = io.BytesIO()
-    _TensorPickler(out, protocol=2).dump(_Rebuilt((torch._utils._rebuild_tensor_v3, form)))
-    return out.getvalue()
-
-
-class _Storage(tuple[Any, ...]):
-    """How a pickled tensor speaks of its storage."""
-
-    __slots__ = ()
-
-
-class _Rebuilt:
-    """Becomes, in a pickle, the call of a function."""
-
-    def __init__(self, call: tuple[Any, ...]) -> None:
-        self._call = call
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._call
-
-
-class _TensorPickler(pickle.Pickler):
-    def persistent_id(self, value: object) -> object:
-        return tuple(value) if type(value) is _Storage else None
-
-
-def local_chunk(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where in a whole ``DTensor`` this rank's part is; there is no public way to ask.
-
-    Args:
-        tensor: a ``DTensor``.
-
-    Returns:
-        Offsets and sizes, by dimension.
-    """
-    chunks = tensor.__create_chunk_list__()
-    if len(chunks) != 1:
-        raise NotImplementedError(f"a DTensor in {len(chunks)} chunks on one rank")
-    return tuple(chunks[0].offsets), tuple(chunks[0].sizes)
-
-
-def loads_plainly(module: torch.nn.Module) -> bool:
-    """Whether ``load_state_dict`` of a module does nothing but copy each tensor to its place.
-
-    Then it need not be called for tensors that have been read to their places. There is no public
-    way to see what hooks a module has. torch's own layers that have a say in loading only care
-    for checkpoints of their older versions, and the hooks of FSDP2 for parameters that have been
-    replaced by others.
-    """
-    import torch
-
-    def is_plain(each: torch.nn.Module) -> bool:
-        load = type(each)._load_from_state_dict
-        hooks = (
-            *each._load_state_dict_pre_hooks.values(),
-            *each._load_state_dict_post_hooks.values(),
-        )
-        return load.__module__.startswith("torch.nn.modules.") and all(
-            hook.__module__.startswith("torch.distributed.fsdp._fully_shard.") for hook in hooks
-        )
-
-    load = torch.nn.Module.load_state_dict
-    return type(module).load_state_dict is load and all(map(is_plain, module.modules()))

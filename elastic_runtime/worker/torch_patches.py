@@ -22,10 +22,10 @@ def patch_torch() -> None:
 
     torch's distributed package is imported, and belongs to this process alone.
     """
-    from elastic_runtime.system import tcp_keepalive, torch_private
+    from elastic_runtime.system import tcp_keepalive, torch_private, torch_tcp_store
     from elastic_runtime.worker.context import spares_groups
 
-    torch_private.host_where_reached()
+    torch_tcp_store.host_where_reached()
     torch_private.tend_groups(tcp_keepalive.tended)
     torch_private.spare_groups(spares_groups)
 

@@ -40,7 +40,7 @@ from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
 from elastic_runtime.checkpoint.save import file_writer
 from elastic_runtime.checkpoint.save.rank_share import WritePlans, agree
-from elastic_runtime.system.torch_private import dcp_stored_item
+from elastic_runtime.system.torch_formats import dcp_stored_item
 from elastic_runtime.worker.peers import Peers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor import DTensor
 
 from elastic_runtime.checkpoint.format.chunks import Chunk
-from elastic_runtime.system import torch_private
+from elastic_runtime.system import torch_formats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def local_chunk(tensor: torch.Tensor) -> Chunk:
     """Which elements of a tensor are in this rank's memory."""
     if isinstance(tensor, DTensor):
-        return Chunk(*torch_private.local_chunk(tensor))
+        return Chunk(*torch_formats.local_chunk(tensor))
     return Chunk.of(tuple(tensor.shape))
 
 

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.format.rank_outline import chunk_of
-from elastic_runtime.system.torch_private import dcp_stored_item
+from elastic_runtime.system.torch_formats import dcp_stored_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import metadata as dcp
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.stored_items import Piece, Stored, StoredTensor, StoredValue
 from elastic_runtime.errors import DamagedCheckpoint
-from elastic_runtime.system.torch_private import dcp_memory_format, dcp_stored_item
+from elastic_runtime.system.torch_formats import dcp_memory_format, dcp_stored_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from elastic_runtime.system.torch_private import tensor_pickle
+from elastic_runtime.system.torch_formats import tensor_pickle
 
 if TYPE_CHECKING:
     import torch

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _INTERRUPTED = 130  # 128 + SIGINT
-_KUBE_COMMANDS = ("delete", "jobs", "logs", "resume", "submit", "suspend")
 # The module of each command, below elastic_runtime.cli.
 _COMMANDS = {
     "checkpoint": "ctl.checkpoint_commands",
     **dict.fromkeys(("events", "runs", "scale", "status"), "ctl.run_commands"),
-    **dict.fromkeys(
-        ("delete", "jobs", "logs", "resume", "submit", "suspend"), "kube.kube_commands"
-    ),
+    **dict.fromkeys(("delete", "jobs", "logs", "resume", "suspend"), "kube.kube_commands"),
+    "submit": "kube.submit_command",
 }
 
 

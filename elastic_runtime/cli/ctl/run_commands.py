@@ -24,6 +24,7 @@ from elastic_runtime.cli.ctl import run_screen
 from elastic_runtime.cli.ctl.printing import FORMAT, console, show
 from elastic_runtime.cli.ctl.run_report import RunRecords, RunReport, make_report, read_records
 from elastic_runtime.cli.kube import kube_commands
+from elastic_runtime.cli.kube.command_options import JobRef, cluster_options
 from elastic_runtime.endpoint import C10D, parse_endpoint, read_credentials
 from elastic_runtime.errors import (
     RecordError,
@@ -129,14 +130,14 @@ def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
 
 
 def _with_store_or_job(command: _F) -> _F:
-    """A run in a store, or a JOB of a cluster: a ``RunInStore`` or a ``kube_commands.JobRef``.
+    """A run in a store, or a JOB of a cluster: a ``RunInStore`` or a ``JobRef``.
 
     Whoever names a job means the cluster: an endpoint in the environment, as in every pod of a job,
     does not count then.
     """
     with_store = _with_store(run=True, required=False)(command)
 
-    @kube_commands.cluster_options
+    @cluster_options
     @functools.wraps(with_store)
     def called(cluster: ClusterRef, job: str | None, **values: Any) -> Any:
         if job is not None:
@@ -146,7 +147,7 @@ def _with_store_or_job(command: _F) -> _F:
                     "store: give one of them"
                 )
             rest = {name: value for name, value in values.items() if name not in _STORE_OPTIONS}
-            return command(kube_commands.JobRef(cluster, job), **rest)
+            return command(JobRef(cluster, job), **rest)
         if cluster != ClusterRef():
             raise UsageError("-n and --context are for a job of a cluster: name it")
         if not values["rdzv_endpoint"]:
@@ -178,11 +179,9 @@ def _option(flag: str, text: str, *aliases: str, required: bool = False) -> Call
 @FORMAT
 @click.option("--watch", is_flag=True, help="go on until the job ends")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
-def status(
-    target: RunInStore | kube_commands.JobRef, form: str, watch: bool, interval: float
-) -> None:
+def status(target: RunInStore | JobRef, form: str, watch: bool, interval: float) -> None:
     """Shows a run in a store, or a JOB of a cluster: its round, nodes or pods, step and faults."""
-    if isinstance(target, kube_commands.JobRef):
+    if isinstance(target, JobRef):
         kube_commands.show_status(target, form, watch, interval)
         return
     with target.store() as store:
@@ -230,9 +229,9 @@ def _runs_of_c10d(target: RunInStore) -> dict[str, RunRecords]:
 @click.command()
 @_with_store_or_job
 @FORMAT
-def events(target: RunInStore | kube_commands.JobRef, form: str) -> None:
+def events(target: RunInStore | JobRef, form: str) -> None:
     """Lists the last events of a run in a store, or of a JOB of a cluster."""
-    if isinstance(target, kube_commands.JobRef):
+    if isinstance(target, JobRef):
         kube_commands.show_events(target, form)
         return
     with target.store() as store:
@@ -245,11 +244,9 @@ def events(target: RunInStore | kube_commands.JobRef, form: str) -> None:
 @click.argument("size", metavar="[N]", type=int, required=False)
 @click.option("--min", "low", type=int, help="of a run: fewest nodes that train")
 @click.option("--max", "high", type=int, help="of a run: most nodes that train")
-def scale(
-    target: RunInStore | kube_commands.JobRef, size: int | None, low: int | None, high: int | None
-) -> None:
+def scale(target: RunInStore | JobRef, size: int | None, low: int | None, high: int | None) -> None:
     """Gives a JOB of a cluster N pods, or changes the bounds of a run in a store."""
-    if isinstance(target, kube_commands.JobRef):
+    if isinstance(target, JobRef):
         if low is not None or high is not None:
             raise UsageError(
                 "--min and --max are for a run in a store: a job gets a number of pods"

@@ -58,7 +58,7 @@ from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import where_reached
-from elastic_runtime.system.torch_private import connect_store
+from elastic_runtime.system.torch_tcp_store import connect_store
 
 if TYPE_CHECKING:
     import socket

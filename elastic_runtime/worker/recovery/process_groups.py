@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from elastic_runtime.system import torch_private
+from elastic_runtime.system import torch_private, torch_tcp_store
 from elastic_runtime.system.tcp_connections import Connection, connections
 from elastic_runtime.worker.recovery.group_disposal import drop_later
 
@@ -101,7 +101,7 @@ class Stores:
         if known is not None:
             return known
         # torch would print lines that only worry people.
-        if not torch_private.await_listener(host, port, patience.total_seconds()):
+        if not torch_tcp_store.await_listener(host, port, patience.total_seconds()):
             raise RuntimeError(f"no store listens at {host}:{port}, after {patience}")
         before = connections()  # whose a socket is that others make meanwhile, shows in its port
         store = dist.TCPStore(

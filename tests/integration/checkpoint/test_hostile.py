@@ -16,7 +16,7 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.dcp_metadata import METADATA
 from elastic_runtime.checkpoint.format.manifest import FileRecord, Part
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
-from elastic_runtime.system.torch_private import dcp_memory_format
+from elastic_runtime.system.torch_formats import dcp_memory_format
 from tests.hostile import Trap, change_metadata, manifest_of, put_value, replace_file, seal
 from tests.ranks import run_ranks
 

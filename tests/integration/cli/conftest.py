@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.cli.ctl.elasticctl import main
+from elastic_runtime.cli.kube.build_job import Submission, make_job
 from tests.kube.cluster import FakeCluster
+from tests.kube.kinds import JOB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,3 +139,9 @@ def start(environ: dict[str, str]) -> Iterator[Callable[..., Running]]:
     yield begin
     for one in running:
         one.close()
+
+
+def add_job(cluster: FakeCluster, name: str = "one", **flags: Any) -> dict[str, Any]:
+    """A job of two pods, as ``elasticctl submit`` makes it, in the cluster."""
+    flags = {"low": 1, "high": 4, "replicas": 2, "namespace": "default", **flags}
+    return cluster.add(JOB, make_job(Submission("train.py", "x:1", name, **flags)))

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from elastic_runtime.cli.kube.build_job import Submission, make_job
-from tests.integration.cli.conftest import PATIENCE, Ctl, Running
-from tests.kube.cluster import kubeconfig
+from tests.integration.cli.conftest import PATIENCE, Ctl, Running, add_job
 from tests.kube.kinds import EVENT, JOB, POD
 from tests.processes import wait_for
 
@@ -23,12 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.kube.cluster import FakeCluster
-    from tests.kube.server import Request
-
-
-def _add_job(cluster: FakeCluster, name: str = "one", **flags: Any) -> dict[str, Any]:
-    flags = {"low": 1, "high": 4, "replicas": 2, "namespace": "default", **flags}
-    return cluster.add(JOB, make_job(Submission("train.py", "x:1", name, **flags)))
 
 
 def _say(cluster: FakeCluster, name: str = "one", *holding: str, **status: Any) -> None:
@@ -145,9 +134,9 @@ def test_an_interrupted_wait_leaves_the_job_alone(
 
 
 def test_jobs_lists_what_a_namespace_or_the_cluster_has(cluster: FakeCluster, ctl: Ctl) -> None:
-    _add_job(cluster, "two")
-    _add_job(cluster, "one")
-    _add_job(cluster, "far", namespace="elastic-job")
+    add_job(cluster, "two")
+    add_job(cluster, "one")
+    add_job(cluster, "far", namespace="elastic-job")
     ready = {"Worker": {"ready": 2}}
     _say(cluster, "one", "Running", replicaStatuses=ready, round=3, worldSize=4, step=120)
     _, out, _ = ctl("jobs")
@@ -165,7 +154,7 @@ def test_jobs_lists_what_a_namespace_or_the_cluster_has(cluster: FakeCluster, ct
 
 
 def test_jobs_are_watched(cluster: FakeCluster, start: Callable[..., Running]) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     command = start("jobs", "--watch", "--interval", "0.1", "--format", "json")
     command.until('"unseen"')
     _say(cluster, "one", "Created", "Running")
@@ -174,7 +163,7 @@ def test_jobs_are_watched(cluster: FakeCluster, start: Callable[..., Running]) -
 
 
 def test_status_shows_the_job_its_pods_and_its_events(cluster: FakeCluster, ctl: Ctl) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     _add_pod(cluster, 0)
     cluster.kubelet.wait_for_image("default", _add_pod(cluster, 1), "no such image")
     _say(cluster, "one", "Created", "Running", round=3, worldSize=1, step=5, lastCheckpointStep=4)
@@ -208,7 +197,7 @@ def test_status_shows_the_job_its_pods_and_its_events(cluster: FakeCluster, ctl:
 
 
 def test_status_goes_on_without_what_may_not_be_seen(cluster: FakeCluster, quick: Ctl) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     with cluster.trouble(lambda asked: asked.kind == EVENT, 403, "Forbidden", "events: no"):
         code, out, _ = quick("status", "one")
         assert (code, "you may not list events" in out) == (0, True)
@@ -218,7 +207,7 @@ def test_status_goes_on_without_what_may_not_be_seen(cluster: FakeCluster, quick
 def test_status_is_watched_until_the_job_is_over(
     cluster: FakeCluster, start: Callable[..., Running]
 ) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     command = start("status", "one", "--watch", "--interval", "0.1", "--format", "json")
     command.until('"state": "unseen"')
     with cluster.trouble(lambda _: True, 503, "ServiceUnavailable", "restarting") as trouble:
@@ -233,7 +222,7 @@ def test_status_is_watched_until_the_job_is_over(
 def test_a_job_in_the_cluster_and_a_run_in_a_store_are_not_mixed(
     cluster: FakeCluster, quick: Ctl
 ) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     for command in ("status", "events", "scale"):
         code, _, err = quick(command, "one", "--rdzv-endpoint", "etcd://nowhere")
         assert (code, "--rdzv-endpoint belongs to a store" in err) == (2, True)
@@ -250,7 +239,7 @@ def test_a_job_in_the_cluster_and_a_run_in_a_store_are_not_mixed(
 
 
 def test_scale_is_one_request_within_the_bounds(cluster: FakeCluster, quick: Ctl) -> None:
-    _add_job(cluster, low=2)
+    add_job(cluster, low=2)
     assert quick("scale", "one", "4") == (0, "one: 4 pods, 2 before\n", "")
     assert cluster.job("one")["spec"]["replicaSpecs"]["Worker"]["replicas"] == 4
     assert cluster.counts()["patch elasticjobs/scale"] == 1
@@ -265,7 +254,7 @@ def test_scale_is_one_request_within_the_bounds(cluster: FakeCluster, quick: Ctl
 
 
 def test_suspend_and_resume(cluster: FakeCluster, quick: Ctl) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     assert quick("suspend", "one")[:2] == (0, "one is being suspended\n")
     assert cluster.job("one")["spec"]["suspend"] is True
     assert quick("suspend", "one")[:2] == (0, "one is suspended already\n")
@@ -276,7 +265,7 @@ def test_suspend_and_resume(cluster: FakeCluster, quick: Ctl) -> None:
 
 
 def test_a_job_that_has_ended_is_not_changed(cluster: FakeCluster, quick: Ctl) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     _say(cluster, "one", "Created", "Failed")
     for arguments in (("scale", "one", "3"), ("suspend", "one"), ("resume", "one")):
         code, _, err = quick(*arguments)
@@ -286,7 +275,7 @@ def test_a_job_that_has_ended_is_not_changed(cluster: FakeCluster, quick: Ctl) -
 def test_delete_waits_until_the_pods_are_gone(
     cluster: FakeCluster, start: Callable[..., Running]
 ) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     pod = _add_pod(cluster, 0)
     cluster.kubelet.removes = False
     command = start("delete", "one", "--wait")
@@ -304,7 +293,7 @@ def test_delete_waits_until_the_pods_are_gone(
 
 
 def test_logs_of_all_pods_are_in_the_order_of_time(cluster: FakeCluster, ctl: Ctl) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     first, second = _add_pod(cluster, 0), _add_pod(cluster, 1)
     cluster.kubelet.wait_for_image("default", _add_pod(cluster, 2))
     _write(cluster, first, (1, "[default0]:a"), (4, "[default0]:d"), (5, "agent e"))
@@ -332,7 +321,7 @@ def test_logs_of_all_pods_are_in_the_order_of_time(cluster: FakeCluster, ctl: Ct
 def test_logs_are_followed_through_new_pods_and_broken_streams(
     cluster: FakeCluster, start: Callable[..., Running]
 ) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     first = _add_pod(cluster, 0)
     _write(cluster, first, (1, "[default0]:step 1"))
     command = start("logs", "one", "-f")
@@ -356,7 +345,7 @@ def test_logs_are_followed_through_new_pods_and_broken_streams(
 def test_a_rank_is_followed_to_another_pod(
     cluster: FakeCluster, start: Callable[..., Running]
 ) -> None:
-    _add_job(cluster)
+    add_job(cluster)
     first, second = _add_pod(cluster, 0), _add_pod(cluster, 1)
     command = start("logs", "one", "-f", "--rank", "1")
     _write(cluster, first, (1, "[default0]:no"))
@@ -367,153 +356,3 @@ def test_a_rank_is_followed_to_another_pod(
     cluster.store.delete(JOB, "default", "one", {})
     code, lines = command.end()
     assert (code, len(lines)) == (0, 2)
-
-
-# ---------------------------------------------------------------- what goes wrong
-
-
-def test_a_job_that_is_not_there_has_neighbours(cluster: FakeCluster, quick: Ctl) -> None:
-    _add_job(cluster, "digits-one")
-    for arguments in (("status", "digits-on"), ("scale", "digits-on", "2"), ("logs", "digits-on")):
-        code, _, err = quick(*arguments)
-        assert (code, "did you mean 'digits-one'?" in err) == (2, True)
-    code, _, err = quick("delete", "zebra")
-    assert (code, "elasticctl jobs lists those that there are" in err) == (2, True)
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b", "UPPER"])
-def test_what_cannot_be_a_name_is_not_sent(cluster: FakeCluster, quick: Ctl, name: str) -> None:
-    _add_job(cluster)
-    code, _, err = quick("delete", name)
-    assert (code, "is no name of a job" in err) == (2, True)
-    assert not cluster.counts()
-
-
-def test_a_cluster_without_the_resource_says_how_to_install_it(
-    cluster: FakeCluster, quick: Ctl
-) -> None:
-    kinds = cluster.server.catalogue.kinds
-    kinds[:] = [kind for kind in kinds if kind != JOB]
-    for arguments in (("jobs",), ("status", "one"), ("submit", "train.py", "--image", "x:1")):
-        code, _, err = quick(*arguments)
-        assert (code, "knows no ElasticJobs: install them with" in err) == (2, True)
-
-
-def _is_job(asked: Request) -> bool:
-    return asked.kind == JOB
-
-
-@pytest.mark.parametrize(
-    ("status", "reason", "message", "code", "words"),
-    [
-        (403, "Forbidden", "User cannot list", 4, "you may not list elasticjobs in the namespace"),
-        (500, "InternalError", "etcd has no leader", 4, "failed with 500: etcd has no leader"),
-        (429, "TooManyRequests", "slow down", 4, "failed with 429: slow down"),
-        (422, "Invalid", "spec.x: no", 2, "refuses to list elasticjobs"),
-    ],
-)
-def test_refusals_of_the_server_are_told(
-    cluster: FakeCluster, quick: Ctl, status: int, reason: str, message: str, code: int, words: str
-) -> None:
-    with cluster.trouble(_is_job, status, reason, message):
-        ended, _, err = quick("jobs")
-    assert ended == code
-    assert words in err
-    assert message in err
-
-
-def test_an_admission_that_refuses_is_told(cluster: FakeCluster, quick: Ctl) -> None:
-    submit = ("submit", "train.py", "--image", "x:1", "--name", "one")
-    why = "ElasticJob is invalid: spec.minReplicas: must not be above maxReplicas"
-    with cluster.trouble(lambda asked: asked.verb == "create", 422, "Invalid", why):
-        code, _, err = quick(*submit)
-    assert (code, why in err) == (2, True)
-    quota = "exceeded quota: jobs, requested: count/elasticjobs=1"
-    with cluster.trouble(lambda asked: asked.verb == "create", 403, "Forbidden", quota):
-        code, _, err = quick(*submit)
-    assert (code, quota in err) == (2, True)
-
-
-def test_a_token_that_is_not_accepted(cluster: FakeCluster, quick: Ctl) -> None:
-    cluster.server.token = "the right one"
-    code, _, err = quick("jobs")
-    assert (code, "does not accept these credentials" in err) == (4, True)
-    assert "the right one" not in err
-
-
-def test_a_server_that_is_gone(ctl: Ctl, tmp_path: Path) -> None:
-    with socket.socket() as taken:  # nobody else may listen there, and we do not
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        path = tmp_path / "gone"
-        path.write_text(json.dumps(kubeconfig(url, "default")))
-        code, out, err = ctl("jobs", env={"KUBECONFIG": str(path)})
-    assert (code, out) == (4, "")
-    assert err.startswith(f"elasticctl: error: the API server {url} does not answer")
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "There is no kubeconfig at"),
-        ("", "cannot be used"),
-        ("a: [b", "cannot be used"),
-        ("hello", "is no kubeconfig"),
-        ("apiVersion: v1\nkind: Config\n", "cannot be used"),
-    ],
-)
-def test_a_kubeconfig_that_is_none(
-    quick: Ctl, tmp_path: Path, text: str | None, words: str
-) -> None:
-    path = tmp_path / "other"
-    if text is not None:
-        path.write_text(text)
-    code, _, err = quick("jobs", env={"KUBECONFIG": str(path)})
-    assert (code, words in err, str(path) in err, err.count("\n")) == (2, True, True, 1)
-
-
-@pytest.mark.parametrize(
-    ("part", "wrong", "words"),
-    [
-        ("clusters", {"cluster": {"server": "host:6443"}}, "that is no URL"),
-        ("clusters", {"cluster": {}}, "that is no URL"),
-        ("contexts", {"context": {"cluster": "fake", "user": "tester", "namespace": 3}}, None),
-    ],
-)
-def test_a_kubeconfig_with_a_part_that_cannot_be(
-    quick: Ctl, tmp_path: Path, part: str, wrong: dict[str, Any], words: str | None
-) -> None:
-    path = tmp_path / "other"
-    written = kubeconfig("http://127.0.0.1:1", "default")
-    written[part][0].update(wrong)
-    path.write_text(json.dumps(written))
-    code, _, err = quick("jobs", env={"KUBECONFIG": str(path)})
-    expected = words or "the API server http://127.0.0.1:1 does not answer"
-    assert (code, expected in err, err.count("\n")) == (2 if words else 4, True, 1)
-
-
-def test_a_context_or_a_namespace_that_cannot_be(quick: Ctl) -> None:
-    code, _, err = quick("jobs", "--context", "prod")
-    assert (code, "has no context 'prod': it has 'fake'" in err) == (2, True)
-    code, _, err = quick("jobs", "-n", "../kube-system")
-    assert (code, "is no name of a namespace" in err) == (2, True)
-
-
-@pytest.mark.parametrize("package", ["kubernetes", "aiohttp"])
-def test_without_the_package_it_says_what_to_install(environ: dict[str, str], package: str) -> None:
-    program = (
-        f"import sys; sys.modules[{package!r}] = None\n"
-        "from elastic_runtime.cli.ctl.elasticctl import main\n"
-        "sys.exit(main(['jobs']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "pip install 'elastic-runtime[kubernetes]'" in done.stderr

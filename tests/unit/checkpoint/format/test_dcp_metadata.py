@@ -13,7 +13,7 @@ from elastic_runtime.checkpoint.format import dcp_metadata
 from elastic_runtime.checkpoint.format.manifest import FileRecord, Part
 from elastic_runtime.checkpoint.format.metadata_reader import read_contents
 from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of
-from elastic_runtime.system.torch_private import dcp_stored_item
+from elastic_runtime.system.torch_formats import dcp_stored_item
 from tests.checkpoints import plan_of
 
 GIB = 1 << 30
