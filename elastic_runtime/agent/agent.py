@@ -347,5 +347,6 @@ class ElasticAgent:
                 part.say(LeftRound(last.number, fault_of(self._crash, last), stays=False))
             part.say(Goodbye())
             part.wait_for_goodbye(FAREWELL)
-        elif finish is not None and finish.outcome is not None and self._hosts_store:
-            part.outlast(_OUTLAST)  # whoever hosts the store goes last
+        elif finish is not None and finish.outcome is not None:
+            if self._hosts_store or part.hosts_store:  # the others still have to read the outcome
+                part.outlast(_OUTLAST)

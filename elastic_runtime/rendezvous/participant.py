@@ -164,6 +164,11 @@ class Participant:
         """Seconds until a silent node's key vanishes, as granted by the store."""
         return self._store.granted_ttl
 
+    @property
+    def hosts_store(self) -> bool:
+        """Whether the store ends with this part: then others may need ``outlast``."""
+        return self._store.hosting
+
     def say(self, event: AgentEvent) -> None:
         """Tells the rendezvous what happens on this node; returns at once.
 

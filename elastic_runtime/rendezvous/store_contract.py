@@ -160,6 +160,11 @@ class Store(Protocol):
         """Seconds until a silent holder's keys vanish, as granted; 0 before there is a lease."""
         ...
 
+    @property
+    def hosting(self) -> bool:
+        """Whether the store is in this process at the moment, and ends with ``close``."""
+        ...
+
     def start(self, own_key: str, listener: Listener) -> None:
         """Connects in the background and begins to deliver events; returns at once.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.config import Endpoint
+from elastic_runtime.defaults import CONNECT_TIMEOUT
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
@@ -39,7 +40,7 @@ class TestEmbedded(StoreContract):
     @pytest.fixture
     def new_store(self, hosted: StoreServer, run_id: str) -> NewStore:
         endpoint = Endpoint("c10d", (f"127.0.0.1:{hosted.port}",), hosted_here=True)
-        return lambda ttl: EmbeddedStore(endpoint, run_id, ttl)
+        return lambda ttl: EmbeddedStore(endpoint, run_id, ttl, CONNECT_TIMEOUT)
 
 
 @pytest.mark.etcd

@@ -277,6 +277,11 @@ class MemoryStore:
         return self._ttl if self._lease else 0.0
 
     @property
+    def hosting(self) -> bool:
+        """Never: the server outlives its stores."""
+        return False
+
+    @property
     def leased(self) -> bool:
         """Whether there is a lease."""
         return self._lease is not None

@@ -65,7 +65,7 @@ class EmbeddedStore:
         endpoint: Endpoint,
         run_id: str,
         lease_ttl: float,
-        connect_timeout: float = 15.0,
+        connect_timeout: float,
         address: str = "",
     ) -> None:
         self._hosting = Hosting(endpoint, address or own_address("", endpoint))
@@ -100,7 +100,7 @@ class EmbeddedStore:
 
     @property
     def hosting(self) -> bool:
-        """Whether the store is in this process, and ends with ``close``."""
+        """Whether the store is here, and ends with ``close``."""
         return self._hosting.hosts
 
     def start(self, own_key: str, listener: Listener) -> None:

@@ -339,8 +339,9 @@ class StoreServer:
             known = client.hello.get("voters")
             voters = wire.to_voters(known) if known is not None else None
             self.ballot = succession.came(self.ballot, client.voter, voters)
+        self._look_at_mandate()  # a founder has one before it has looked for the first time
         self._tick(client, time.monotonic())
-        if self.hosts and time.monotonic() >= self._not_before:
+        if client.session is None and self.hosts and time.monotonic() >= self._not_before:
             self._welcome(client)
 
     def _welcome(self, client: _Client) -> None:

@@ -75,6 +75,11 @@ class EtcdStore:
         """Seconds, as last granted; 0 before there is a lease."""
         return self._holding.granted_ttl
 
+    @property
+    def hosting(self) -> bool:
+        """Never: an etcd is a process of its own."""
+        return False
+
     # ------------------------------------------------------------ what is followed
 
     def start(self, own_key: str, listener: Listener) -> None:
