@@ -90,7 +90,6 @@ class ElasticAgent:
         watch: Watch | None = None,
     ) -> None:
         self._config = config
-        self._hosts_store = config.endpoint.hosted_here
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._crash: threads.Crash | None = None
         self._closed = False
@@ -348,5 +347,4 @@ class ElasticAgent:
             part.say(Goodbye())
             part.wait_for_goodbye(FAREWELL)
         elif finish is not None and finish.outcome is not None:
-            if self._hosts_store or part.hosts_store:  # the others still have to read the outcome
-                part.outlast(_OUTLAST)
+            part.outlast(_OUTLAST)

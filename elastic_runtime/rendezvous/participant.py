@@ -164,11 +164,6 @@ class Participant:
         """Seconds until a silent node's key vanishes, as granted by the store."""
         return self._store.granted_ttl
 
-    @property
-    def hosts_store(self) -> bool:
-        """Whether the store ends with this part: then others may need ``outlast``."""
-        return self._store.hosting
-
     def say(self, event: AgentEvent) -> None:
         """Tells the rendezvous what happens on this node; returns at once.
 
@@ -235,16 +230,16 @@ class Participant:
         self._store.beat()
 
     def outlast(self, timeout: float) -> None:
-        """Waits until every other node has said goodbye or is gone.
+        """Waits until every other node has said goodbye or is gone, if the store is hosted here.
 
-        For the agent whose process hosts the store: the others still have to read the outcome.
-        A store tells nobody when the last one has gone, so this asks until it is so.
+        It would end with this process, and the others still have to read the outcome. A store
+        tells nobody when the last one has gone, so this asks until it is so.
 
         Args:
             timeout: seconds to wait at most; a node that died unseen must not hold us for ever.
         """
         deadline = self._clock.now() + timeout
-        while self._clock.now() < deadline:
+        while self._store.hosted_here and self._clock.now() < deadline:
             try:
                 entries = self._store.read(NODES)
             except StoreUnavailable:

@@ -161,8 +161,8 @@ class Store(Protocol):
         ...
 
     @property
-    def hosting(self) -> bool:
-        """Whether the store is in this process at the moment, and ends with ``close``."""
+    def hosted_here(self) -> bool:
+        """Whether the store ends with this process, or with the one that has started it."""
         ...
 
     def start(self, own_key: str, listener: Listener) -> None:

@@ -277,7 +277,7 @@ class MemoryStore:
         return self._ttl if self._lease else 0.0
 
     @property
-    def hosting(self) -> bool:
+    def hosted_here(self) -> bool:
         """Never: the server outlives its stores."""
         return False
 

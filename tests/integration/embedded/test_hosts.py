@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def hosting(nodes: list[Node]) -> list[Node]:
-    return [node for node in nodes if isinstance(node.store, EmbeddedStore) and node.store.hosting]
+    return [node for node in nodes if node.store.hosted_here]
 
 
 def test_of_several_on_one_machine_one_becomes_the_host(open_at: OpenAt) -> None:

@@ -13,6 +13,10 @@ import pytest
 
 from elastic_runtime.config import Endpoint
 from elastic_runtime.defaults import CONNECT_TIMEOUT
+from elastic_runtime.protocol.records import node_key
+from elastic_runtime.rendezvous.core.events import Goodbye, Join
+from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
+from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (
     Snapshot,
 )
@@ -90,3 +94,33 @@ def test_a_process_may_end_while_it_connects(host: HostProcess) -> None:
 )
 def test_where_to_listen(host_name: str, address: str | None) -> None:
     assert listening_address(host_name, 1234) == address
+
+
+def test_the_node_that_hosts_the_store_goes_last() -> None:
+    """The others still have to read how the job has ended."""
+    endpoint = Endpoint("c10d", (f"127.0.0.1:{free_port()}",))
+    policy, gone = Policy(2, 2), []
+
+    def member(name: str) -> Participant:
+        store = EmbeddedStore(endpoint, "run", 60.0, CONNECT_TIMEOUT)
+        part = Participant(store, policy, NodeIdentity(name, "127.0.0.1", 1), lambda notice: None)
+        part.say(Join())
+        key = node_key(part.node)
+        processes.wait_for(lambda: store.read(key), 60.0, f"the key of {name}")
+        return part
+
+    host, other = member("host"), member("other")
+
+    def leave() -> None:
+        host.outlast(3600.0)
+        gone.append("host")
+
+    leaving = threading.Thread(target=leave, daemon=True)
+    leaving.start()
+    other.outlast(3600.0)  # it hosts nothing, and waits for nobody
+    gone.append("other")
+    other.say(Goodbye())
+    leaving.join(60.0)
+    for part in (other, host):
+        part.close()
+    assert gone == ["other", "host"]

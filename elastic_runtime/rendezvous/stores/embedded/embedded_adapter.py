@@ -69,6 +69,7 @@ class EmbeddedStore:
         address: str = "",
     ) -> None:
         self._hosting = Hosting(endpoint, address or own_address("", endpoint))
+        self._hosted_here = endpoint.hosted_here
         self._run = run_id
         self._ttl = max(_MIN_TTL, lease_ttl)
         self._connect_timeout = connect_timeout
@@ -99,9 +100,9 @@ class EmbeddedStore:
         return self._ttl if self._leased else 0.0
 
     @property
-    def hosting(self) -> bool:
-        """Whether the store is here, and ends with ``close``."""
-        return self._hosting.hosts
+    def hosted_here(self) -> bool:
+        """Whether the store is in this process, or in the one that has started it."""
+        return self._hosted_here or self._hosting.hosts
 
     def start(self, own_key: str, listener: Listener) -> None:
         """Connects in the background and begins to deliver events."""

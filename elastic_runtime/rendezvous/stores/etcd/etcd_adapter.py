@@ -76,7 +76,7 @@ class EtcdStore:
         return self._holding.granted_ttl
 
     @property
-    def hosting(self) -> bool:
+    def hosted_here(self) -> bool:
         """Never: an etcd is a process of its own."""
         return False
 
