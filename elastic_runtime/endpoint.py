@@ -168,6 +168,12 @@ def _host(text: str, part: str, default_port: int) -> str:
     if not match or not (match["v6"] or _NAME.fullmatch(match["name"] or "")):
         why = "an IPv6 address goes in brackets" if part.count(":") > 1 else "host:port is expected"
         raise UsageError(f"{part!r} in the endpoint {_shown(text)!r} is no host: {why}")
+    try:
+        (match["name"] or "").encode("idna")  # as it is looked up
+    except UnicodeError as error:
+        raise UsageError(
+            f"{part!r} in the endpoint {_shown(text)!r} is no host: {error.__cause__ or error}"
+        ) from None
     port = match["port"]
     if port is None:
         port = str(default_port)

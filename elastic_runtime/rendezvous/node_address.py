@@ -34,7 +34,7 @@ def own_address(configured: str, endpoint: Endpoint) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)  # picks a source address; sends nothing
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # the second one: it is no name at all
         return socket.getfqdn()
 
 

@@ -56,6 +56,8 @@ def test_good_endpoints(text: str, backend: str, expected: Endpoint) -> None:
         ("c10d://h:65536", "", "is no port"),
         ("::1", "c10d", "an IPv6 address goes in brackets"),
         ("etcd://@h", "", "without a user"),
+        ("c10d://a..b:1", "", "'a..b:1' in the endpoint 'c10d://a..b:1' is no host: label empty"),
+        (f"c10d://{'a' * 70}", "", "is no host: label too long"),
         ("etcd://h/a b", "", "the prefix 'a b'"),
     ],
 )

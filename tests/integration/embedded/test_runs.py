@@ -9,8 +9,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
-
 from elastic_runtime.config import Endpoint
 from elastic_runtime.defaults import CONNECT_TIMEOUT
 from elastic_runtime.protocol.records import node_key
@@ -21,7 +19,6 @@ from elastic_runtime.rendezvous.store_contract import (
     Snapshot,
 )
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
-from elastic_runtime.rendezvous.stores.embedded.store_hosting import listening_address
 from tests import processes
 from tests.conformance.listening import Ear
 from tests.etcd_server import free_port
@@ -80,20 +77,6 @@ def test_a_process_may_end_while_it_connects(host: HostProcess) -> None:
                 timeout=60,
             )
             assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n", "")
-
-
-@pytest.mark.parametrize(
-    ("host_name", "address"),
-    [
-        ("127.0.0.1", "127.0.0.1"),
-        ("192.0.2.1", None),  # reserved for documentation: never of this machine
-        ("127.0.0.2", "127.0.0.2"),
-        ("0.0.0.0", ""),
-        ("localhost", "127.0.0.1"),
-    ],
-)
-def test_where_to_listen(host_name: str, address: str | None) -> None:
-    assert listening_address(host_name, 1234) == address
 
 
 def test_the_node_that_hosts_the_store_goes_last() -> None:

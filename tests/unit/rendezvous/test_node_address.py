@@ -26,3 +26,7 @@ def test_the_interface_of_this_machines_address_is_found() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost", "192.0.2.77"])
 def test_nobody_else_reaches_it_there(address: str) -> None:
     assert interface_of(address) == ""
+
+
+def test_what_is_no_name_is_told_by_whoever_connects_and_not_here() -> None:
+    assert own_address("", Endpoint("c10d", ("a..b:29400",))) == socket.getfqdn()

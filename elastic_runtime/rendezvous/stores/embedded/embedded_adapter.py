@@ -110,7 +110,7 @@ class EmbeddedStore:
         self._own, self._listener = own_key, listener
         self._loop = Loop()
         self._hosting.listen()
-        self._task = asyncio.run_coroutine_threadsafe(self._keep(), self._loop.loop)
+        self._task = self._loop.begin(self._keep())
 
     def follow(self, own_key: str) -> None:
         """Changes the own key; gives the old lease up."""

@@ -10,6 +10,7 @@ from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from concurrent.futures import Future
 
 _T = TypeVar("_T")
 
@@ -50,6 +51,10 @@ class Loop:
             future.cancel()
             raise
 
+    def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Has work begun there; what it does not catch itself is a defect, and told as one."""
+        return asyncio.run_coroutine_threadsafe(_watched(work), self.loop)
+
     def post(self, call: Callable[[], object]) -> None:
         """Has a function called there."""
         self.loop.call_soon_threadsafe(call)
@@ -79,6 +84,14 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.close()
+
+
+async def _watched(work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        return await work
+    except Exception as error:
+        threads.report(error)
+        raise
 
 
 def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.stores.embedded.wire_protocol import Message
 
 _LIMIT = 2**16
+_LAST_PORT = 2**16 - 1
 # Seconds in which the last word must have been sent.
 _FAREWELL = 2.0
 
@@ -100,9 +101,12 @@ class Line:
             Unanswered: nobody listens there, or nobody who speaks our protocol.
         """
         host, _, port = where.rpartition(":")
+        if not port.isdecimal() or int(port) > _LAST_PORT:
+            raise Unanswered(_no(where, "that is no host:port"))
         try:
             async with asyncio.timeout(limit) as deadline:
-                line = cls(*await _connected(host.strip("[]"), int(port)), where, ticked)
+                streams = await _connected(host.strip("[]"), int(port), limit)
+                line = cls(*streams, where, ticked)
                 try:
                     await line._greet(hello, deadline, limit)
                 except BaseException:
@@ -213,18 +217,27 @@ def _no(where: str, why: str) -> str:
     return f"the c10d store at {where} does not answer: {why}"
 
 
-async def _connected(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connected(
+    host: str, port: int, limit: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects to the first address of a host where somebody listens.
+
+    Args:
+        host: its name or address.
+        port: the port there.
+        limit: seconds for all addresses; one that never answers leaves the others their share.
 
     Raises:
         ConnectionRefusedError: nobody listens at any of them.
         OSError: there is no telling.
     """
     errors: list[OSError] = []
-    for address in await _addresses(host, port):
+    addresses = await _addresses(host, port)
+    for address in addresses:
         try:
-            return await asyncio.open_connection(*address[:2], limit=_LIMIT)
-        except OSError as error:
+            async with asyncio.timeout(limit / len(addresses)):
+                return await asyncio.open_connection(*address[:2], limit=_LIMIT)
+        except OSError as error:  # TimeoutError is one
             errors.append(error)
     others = [error for error in errors if not isinstance(error, ConnectionRefusedError)]
     raise (others or errors or [OSError("it has no address")])[0]
@@ -255,5 +268,8 @@ async def _addresses(host: str, port: int) -> list[Any]:
 
 
 def _look_up(host: str, port: int, flags: int = 0) -> list[Any]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no name of a machine") from None
     return [address for _, _, _, _, address in found]

@@ -35,6 +35,10 @@ _LOOK = 2.0
 _WAIT = 1.5
 
 
+class SeveralMachines(ValueError):
+    """A name that stands for several machines is no place where one store can be."""
+
+
 class Hosting:
     """Where the store is, as one node knows; and the store itself, while it is here.
 
@@ -56,6 +60,7 @@ class Hosting:
         self._address = address
         self.server: StoreServer | None = None
         self._endpoint_here: str | None = None
+        self._hint = ""
         self._at_endpoint = False
         self._known = ""  # where the host was last
         self._former: set[str] = {self._endpoint}
@@ -70,7 +75,8 @@ class Hosting:
 
     def no(self, why: str) -> str:
         """That the store does not answer, for people."""
-        return f"the c10d store at {self._known or self._endpoint} does not answer: {why}"
+        where = self._known or self._endpoint
+        return f"the c10d store at {where} does not answer: {why}{self._hint}"
 
     def answered(self, sent: float) -> None:
         """The host has answered what was sent at this moment (monotonic)."""
@@ -90,7 +96,10 @@ class Hosting:
         except OSError:  # no port is left: others may host
             self._may_host = False
             return
-        self._endpoint_here = listening_address(self._host.strip("[]"), self._port)
+        try:
+            self._endpoint_here = listening_address(self._host.strip("[]"), self._port)
+        except SeveralMachines as error:
+            self._hint = f"; {error}"
         shown = f"[{self._address}]" if ":" in self._address else self._address
         port = listener.getsockname()[1]
         self.server = StoreServer(listener, f"{shown}:{port}", founds=False)
@@ -118,13 +127,13 @@ class Hosting:
         silent: set[str] = set()
         try:
             line = await self._look_everywhere(hello, silent)
-        except Unanswered:
+        except Unanswered as error:
             if self._is_next(silent):
                 line = await self._run_for_host(hello)
             elif self._founds():
                 line = await self._go_to(self._endpoint, hello, STORE_ANSWER)
             else:
-                raise
+                raise Unanswered(f"{error}{self._hint}", error.refused) from None
         self._arrived(line)
         return line
 
@@ -300,19 +309,47 @@ def listening_address(host: str, port: int) -> str | None:
     Returns:
         The address if ``host`` is one of this machine, or a name for the loopback; "" (all) if it
         is another name of this machine; None if it is none of ours.
+
+    Raises:
+        SeveralMachines: it is a name of other machines as well.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return None
-    for family, kind, _, _, address in found:
-        # Only an address of this machine can be bound; names and look-ups tell less surely.
-        try:
-            with socket.socket(family, kind) as trial:  # without IPv6 there is none of its kind
-                trial.bind((address[0], 0))
-        except OSError:
-            continue
-        ip = str(address[0])
-        alone = ip == host and ip not in ("0.0.0.0", "::")
-        return ip if alone or ip == "::1" or ip.startswith("127.") else ""
-    return None
+    addresses = {str(address[0]): family for family, _, _, _, address in found}
+    ours = [ip for ip, family in addresses.items() if _is_ours(ip, family)]
+    if not ours:
+        return None
+    away = [ip for ip in addresses if ip not in ours and _leads_away(ip, addresses[ip])]
+    if away:
+        raise SeveralMachines(
+            f"{host} stands for this machine ({ours[0]}) and for others ({', '.join(away)}): "
+            "each of them would host a store of its own; name one machine"
+        )
+    ip = ours[0]
+    alone = ip == host and ip not in ("0.0.0.0", "::")
+    return ip if alone or ip == "::1" or ip.startswith("127.") else ""
+
+
+def _is_ours(ip: str, family: int) -> bool:
+    """Only an address of this machine can be bound; names and look-ups tell less surely."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:  # without IPv6 there is none
+            trial.bind((ip, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _leads_away(ip: str, family: int) -> bool:
+    """Whether there is a way to an address; a datagram socket that is connected sends nothing.
+
+    A name may have an address of IPv6 also where machines have none.
+    """
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.connect((ip, 9))
+            return str(trial.getsockname()[0]) not in ("127.0.0.1", "::1")
+    except OSError:
+        return False

@@ -287,7 +287,7 @@ class StoreServer:
             if not wire.PREFACE.startswith(heard):
                 await _tell_stranger(heard, reader, writer)
                 return None
-        hello = await wire.read_frame(reader)
+        hello = await wire.read_frame(reader, wire.MOST_HELLO)
         if (spoken := hello.get("protocol")) == wire.PROTOCOL:
             return hello
         told = (

@@ -52,6 +52,8 @@ PREFACE = b"elastic-runtime store\n"
 PROTOCOL = 1
 # Bytes of a frame. A round of 10,000 nodes lies in parts; a snapshot of all their keys has 5 MB.
 MOST = 32 * 2**20
+# Bytes of the first one, from whoever may come in. It names the nodes that are known to be dead.
+MOST_HELLO = 2**20
 
 _LENGTH = struct.Struct(">I")
 _T = TypeVar("_T")
@@ -69,15 +71,19 @@ def frame(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Message:
+async def read_frame(reader: asyncio.StreamReader, most: int = MOST) -> Message:
     """The next object.
 
+    Args:
+        reader: the connection.
+        most: bytes that it may have.
+
     Raises:
-        WireError: it is none, or a larger one than ``MOST``.
+        WireError: it is none, or a larger one.
         OSError, EOFError: the connection has ended.
     """
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if size > MOST:
+    if size > most:
         raise WireError(f"a frame of {size} bytes")
     try:
         message = json.loads(await reader.readexactly(size))
@@ -104,7 +110,10 @@ def strings(message: Message, name: str) -> list[str]:
 
 def _of(value: object, kind: type[_T], name: str) -> _T:
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise WireError(f"{name!r} is a number that is too large") from None
     if type(value) is not kind:
         raise WireError(f"{name!r} is {type(value).__name__}, not {kind.__name__}")
     return value
