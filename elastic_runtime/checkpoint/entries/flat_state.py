@@ -29,6 +29,8 @@ from elastic_runtime.checkpoint.format.stored_items import Stored, StoredTensor
 from elastic_runtime.errors import CheckpointError, CheckpointUsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping, Sequence
+
     from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
 
 
