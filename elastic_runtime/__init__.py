@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from elastic_runtime.data.sample_seeds import sample_rng as sample_rng
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
     from elastic_runtime.errors import CheckpointError as CheckpointError
+    from elastic_runtime.worker.run import busy as busy
     from elastic_runtime.worker.run import run as run
-    from elastic_runtime.worker.run_loop import busy as busy
     from elastic_runtime.worker.state.training_state import State as State
     from elastic_runtime.worker.world import World as World
 
@@ -41,7 +41,7 @@ _WHERE = {
     "PerRank": "elastic_runtime.checkpoint.entries.per_rank_values",
     "State": "elastic_runtime.worker.state.training_state",
     "World": "elastic_runtime.worker.world",
-    "busy": "elastic_runtime.worker.run_loop",
+    "busy": "elastic_runtime.worker.run",
     "launch": "elastic_runtime.agent.launch",
     "loader": "elastic_runtime.data.loader",
     "run": "elastic_runtime.worker.run",

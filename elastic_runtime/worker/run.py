@@ -17,6 +17,7 @@ import inspect
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
 
@@ -26,7 +27,7 @@ from elastic_runtime.worker.run_loop import train_in_place
 from elastic_runtime.worker.state.training_state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from elastic_runtime.worker.recovery.saver_protocol import Saver
@@ -137,6 +138,25 @@ def run(  # type: ignore[misc]  # the kind of the first argument decides what th
     state = _checked(state)
     _waiting.clear()
     return train_in_place(train, state, checkpointer, start_over=start_over, strict=strict)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """While the block runs, no step is expected: the hang time-out does not count.
+
+    For what takes longer than ``--hang-timeout`` between two commits, such as an evaluation. It
+    may be nested, and does nothing without an agent.
+
+    Example::
+
+        with elastic.busy("evaluation"):
+            evaluate(model)
+
+    Args:
+        what: the name of this work, shown to people in events and status.
+    """
+    with context().busy(what):
+        yield
 
 
 def _check_checkpointer(given: object) -> None:

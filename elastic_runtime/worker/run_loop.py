@@ -17,9 +17,7 @@ import queue
 import signal
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -61,7 +59,7 @@ from elastic_runtime.worker.train_signature import check_signature
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.recovery.saver_protocol import Saver
@@ -88,22 +86,9 @@ class _Out:
     reason: str
 
 
-# How long to wait for a store that may be needed later.
-_AHEAD = timedelta(seconds=30)
 _SECONDS_TO_HEAR_WHY = 1.0
 
 _ran = False
-
-
-@contextmanager
-def busy(what: str) -> Iterator[None]:
-    """Says that no step will be committed for a while, and that this is no hang.
-
-    Args:
-        what: for people, such as ``evaluation``.
-    """
-    with context().busy(what):
-        yield
 
 
 def train_in_place(
@@ -181,9 +166,8 @@ class _Loop:
         self._change: Change | None = None
         self._released = saver is None  # nobody counts on what is held here
         self._main = threading.get_ident()
-        self._missing_parts: MissingParts | None = MissingParts(
-            state
-        )  # None: the first steps are over
+        # None once the first steps are over.
+        self._missing_parts: MissingParts | None = MissingParts(state)
 
     # ------------------------------------------------------------ without an agent
 
@@ -219,7 +203,7 @@ class _Loop:
             case Enter() | Dismiss():
                 self._orders.put(message)
             case Nearby(places):
-                self._connect_ahead(places)
+                self._stores.connect_ahead(places)
             case Interrupt(number, reason):
                 with self._lock:
                     self._broken = max(self._broken, number)
@@ -330,7 +314,7 @@ class _Loop:
         settling = time.monotonic() - began
         self._note(RoundEntered(round(connecting, 4), round(settling, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
-        self._connect_ahead(order.spares)
+        self._stores.connect_ahead(order.spares)
         commit = _Commit(self, group, ranks)
         self._state._on_commit = commit
         self._state._gate = OptimizerGate(partial(error_classification.check_groups, ranks))
@@ -369,18 +353,6 @@ class _Loop:
         """Waits for the last save: the groups that it needs are about to end."""
         if self._saver is not None:
             self._saver.wait()
-
-    def _connect_ahead(self, places: list[list[Any]]) -> None:
-        """Connects to the stores that the next rounds are likely to use."""
-
-        def connect() -> None:
-            for host, port in places:
-                try:
-                    self._stores.client(host, port, _AHEAD)
-                except RuntimeError:
-                    continue  # it is tried again when it is needed
-
-        threading.Thread(target=connect, name="elastic-ahead", daemon=True).start()
 
     def look_for_missing_parts(self) -> None:
         """Says once, in the first steps, what the script has left out of its State.

@@ -228,7 +228,7 @@ def _report(error: BaseException) -> None:
         write_error_file(path, error)
     if _is(error, "ElasticError"):
         # It says all there is to say; the frames would be ours.
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{_said(error)}\n")
     elif "ELASTIC_ROUND" in os.environ and _is_end_of_a_peer(error):
         # Every survivor of a fault ends like this; its traceback is in the error file.
         said = f"{type(error).__name__}: {error}".split("\n", 1)[0]
@@ -305,6 +305,18 @@ def _is(error: BaseException, name: str) -> bool:
     )
 
 
+def _said(error: BaseException) -> str:
+    """What an error says; of a mistake of the script's also where in the script it was made."""
+    said = f"{type(error).__name__}: {error}"
+    if not _is(error, "UsageError"):
+        return said
+    # Whoever raises this error has imported the package.
+    from elastic_runtime.worker.recovery.thread_inspection import met
+
+    where = met(error.__traceback__)
+    return f"{said} (at {where})" if where else said
+
+
 def _is_before_train(error: BaseException) -> bool:
     """Whether a script that uses this package wants groups that only ``train`` has."""
     if not isinstance(error, ValueError) or not str(error).startswith(_NO_GROUPS):
@@ -330,8 +342,7 @@ def write_error_file(path: str, error: BaseException) -> None:
     import time
     import traceback
 
-    told = f"{type(error).__name__}: {error}"
-    message: dict[str, object] = {"message": told[:_LONGEST_MESSAGE]}
+    message: dict[str, object] = {"message": _said(error)[:_LONGEST_MESSAGE]}
     extra: dict[str, object] = {"timestamp": str(int(time.time()))}
     early = _is_before_train(error)
     if early:

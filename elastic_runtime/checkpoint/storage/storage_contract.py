@@ -283,7 +283,8 @@ class Storage(Source):
         try:
             found = json.loads(self._read_entry(layout.term_name(term)))
             run = str(found["run"])
-            holder = f" (run {run}, round {found['round']}, {found['host']})"
+            name = "" if run in _NAMELESS else f"run {run}, "
+            holder = f" ({name}round {found['round']}, {found['host']})"
         except (OSError, ValueError, KeyError, TypeError):
             run = holder = ""
         what = f"{self.where} now belongs to term {term}{holder}, {how}: "

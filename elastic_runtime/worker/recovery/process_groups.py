@@ -20,7 +20,7 @@ import queue
 import socket
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from elastic_runtime.system.tcp_connections import Connection, connections
 from elastic_runtime.worker.recovery.group_disposal import drop_later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
 # While the ranks connect, nobody may wait longer than this for a peer that cannot be reached.
 _BUILD_TIMEOUT = timedelta(seconds=30)
@@ -41,6 +41,8 @@ _BUILD_TIMEOUT = timedelta(seconds=30)
 # with its first collective, for which the ranks may come at very different times.
 _TIMEOUT = timedelta(minutes=30)
 _TIMEOUT_NCCL = timedelta(minutes=10)
+# How long to wait for a store that may be needed later.
+_AHEAD = timedelta(seconds=30)
 
 
 class Interrupted(Exception):
@@ -110,6 +112,20 @@ class Stores:
         made = _Client(store, frozenset(s for s in connections() - before if s.port == port))
         with self._lock:
             return self._clients.setdefault((host, port), made)
+
+    def connect_ahead(self, places: Sequence[Sequence[Any]]) -> None:
+        """Connects, in the background, to the stores that the next rounds are likely to use.
+
+        Args:
+            places: host and port of each; one that cannot be reached is tried again when needed.
+        """
+
+        def connect() -> None:
+            for host, port in places:
+                with suppress(RuntimeError):
+                    self.client(host, port, _AHEAD)
+
+        threading.Thread(target=connect, name="elastic-ahead", daemon=True).start()
 
     def keep(self, places: Collection[tuple[str, int]]) -> None:
         """Drops the clients of all other stores: those of nodes that are gone would pile up."""

@@ -19,15 +19,14 @@ _COLLECTIVE = (
     os.path.join("torch", "nn", "parallel", "distributed.py"),
     os.path.join("elastic_runtime", "worker", ""),
 )
-_HERE = os.path.dirname(os.path.dirname(__file__))
-_PACKAGE = os.path.dirname(_HERE)
-# What a person does not look for: installed packages, Python's own library, and these files.
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
+_EXAMPLES = os.path.join(_PACKAGE, "examples", "")
+# What a person does not look for: installed packages, and Python's own library.
 _LIBRARIES = (
     "site-packages",
     "dist-packages",
     os.path.dirname(os.__file__),
     "<frozen ",
-    _HERE,
 )
 
 
@@ -86,7 +85,9 @@ def in_script(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_library(file: str) -> bool:
-    return any(part in file for part in _LIBRARIES)
+    """Whether a file is no script of a user's; our examples are scripts like theirs."""
+    own = file.startswith(_PACKAGE) and not file.startswith(_EXAMPLES)
+    return own or any(part in file for part in _LIBRARIES)
 
 
 def throw(thread: int, error: type[BaseException]) -> None:

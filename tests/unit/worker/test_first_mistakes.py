@@ -35,7 +35,7 @@ def _as_worker(folder: Path, body: str) -> tuple[int, dict[str, Any]]:
         "PYTHONPATH": str(Path(elastic.__file__).parent.parent),
     }
     command = [sys.executable, worker_main.__file__, "script", str(script)]
-    code = subprocess.run(command, env=environ, timeout=120, check=False).returncode
+    code = subprocess.run(command, env=environ, cwd=folder, timeout=120, check=False).returncode
     return code, json.loads(errors.read_text())["message"] if errors.exists() else {}
 
 
@@ -55,6 +55,32 @@ def test_a_script_that_cannot_train_ends_with_a_usage_error(
     assert code == 1
     assert told in error["message"]
     assert error["extraInfo"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "where"),
+    [
+        ("def main():\n    elastic.run(3, elastic.State())\nmain()", "UsageError", "6 in main"),
+        ("elastic.State(3)", "UsageError", "5 in <module>"),
+        (
+            "elastic.Checkpointer('runs', {'model': 3}, every='soon')",
+            "CheckpointUsageError",
+            "5 in <module>",
+        ),
+        (
+            "ckpt = elastic.Checkpointer('run', {'a': 3})\nckpt.save()\nckpt.save()\nckpt.save()",
+            "UsageError",
+            "7 in <module>",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_in_the_script(
+    tmp_path: Path, body: str, error: str, where: str
+) -> None:
+    code, found = _as_worker(tmp_path, body)
+    assert code == 1
+    assert found["message"].startswith(f"{error}: ")
+    assert found["message"].endswith(f" (at script.py:{where})")
 
 
 def test_a_decorated_function_that_was_not_needed_is_no_error(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -18,13 +17,12 @@ from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
-from elastic_runtime.checkpoint.save import save_executor, save_run, save_scheduler
+from elastic_runtime.checkpoint.save import save_executor, save_scheduler
 from elastic_runtime.checkpoint.storage import local_storage, remote_storage
-from elastic_runtime.checkpoint.storage.catalog import remove_unfinished
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.worker.agreement import Wish
 from tests.processes import wait_for
-from tests.ranks import entries_of, run_ranks
+from tests.ranks import entries_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,43 +262,6 @@ def test_what_is_left_behind_takes_nothing_from_the_same_step_saved_again(
     assert ckpt.held == 20
 
 
-def test_a_term_that_comes_too_late_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread of a save that was left behind stood still while it took one."""
-    ckpt = Checkpointer(tmp_path, {"a": torch.zeros(8)})
-    save_term, errors = ckpt._executor.term, list[BaseException]()
-    reached, go = threading.Event(), threading.Event()
-    take = local_storage.LocalStorage.take_term
-
-    def late(storage: local_storage.LocalStorage, holder: Any) -> int:
-        term = take(storage, holder)
-        if threading.current_thread().name == "old":
-            reached.set()
-            assert go.wait(60)
-        return term
-
-    def save() -> None:
-        try:
-            save_term.create(10, ["a"])
-        except BaseException as error:
-            errors.append(error)
-
-    monkeypatch.setattr(local_storage.LocalStorage, "take_term", late)
-    old = threading.Thread(target=save, name="old")
-    old.start()
-    assert reached.wait(60)
-    save_term.disown()
-    ckpt.steps = 20
-    ckpt.save(sync=True)
-    go.set()
-    old.join(60)
-    assert [type(error).__name__ for error in errors] == ["Abandoned"]
-    ckpt.steps = 21
-    ckpt.save(sync=True)
-    assert saves(tmp_path) == ["step-20.term-2", "step-21.term-2"]
-
-
 def test_a_snapshot_does_not_wait_for_what_is_left_behind(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,83 +362,6 @@ def test_synchronous_saves_take_no_memory(tmp_path: Path) -> None:
     ckpt.step()
     assert saves(tmp_path) == ["step-1.term-1"]
     assert ckpt._executor._memory.image is None
-
-
-def test_rests_of_older_terms_go_with_the_first_save_of_a_newer_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    storage = local_storage.LocalStorage(tmp_path)
-    for which, file in (
-        (CheckpointId(1, 7), "rank-0.distcp"),
-        (CheckpointId(2, 8), "MANIFEST.json.partial"),
-        (CheckpointId(2, 9), "precious.txt"),
-        (CheckpointId(4, 9), "rank-0.distcp"),  # of somebody who has a newer term by now
-    ):
-        assert storage.create(which)
-        with storage.writer(which, file, 4) as out:
-            out.write([memoryview(b"half")])
-    assert remove_unfinished(storage, 2) == [], "who does not hold the newest term removes nothing"
-    assert len(saves(tmp_path)) == 4
-    (tmp_path / "step-9.term-4").rename(tmp_path / "step-9.term-3")
-    ckpt = Checkpointer(tmp_path, {"a": 1})  # keeps all that is whole
-    ckpt.save(sync=True)
-    assert saves(tmp_path) == ["step-0.term-4", "step-9.term-2"], "what is not ours stays"
-    told = [r.msg % r.args for r in caplog.records if "rests_removed" in r.msg % r.args]
-    assert len(told) == 2, "before the save and after it"
-    assert "step-7.term-1" in told[0]
-    assert "step-9.term-3" in told[1]
-    other = tmp_path / "step-1.term-1"
-    other.mkdir()
-    ckpt.steps = 1
-    ckpt.save(sync=True)
-    assert other.exists(), "it has looked once in its term"
-
-
-def _killed_in_its_first_save(path: str) -> None:
-    def kill(writer: local_storage.LocalWriter) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    local_storage.LocalWriter.sync = kill  # type: ignore[method-assign]
-    Checkpointer(path, {"a": torch.ones(1000)}).save(sync=True)
-
-
-def test_rests_of_lives_that_all_end_in_a_save_do_not_pile_up(tmp_path: Path) -> None:
-    """They may be what has filled the disk, which ends the next life in its save."""
-    counts = []
-    for _ in range(5):
-        (outcome,) = run_ranks(1, _killed_in_its_first_save, str(tmp_path))
-        assert outcome.signal == signal.SIGKILL
-        counts.append(len(saves(tmp_path)))
-    assert counts == [1, 2, 2, 2, 2], "its own, and that of the life before"
-    assert saves(tmp_path) == ["step-0.term-4", "step-0.term-5"]
-
-
-def test_what_could_not_be_cleared_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert local_storage.LocalStorage(tmp_path).take_term({}) == 1
-    (tmp_path / "step-1.term-1").mkdir()
-    ckpt = Checkpointer(tmp_path, {"a": 1})
-    with monkeypatch.context() as patch:
-
-        def refused(*_: object) -> None:
-            raise CheckpointFailed("the storage is away; look at it")
-
-        patch.setattr(save_run, "remove_unfinished", refused)
-        ckpt.save(sync=True)
-    assert saves(tmp_path) == ["step-0.term-2", "step-1.term-1"]
-    ckpt.steps = 1
-    ckpt.save(sync=True)
-    assert saves(tmp_path) == ["step-0.term-2", "step-1.term-2"]
-
-
-def test_a_directory_of_another_job_is_refused(tmp_path: Path) -> None:
-    Checkpointer(tmp_path, {"model": nn.Linear(3, 3)}).save(sync=True)
-    other = Checkpointer(tmp_path, {"net": nn.Linear(3, 3), "best": 1.0})
-    with pytest.raises(CheckpointError, match=r"another job.*step-0\.term-1.*model.*net, best"):
-        other.save(sync=True)
-    assert entries_of(tmp_path) == ["step-0.term-1", "term-1"]
 
 
 _FORGETFUL = """

@@ -58,22 +58,30 @@ def test_nobody_who_is_needed_waits_for_the_end_of_a_group() -> None:
     assert waits
 
 
-def drops_the_groups_of_a_round(port: int) -> None:
-    """Trains once in a round, and waits until nothing of it is left."""
+def drops_the_groups_of_a_round(port: int) -> tuple[int, int]:
+    """Trains once in a round, and waits until nothing refers to its groups any more.
+
+    Returns:
+        How many groups it had, and how many are still kept.
+    """
     ranks, _ = _in_place(port)
     rehearse()
     ranks.build()
     torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))(torch.ones(1)).backward()
+    groups = [weakref.ref(group) for group in torch_private.all_groups()]
     ranks.take_apart()
     for one in group_disposal._background:
         one.join(timeout=50)
     gc.collect()
-    assert processes.wait_for(lambda: not group_disposal._kept, 50, "the end of all references")
+    processes.wait_for(lambda: not any(one() for one in groups), 50, "the end of all groups")
+    return len(groups), len(group_disposal._kept)
 
 
 def test_the_groups_of_a_round_are_dropped_when_nobody_refers_to_them() -> None:
     server = _serve()
-    values(run_ranks(2, drops_the_groups_of_a_round, server.port))
+    for had, kept in values(run_ranks(2, drops_the_groups_of_a_round, server.port)):
+        assert had >= 2, "the default group, and that of the runtime"
+        assert kept == 0
 
 
 class _Cycle:

@@ -2,81 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus
-from elastic_runtime.worker.state.commit_image import CommitImage
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.training_state import State, StateLost
-
-
-class Job:
-    """A small model with all that a State may hold, and a step that uses it."""
-
-    def __init__(self, *, shadow: bool = False, seed: int = 0, lr: float = 0.01) -> None:
-        torch.manual_seed(seed)
-        self.model = nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)
-        )
-        self.optim = torch.optim.Adam(self.model.parameters(), lr=lr)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optim, step_size=2, gamma=0.5)
-        self.sampler = ElasticBatchSampler(64, 4, rank=0, world=1)
-        self.state = State(
-            shadow=shadow,
-            model=self.model,
-            optim=self.optim,
-            scheduler=self.scheduler,
-            sampler=self.sampler,
-        )
-        self.state.seen = 0
-        self.state.losses = []
-        self.committed = ""  # what it held at a commit, if somebody keeps that
-
-    def start(self) -> Job:
-        self.state._on_commit = lambda: None
-        self.state.hold(0)
-        return self
-
-    def forward(self) -> torch.Tensor:
-        """All of a step before the optimizer: changes buffers, counters and generators."""
-        self.optim.zero_grad()
-        loss = self.model(torch.rand(4, 4) + random.random()).square().mean()
-        loss.backward()
-        self.state.seen += 4
-        self.state.losses.append(loss.item())
-        return loss
-
-    def step(self) -> None:
-        self.forward()
-        self.optim.step()
-        self.scheduler.step()
-        self.state.commit()
-
-    def values(self) -> str:
-        """Everything that the State gives to other ranks, as text."""
-        meta, tensors = self.state.commit_image()
-        return json.dumps([meta, [tensor.tolist() for tensor in tensors]])
-
-    def content(self) -> str:
-        """Everything that the State covers, with the places of the generators."""
-        return json.dumps([self.values(), torch.get_rng_state().tolist(), random.getstate()])
-
-
-def copy_of(picture: CommitImage) -> CommitImage:
-    """What arrives on another rank."""
-    meta = json.loads(json.dumps(picture.meta))
-    return CommitImage(meta, [tensor.clone() for tensor in picture.tensors])
-
-
-def standing_of(state: State, step: int, condition: MemoryCondition) -> bool:
-    return state.rank_status() == RankStatus(step, condition)
+from tests.unit.worker.state.small_job import Job, has_status
 
 
 def test_counts_its_commits_and_tells_the_loop_last() -> None:
@@ -98,7 +33,7 @@ def test_an_interrupt_out_of_the_commit_leaves_it_done() -> None:
     job.state._on_commit = interrupt
     with pytest.raises(KeyboardInterrupt):
         job.step()
-    assert standing_of(job.state, 1, MemoryCondition.CLEAN)
+    assert has_status(job.state, 1, MemoryCondition.CLEAN)
 
 
 def test_commit_outside_of_a_run_is_refused() -> None:
@@ -126,7 +61,7 @@ def test_rolls_back_all_that_a_forward_pass_changes(steps: int) -> None:
     for _ in range(2):  # a commit may be gone back to more than once
         job.forward()
         assert job.content() != before
-        assert standing_of(job.state, steps, MemoryCondition.CLEAN)
+        assert has_status(job.state, steps, MemoryCondition.CLEAN)
         job.state.roll_back()
         assert job.content() == before
         assert all(p.grad is None for p in job.model.parameters())
@@ -193,7 +128,7 @@ def test_marks_a_half_done_and_a_finished_step() -> None:
     job.forward()
     job.optim.step()
     assert conditions == [MemoryCondition.DIRTY]
-    assert standing_of(job.state, 1, MemoryCondition.FINISHED)
+    assert has_status(job.state, 1, MemoryCondition.FINISHED)
     with pytest.raises(StateLost, match="step 1"):
         job.state.roll_back()
 
@@ -206,7 +141,7 @@ def test_adopts_a_finished_step() -> None:
     job.forward()
     job.optim.step()
     job.state.adopt()
-    assert standing_of(job.state, 2, MemoryCondition.CLEAN)
+    assert has_status(job.state, 2, MemoryCondition.CLEAN)
     assert all(p.grad is None for p in job.model.parameters())
     assert job.sampler.cursor == 8
     before = job.content()
@@ -247,7 +182,7 @@ def test_optimizers_with_a_ratio_commit_but_are_never_adopted_half_done() -> Non
     d.step(), g.step()
     assert state.rank_status().condition is MemoryCondition.DIRTY
     state.commit()
-    assert standing_of(state, 3, MemoryCondition.CLEAN)
+    assert has_status(state, 3, MemoryCondition.CLEAN)
 
 
 def test_a_step_whose_optimizer_raises_is_half_done() -> None:
@@ -299,199 +234,6 @@ def test_a_shadow_keeps_optimizer_state_that_is_no_tensor() -> None:
         assert [str(values) for values in optim.state.values()] != before
         state.roll_back()
         assert [str(values) for values in optim.state.values()] == before
-
-
-def test_gives_everything_to_a_new_rank() -> None:
-    old, new = Job().start(), Job(seed=1, lr=0.5)
-    for _ in range(3):
-        old.step()
-    weight = new.model[0].weight
-    assert new.state.digest() != old.state.digest()
-    new.state.load(*copy_of(old.state.commit_image()))
-    assert standing_of(new.state, 3, MemoryCondition.CLEAN)
-    assert new.state.commit_image().meta == old.state.commit_image().meta
-    for here, there in zip(
-        new.state.commit_image().tensors, old.state.commit_image().tensors, strict=True
-    ):
-        assert torch.equal(here, there) and here.dtype == there.dtype
-    assert new.model[0].weight is weight
-    assert (new.state.seen, new.state.losses) == (12, old.state.losses)
-    assert new.sampler.cursor == 12
-    assert new.state.digest() == old.state.digest()
-
-
-def test_what_was_loaded_trains_on_and_rolls_back() -> None:
-    old, new = Job().start(), Job(seed=1).start()
-    old.step()
-    new.forward()  # its gradients are of a step that never was
-    new.state.load(*copy_of(old.state.commit_image()))
-    assert all(p.grad is None for p in new.model.parameters())
-    for job in (old, new):
-        torch.manual_seed(5)
-        random.seed(5)
-        job.step()
-    assert new.content() == old.content()
-    before = new.content()
-    new.forward()
-    new.state.roll_back()
-    assert new.content() == before
-
-
-def test_a_load_that_fails_half_way_leaves_nothing_to_go_on_from() -> None:
-    old, new = Job().start(), Job(seed=1)
-    old.step()
-
-    def fail(state: object) -> None:
-        raise ValueError("not this one")
-
-    new.sampler.load_state_dict = fail  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="not this one"):
-        new.state.load(*copy_of(old.state.commit_image()))
-    assert standing_of(new.state, 1, MemoryCondition.DIRTY)
-
-
-def test_a_loaded_rank_knows_when_a_step_is_finished() -> None:
-    old, new = Job().start(), Job()
-    old.step()
-    new.state.load(*copy_of(old.state.commit_image()))
-    new.forward()
-    new.optim.step()
-    assert standing_of(new.state, 1, MemoryCondition.FINISHED)
-
-
-def test_optimizer_state_keeps_its_type() -> None:
-    def build() -> tuple[torch.optim.Optimizer, State]:
-        model = nn.Linear(2, 2).bfloat16()
-        optim = torch.optim.Adam(model.parameters())
-        return optim, State(model=model, optim=optim)
-
-    (optim, state), (other_optim, other) = build(), build()
-    parameter = optim.param_groups[0]["params"][0]
-    optim.state[parameter] = {"master": torch.ones(2, 2, dtype=torch.float64), "count": 3}
-    state.hold(1)
-    other.load(*copy_of(state.commit_image()))
-    loaded = other_optim.state[other_optim.param_groups[0]["params"][0]]
-    assert loaded["master"].dtype is torch.float64 and loaded["count"] == 3
-
-
-def test_extra_states_of_modules_are_covered() -> None:
-    class Counting(nn.Module):
-        calls = 0
-
-        def get_extra_state(self) -> Any:
-            return {"calls": self.calls}
-
-        def set_extra_state(self, state: Any) -> None:
-            self.calls = state["calls"]
-
-    here, there = nn.Sequential(Counting()), nn.Sequential(Counting())
-    here[0].calls = 3
-    state, other = State(model=here), State(model=there)
-    state.hold(0)
-    here[0].calls = 4
-    state.roll_back()
-    assert here[0].calls == 3
-    other.load(*copy_of(state.commit_image()))
-    assert there[0].calls == 3
-
-
-def test_wrappers_do_not_show() -> None:
-    model = nn.Linear(2, 2)
-    plain, wrapped = State(model=model), State(model=nn.DataParallel(nn.Linear(2, 2)))
-    plain.hold(2)
-    wrapped.load(*copy_of(plain.commit_image()))
-    assert wrapped.digest() == plain.digest()
-
-
-def test_receives_into_its_own_memory() -> None:
-    old, new = Job().start(), Job(seed=1)
-    old.step()
-    meta, tensors = copy_of(old.state.commit_image())
-    received = []
-    for target, tensor in zip(new.state.destinations(meta), tensors, strict=True):
-        received.append(tensor if target is None else target.copy_(tensor))
-    assert any(t.data_ptr() == new.model[0].weight.data_ptr() for t in received)
-    new.state.load(meta, received)
-    assert new.state.digest() == old.state.digest()
-
-
-def test_what_ranks_share_is_parameters_and_optimizer_state() -> None:
-    job = Job().start()
-    job.step()
-    meta, tensors = job.state.commit_image()
-    shared = {t.data_ptr() for t in job.state.common(meta) if t is not None}
-    buffers = {b.data_ptr() for b in job.model.buffers()}
-    assert shared | buffers == {t.data_ptr() for t in tensors}
-    assert not shared & buffers
-
-
-@pytest.mark.parametrize(
-    ("model", "what"),
-    [
-        (nn.Linear(3, 2), r"model\.weight: float32\[2, 3\] on cpu here, float32\[2, 2\] on cpu"),
-        (nn.Linear(2, 2).double(), r"model\.weight: float64"),
-        (nn.Linear(2, 2, bias=False), r"parameters of 'model': also nothing here, also bias on"),
-        (nn.BatchNorm1d(2), "buffers of 'model'|float32"),
-    ],
-)
-def test_models_that_differ_are_named(model: nn.Module, what: str) -> None:
-    state = State(model=nn.Linear(2, 2))
-    state.hold(0)
-    other = State(model=model)
-    other.hold(7)
-    with pytest.raises(UsageError, match=f"models differ between ranks.*({what})"):
-        other.load(*copy_of(state.commit_image()))
-    assert standing_of(other, 7, MemoryCondition.CLEAN)  # and still has what it had
-
-
-def test_objects_and_parameter_groups_that_differ_are_named() -> None:
-    model = nn.Linear(2, 2)
-    optim = torch.optim.SGD(model.parameters(), lr=0.1)
-    two = [{"params": [model.weight]}, {"params": [model.bias]}]
-    state = State(model=model, optim=optim)
-    with pytest.raises(UsageError, match="objects of the State: also nothing here, also optim"):
-        State(model=model).load(*copy_of(state.commit_image()))
-    other = State(model=model, optim=torch.optim.SGD(two, lr=0.1))
-    with pytest.raises(UsageError, match=r"parameters of 'optim': 1\+1 in 2 groups"):
-        other.load(*copy_of(state.commit_image()))
-
-
-def test_the_digest_sees_each_kind_of_difference() -> None:
-    def digest(change: Any) -> int:
-        job = Job().start()
-        torch.manual_seed(3)
-        random.seed(3)
-        job.step()
-        change(job)
-        return job.state.digest()
-
-    def nudge(tensor: torch.Tensor) -> None:
-        with torch.no_grad():
-            tensor.add_(1e-3)
-
-    changes = [
-        lambda job: None,
-        lambda job: nudge(job.model[0].weight),
-        lambda job: nudge(job.model[1].running_mean),
-        lambda job: nudge(job.optim.state[job.model[0].weight]["exp_avg"]),
-        lambda job: job.optim.param_groups[0].update(lr=1.0),
-        lambda job: setattr(job.state, "seen", 5),
-        lambda job: job.sampler.commit(),
-    ]
-    assert len({digest(change) for change in changes}) == len(changes)
-    assert digest(lambda job: torch.rand(1)) == digest(lambda job: random.random())
-
-
-def test_refuses_what_it_cannot_keep() -> None:
-    with pytest.raises(UsageError, match=r"State\(thing=\.\.\.\) is a object without state_dict"):
-        State(thing=object())
-    with pytest.raises(UsageError, match="'commit' is a name of State's own"):
-        State(commit=nn.Linear(1, 1))
-    with pytest.raises(UsageError, match="shadow and generators are switches"):
-        State(shadow=nn.Linear(1, 1))  # type: ignore[arg-type]
-    loose = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
-    with pytest.raises(UsageError, match=r"'optim' \(shape \(3,\)\) belongs to no module"):
-        State(optim=loose)
 
 
 def test_refuses_bad_counters_when_they_are_set() -> None:

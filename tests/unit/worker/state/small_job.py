@@ -1,0 +1,76 @@
+"""A small model with all that a ``State`` may hold, for several tests."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import torch
+from torch import nn
+
+from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus
+from elastic_runtime.worker.state.commit_image import CommitImage
+from elastic_runtime.worker.state.training_state import State
+
+
+class Job:
+    """A small model with all that a State may hold, and a step that uses it."""
+
+    def __init__(self, *, shadow: bool = False, seed: int = 0, lr: float = 0.01) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)
+        )
+        self.optim = torch.optim.Adam(self.model.parameters(), lr=lr)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optim, step_size=2, gamma=0.5)
+        self.sampler = ElasticBatchSampler(64, 4, rank=0, world=1)
+        self.state = State(
+            shadow=shadow,
+            model=self.model,
+            optim=self.optim,
+            scheduler=self.scheduler,
+            sampler=self.sampler,
+        )
+        self.state.seen = 0
+        self.state.losses = []
+        self.committed = ""  # what it held at a commit, if somebody keeps that
+
+    def start(self) -> Job:
+        self.state._on_commit = lambda: None
+        self.state.hold(0)
+        return self
+
+    def forward(self) -> torch.Tensor:
+        """All of a step before the optimizer: changes buffers, counters and generators."""
+        self.optim.zero_grad()
+        loss = self.model(torch.rand(4, 4) + random.random()).square().mean()
+        loss.backward()
+        self.state.seen += 4
+        self.state.losses.append(loss.item())
+        return loss
+
+    def step(self) -> None:
+        self.forward()
+        self.optim.step()
+        self.scheduler.step()
+        self.state.commit()
+
+    def values(self) -> str:
+        """Everything that the State gives to other ranks, as text."""
+        meta, tensors = self.state.commit_image()
+        return json.dumps([meta, [tensor.tolist() for tensor in tensors]])
+
+    def content(self) -> str:
+        """Everything that the State covers, with the places of the generators."""
+        return json.dumps([self.values(), torch.get_rng_state().tolist(), random.getstate()])
+
+
+def copy_of(picture: CommitImage) -> CommitImage:
+    """What arrives on another rank."""
+    meta = json.loads(json.dumps(picture.meta))
+    return CommitImage(meta, [tensor.clone() for tensor in picture.tensors])
+
+
+def has_status(state: State, step: int, condition: MemoryCondition) -> bool:
+    return state.rank_status() == RankStatus(step, condition)
