@@ -17,7 +17,7 @@ from tests.processes import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from elastic_runtime.rendezvous.store_contract import Entry, Store
+    from elastic_runtime.rendezvous.store_contract import Store, StoreEntry
 
 NODES = 12
 TTL = 60.0
@@ -35,7 +35,7 @@ class Job:
     """
 
     store: Callable[[], Store]
-    read: Callable[[str], Iterable[Entry]]
+    read: Callable[[str], Iterable[StoreEntry]]
     settle: float = 0.5
     parts: list[Participant] = field(default_factory=list)
     sealed: dict[int, dict[str, Sealed]] = field(default_factory=dict)

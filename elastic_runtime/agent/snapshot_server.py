@@ -34,8 +34,8 @@ from elastic_runtime.protocol.snapshot_requests import (
     HEADER,
     MAX_REQUEST,
     REFUSED,
-    Request,
     SnapshotMemory,
+    SnapshotRequest,
     write_key,
 )
 from elastic_runtime.system import threads
@@ -256,9 +256,9 @@ class SnapshotServer:
                     return
                 pending += data
             line, _, pending = pending.partition(b"\n")
-            self._answer(client, Request.decode(line))
+            self._answer(client, SnapshotRequest.decode(line))
 
-    def _answer(self, client: socket.socket, request: Request) -> None:
+    def _answer(self, client: socket.socket, request: SnapshotRequest) -> None:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             file = os.open(os.path.join(self._directory, request.file), flags)

@@ -83,7 +83,7 @@ class SnapshotMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SnapshotRequest:
     """A wish for a piece of a file.
 
     Attributes:

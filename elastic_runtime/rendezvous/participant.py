@@ -19,7 +19,7 @@ from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, no
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import (
     Action,
-    Apply,
+    ApplyTransaction,
     Follow,
     ListParts,
     Look,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.node_state import NodeState
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy
-    from elastic_runtime.rendezvous.store_contract import Entry, Store
+    from elastic_runtime.rendezvous.store_contract import Store, StoreEntry
 
 _ASK_AGAIN = 0.05
 # Seconds at the end for what would be done already if anybody answered.
@@ -248,7 +248,7 @@ class Participant:
                 return
             self._never.wait(_ASK_AGAIN)
 
-    def _lives(self, entry: Entry) -> bool:
+    def _lives(self, entry: StoreEntry) -> bool:
         try:
             record = NodeRecord.decode(entry.key, entry.value)
         except RecordError:
@@ -327,7 +327,7 @@ class Participant:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Apply(tag, transaction, first):
+            case ApplyTransaction(tag, transaction, first):
                 self._apply(tag, transaction, first)
             case Look(wide, without):
                 self._store.look(wide, without)

@@ -20,7 +20,13 @@ from elastic_runtime.rendezvous.core.round_parts import (
     part_of,
     sample_of,
 )
-from elastic_runtime.rendezvous.store_contract import Changed, Entry, Found, Lost, Snapshot
+from elastic_runtime.rendezvous.store_contract import (
+    Changed,
+    Found,
+    Lost,
+    StoreEntry,
+    StoreSnapshot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.events import Event
     from elastic_runtime.rendezvous.store_contract import Transaction
 
-    Read = Callable[[str], Sequence[Entry]]
+    Read = Callable[[str], Sequence[StoreEntry]]
 
 # A round whose members have not been there for so long is taken for unreadable (seconds).
 PATIENCE = 3.0
@@ -58,10 +64,10 @@ def _needs_all(known: RoundRecord, node: str, keepers: int) -> bool:
     return rank < 0 or rank % -(-known.size // keepers) == 0
 
 
-def _of_round(event: object) -> Entry | None:
+def _of_round(event: object) -> StoreEntry | None:
     """The round's record in an event of the store, if there is one."""
-    entries: Iterable[Entry] = ()
-    if isinstance(event, Snapshot):
+    entries: Iterable[StoreEntry] = ()
+    if isinstance(event, StoreSnapshot):
         entries = event.entries
     elif isinstance(event, Changed):
         entries = event.puts
@@ -90,9 +96,9 @@ class RoundCompleter:
         self._read = read
         self._keepers = keepers
         self._held: list[Event] = []
-        self._told: Entry | None = None  # the round as the store told it last
+        self._told: StoreEntry | None = None  # the round as the store told it last
         self._read_last: tuple[bytes, RoundRecord | None] = (b"", None)  # see _head
-        self._shown: tuple[Entry, str, RoundRecord] | None = None  # ..., to whom, completed
+        self._shown: tuple[StoreEntry, str, RoundRecord] | None = None  # ..., to whom, completed
         self._known: RoundRecord | None = None  # the last large round of which all is known,
         self._seen_at: int | None = None  # and the version of its record when its parts were there
         self._missed_at: float | None = None  # when parts were not there first
@@ -120,11 +126,11 @@ class RoundCompleter:
         """
         before, events = len(self._held), [*self._held, *events]
         for event in events[before:]:
-            if isinstance(event, Snapshot | Changed | Found | Lost):
+            if isinstance(event, StoreSnapshot | Changed | Found | Lost):
                 self._served = not isinstance(event, Lost)
-            if isinstance(event, Snapshot):
+            if isinstance(event, StoreSnapshot):
                 wide = event.wide
-            if isinstance(event, Snapshot) or (
+            if isinstance(event, StoreSnapshot) or (
                 isinstance(event, Changed) and ROUND in event.deletes
             ):
                 self._told = None
@@ -171,12 +177,12 @@ class RoundCompleter:
         puts = [put for one in transactions for put in one.puts]
         head = next((put for put in puts if put.key == ROUND), None)
         if head is not None:
-            parts = [Entry(put.key, put.value, 0, 0) for put in puts]
+            parts = [StoreEntry(put.key, put.value, 0, 0) for put in puts]
             full = all_members(RoundRecord.decode(ROUND, head.value), parts)
             if full.group and full.whole:
                 self._known, self._seen_at = full, None
 
-    def _head(self, entry: Entry | None) -> RoundRecord | None:
+    def _head(self, entry: StoreEntry | None) -> RoundRecord | None:
         """The record of a round whose members lie elsewhere; None: it is none.
 
         It is asked for several times for each round, and kept: to read it costs a member the most.
@@ -199,11 +205,11 @@ class RoundCompleter:
         return joined(some, found) if len(found) == len(near) else None
 
     def _hold(self, events: list[Event]) -> list[Event]:
-        told = [isinstance(event, Snapshot | Changed) for event in events]
+        told = [isinstance(event, StoreSnapshot | Changed) for event in events]
         self._held = [event for event, by_store in zip(events, told, strict=True) if by_store]
         return [event for event, by_store in zip(events, told, strict=True) if not by_store]
 
-    def _completed(self, node: str, wide: bool, now: float) -> Entry | None:
+    def _completed(self, node: str, wide: bool, now: float) -> StoreEntry | None:
         """The round's record with the members that this node needs; None: they are not there."""
         head = self._head(self._told)
         assert self._told is not None and head is not None
@@ -237,7 +243,7 @@ class RoundCompleter:
         ours = self._known is not None and self._known.group == head.group
         return ours or now - self._missed_at > PATIENCE
 
-    def _as_known(self, node: str) -> Entry:
+    def _as_known(self, node: str) -> StoreEntry:
         """The round's record with the members that this node knew before they were gone."""
         head = self._head(self._told)
         assert self._told is not None and head is not None
@@ -269,14 +275,14 @@ class RoundCompleter:
         return full
 
 
-def _with_round(event: Event, entry: Entry | None) -> Event:
+def _with_round(event: Event, entry: StoreEntry | None) -> Event:
     """The event of a store with another record of the round; None: without it."""
 
-    def changed(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    def changed(entries: tuple[StoreEntry, ...]) -> tuple[StoreEntry, ...]:
         swapped = (entry if one.key == ROUND else one for one in entries)
         return tuple(one for one in swapped if one is not None)
 
-    if isinstance(event, Snapshot):
+    if isinstance(event, StoreSnapshot):
         return replace(event, entries=changed(event.entries))
     assert isinstance(event, Changed)
     return replace(event, puts=changed(event.puts))

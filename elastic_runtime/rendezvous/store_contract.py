@@ -8,14 +8,14 @@ relative to the run's prefix (``job``, ``nodes/<uuid>``, …); ``protocol.record
 node that leads looks ``wide`` and follows all of ``nodes/``: with every node following every
 other, n joins would cost n² messages, and 400 nodes would not come together in seconds.
 
-**Order.** After ``start`` and after each ``look`` the listener gets one ``Snapshot`` of what is
-followed, then ``Changed`` for what happens after it, in the store's order, each change once. When
-the connection was lost, the adapter takes it up again by itself and delivers what was missed, or
-a new ``Snapshot``.
+**Order.** After ``start`` and after each ``look`` the listener gets one ``StoreSnapshot`` of what
+is followed, then ``Changed`` for what happens after it, in the store's order, each change once.
+When the connection was lost, the adapter connects again by itself and delivers what was missed,
+or a new ``StoreSnapshot``.
 
 **Memory.** A store that lost its memory (its process restarted on an empty disk) delivers a
-``Snapshot`` with ``forgot`` set. Leases are gone then; the adapter takes a new one for the next
-leased put.
+``StoreSnapshot`` with ``forgot`` set. Leases are gone then; the adapter takes a new one for the
+next leased put.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MainLoopSilent(StoreUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoreEntry:
     """One key as the store has it.
 
     Attributes:
@@ -89,7 +89,7 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoreSnapshot:
     """All that is followed, at one moment.
 
     Attributes:
@@ -98,7 +98,7 @@ class Snapshot:
         forgot: the store has lost its memory since it was last heard.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StoreEntry, ...]
     wide: bool
     forgot: bool = False
 
@@ -107,7 +107,7 @@ class Snapshot:
 class Changed:
     """Writes and removals, in order. A key in both was removed first and then written."""
 
-    puts: tuple[Entry, ...] = ()
+    puts: tuple[StoreEntry, ...] = ()
     deletes: tuple[str, ...] = ()
 
 
@@ -148,7 +148,7 @@ class Refused:
     why: str
 
 
-StoreEvent = Snapshot | Changed | Lost | Found | LeaseLost | Refused
+StoreEvent = StoreSnapshot | Changed | Lost | Found | LeaseLost | Refused
 Listener = Callable[[StoreEvent], None]
 
 
@@ -175,14 +175,14 @@ class Store(Protocol):
         ...
 
     def follow(self, own_key: str) -> None:
-        """Changes the own key, after a node comes back as another. A ``Snapshot`` follows.
+        """Changes the own key, after a node comes back as another. A ``StoreSnapshot`` follows.
 
         The old lease is given up: what was put under it vanishes.
         """
         ...
 
     def look(self, wide: bool, without: frozenset[str]) -> None:
-        """Changes what is followed; a ``Snapshot`` follows.
+        """Changes what is followed; a ``StoreSnapshot`` follows.
 
         Args:
             wide: follow all nodes; otherwise only the oldest one, as the leader.
@@ -211,7 +211,7 @@ class Store(Protocol):
         """
         ...
 
-    def read(self, prefix: str) -> tuple[Entry, ...]:
+    def read(self, prefix: str) -> tuple[StoreEntry, ...]:
         """All entries under a prefix (``""``: all), in order of creation; blocks.
 
         Raises:

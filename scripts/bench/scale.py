@@ -49,9 +49,9 @@ from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.probe import Prober
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
-    Entry,
-    Snapshot,
+    StoreEntry,
     StoreEvent,
+    StoreSnapshot,
     Transaction,
 )
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
@@ -89,8 +89,8 @@ class Counted:
 
     def start(self, own_key: str, listener: Listener) -> None:
         def counted(event: StoreEvent) -> None:
-            if isinstance(event, Snapshot | Changed):
-                self._count(event.entries if isinstance(event, Snapshot) else event.puts)
+            if isinstance(event, StoreSnapshot | Changed):
+                self._count(event.entries if isinstance(event, StoreSnapshot) else event.puts)
             listener(event)
 
         self._store.start(own_key, counted)
@@ -100,12 +100,12 @@ class Counted:
         self._traffic.written += sum(map(len, transaction.deletes))
         return self._store.apply(transaction)
 
-    def read(self, prefix: str) -> tuple[Entry, ...]:
+    def read(self, prefix: str) -> tuple[StoreEntry, ...]:
         entries = self._store.read(prefix)
         self._count(entries)
         return entries
 
-    def _count(self, entries: Sequence[Entry]) -> None:
+    def _count(self, entries: Sequence[StoreEntry]) -> None:
         self._traffic.received += sum(len(e.key) + len(e.value) for e in entries)
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from elastic_runtime.rendezvous.store_contract import Changed, Entry, Snapshot, StoreEvent
+from elastic_runtime.rendezvous.store_contract import Changed, StoreEntry, StoreEvent, StoreSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,12 +19,12 @@ class Ear:
 
     def __init__(self) -> None:
         self.events: list[StoreEvent] = []
-        self.known: dict[str, Entry] = {}
+        self.known: dict[str, StoreEntry] = {}
         self._news = threading.Condition()
 
     def __call__(self, event: StoreEvent) -> None:
         with self._news:
-            if isinstance(event, Snapshot):
+            if isinstance(event, StoreSnapshot):
                 self.known = {entry.key: entry for entry in event.entries}
             elif isinstance(event, Changed):
                 for key in event.deletes:
@@ -58,10 +58,10 @@ class Ear:
         """How many events of a kind were heard."""
         return sum(isinstance(event, kind) for event in self.events)
 
-    def last_snapshot(self) -> Snapshot:
+    def last_snapshot(self) -> StoreSnapshot:
         """The last snapshot."""
-        return [event for event in self.events if isinstance(event, Snapshot)][-1]
+        return [event for event in self.events if isinstance(event, StoreSnapshot)][-1]
 
     def was_forgotten(self) -> bool:
         """Whether the store has said that it lost its memory."""
-        return any(isinstance(event, Snapshot) and event.forgot for event in self.events)
+        return any(isinstance(event, StoreSnapshot) and event.forgot for event in self.events)

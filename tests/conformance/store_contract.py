@@ -19,13 +19,13 @@ from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
-    Entry,
     Expect,
     LeaseLost,
     MainLoopSilent,
     Put,
-    Snapshot,
     Store,
+    StoreEntry,
+    StoreSnapshot,
     Transaction,
 )
 from tests.conformance.listening import Ear
@@ -46,13 +46,13 @@ class Node:
     def delete(self, *keys: str) -> bool:
         return self.store.apply(Transaction(deletes=keys))
 
-    def register(self, value: bytes = b"here") -> Entry:
+    def register(self, value: bytes = b"here") -> StoreEntry:
         self.store.beat()  # as an agent does while it waits for the store
         assert self.put(self.key, value, ABSENT, leased=True)
         self.ear.has(self.key, value)
         return self.ear.known[self.key]
 
-    def entry(self, key: str) -> Entry:
+    def entry(self, key: str) -> StoreEntry:
         (found,) = (entry for entry in self.store.read(key) if entry.key == key)
         return found
 
@@ -89,7 +89,7 @@ def open_node(new_store: NewStore) -> Iterator[OpenNode]:
             node = Node(f"nodes/{name}", new_store(ttl), Ear())
             stack.callback(node.store.close)
             node.store.start(node.key, node.ear)
-            node.ear.hears(Snapshot)
+            node.ear.hears(StoreSnapshot)
             if wide:
                 node.store.look(True, frozenset())
                 node.ear.until(lambda: node.ear.last_snapshot().wide, "a wide snapshot")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elastic_runtime.rendezvous.core.notices import Sealed
-    from elastic_runtime.rendezvous.store_contract import Entry
+    from elastic_runtime.rendezvous.store_contract import StoreEntry
     from tests.etcd_server import EtcdServer
 
 
@@ -50,7 +50,7 @@ def _on_etcd(server: EtcdServer) -> World:
     def store() -> EtcdStore:
         return EtcdStore(endpoint, "run", TTL, 15.0)
 
-    def read(prefix: str) -> tuple[Entry, ...]:
+    def read(prefix: str) -> tuple[StoreEntry, ...]:
         with closing(store()) as one:
             return one.read(prefix)
 

@@ -13,7 +13,7 @@ from elastic_runtime.protocol.records import FaultReport, NodeRecord
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import (
     Action,
-    Apply,
+    ApplyTransaction,
     Follow,
     ListParts,
     Look,
@@ -28,7 +28,7 @@ from elastic_runtime.rendezvous.core.events import (
     SILENT,
     Applied,
     Done,
-    Drain,
+    DrainNode,
     Event,
     Goodbye,
     LeftRound,
@@ -69,7 +69,7 @@ PROBE_TIMEOUT = 0.5
 # What an agent acts upon.
 _HEARD = Sealed | Switch | Excluded | Fenced | Ended | Conflict | StoreTimeout | Prepare | Surveyed
 # More than this in one simulated second is a storm: twice the most that was ever seen.
-STORM = {"decide": 60, "Apply": 20, "Probe": 40, "Look": 18, "Notify": 15}
+STORM = {"decide": 60, "ApplyTransaction": 20, "Probe": 40, "Look": 18, "Notify": 15}
 
 
 class Node:
@@ -268,7 +268,7 @@ class Node:
                 clock.log(self.name, f"-> {brief(action)}")
             self._count(type(action).__name__)
             match action:
-                case Apply(tag, transaction, first):
+                case ApplyTransaction(tag, transaction, first):
                     self.blocked = True
                     self._apply(tag, (*first, transaction))
                 case Look(wide, without):
@@ -545,7 +545,7 @@ class Agent:
         if self.phase in ("waiting", "done"):
             self._leave("left")
             return
-        self.node.feed(Drain())
+        self.node.feed(DrainNode())
         assert self.round is not None
         if self.phase == "stopping":
             return

@@ -11,13 +11,13 @@ from elastic_runtime.protocol import records
 from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
     Changed,
-    Entry,
     Found,
     LeaseLost,
     Lost,
     Put,
-    Snapshot,
+    StoreEntry,
     StoreEvent,
+    StoreSnapshot,
     Transaction,
 )
 
@@ -36,7 +36,7 @@ COMMON = frozenset({records.JOB, records.ROUND, records.SWITCH, records.OUTCOME}
 # How often a read fails though there is contact.
 UNREAD = 0.05
 
-Watcher = Callable[[list[Entry], list[str]], None]
+Watcher = Callable[[list[StoreEntry], list[str]], None]
 
 
 class Lease:
@@ -60,7 +60,7 @@ class SimStore:
     def __init__(self, clock: Clockwork, on_commit: Watcher) -> None:
         self.clock = clock
         self.on_commit = on_commit
-        self.data: dict[str, Entry] = {}
+        self.data: dict[str, StoreEntry] = {}
         self.leases: dict[str, Lease] = {}
         self.version = 0
         self.epoch = 0
@@ -115,7 +115,7 @@ class SimStore:
 
     # -- reads and writes
 
-    def oldest(self, without: frozenset[str]) -> Entry | None:
+    def oldest(self, without: frozenset[str]) -> StoreEntry | None:
         """The oldest node's entry."""
         nodes = [e for k, e in self.data.items() if k[:6] == "nodes/" and k not in without]
         return min(nodes, key=lambda entry: entry.created, default=None)
@@ -139,7 +139,7 @@ class SimStore:
         for put in puts:
             old = self.data.get(put.key)
             created = old.created if old else self.version
-            entry = Entry(put.key, put.value, created, self.version)
+            entry = StoreEntry(put.key, put.value, created, self.version)
             self.data[put.key] = entry
             self.leases.pop(put.key, None)
             if put.leased and lease is not None:
@@ -287,9 +287,9 @@ class Client:
             wanted = COMMON | {own, self.leader}
             entries = [entry for key, entry in data.items() if key in wanted]
         entries.sort(key=lambda entry: entry.created)
-        self._push(Snapshot(tuple(entries), wide, forgot))
+        self._push(StoreSnapshot(tuple(entries), wide, forgot))
 
-    def see(self, written: list[Entry], removed: list[str]) -> None:
+    def see(self, written: list[StoreEntry], removed: list[str]) -> None:
         """The server changed; what this client follows is sent to it."""
         if self.closed or not self.served or self.epoch != self.store.epoch:
             return
@@ -316,7 +316,7 @@ class Client:
         while self.queue and self.connected and self.queue[0][0] <= self.clock.now:
             self.deliver(self.queue.pop(0)[1])
 
-    def read(self, prefix: str) -> list[Entry]:
+    def read(self, prefix: str) -> list[StoreEntry]:
         """All entries under a prefix, at once; the store may be out of reach."""
         if not (self.connected and self.reachable) or self.chance_of_reads.random() < UNREAD:
             raise StoreUnavailable("no answer")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import NodeRecord
 from elastic_runtime.protocol.round_records import RoundRecord
-from elastic_runtime.rendezvous.core.actions import Apply, Notify
+from elastic_runtime.rendezvous.core.actions import ApplyTransaction, Notify
 from elastic_runtime.rendezvous.core.events import NewNode
 from elastic_runtime.rendezvous.core.notices import Sealed
-from elastic_runtime.rendezvous.store_contract import Changed, Snapshot
+from elastic_runtime.rendezvous.store_contract import Changed, StoreSnapshot
 
 
 def brief(thing: object) -> str:
     """An event or an action in a few words."""
     match thing:
-        case Apply(tag, transaction):
+        case ApplyTransaction(tag, transaction):
             writes = ", ".join(_brief_put(put.key, put.value) for put in transaction.puts)
             expects = ", ".join(f"{e.key}@{e.version}" for e in transaction.expects)
             deletes = f" delete {' '.join(transaction.deletes)}" if transaction.deletes else ""
@@ -25,7 +25,7 @@ def brief(thing: object) -> str:
             return f"Sealed {brief_round(sealed)} as rank {rank}"
         case NewNode(record):
             return f"NewNode {record.node}"
-        case Snapshot():
+        case StoreSnapshot():
             found = " ".join(_brief_put(e.key, e.value) for e in thing.entries)
             wide = " wide" if thing.wide else ""
             return f"Snapshot{wide}{' FORGOT' if thing.forgot else ''} [{found}]"

@@ -18,7 +18,7 @@ from tests.model.trace import brief_round
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.policy import Policy
-    from elastic_runtime.rendezvous.store_contract import Entry
+    from elastic_runtime.rendezvous.store_contract import StoreEntry
 
 # What somebody else left under one of our keys.
 GARBAGE = b"\x80\x04\x95 not ours"
@@ -71,7 +71,7 @@ class World:
         self.rounds: dict[Key, RoundRecord] = {}
         self.stored_round: RoundRecord | None = None
         self.garbled = False
-        self.parts: dict[str, Entry] = {}  # of rounds, as a node has written them last
+        self.parts: dict[str, StoreEntry] = {}  # of rounds, as a node has written them last
         self.failed: dict[Key, list[str]] = defaultdict(list)
         self.outcomes: dict[str, OutcomeRecord] = {}
 
@@ -248,7 +248,7 @@ class World:
 
     # ------------------------------------------------------------ what is written and told
 
-    def _committed(self, written: list[Entry], _removed: list[str]) -> None:
+    def _committed(self, written: list[StoreEntry], _removed: list[str]) -> None:
         for entry in written:
             if entry.value == GARBAGE:
                 self.garbled = True
@@ -264,14 +264,14 @@ class World:
         if records.ROUND not in self.store.data:
             self.stored_round = None
 
-    def _as_written(self) -> list[Entry]:
+    def _as_written(self) -> list[StoreEntry]:
         """What is in the store, with the parts of rounds as they were before a stranger's write."""
         return [
             self.parts.get(entry.key, entry) if entry.value == GARBAGE else entry
             for entry in self.store.data.values()
         ]
 
-    def _node_written(self, entry: Entry) -> None:
+    def _node_written(self, entry: StoreEntry) -> None:
         node = self.by_uuid.get(entry.key.removeprefix(records.NODES))
         if node is None or node.hung_at is None or entry.created != entry.version:
             return

@@ -153,7 +153,7 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
         after_round=AfterRound.LEAVE,
         finish=Finish(EXIT_LEFT, "stopped on request" if alone else "left on request"),
     )
-    drain = TellRendezvous(events.Drain())
+    drain = TellRendezvous(events.DrainNode())
     match state.phase:
         case Phase.STARTING | Phase.WAITING | Phase.DONE:
             return end_agent(state, (report,))

@@ -17,7 +17,12 @@ from elastic_runtime.checkpoint.format.manifest import MANIFEST
 from elastic_runtime.checkpoint.storage.storage_contract import Source
 from elastic_runtime.errors import DamagedCheckpoint
 from elastic_runtime.protocol.peer_proof import NONCE, PROOF, SNAPSHOTS, Exchange, hello, new_nonce
-from elastic_runtime.protocol.snapshot_requests import HEADER, Request, SnapshotMemory, read_key
+from elastic_runtime.protocol.snapshot_requests import (
+    HEADER,
+    SnapshotMemory,
+    SnapshotRequest,
+    read_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +69,7 @@ class PeerConnection:
             self._socket.close()
             raise
 
-    def ask(self, request: Request) -> tuple[int, int]:
+    def ask(self, request: SnapshotRequest) -> tuple[int, int]:
         """Asks for a piece of a file.
 
         Returns:
@@ -220,7 +225,7 @@ class PeerFile:
 
     def size(self) -> int:
         """In bytes; -1 if there is no such file."""
-        count, size, connection = self._ask(Request(self._file))
+        count, size, connection = self._ask(SnapshotRequest(self._file))
         self._pools.give(connection)
         return size if count == 0 else -1
 
@@ -231,13 +236,13 @@ class PeerFile:
 
     def _expect(self, offset: int, length: int) -> None:
         self._drop()
-        count, _, connection = self._ask(Request(self._file, offset, length))
+        count, _, connection = self._ask(SnapshotRequest(self._file, offset, length))
         if count != length:
             self._pools.give(connection)
             raise DamagedCheckpoint(f"{self.where} is damaged: it is missing or too short")
         self._connection, self._at, self._left = connection, offset, length
 
-    def _ask(self, request: Request) -> tuple[int, int, PeerConnection]:
+    def _ask(self, request: SnapshotRequest) -> tuple[int, int, PeerConnection]:
         with self._pools.explained():
             connection = self._pools.take()
             try:

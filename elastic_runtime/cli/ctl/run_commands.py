@@ -35,7 +35,7 @@ from elastic_runtime.errors import (
 from elastic_runtime.kubernetes.cluster_access import ClusterRef
 from elastic_runtime.protocol.records import GONE, JOB, OUTCOME, JobRecord, OutcomeRecord
 from elastic_runtime.rendezvous.probe import ask
-from elastic_runtime.rendezvous.store_contract import Entry, Expect, Put, Store, Transaction
+from elastic_runtime.rendezvous.store_contract import Expect, Put, Store, StoreEntry, Transaction
 from elastic_runtime.rendezvous.stores.open_store import complaint, open_store
 
 if TYPE_CHECKING:
@@ -283,9 +283,9 @@ def scaled_job(job: JobRecord, low: int | None, high: int | None) -> JobRecord:
     return replace(job, min_nodes=low, max_nodes=high)
 
 
-def by_run(entries: Sequence[Entry]) -> dict[str, RunRecords]:
+def by_run(entries: Sequence[StoreEntry]) -> dict[str, RunRecords]:
     """Sorts what lies under a prefix by run; what is none of ours is left out."""
-    sorted_: dict[str, list[Entry]] = {}
+    sorted_: dict[str, list[StoreEntry]] = {}
     for entry in entries:
         run, slash, key = entry.key.partition("/")
         if slash:
@@ -294,7 +294,7 @@ def by_run(entries: Sequence[Entry]) -> dict[str, RunRecords]:
     return {run: found[run] for run in sorted(found) if found[run].job or found[run].nodes}
 
 
-def _live_job(target: RunInStore, store: Store) -> tuple[Entry, JobRecord]:
+def _live_job(target: RunInStore, store: Store) -> tuple[StoreEntry, JobRecord]:
     entries = {entry.key: entry for entry in store.read("")}
     if JOB not in entries:
         raise _no_run(target)

@@ -36,7 +36,7 @@ from elastic_runtime.rendezvous.core.round_parts import all_members
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elastic_runtime.rendezvous.store_contract import Entry
+    from elastic_runtime.rendezvous.store_contract import StoreEntry
 
 # The state of a job.
 STARTING = "starting"
@@ -164,12 +164,12 @@ class RunReport:
         return asdict(self)
 
 
-def read_records(entries: Iterable[Entry]) -> RunRecords:
+def read_records(entries: Iterable[StoreEntry]) -> RunRecords:
     """Decodes the entries of a run; what cannot be read is listed, and never stops the rest."""
     entries = tuple(entries)
     bad: list[tuple[str, str]] = []
 
-    def decoded(cls: type[_R], entry: Entry) -> _R | None:
+    def decoded(cls: type[_R], entry: StoreEntry) -> _R | None:
         try:
             return cls.decode(entry.key, entry.value)
         except RecordError as error:

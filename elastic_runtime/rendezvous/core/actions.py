@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class ApplyTransaction:
     """Perform a transaction; ``Applied`` with the same tag follows.
 
     Attributes:
@@ -78,4 +78,4 @@ class Notify:
     notice: Notice
 
 
-Action = Apply | Look | Follow | Probe | ReadMembers | ListParts | Notify
+Action = ApplyTransaction | Look | Follow | Probe | ReadMembers | ListParts | Notify

@@ -88,7 +88,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainNode:
     """This node was asked to leave, once its workers have stopped at a step boundary."""
 
 
@@ -98,7 +98,14 @@ class Goodbye:
 
 
 AgentEvent = (
-    Join | LeftRound | WorkersAvailable | RecoversInPlace | LookForMembers | Done | Drain | Goodbye
+    Join
+    | LeftRound
+    | WorkersAvailable
+    | RecoversInPlace
+    | LookForMembers
+    | Done
+    | DrainNode
+    | Goodbye
 )
 
 
@@ -175,7 +182,7 @@ class Applied:
     """A transaction came to its end.
 
     Attributes:
-        tag: as in ``Apply``.
+        tag: as in ``ApplyTransaction``.
         ok: whether its conditions held; None: the store did not perform it, as far as is known.
         why: the reason for that.
     """
@@ -198,7 +205,7 @@ Event = (
     | RecoversInPlace
     | LookForMembers
     | Done
-    | Drain
+    | DrainNode
     | Goodbye
     | Probed
     | SampleKnown

@@ -15,8 +15,8 @@ from elastic_runtime.protocol.records import (
     listed,
     node_key,
 )
-from elastic_runtime.rendezvous.core.decision import Decision, probe, wait, write
 from elastic_runtime.rendezvous.core.events import OTHER, REFUSED
+from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait, write
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.round_parts import head_of, keys, split_round
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction

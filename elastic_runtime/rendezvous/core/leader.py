@@ -25,15 +25,6 @@ from elastic_runtime.protocol.records import (
     called,
     listed,
 )
-from elastic_runtime.rendezvous.core.decision import (
-    NEVER,
-    Decision,
-    ask_for_members,
-    probe,
-    probe_slowdown,
-    wait,
-    write,
-)
 from elastic_runtime.rendezvous.core.formation.failure_budget import USAGE
 from elastic_runtime.rendezvous.core.formation.member_status import (
     LOST_STATUSES,
@@ -61,6 +52,15 @@ from elastic_runtime.rendezvous.core.formation.round_formation import (
     next_trial,
 )
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, create_job
+from elastic_runtime.rendezvous.core.node_decision import (
+    NEVER,
+    Decision,
+    ask_for_members,
+    probe,
+    probe_slowdown,
+    wait,
+    write,
+)
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import node_key
 from elastic_runtime.rendezvous.core.actions import Follow, Notify
-from elastic_runtime.rendezvous.core.decision import Decision
 from elastic_runtime.rendezvous.core.events import NewNode
 from elastic_runtime.rendezvous.core.leader import lead
+from elastic_runtime.rendezvous.core.node_decision import Decision
 from elastic_runtime.rendezvous.core.node_state import NodeState
 from elastic_runtime.rendezvous.core.own.own_node import decide_for_own_node
 from elastic_runtime.rendezvous.core.reducer import reduce

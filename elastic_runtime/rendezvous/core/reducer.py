@@ -16,7 +16,7 @@ from elastic_runtime.rendezvous.core.events import (
     SILENT,
     Applied,
     Done,
-    Drain,
+    DrainNode,
     Event,
     Goodbye,
     LeftRound,
@@ -52,7 +52,7 @@ from elastic_runtime.rendezvous.store_contract import (
     LeaseLost,
     Lost,
     Refused,
-    Snapshot,
+    StoreSnapshot,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def reduce(state: NodeState, event: Event, now: float) -> NodeState:
         now: seconds on the node's own monotonic clock.
     """
     match event:
-        case Snapshot():
+        case StoreSnapshot():
             return reduce_snapshot(state, event, now)
         case Changed():
             return reduce_changed(state, event, now)
@@ -128,7 +128,7 @@ def reduce(state: NodeState, event: Event, now: float) -> NodeState:
             return _workers_available(state, workers, store_port)
         case Done():
             return _done(state, event, now)
-        case Drain():
+        case DrainNode():
             return _with_status(state, DRAINING)
         case Goodbye():
             return _with_status(state, GONE)

@@ -27,8 +27,8 @@ from elastic_runtime.protocol.records import GROUP
 from elastic_runtime.protocol.round_records import GroupRecord, RoundRecord
 from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
 from elastic_runtime.rendezvous.store_contract import (
-    Entry,
     Put,
+    StoreEntry,
     Transaction,
 )
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import Member
     from elastic_runtime.rendezvous.policy import Layout
 
-    Read = Callable[[str], Sequence[Entry]]
+    Read = Callable[[str], Sequence[StoreEntry]]
 
 # The members of so many parts are looked for by each node, some 256; of a round in one piece, all
 # are. So many of the parts are its own and those after it, in each round.
@@ -172,13 +172,15 @@ def _signed(key: str, value: bytes) -> bytes:
     return b"%s%s%s%s" % (value[:-1], _FIELD, digest.encode(), _END)
 
 
-def intact(entry: Entry) -> bool:
+def intact(entry: StoreEntry) -> bool:
     """Whether this part is what was written there."""
     end = len(_FIELD) + _DIGITS + len(_END)
     return _signed(entry.key, entry.value[:-end] + b"}") == entry.value
 
 
-def decoded(entries: Iterable[Entry], wrong: dict[str, str] | None = None) -> list[GroupRecord]:
+def decoded(
+    entries: Iterable[StoreEntry], wrong: dict[str, str] | None = None
+) -> list[GroupRecord]:
     """The parts that can be read. One that cannot is as good as none, and noted in ``wrong``."""
     parts = []
     for entry in entries:
@@ -193,7 +195,7 @@ def decoded(entries: Iterable[Entry], wrong: dict[str, str] | None = None) -> li
     return parts
 
 
-def all_members(head: RoundRecord, entries: Iterable[Entry]) -> RoundRecord:
+def all_members(head: RoundRecord, entries: Iterable[StoreEntry]) -> RoundRecord:
     """The round with all members that are among these entries."""
     if head.whole:
         return head

@@ -20,7 +20,7 @@ from elastic_runtime.rendezvous.core.node_state import (
     Timer,
 )
 from elastic_runtime.rendezvous.core.notices import BadRecord, StoreState
-from elastic_runtime.rendezvous.store_contract import ABSENT, Changed, Entry, Snapshot
+from elastic_runtime.rendezvous.store_contract import ABSENT, Changed, StoreEntry, StoreSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ def merged(changes: Iterable[Changed]) -> Iterator[Changed]:
     Each value of a key is kept, in order: what was there for a moment may say that a node has ended
     well. A new piece begins only where a key comes back that was deleted, or goes that was written.
     """
-    puts: list[Entry] = []
+    puts: list[StoreEntry] = []
     deletes: list[str] = []
     written: set[str] = set()
     gone: set[str] = set()
@@ -62,7 +62,7 @@ def regained(state: NodeState, now: float) -> NodeState:
     return replace(state, contact=replace(contact, connected=True, ever=True, regained_at=now))
 
 
-def reduce_snapshot(state: NodeState, event: Snapshot, now: float) -> NodeState:
+def reduce_snapshot(state: NodeState, event: StoreSnapshot, now: float) -> NodeState:
     """All that is followed is shown anew."""
     if event.forgot:
         contact = replace(state.contact, forgot_at=now, regained_at=now)
@@ -143,7 +143,7 @@ def _without_own_key(state: NodeState) -> NodeState:
     return replace(state, own=replace(state.own, stored=None, version=ABSENT))
 
 
-def _take(state: NodeState, entries: Iterable[Entry], now: float) -> NodeState:
+def _take(state: NodeState, entries: Iterable[StoreEntry], now: float) -> NodeState:
     """Takes in what lies under these keys."""
     peers = dict(state.shown.peers)
     done: dict[str, int] = {}
@@ -172,7 +172,9 @@ def _take(state: NodeState, entries: Iterable[Entry], now: float) -> NodeState:
     return state
 
 
-def _take_node(state: NodeState, entry: Entry, now: float) -> tuple[NodeRecord | None, NodeState]:
+def _take_node(
+    state: NodeState, entry: StoreEntry, now: float
+) -> tuple[NodeRecord | None, NodeState]:
     """The record of a node; None: it is none. Takes in whether it is, and what is our own."""
     node, state = _read_node(state, entry)
     own, shown = state.own, state.shown
@@ -283,7 +285,7 @@ def _without_former_lives(state: NodeState, changed: Iterable[str] | None = None
     return replace(state, reach=replace(state.reach, dead={**state.reach.dead, **over}))
 
 
-def _read_node(state: NodeState, entry: Entry) -> tuple[NodeRecord | None, NodeState]:
+def _read_node(state: NodeState, entry: StoreEntry) -> tuple[NodeRecord | None, NodeState]:
     node, state = _read(state, NodeRecord, entry)
     if node is not None and node_key(node.node) != entry.key:
         once = f"bad/{entry.key}"
@@ -291,7 +293,7 @@ def _read_node(state: NodeState, entry: Entry) -> tuple[NodeRecord | None, NodeS
     return node, state
 
 
-def _read(state: NodeState, cls: type[_R], entry: Entry) -> tuple[_R | None, NodeState]:
+def _read(state: NodeState, cls: type[_R], entry: StoreEntry) -> tuple[_R | None, NodeState]:
     try:
         return cls.decode(entry.key, entry.value), state
     except RecordError as error:

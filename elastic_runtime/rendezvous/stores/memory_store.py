@@ -18,12 +18,12 @@ from elastic_runtime.protocol.records import EVENTS, GROUP, NODES
 from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
     Changed,
-    Entry,
     Found,
     LeaseLost,
     Lost,
     MainLoopSilent,
-    Snapshot,
+    StoreEntry,
+    StoreSnapshot,
 )
 from elastic_runtime.system import threads
 
@@ -64,7 +64,7 @@ class MemoryServer:
         self._patrolled = patrolled
         self.size = 0
         self._lock = threading.RLock()
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, StoreEntry] = {}
         self._nodes: dict[str, None] = {}
         self._groups: dict[str, None] = {}
         self._common: dict[str, None] = {}
@@ -143,14 +143,14 @@ class MemoryServer:
                 found = self._entries.get(expect.key)
                 if (found.version if found else ABSENT) != expect.version:
                     return False
-            puts: list[Entry] = []
+            puts: list[StoreEntry] = []
             lease = store._take_lease() if any(put.leased for put in transaction.puts) else None
             for put in transaction.puts:
                 self._revision += 1
                 old = self._entries.get(put.key)
                 created = old.created if old else self._revision
                 self.size += len(put.value) - (len(old.value) if old else 0)
-                puts.append(Entry(put.key, put.value, created, self._revision))
+                puts.append(StoreEntry(put.key, put.value, created, self._revision))
                 self._entries[put.key] = puts[-1]
                 if put.key.startswith(NODES):
                     self._nodes[put.key] = None
@@ -165,7 +165,7 @@ class MemoryServer:
             self._spread(puts, self._remove(transaction.deletes))
             return True
 
-    def _read(self, prefix: str) -> tuple[Entry, ...]:
+    def _read(self, prefix: str) -> tuple[StoreEntry, ...]:
         with self._lock:
             self._answer()
             among = self._groups if prefix.startswith(GROUP) else self._entries
@@ -196,7 +196,7 @@ class MemoryServer:
                 store._tell(LeaseLost())
         self._spread([], gone)
 
-    def _spread(self, puts: list[Entry], deletes: list[str]) -> None:
+    def _spread(self, puts: list[StoreEntry], deletes: list[str]) -> None:
         followers: dict[MemoryStore, None] = {}
         for key in (*(entry.key for entry in puts), *deletes):
             if key.startswith(NODES):
@@ -287,7 +287,7 @@ class MemoryStore:
         return self._lease is not None
 
     def start(self, own_key: str, listener: Listener) -> None:
-        """Begins to deliver events, or begins again, with a ``Snapshot``."""
+        """Begins to deliver events, or begins again, with a ``StoreSnapshot``."""
         self.beat()
         with self._server._lock:
             self._server._unfollow(self)
@@ -323,7 +323,7 @@ class MemoryStore:
             if self._lease and self._server._up:
                 self._lease.renewed = self._beaten
 
-    def read(self, prefix: str) -> tuple[Entry, ...]:
+    def read(self, prefix: str) -> tuple[StoreEntry, ...]:
         """All entries under a prefix."""
         return self._server._read(prefix)
 
@@ -359,7 +359,7 @@ class MemoryStore:
             return self._wide or key in (self._own, self._leader)
         return not key.startswith((EVENTS, GROUP))
 
-    def _overtaken(self, seen: tuple[Entry, ...], gone: tuple[str, ...]) -> bool:
+    def _overtaken(self, seen: tuple[StoreEntry, ...], gone: tuple[str, ...]) -> bool:
         """Whether another node is to be followed: else each would look wide to find the oldest."""
         if self._wide:
             return False
@@ -378,7 +378,7 @@ class MemoryStore:
         nodes = server._nodes if self._wide else {self._own, self._leader} & server._nodes.keys()
         followed = [server._entries[key] for key in (*server._common, *nodes)]
         followed.sort(key=lambda entry: entry.created)
-        self._tell(Snapshot(tuple(followed), self._wide, self._forgot))
+        self._tell(StoreSnapshot(tuple(followed), self._wide, self._forgot))
         self._forgot = False
 
     def _tell(self, event: StoreEvent) -> None:

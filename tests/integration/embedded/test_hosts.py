@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.rendezvous.store_contract import (
     Found,
     Lost,
-    Snapshot,
+    StoreSnapshot,
 )
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from tests import processes
@@ -28,7 +28,7 @@ def test_of_several_on_one_machine_one_becomes_the_host(open_at: OpenAt) -> None
     port = free_port()
     nodes = [open_at(port, f"n{i}", may_host=True) for i in range(5)]
     for node in nodes:
-        node.ear.hears(Snapshot)
+        node.ear.hears(StoreSnapshot)
     assert len(hosting(nodes)) == 1
     nodes[0].put("job", b"j")
     for node in nodes:
@@ -37,7 +37,7 @@ def test_of_several_on_one_machine_one_becomes_the_host(open_at: OpenAt) -> None
 
 def test_who_founds_a_store_is_not_told_of_a_loss(open_at: OpenAt) -> None:
     node = open_at(free_port(), "n", may_host=True)
-    node.ear.hears(Snapshot)
+    node.ear.hears(StoreSnapshot)
     assert node.ear.count(Lost) == 0
 
 
@@ -45,7 +45,7 @@ def test_when_the_host_dies_another_takes_over_with_an_empty_store(open_at: Open
     dying = HostProcess(free_port())
     nodes = [open_at(dying.port, f"n{i}", may_host=True) for i in range(3)]
     for node in nodes:
-        node.ear.hears(Snapshot)
+        node.ear.hears(StoreSnapshot)
         node.register()
     assert hosting(nodes) == []
     version = nodes[0].entry(nodes[0].key).version
@@ -69,7 +69,7 @@ def test_of_three_that_lose_sight_of_a_host_two_go_on_and_it_comes_to_them(
     try:
         nodes = [open_at(stopped.port, f"n{i}", may_host=True) for i in range(2)]
         for node in nodes:
-            node.ear.hears(Snapshot)
+            node.ear.hears(StoreSnapshot)
             node.register()
         _wait_for_voters(nodes, 3)
         stopped.pause()
@@ -91,7 +91,7 @@ def test_of_two_the_one_that_loses_sight_of_the_host_waits(open_at: OpenAt) -> N
     stopped = HostProcess(free_port())
     try:
         node = open_at(stopped.port, "n", may_host=True)
-        node.ear.hears(Snapshot)
+        node.ear.hears(StoreSnapshot)
         node.register()
         _wait_for_voters([node], 2)
         stopped.pause()
@@ -113,7 +113,7 @@ def test_a_store_that_is_founded_anew_at_the_endpoint_yields_to_the_one_that_goe
     dying = HostProcess(free_port())
     nodes = [open_at(dying.port, f"n{i}", may_host=True) for i in range(2)]
     for node in nodes:
-        node.ear.hears(Snapshot)
+        node.ear.hears(StoreSnapshot)
         hosting_of(node)._endpoint_here = None  # as if the endpoint were on another machine
     _wait_for_voters(nodes, 3)
     dying.kill()
@@ -147,7 +147,7 @@ def test_who_must_not_host_waits_for_the_host_to_come_back(open_at: OpenAt) -> N
     node.ear.hears(Lost)
     host = HostProcess(port)
     try:
-        node.ear.hears(Snapshot)
+        node.ear.hears(StoreSnapshot)
         assert not node.ear.last_snapshot().forgot
         node.register()
     finally:

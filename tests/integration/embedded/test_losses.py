@@ -16,7 +16,7 @@ from elastic_runtime.rendezvous.store_contract import (
     Found,
     LeaseLost,
     Lost,
-    Snapshot,
+    StoreSnapshot,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def test_a_stopped_host_holds_nobody_for_ever(host: HostProcess, open_at: OpenAt) -> None:
     node, other, leaving = (open_at(host.port, name) for name in ("a", "b", "c"))
     for each in (node, other, leaving):
-        each.ear.hears(Snapshot)
+        each.ear.hears(StoreSnapshot)
         each.register()
     host.pause()
     with pytest.raises(StoreUnavailable):
@@ -52,10 +52,10 @@ def test_a_stopped_host_holds_nobody_for_ever(host: HostProcess, open_at: OpenAt
 
 def test_a_connection_that_is_lost_costs_no_lease(here: StoreServer, open_at: OpenAt) -> None:
     other = open_at(here.port, "other")
-    other.ear.hears(Snapshot)
+    other.ear.hears(StoreSnapshot)
     with _Relay(here.port) as relay:
         node = open_at(relay.port, "a", ttl=60.0)
-        node.ear.hears(Snapshot)
+        node.ear.hears(StoreSnapshot)
         node.register()
         relay.cut()
         node.ear.hears(Found)

@@ -17,7 +17,7 @@ from elastic_runtime.rendezvous.store_contract import (
     Changed,
     Lost,
     Refused,
-    Snapshot,
+    StoreSnapshot,
 )
 from elastic_runtime.rendezvous.stores.embedded import store_server as server
 from elastic_runtime.rendezvous.stores.embedded import store_sessions
@@ -36,7 +36,7 @@ def test_strangers_are_told_what_is_here_and_stop_nothing(
     here: StoreServer, open_at: OpenAt, said: bytes
 ) -> None:
     node = open_at(here.port, "a")
-    node.ear.hears(Snapshot)
+    node.ear.hears(StoreSnapshot)
     with socket.create_connection(("127.0.0.1", here.port), timeout=20.0) as line:
         line.sendall(said)
         line.shutdown(socket.SHUT_WR)
@@ -72,7 +72,7 @@ def test_a_frame_that_is_none_ends_its_own_connection_only(
     here: StoreServer, open_at: OpenAt, frame: bytes
 ) -> None:
     node = open_at(here.port, "a")
-    node.ear.hears(Snapshot)
+    node.ear.hears(StoreSnapshot)
     for greeting in (b"", _hello()):
         with socket.create_connection(("127.0.0.1", here.port), timeout=20.0) as line:
             line.sendall(wire.PREFACE + greeting + frame)
@@ -145,7 +145,7 @@ def test_who_reads_nothing_is_dropped_and_the_others_hear_all(
 ) -> None:
     monkeypatch.setattr(server, "_MOST_UNREAD", 100_000)
     node = open_at(here.port, "a")
-    node.ear.hears(Snapshot)
+    node.ear.hears(StoreSnapshot)
     with socket.create_connection(("127.0.0.1", here.port), timeout=20.0) as deaf:
         deaf.sendall(wire.PREFACE + _hello(run=run_id))
         assert deaf.recv(1)

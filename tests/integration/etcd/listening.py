@@ -13,7 +13,7 @@ from elastic_runtime.rendezvous.store_contract import (
     Changed,
     Expect,
     Put,
-    Snapshot,
+    StoreSnapshot,
     Transaction,
 )
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
@@ -21,7 +21,7 @@ from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_runtime.rendezvous.store_contract import Entry, StoreEvent
+    from elastic_runtime.rendezvous.store_contract import StoreEntry, StoreEvent
 
 TIMEOUT = 60.0
 
@@ -69,10 +69,10 @@ class Listening:
             self.events.append(event)
             self._came.notify_all()
 
-    def start(self) -> Snapshot:
+    def start(self) -> StoreSnapshot:
         """Starts the store; returns its first snapshot."""
         self.store.start(self.key, self.hear)
-        return self.next(Snapshot)
+        return self.next(StoreSnapshot)
 
     def mark(self) -> int:
         """A place in ``events`` from which ``next`` may look on."""
@@ -110,11 +110,11 @@ class Listening:
         """The values of the followed keys, as the events tell them."""
         return {key: entry.value for key, entry in self.entries().items()}
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, StoreEntry]:
         """The followed entries, as the events tell them."""
-        known: dict[str, Entry] = {}
+        known: dict[str, StoreEntry] = {}
         for event in self.events:
-            if isinstance(event, Snapshot):
+            if isinstance(event, StoreSnapshot):
                 known = {entry.key: entry for entry in event.entries}
             elif isinstance(event, Changed):
                 for key in event.deletes:

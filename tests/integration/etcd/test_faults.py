@@ -16,7 +16,7 @@ from elastic_runtime.rendezvous.store_contract import (
     LeaseLost,
     Lost,
     Put,
-    Snapshot,
+    StoreSnapshot,
     Transaction,
 )
 from tests.etcd_server import etcdctl
@@ -88,7 +88,7 @@ def test_nothing_is_lost_or_doubled_over_a_killed_and_restarted_etcd(new_etcd: N
         for node in (reader, wide):
             node.start()
         wide.store.look(wide=True, without=frozenset())
-        wide.next(Snapshot, wide=True)
+        wide.next(StoreSnapshot, wide=True)
         marks = reader.mark(), wide.mark()
         written = _count(reader, range(50))
         server.kill()
@@ -107,7 +107,7 @@ def test_nothing_is_lost_or_doubled_over_a_killed_and_restarted_etcd(new_etcd: N
             assert node.written("round", mark) == written
             heard = [type(event) for event in node.events[mark:]]
             assert heard.count(Lost) == heard.count(Found) == 1
-            assert Snapshot not in heard
+            assert StoreSnapshot not in heard
 
 
 def test_what_was_missed_is_delivered_after_a_cut(etcd: EtcdServer) -> None:
@@ -128,7 +128,7 @@ def test_what_was_missed_is_delivered_after_a_cut(etcd: EtcdServer) -> None:
             reader.next(Found, lost)
         reader.until(lambda values: values.get("round") == b"29")
         assert reader.written("round", mark) == [str(n).encode() for n in range(30)]
-        assert not any(isinstance(event, Snapshot) for event in reader.events[mark:])
+        assert not any(isinstance(event, StoreSnapshot) for event in reader.events[mark:])
 
 
 def test_a_history_compacted_away_is_replaced_by_a_snapshot(etcd: EtcdServer) -> None:
@@ -146,7 +146,7 @@ def test_a_history_compacted_away_is_replaced_by_a_snapshot(etcd: EtcdServer) ->
         revision = writer.store.read("round")[0].version
         etcdctl(etcd.endpoint, "compact", str(revision))
         network.heal()
-        snapshot = reader.next(Snapshot, mark)
+        snapshot = reader.next(StoreSnapshot, mark)
         assert not snapshot.forgot
         assert [entry.value for entry in snapshot.entries] == [b"stays", b"4"]
         writer.put("round", b"on")
@@ -165,7 +165,7 @@ def test_a_store_that_lost_its_memory_is_noticed(new_etcd: NewEtcd) -> None:
         node.until(lambda values: node.key in values)
         mark = node.mark()
         server.restart(wipe=True)
-        assert node.next(Snapshot, mark) == Snapshot((), wide=False, forgot=True)
+        assert node.next(StoreSnapshot, mark) == StoreSnapshot((), wide=False, forgot=True)
         # The lease is gone with the rest; a new one is taken for the next leased put.
         node.register(b"again")
         node.next(LeaseLost, mark)
@@ -173,7 +173,7 @@ def test_a_store_that_lost_its_memory_is_noticed(new_etcd: NewEtcd) -> None:
         mark = node.mark()
         _count(node, range(5))
         node.until(lambda values: values.get("round") == b"4")
-        assert Snapshot not in [type(event) for event in node.events[mark:]]
+        assert StoreSnapshot not in [type(event) for event in node.events[mark:]]
 
 
 def test_it_is_noticed_too_when_others_wrote_more_than_before(new_etcd: NewEtcd) -> None:
@@ -193,7 +193,7 @@ def test_it_is_noticed_too_when_others_wrote_more_than_before(new_etcd: NewEtcd)
         # The revision is far beyond the one that the node has seen when it comes back.
         _count(other, range(50))
         network.heal()
-        snapshot = node.next(Snapshot, mark)
+        snapshot = node.next(StoreSnapshot, mark)
         assert snapshot.forgot
         assert [entry.value for entry in snapshot.entries] == [b"49"]
 
@@ -215,7 +215,7 @@ def test_a_look_in_between_does_not_hide_it(new_etcd: NewEtcd) -> None:
         server.restart(wipe=True)
         _count(other, range(50))
         network.heal()
-        snapshot = node.next(Snapshot, mark)
+        snapshot = node.next(StoreSnapshot, mark)
         assert snapshot.forgot
         assert snapshot.wide
 
@@ -232,7 +232,7 @@ def test_a_restart_that_keeps_the_data_is_no_loss_of_memory(new_etcd: NewEtcd) -
             node.next(Found, mark)
         node.put("round", b"on")
         node.until(lambda values: values == {node.key: b"first", "round": b"on"})
-        assert not any(isinstance(e, Snapshot) and e.forgot for e in node.events)
+        assert not any(isinstance(e, StoreSnapshot) and e.forgot for e in node.events)
         assert not any(isinstance(e, LeaseLost) for e in node.events)
 
 

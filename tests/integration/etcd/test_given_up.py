@@ -10,7 +10,7 @@ import pytest
 
 from elastic_runtime.protocol.records import NODES
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
-from elastic_runtime.rendezvous.stores.etcd.etcd_client import Client
+from elastic_runtime.rendezvous.stores.etcd.etcd_client import EtcdClient
 from elastic_runtime.rendezvous.stores.etcd.etcd_keys import Goal, RunKeys
 from elastic_runtime.rendezvous.stores.etcd.range_reads import read_later
 from tests.etcd_server import etcdctl
@@ -27,7 +27,7 @@ _AT_ONCE, _TIMES = 20, 150
 def test_reads_that_are_given_up_end_no_etcd(new_etcd: NewEtcd) -> None:
     server = new_etcd()
     keys, draw = RunKeys("test", "run"), random.Random(1)
-    client = Client(endpoint(server.endpoint))
+    client = EtcdClient(endpoint(server.endpoint))
     put = rpc.PutRequest(key=keys.absolute(NODES + "a"), value=b"x" * 200)
     client.txn(rpc.TxnRequest(success=[rpc.RequestOp(request_put=put)]))
     given_up = 0

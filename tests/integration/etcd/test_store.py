@@ -18,7 +18,7 @@ from elastic_runtime.rendezvous.store_contract import (
     Expect,
     LeaseLost,
     Put,
-    Snapshot,
+    StoreSnapshot,
     Transaction,
 )
 from tests.etcd_server import etcdctl
@@ -154,7 +154,7 @@ def test_a_wide_view_has_all_nodes(etcd: EtcdServer) -> None:
         node.start()
         mark = node.mark()
         node.store.look(wide=True, without=frozenset())
-        wide = node.next(Snapshot, mark, wide=True)
+        wide = node.next(StoreSnapshot, mark, wide=True)
         assert [entry.key for entry in wide.entries] == ["nodes/b", "nodes/a", "job"]
         node.put("nodes/c", b"new")
         node.until(lambda values: values.get("nodes/c") == b"new")
@@ -165,7 +165,7 @@ def test_a_wide_view_sees_a_transaction_in_one_piece(etcd: EtcdServer) -> None:
         node.put("nodes/a", b"")
         node.start()
         node.store.look(wide=True, without=frozenset())
-        node.next(Snapshot, wide=True)
+        node.next(StoreSnapshot, wide=True)
         node.store.apply(Transaction(puts=(Put("round", b"1"),), deletes=("nodes/a",)))
         change = node.next(Changed)
         assert ([e.key for e in change.puts], change.deletes) == (["round"], ("nodes/a",))
@@ -178,7 +178,7 @@ def test_nodes_known_to_be_dead_are_not_the_oldest(etcd: EtcdServer) -> None:
         assert [entry.key for entry in node.start().entries] == ["nodes/1"]
         mark = node.mark()
         node.store.look(wide=False, without=frozenset({"nodes/1", "nodes/2"}))
-        assert [entry.key for entry in node.next(Snapshot, mark).entries] == ["nodes/3"]
+        assert [entry.key for entry in node.next(StoreSnapshot, mark).entries] == ["nodes/3"]
 
 
 def test_when_the_oldest_vanishes_the_next_one_is_followed(etcd: EtcdServer) -> None:
@@ -203,7 +203,7 @@ def test_who_comes_first_learns_of_those_before_it_when_it_registers(etcd: EtcdS
         node.put("nodes/other", b"")
         mark = node.mark()
         node.register()
-        shown = node.next(Snapshot, mark).entries
+        shown = node.next(StoreSnapshot, mark).entries
         assert [entry.key for entry in shown] == ["nodes/other", "nodes/own"]
 
 
@@ -224,7 +224,7 @@ def test_another_life_gives_the_old_key_up(etcd: EtcdServer) -> None:
         two.until(lambda values: "nodes/old" in values)
         mark = node.mark()
         node.store.follow("nodes/new")
-        node.next(Snapshot, mark)
+        node.next(StoreSnapshot, mark)
         two.until(lambda values: "nodes/old" not in values)
         assert node.create("nodes/new", b"again", leased=True)
         node.until(lambda values: values.get("nodes/new") == b"again")

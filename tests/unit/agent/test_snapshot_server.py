@@ -34,8 +34,8 @@ from elastic_runtime.protocol.snapshot_requests import (
     MAX_LENGTH,
     MAX_REQUEST,
     REFUSED,
-    Request,
     SnapshotMemory,
+    SnapshotRequest,
     read_key,
     write_key,
 )
@@ -78,7 +78,7 @@ def size(server: SnapshotServer, file: str = FILE) -> int:
     """What a client like any other is told."""
     connection = PeerConnection(memory(server), KEY)
     try:
-        count, size = connection.ask(Request(file))
+        count, size = connection.ask(SnapshotRequest(file))
         return size if count == 0 else -1
     finally:
         connection.close()
@@ -202,7 +202,7 @@ def test_a_request_before_the_proof(server: SnapshotServer) -> None:
     with connect(server) as connection:
         connection.sendall(hello(SNAPSHOTS) + new_nonce())
         read(connection, NONCE)
-        connection.sendall(Request(FILE, 0, 10).encode().ljust(PROOF))
+        connection.sendall(SnapshotRequest(FILE, 0, 10).encode().ljust(PROOF))
         assert ended(connection)
 
 
@@ -240,12 +240,12 @@ def test_garbage_ends_the_conversation(server: SnapshotServer, request_: bytes) 
 )
 def test_absurd_numbers(offset: object, length: object) -> None:
     with pytest.raises(ValueError, match=r"bytes|expected int"):
-        Request.decode(Request(FILE, offset, length).encode())  # type: ignore[arg-type]
+        SnapshotRequest.decode(SnapshotRequest(FILE, offset, length).encode())  # type: ignore[arg-type]
 
 
 def test_more_than_there_is(server: SnapshotServer) -> None:
     with admitted(server) as connection:
-        connection.sendall(Request(FILE, 1 << 61, MAX_LENGTH).encode())
+        connection.sendall(SnapshotRequest(FILE, 1 << 61, MAX_LENGTH).encode())
         assert HEADER.unpack(read(connection, HEADER.size)) == (REFUSED, len(CONTENT))
 
 
@@ -267,7 +267,7 @@ def test_one_who_says_nothing_keeps_nobody(server: SnapshotServer) -> None:
 
 def test_one_who_hangs_up_in_the_middle(server: SnapshotServer) -> None:
     connection = admitted(server)
-    connection.sendall(Request(FILE, 0, len(CONTENT)).encode())
+    connection.sendall(SnapshotRequest(FILE, 0, len(CONTENT)).encode())
     connection.close()
     assert size(server) == len(CONTENT)
 
@@ -287,8 +287,10 @@ def test_closing_ends_all_conversations(server: SnapshotServer) -> None:
 
 
 def test_what_a_request_may_be() -> None:
-    assert len(Request("x" * 900, 1 << 61, MAX_LENGTH).encode()) <= MAX_REQUEST
-    assert Request.decode(Request(FILE, 1, 2).encode()) == Request(FILE, 1, 2)
+    assert len(SnapshotRequest("x" * 900, 1 << 61, MAX_LENGTH).encode()) <= MAX_REQUEST
+    assert SnapshotRequest.decode(SnapshotRequest(FILE, 1, 2).encode()) == SnapshotRequest(
+        FILE, 1, 2
+    )
 
 
 # The directory

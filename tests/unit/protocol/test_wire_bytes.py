@@ -19,7 +19,7 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
 )
 from elastic_runtime.protocol.round_records import Budget, GroupRecord, Member, RoundRecord
-from elastic_runtime.protocol.snapshot_requests import Request, SnapshotMemory
+from elastic_runtime.protocol.snapshot_requests import SnapshotMemory, SnapshotRequest
 
 FAULT = FaultReport(
     3, "failed", "no räum", 5, -9, "ValueError: x", "line 1\nline 2", 100, 33.5, True
@@ -224,7 +224,7 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
 ]
 
 MEMORY = SnapshotMemory("/dev/shm/é", 1 << 30, "::1", 7, "node0", "m")
-REQUEST = Request("0123456789abcdef/step-3.term-1/rank-0.distcp", 5, 1 << 40)
+REQUEST = SnapshotRequest("0123456789abcdef/step-3.term-1/rank-0.distcp", 5, 1 << 40)
 
 
 @pytest.mark.parametrize(("record", "data"), RECORDS, ids=lambda one: type(one).__name__)
@@ -256,4 +256,4 @@ def test_what_is_said_of_snapshots_is_written_and_read_byte_by_byte() -> None:
     assert MEMORY.encode().encode() == memory
     assert SnapshotMemory.decode(memory.decode()) == MEMORY
     assert REQUEST.encode() == request
-    assert Request.decode(request) == REQUEST
+    assert SnapshotRequest.decode(request) == REQUEST

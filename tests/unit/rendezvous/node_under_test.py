@@ -16,10 +16,15 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core import membership
-from elastic_runtime.rendezvous.core.actions import Action, Apply, Notify, Probe
+from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Notify, Probe
 from elastic_runtime.rendezvous.core.events import Event, NewNode
 from elastic_runtime.rendezvous.policy import Policy
-from elastic_runtime.rendezvous.store_contract import Changed, Entry, Snapshot, Transaction
+from elastic_runtime.rendezvous.store_contract import (
+    Changed,
+    StoreEntry,
+    StoreSnapshot,
+    Transaction,
+)
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.node_state import NodeState
@@ -89,7 +94,7 @@ class NodeUnderTest:
 
     def sees(self, *shown: Record, wide: bool = True, forgot: bool = False) -> NodeUnderTest:
         """A snapshot shows these records; the nodes among them from the oldest to the youngest."""
-        return self.feed(Snapshot(self._entries(shown), wide, forgot))
+        return self.feed(StoreSnapshot(self._entries(shown), wide, forgot))
 
     def changes(
         self, *shown: Record, gone: tuple[str, ...] = (), after: float = 0.0
@@ -111,12 +116,12 @@ class NodeUnderTest:
         self.state = replace(self.state, own=replace(self.state.own, record=record))
         return self
 
-    def _entries(self, shown: tuple[Record, ...]) -> tuple[Entry, ...]:
+    def _entries(self, shown: tuple[Record, ...]) -> tuple[StoreEntry, ...]:
         entries = []
         for record in shown:
             self.version += 1
             entries.append(
-                Entry(key_of(record), record.encode(), self._created(record), self.version)
+                StoreEntry(key_of(record), record.encode(), self._created(record), self.version)
             )
         return tuple(entries)
 
@@ -141,7 +146,11 @@ class NodeUnderTest:
 
     def transaction(self, tag: str) -> Transaction | None:
         """The transaction with this tag in the last decision."""
-        found = [it.transaction for it in self.actions if isinstance(it, Apply) and it.tag == tag]
+        found = [
+            it.transaction
+            for it in self.actions
+            if isinstance(it, ApplyTransaction) and it.tag == tag
+        ]
         return found[0] if found else None
 
     def written(self, cls: type[_R], tag: str) -> _R | None:

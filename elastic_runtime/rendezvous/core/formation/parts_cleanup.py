@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import ROUND, node_key
 from elastic_runtime.rendezvous.core.actions import ListParts
-from elastic_runtime.rendezvous.core.decision import Decision, write
 from elastic_runtime.rendezvous.core.incarnation import restore
+from elastic_runtime.rendezvous.core.node_decision import Decision, write
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import BadRecord
 from elastic_runtime.rendezvous.core.round_parts import AT_ONCE, head_of, keys

@@ -23,7 +23,9 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
     listed,
 )
-from elastic_runtime.rendezvous.core.decision import (
+from elastic_runtime.rendezvous.core.formation.round_formation import end_job, member_of
+from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, write_round_again
+from elastic_runtime.rendezvous.core.node_decision import (
     NEVER,
     Decision,
     probe,
@@ -31,8 +33,6 @@ from elastic_runtime.rendezvous.core.decision import (
     wait,
     write,
 )
-from elastic_runtime.rendezvous.core.formation.round_formation import end_job, member_of
-from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, write_round_again
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 

@@ -28,7 +28,6 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
-from elastic_runtime.rendezvous.core.decision import NEVER, Decision, wait, write
 from elastic_runtime.rendezvous.core.formation.member_status import (
     LastRound,
     MemberStatus,
@@ -41,6 +40,7 @@ from elastic_runtime.rendezvous.core.formation.reachability import (
     severed_pairs,
 )
 from elastic_runtime.rendezvous.core.incarnation import dead_keys
+from elastic_runtime.rendezvous.core.node_decision import NEVER, Decision, wait, write
 from elastic_runtime.rendezvous.core.node_state import OWN, Timer
 from elastic_runtime.rendezvous.core.round_parts import keys, looked_for, split_round
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction

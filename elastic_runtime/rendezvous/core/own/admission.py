@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.rendezvous.core.decision import Decision, probe, wait
 from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, SILENT
 from elastic_runtime.rendezvous.core.formation.member_status import leader_of
+from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait
 from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Look
-from elastic_runtime.rendezvous.core.decision import Decision, probe, wait, write
 from elastic_runtime.rendezvous.core.formation.member_status import eligible, leader_of
 from elastic_runtime.rendezvous.core.incarnation import restore
+from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait, write
 from elastic_runtime.rendezvous.core.node_state import OWN, Timer
 from elastic_runtime.rendezvous.core.notices import Ended, Excluded, Sealed, Switch
 from elastic_runtime.rendezvous.core.own.admission import may_register

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import DONE, GONE
-from elastic_runtime.rendezvous.core.decision import Decision, wait
+from elastic_runtime.rendezvous.core.node_decision import Decision, wait
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import Fenced, StoreTimeout, StoreTrouble
 

@@ -24,7 +24,7 @@ from elastic_runtime.rendezvous.store_contract import (
     Lost,
     MainLoopSilent,
     Refused,
-    Snapshot,
+    StoreSnapshot,
 )
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
 from elastic_runtime.rendezvous.stores.embedded.event_loop import Loop
@@ -35,7 +35,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from elastic_runtime.config import Endpoint
-    from elastic_runtime.rendezvous.store_contract import Entry, Listener, StoreEvent, Transaction
+    from elastic_runtime.rendezvous.store_contract import (
+        Listener,
+        StoreEntry,
+        StoreEvent,
+        Transaction,
+    )
     from elastic_runtime.rendezvous.stores.embedded.wire_protocol import Message
 
 # Seconds: between attempts to connect; after which a store that never answered is reported as lost;
@@ -151,7 +156,7 @@ class EmbeddedStore:
         """Says that the agent's main loop lives."""
         self._beaten = time.monotonic()
 
-    def read(self, prefix: str) -> tuple[Entry, ...]:
+    def read(self, prefix: str) -> tuple[StoreEntry, ...]:
         """All entries under a prefix."""
         return wire.to_entries(self._ask(self._wait_for_line(), "read", prefix=prefix), "entries")
 
@@ -266,8 +271,8 @@ class EmbeddedStore:
 
     def _deliver(self, event: StoreEvent) -> None:
         match event:
-            case Snapshot(entries, wide):
-                event = Snapshot(entries, wide, self._forgot)
+            case StoreSnapshot(entries, wide):
+                event = StoreSnapshot(entries, wide, self._forgot)
                 self._forgot = False
             case LeaseLost():
                 self._leased = False
@@ -285,7 +290,7 @@ class EmbeddedStore:
             self._listener(Lost(why, self._acked_at))
 
     def _show(self) -> None:
-        """Asks for a ``Snapshot``; a connection that is not there yet will bring one."""
+        """Asks for a ``StoreSnapshot``; a connection that is not there yet will bring one."""
         if self._line is not None:
             without = sorted(self._without)
             self._line.send({"do": "look", "wide": self._wide, "without": without})

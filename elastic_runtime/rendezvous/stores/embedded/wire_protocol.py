@@ -17,8 +17,8 @@ number (Latin-1), which leaves the ASCII of records as it is.
     client ──▶ host    the echo of a tick: a promise
 
 A session outlives its connection for as long as its lease lasts, so a client that connects again
-keeps its keys; what it has missed it gets as a ``Snapshot``. Each frame is checked before it is
-believed: ``WireError`` is all that a foreign one comes to.
+keeps its keys; what it has missed it gets as a ``StoreSnapshot``. Each frame is checked before it
+is believed: ``WireError`` is all that a foreign one comes to.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
-    Entry,
     Expect,
     Found,
     LeaseLost,
     Lost,
     Put,
-    Snapshot,
+    StoreEntry,
+    StoreSnapshot,
     Transaction,
 )
 from elastic_runtime.rendezvous.stores.embedded.host_succession import Voter, Voters
@@ -171,15 +171,15 @@ def to_voter(row: object) -> Voter:
 _ENTRY = (str, str, int, int)
 
 
-def of_entries(entries: Iterable[Entry]) -> list[list[Any]]:
+def of_entries(entries: Iterable[StoreEntry]) -> list[list[Any]]:
     """Entries as rows."""
     return [[one.key, _text(one.value), one.created, one.version] for one in entries]
 
 
-def to_entries(message: Message, name: str) -> tuple[Entry, ...]:
+def to_entries(message: Message, name: str) -> tuple[StoreEntry, ...]:
     """Entries from rows."""
     rows = [_row(one, _ENTRY, name) for one in field(message, name, list)]
-    return tuple(Entry(key, _bytes(value), *numbers) for key, value, *numbers in rows)
+    return tuple(StoreEntry(key, _bytes(value), *numbers) for key, value, *numbers in rows)
 
 
 def of_transaction(transaction: Transaction) -> Message:
@@ -209,7 +209,7 @@ def to_transaction(message: Message) -> Transaction:
 def of_event(event: StoreEvent) -> Message:
     """An event as a message."""
     match event:
-        case Snapshot(entries, wide):
+        case StoreSnapshot(entries, wide):
             return {"event": "snapshot", "entries": of_entries(entries), "wide": wide}
         case Changed(puts, deletes):
             return {"event": "changed", "puts": of_entries(puts), "deletes": list(deletes)}
@@ -230,7 +230,7 @@ def to_event(message: Message) -> StoreEvent:
     """
     match message.get("event"):
         case "snapshot":
-            return Snapshot(to_entries(message, "entries"), field(message, "wide", bool))
+            return StoreSnapshot(to_entries(message, "entries"), field(message, "wide", bool))
         case "changed":
             return Changed(to_entries(message, "puts"), tuple(strings(message, "deletes")))
         case "lost":

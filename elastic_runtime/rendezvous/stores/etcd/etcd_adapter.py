@@ -1,8 +1,8 @@
 """The rendezvous store on etcd v3: what a node asks for, made of the parts beside this file.
 
-``watch_view`` follows the keys and tells the listener, ``etcd_lease`` keeps our lease alive (it is
-taken, and taken anew, here), ``shared_connection`` is what the stores of a process share,
-``etcd_client`` talks to etcd, ``etcd_keys`` says what goes where.
+``watch_view`` follows the keys and calls the listener, ``etcd_lease`` holds the node's lease from
+its grant to its end, ``shared_connection`` is what the stores of a process share, ``etcd_client``
+talks to etcd, ``etcd_keys`` says which key is where.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elastic_runtime.rendezvous.stores.etcd.etcd_client import (
     StoreRefused,
 )
 from elastic_runtime.rendezvous.stores.etcd.etcd_keys import RunKeys, took_effect, with_read_back
-from elastic_runtime.rendezvous.stores.etcd.etcd_lease import KEEPER, Lease
+from elastic_runtime.rendezvous.stores.etcd.etcd_lease import NodeLease
 from elastic_runtime.rendezvous.stores.etcd.shared_connection import Hub
 from elastic_runtime.rendezvous.stores.etcd.watch_view import View
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_runtime.config import Endpoint
-    from elastic_runtime.rendezvous.store_contract import Entry, Listener, Transaction
+    from elastic_runtime.rendezvous.store_contract import Listener, StoreEntry, Transaction
 
 _T = TypeVar("_T")
 
@@ -66,14 +66,14 @@ class EtcdStore:
         self._keys = RunKeys(endpoint.prefix, run_id)
         self._connect_timeout = connect_timeout
         self._hub = Hub.acquire(endpoint)
-        self._holding = _Holding(self._hub, math.ceil(lease_ttl), self._lease_lost)
-        self._view = View(self._hub, self._keys, endpoint, lambda: self._holding.acked_at)
+        self._lease = NodeLease(self._hub.client, math.ceil(lease_ttl), self._lease_lost)
+        self._view = View(self._hub, self._keys, endpoint, lambda: self._lease.acked_at)
         self._closing = threading.Event()
 
     @property
     def granted_ttl(self) -> float:
         """Seconds, as last granted; 0 before there is a lease."""
-        return self._holding.granted_ttl
+        return self._lease.granted_ttl
 
     @property
     def hosted_here(self) -> bool:
@@ -84,20 +84,20 @@ class EtcdStore:
 
     def start(self, own_key: str, listener: Listener) -> None:
         """Connects in the background and begins to deliver events."""
-        self._holding.beat()
+        self._lease.beat()
         self._hub.post(lambda: self._view.start(own_key, listener))
 
     def follow(self, own_key: str) -> None:
-        """Changes the own key and gives the old lease up; a ``Snapshot`` follows."""
-        self._holding.give_up()
+        """Changes the own key and gives the old lease up; a ``StoreSnapshot`` follows."""
+        self._lease.give_up()
         self._hub.post(lambda: self._view.aim(own=own_key))
 
     def look(self, wide: bool, without: frozenset[str]) -> None:
-        """Changes what is followed; a ``Snapshot`` follows."""
+        """Changes what is followed; a ``StoreSnapshot`` follows."""
         self._hub.post(lambda: self._view.aim(wide=wide, without=without))
 
     def _lease_lost(self) -> None:
-        self._hub.post(lambda: self._view.tell(LeaseLost(self._holding.acked_at)))
+        self._hub.post(lambda: self._view.tell(LeaseLost(self._lease.acked_at)))
 
     # ------------------------------------------------------------ blocking operations
 
@@ -119,13 +119,13 @@ class EtcdStore:
 
         def conditional() -> bool:
             nonlocal doubt
-            lease = self._holding.number() if leased else 0
+            lease = self._lease.number() if leased else 0
             request = self._keys.writes(transaction, lease)[0]
             before = self._view.revision
             try:
                 answer = self._hub.client.txn(with_read_back(request) if doubt else request)
             except LeaseGone:
-                self._holding.drop(lease)
+                self._lease.drop(lease)
                 raise
             except StoreUnavailable:
                 doubt = True
@@ -142,9 +142,9 @@ class EtcdStore:
 
     def beat(self) -> None:
         """Says that the agent's main loop lives."""
-        self._holding.beat()
+        self._lease.beat()
 
-    def read(self, prefix: str) -> tuple[Entry, ...]:
+    def read(self, prefix: str) -> tuple[StoreEntry, ...]:
         """All entries under a prefix, in order of creation; see ``Store.read``."""
         span = self._keys.under(prefix)
         request = rpc.RangeRequest(
@@ -187,85 +187,5 @@ class EtcdStore:
             return
         self._closing.set()
         self._hub.post(self._view.stop)
-        self._holding.give_back(_FAREWELL)
+        self._lease.give_back(_FAREWELL)
         self._hub.release()
-
-
-class _Holding:
-    """The lease of a store: taken when first needed, and anew when it was lost. Thread-safe."""
-
-    def __init__(self, hub: Hub, ttl: int, lost: Callable[[], None]) -> None:
-        self.granted_ttl = 0.0
-        self._hub = hub
-        self._ttl = max(1, ttl)
-        self._lost = lost
-        self._lock = threading.Lock()
-        self._lease: Lease | None = None
-        self._beaten = KEEPER.now()
-        self._acked_at: float | None = None
-
-    def number(self) -> int:
-        """The id of the present lease; takes one if there is none.
-
-        Raises:
-            MainLoopSilent: there was no ``beat`` for as long as a lease lasts.
-            StoreUnavailable: none was granted.
-        """
-        with self._lock:
-            if self._lease is None:
-                asked_at = KEEPER.now()
-                if asked_at - self._beaten > self._ttl:
-                    raise MainLoopSilent(asked_at - self._beaten)
-                number, ttl = self._hub.client.grant(self._ttl)
-                client = self._hub.client
-                self._lease = Lease(number, ttl, asked_at, client.keep_alive, self._ended)
-                self._lease.beaten = self._beaten
-                self.granted_ttl = float(ttl)
-                KEEPER.keep(self._lease)
-            return self._lease.number
-
-    @property
-    def acked_at(self) -> float | None:
-        """When the request was sent that kept the last lease last; None: there never was one."""
-        if (lease := self._lease) is not None:
-            self._acked_at = lease.acked_at
-        return self._acked_at
-
-    def beat(self) -> None:
-        """The main loop lives."""
-        self._beaten = KEEPER.now()
-        if (lease := self._lease) is not None:
-            KEEPER.beat(lease)
-
-    def drop(self, number: int) -> None:
-        """The store says that it knows no such lease."""
-        if (lease := self._lease) is not None and lease.number == number:
-            KEEPER.forget(lease)
-            self._ended(lease)
-
-    def give_up(self) -> None:
-        """Ends the lease in the background; if that fails, it runs out by itself."""
-        if (lease := self._take()) is not None:
-            self._hub.client.revoke_later(lease.number)
-
-    def give_back(self, timeout: float) -> None:
-        """Ends the lease, and waits for it."""
-        if (lease := self._take()) is not None:
-            try:
-                self._hub.client.revoke(lease.number, timeout)
-            except StoreUnavailable:
-                return  # it runs out by itself
-
-    def _take(self) -> Lease | None:
-        with self._lock:
-            lease, self._lease = self._lease, None
-        if lease is not None:
-            KEEPER.forget(lease)
-        return lease
-
-    def _ended(self, lease: Lease) -> None:
-        with self._lock:
-            if self._lease is not lease:
-                return
-            self._lease, self._acked_at = None, lease.acked_at
-        self._lost()

@@ -81,7 +81,7 @@ class NoLeader(StoreUnavailable):
     """So many of the store's members are away that it can agree on nothing."""
 
 
-class NoAnswer(StoreUnavailable):
+class EtcdTimeout(StoreUnavailable):
     """A call ran out of time."""
 
 
@@ -126,7 +126,7 @@ _REMEDIES: dict[type[StoreUnavailable], str] = {
     NoLeader: "most of its members are away: start them again",
 }
 # After these another member may do better.
-_ELSEWHERE = (StoreUnavailable, NoAnswer, NoLeader, NoEtcd)
+_ELSEWHERE = (StoreUnavailable, EtcdTimeout, NoLeader, NoEtcd)
 # So many calls in a row that run out of time: the connection leads nowhere.
 _UNANSWERED = 3
 
@@ -142,7 +142,7 @@ def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return NoEtcd(_no_etcd(str(where)))
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return NoAnswer(f"the store {where} did not answer in time")
+        return EtcdTimeout(f"the store {where} did not answer in time")
     known = _complaint(details, where)
     if known is not None:
         return known
@@ -257,7 +257,7 @@ class _Way:
         )
 
 
-class Client:
+class EtcdClient:
     """Talks to one etcd, of one or more members. Thread-safe.
 
     Args:
@@ -344,7 +344,7 @@ class Client:
 
     def _failure(self, error: grpc.RpcError, way: _Way) -> StoreUnavailable:
         found = failure(error, self._endpoint)
-        if isinstance(found, NoAnswer):
+        if isinstance(found, EtcdTimeout):
             way.unanswered()
         if isinstance(found, NoEtcd):
             way.strange = True

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import JOB, NODES, OUTCOME, SWITCH
-from elastic_runtime.rendezvous.store_contract import Changed, Entry, Transaction
+from elastic_runtime.rendezvous.store_contract import Changed, StoreEntry, Transaction
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Sight:
     """
 
     revision: int
-    entries: tuple[Entry, ...]
+    entries: tuple[StoreEntry, ...]
     followed: tuple[Range, ...]
     leader: str = ""
     heirs: tuple[Heir, ...] = ()
@@ -125,13 +125,13 @@ class RunKeys:
         """The keys from ``first`` to ``last``, both included."""
         return Range(self.absolute(first), self.absolute(last) + b"\0")
 
-    def entry(self, kv: rpc.KeyValue) -> Entry:
+    def entry(self, kv: rpc.KeyValue) -> StoreEntry:
         """A pair of etcd's as an entry.
 
         Keys that one transaction creates share their ``created``; nodes never do, as each
         registers itself.
         """
-        return Entry(self.relative(kv.key), kv.value, kv.create_revision, kv.mod_revision)
+        return StoreEntry(self.relative(kv.key), kv.value, kv.create_revision, kv.mod_revision)
 
     # ------------------------------------------------------------ looking
 
@@ -182,7 +182,7 @@ class RunKeys:
 
     def changes(self, events: Iterable[rpc.Event]) -> Iterator[Changed]:
         """The events as changes in which no key is deleted after it was put."""
-        puts: list[Entry] = []
+        puts: list[StoreEntry] = []
         deletes: list[str] = []
         for event in events:
             if event.type == rpc.Event.PUT:

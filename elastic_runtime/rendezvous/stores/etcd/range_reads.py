@@ -19,13 +19,13 @@ from elastic_runtime.rendezvous.stores.etcd.etcd_client import CALL_TIMEOUT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elastic_runtime.rendezvous.stores.etcd.etcd_client import Client
+    from elastic_runtime.rendezvous.stores.etcd.etcd_client import EtcdClient
 
     Done = Callable[[Sequence[rpc.RangeResponse] | StoreUnavailable], None]
 
 
 def read_later(
-    client: Client,
+    client: EtcdClient,
     requests: Sequence[rpc.RangeRequest],
     done: Done,
     timeout: float = CALL_TIMEOUT,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
-from elastic_runtime.rendezvous.stores.etcd.etcd_client import Client, canceled
+from elastic_runtime.rendezvous.stores.etcd.etcd_client import EtcdClient, canceled
 from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Hub:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._users = 0
-        self.client = Client(endpoint)
+        self.client = EtcdClient(endpoint)
         self.connected_once = False
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []

@@ -15,7 +15,7 @@ written more than there was before until we are back.
 
 **The narrow view** follows the oldest node. When that one vanishes, or when our own key appears
 and there was nobody to follow, the view finds the next one by itself, and tells of both at once
-(by a ``Changed``, or by a ``Snapshot`` if it has to look again). Else every node would have to
+(by a ``Changed``, or by a ``StoreSnapshot`` if it has to look again). Else every node would have to
 look wide to find out who is the oldest now.
 
 Everything here runs on the hub's thread.
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol.records import JOB
-from elastic_runtime.rendezvous.store_contract import Changed, Found, Lost, Refused, Snapshot
+from elastic_runtime.rendezvous.store_contract import Changed, Found, Lost, Refused, StoreSnapshot
 from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import refusal
 from elastic_runtime.rendezvous.stores.etcd.etcd_client import (
     HistoryGone,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_runtime.config import Endpoint
-    from elastic_runtime.rendezvous.store_contract import Entry, Listener, StoreEvent
+    from elastic_runtime.rendezvous.store_contract import Listener, StoreEntry, StoreEvent
     from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
     from elastic_runtime.rendezvous.stores.etcd.etcd_keys import Range, RunKeys
     from elastic_runtime.rendezvous.stores.etcd.shared_connection import Hub
@@ -214,7 +214,7 @@ class View:
         self._leader = sight.leader
         self._owed, self._looking = False, None
         self._found()
-        self.tell(Snapshot(sight.entries, look.goal.wide, forgot))
+        self.tell(StoreSnapshot(sight.entries, look.goal.wide, forgot))
         for watch, what in list(self._watches.items()):
             if what not in self._next:
                 self._unwatch(watch)
@@ -414,7 +414,7 @@ class View:
 
         self._ask((self._keys.one(heir.key).read(),), came)
 
-    def _follow(self, leader: Entry, revision: int) -> None:
+    def _follow(self, leader: StoreEntry, revision: int) -> None:
         if leader.key != self._goal.own:
             self._leader = leader.key
             self._known[leader.key] = leader.version

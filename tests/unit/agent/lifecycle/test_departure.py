@@ -26,7 +26,7 @@ from elastic_runtime.protocol.messages import (
     Dismiss,
 )
 from elastic_runtime.rendezvous.core.events import (
-    Drain,
+    DrainNode,
     LeftRound,
 )
 from elastic_runtime.rendezvous.core.notices import (
@@ -89,7 +89,7 @@ def _goes_by_way_of_round_2(agent: InPlaceAgent) -> None:
     assert not agent.told(Dismiss)
     agent.take(sealed(2))
     assert agent.asked(EnterRound)
-    assert agent.said(Drain)
+    assert agent.said(DrainNode)
     assert agent.told(Change) == [TellWorkers(Change(2, "this node was asked to leave", goes=True))]
     for local_rank in (0, 1):
         agent.take(left(2, local_rank, planned=True))
@@ -100,7 +100,7 @@ def _goes_by_way_of_round_2(agent: InPlaceAgent) -> None:
 def test_a_node_that_is_asked_between_two_rounds_goes_by_way_of_the_next_one() -> None:
     agent = _between_rounds()
     agent.take(LeaveRequested(15, alone=False))
-    assert not agent.said(Drain)  # only who stays in is in the next round
+    assert not agent.said(DrainNode)  # only who stays in is in the next round
     _goes_by_way_of_round_2(agent)
 
 

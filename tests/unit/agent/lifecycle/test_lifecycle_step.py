@@ -48,7 +48,7 @@ from elastic_runtime.protocol.records import (
     OutcomeRecord,
 )
 from elastic_runtime.protocol.round_records import Member, RoundRecord
-from elastic_runtime.rendezvous.core.events import Done, Drain, Goodbye, Join, LeftRound
+from elastic_runtime.rendezvous.core.events import Done, DrainNode, Goodbye, Join, LeftRound
 from elastic_runtime.rendezvous.core.notices import (
     Conflict,
     Ended,
@@ -225,7 +225,7 @@ def test_a_failure_elsewhere_brings_a_done_node_back() -> None:
 
 def test_asked_to_leave_a_node_drains_says_goodbye_and_ends() -> None:
     walk = running(hello(1, 0), hello(1, 1), LeaveRequested(signal.SIGTERM))
-    assert walk.said(Drain)
+    assert walk.said(DrainNode)
     assert walk.one(TellWorkers)
     walk.play(WorkerExited(1, 0, 79, drained=True), WorkerExited(1, 1, 79, drained=True))
     left = walk.said(LeftRound)

@@ -22,7 +22,7 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
-from elastic_runtime.rendezvous.store_contract import Entry
+from elastic_runtime.rendezvous.store_contract import StoreEntry
 
 JOB = JobRecord("life", 1, 2, 1, 3, entry="train.py")
 A = NodeRecord("a1", "a", "10.0.0.1", 2, probe_port=7, incarnation="life", step=40)
@@ -39,8 +39,8 @@ ROUND = RoundRecord(
 RUNNING = RunRecords(job=JOB, round=ROUND, nodes={"a1": A, "b1": B})
 
 
-def _entry(key: str, record: Record, created: int = 1) -> Entry:
-    return Entry(key, record.encode(), created, created)
+def _entry(key: str, record: Record, created: int = 1) -> StoreEntry:
+    return StoreEntry(key, record.encode(), created, created)
 
 
 def _roles(records: RunRecords) -> list[tuple[str, str, str]]:
@@ -119,9 +119,9 @@ def test_records_are_read_and_bad_ones_named() -> None:
             _entry("nodes/a1", A),
             _entry("events/0", late),
             _entry("events/1", early),
-            Entry("switch", b"\x80\x04pickle", 1, 1),
-            Entry("nodes/z", b"{}", 1, 1),
-            Entry("something/else", b"?", 1, 1),
+            StoreEntry("switch", b"\x80\x04pickle", 1, 1),
+            StoreEntry("nodes/z", b"{}", 1, 1),
+            StoreEntry("something/else", b"?", 1, 1),
         ]
     )
     assert (records.job, records.round, records.switch) == (JOB, ROUND, None)
@@ -133,7 +133,7 @@ def test_records_are_read_and_bad_ones_named() -> None:
 
 def test_the_members_of_a_large_round_are_found_in_its_parts() -> None:
     head, (write,) = split_round(ROUND, Layout(most=1, part=1, first=1))
-    parts = [Entry(put.key, put.value, 1, 1) for put in write.puts]
+    parts = [StoreEntry(put.key, put.value, 1, 1) for put in write.puts]
     nodes = [_entry("nodes/a1", A), _entry("nodes/b1", B)]
     whole = read_records([_entry("job", JOB), _entry("round", head), *nodes, *parts])
     assert whole.round is not None

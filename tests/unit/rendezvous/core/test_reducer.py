@@ -12,7 +12,7 @@ from elastic_runtime.rendezvous.core import reducer
 from elastic_runtime.rendezvous.core.events import (
     Applied,
     Done,
-    Drain,
+    DrainNode,
     Event,
     Goodbye,
     Join,
@@ -31,12 +31,12 @@ from elastic_runtime.rendezvous.core.node_state import NodeState
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
-    Entry,
     Found,
     LeaseLost,
     Lost,
     Refused,
-    Snapshot,
+    StoreEntry,
+    StoreSnapshot,
 )
 from tests.unit.rendezvous.node_under_test import LIFE, NodeUnderTest, job, node, sealed
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def _put(name: str, version: int, created: int = 10, **fields: object) -> Changed:
-    return Changed((Entry(node_key(name), node(name, **fields).encode(), created, version),))
+    return Changed((StoreEntry(node_key(name), node(name, **fields).encode(), created, version),))
 
 
 def _gone(name: str) -> Changed:
@@ -96,7 +96,7 @@ def test_they_come_to_the_same_as_one_after_the_other(changes: Sequence[Changed]
 
 FAULT = FaultReport(1, PLANNED, "told to")
 EVENTS: tuple[Event, ...] = (
-    Snapshot((), wide=True),
+    StoreSnapshot((), wide=True),
     Changed(),
     Lost("gone"),
     Found(),
@@ -111,7 +111,7 @@ EVENTS: tuple[Event, ...] = (
     LeftRound(1, FAULT),
     WorkersAvailable(1),
     Done(1),
-    Drain(),
+    DrainNode(),
     Goodbye(),
     LookForMembers(1),
     RecoversInPlace(),

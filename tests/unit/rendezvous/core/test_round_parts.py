@@ -21,11 +21,11 @@ from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.round_completer import PATIENCE, RoundCompleter
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
-    Entry,
     Found,
     Lost,
     Put,
-    Snapshot,
+    StoreEntry,
+    StoreSnapshot,
     Transaction,
 )
 
@@ -47,7 +47,7 @@ def sealed(size: int, number: int = 7) -> RoundRecord:
 def told(events: Sequence[object]) -> RoundRecord:
     """The round in the last of the events."""
     event = events[-1]
-    assert isinstance(event, Changed | Snapshot)
+    assert isinstance(event, Changed | StoreSnapshot)
     entries = event.puts if isinstance(event, Changed) else event.entries
     return RoundRecord.decode(ROUND, next(it for it in entries if it.key == ROUND).value)
 
@@ -58,13 +58,13 @@ class Shelf:
     def __init__(self, last: RoundRecord, layout: Layout) -> None:
         head, writes = split_round(last, layout)
         puts = [put for write in writes for put in write.puts]
-        self.entries = [Entry(put.key, put.value, 1, 1) for put in puts]
+        self.entries = [StoreEntry(put.key, put.value, 1, 1) for put in puts]
         self.round_record = head
-        self.round = Entry(ROUND, head.encode(), 1, 1)
+        self.round = StoreEntry(ROUND, head.encode(), 1, 1)
         self.reads: list[str] = []
         self.serves = True
 
-    def read(self, prefix: str) -> Sequence[Entry]:
+    def read(self, prefix: str) -> Sequence[StoreEntry]:
         if not self.serves:
             raise StoreUnavailable("no answer")
         self.reads.append(prefix)
@@ -134,10 +134,10 @@ def test_what_was_read_once_is_not_read_again(wide: bool) -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
     completer = RoundCompleter(shelf.read, 8)
-    completer.take([Snapshot((shelf.round,), wide)], last.members[1].node, wide, 0.0)
+    completer.take([StoreSnapshot((shelf.round,), wide)], last.members[1].node, wide, 0.0)
     reads = len(shelf.reads)
     shelf.serves = False
-    again = completer.take([Snapshot((shelf.round,), False)], last.members[1].node, False, 1.0)
+    again = completer.take([StoreSnapshot((shelf.round,), False)], last.members[1].node, False, 1.0)
     assert told(again).rank_of(last.members[1].node) == 1
     assert len(shelf.reads) == reads
 
@@ -148,10 +148,10 @@ def test_until_a_round_can_be_read_nothing_is_told_of_it_and_nothing_after_it() 
     shelf.serves = False
     node = last.members[1].node
     completer = RoundCompleter(shelf.read, 8)
-    job = Entry("job", b"j", 1, 1)
-    snapshot, lost = Snapshot((job, shelf.round), False), Lost("no answer")
+    job = StoreEntry("job", b"j", 1, 1)
+    snapshot, lost = StoreSnapshot((job, shelf.round), False), Lost("no answer")
     assert completer.take([snapshot, lost], node, False, 0.0) == [lost]  # and not: there is none
-    later = Changed((Entry("switch", b"s", 2, 2),))
+    later = Changed((StoreEntry("switch", b"s", 2, 2),))
     assert completer.take([later], node, False, 100.0) == []  # however long it takes
     assert completer.owed
     shelf.serves = True
@@ -160,7 +160,7 @@ def test_until_a_round_can_be_read_nothing_is_told_of_it_and_nothing_after_it() 
     assert completer.due == float("inf")  # there is no use in asking
     first, second, found = completer.take([Found()], node, False, 300.0)
     assert found == Found()
-    assert isinstance(first, Snapshot)
+    assert isinstance(first, StoreSnapshot)
     assert told([first]).rank_of(node) == 1
     assert (second, completer.owed) == (later, False)
 
@@ -234,7 +234,7 @@ def test_a_round_that_is_deleted_meanwhile_does_not_come_back() -> None:
 def test_only_the_newest_of_several_rounds_is_read() -> None:
     older, newer = Shelf(sealed(200), Layout()), Shelf(sealed(190, number=8), Layout())
     completer = RoundCompleter(newer.read, 8)
-    told_now = [Snapshot((older.round,), False), Changed((newer.round,))]
+    told_now = [StoreSnapshot((older.round,), False), Changed((newer.round,))]
     shown = completer.take(told_now, newer.round.key, False, 0.0)
     assert [told([event]).number for event in shown] == [8, 8]
 
@@ -309,7 +309,7 @@ def test_a_member_reads_no_more_than_whom_it_is_to_look_for() -> None:
 def test_a_part_that_cannot_be_read_is_as_good_as_none() -> None:
     last = sealed(200)
     shelf = Shelf(last, Layout())
-    shelf.entries = [Entry(entry.key, b"rubbish", 1, 1) for entry in shelf.entries]
+    shelf.entries = [StoreEntry(entry.key, b"rubbish", 1, 1) for entry in shelf.entries]
     completer = RoundCompleter(shelf.read, 8)
     assert completer.take([Changed((shelf.round,))], last.members[50].node, False, 0.0) == []
     assert completer.owed  # and not: it is no member

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_runtime.clock import ManualClock
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.rendezvous.store_contract import Found, LeaseLost, Lost, Snapshot
+from elastic_runtime.rendezvous.store_contract import Found, LeaseLost, Lost, StoreSnapshot
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from tests.conformance.store_contract import NewStore, OpenNode, StoreContract, open_node
 
@@ -43,10 +43,10 @@ def test_a_stopped_server_answers_nothing_and_forgets_nothing(
         node.put("job", b"k")
     with pytest.raises(StoreUnavailable):
         node.store.read("")
-    before = node.ear.count(Snapshot)
+    before = node.ear.count(StoreSnapshot)
     server.resume()
     node.ear.hears(Found)
-    node.ear.hears(Snapshot, before + 1)
+    node.ear.hears(StoreSnapshot, before + 1)
     assert node.ear.known["job"].value == b"j"
     assert not node.ear.last_snapshot().forgot
 

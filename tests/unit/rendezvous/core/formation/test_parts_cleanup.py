@@ -8,13 +8,13 @@ import pytest
 
 from elastic_runtime.protocol.records import ROUND
 from elastic_runtime.protocol.round_records import RoundRecord
-from elastic_runtime.rendezvous.core.actions import Apply, ListParts
+from elastic_runtime.rendezvous.core.actions import ApplyTransaction, ListParts
 from elastic_runtime.rendezvous.core.events import PartsSeen, Tick
 from elastic_runtime.rendezvous.core.notices import BadRecord
 from elastic_runtime.rendezvous.core.round_parts import keys, split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.round_completer import parts_seen
-from elastic_runtime.rendezvous.store_contract import ABSENT, Entry, Expect
+from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, StoreEntry
 from tests.unit.rendezvous.node_under_test import POLICY, NodeUnderTest, job, node, sealed
 
 LAYOUT = Layout(most=2, part=2, first=2, keepers=2)
@@ -75,14 +75,14 @@ def test_parts_of_no_round_go_with_a_write_that_nobody_who_seals_can_miss() -> N
 
 def test_what_is_missing_is_given_back() -> None:
     tested = _sees(_leader(), OURS - {min(OURS)})
-    (write,) = [action for action in tested.actions if isinstance(action, Apply)]
+    (write,) = [action for action in tested.actions if isinstance(action, ApplyTransaction)]
     assert write.first == PARTS
 
 
 def test_a_wrong_part_is_written_again_and_is_said() -> None:
     tested = _sees(_leader(), OURS - {min(OURS)}, frozenset({min(OURS)}))
     assert [bad.key for bad in tested.told(BadRecord)] == [min(OURS)]
-    (write,) = [action for action in tested.actions if isinstance(action, Apply)]
+    (write,) = [action for action in tested.actions if isinstance(action, ApplyTransaction)]
     assert write.first == PARTS
 
 
@@ -98,7 +98,7 @@ def test_a_job_whose_rounds_are_in_one_piece_looks_for_nothing() -> None:
 
 @pytest.mark.parametrize("broken", [b"rubbish", b"{}", b""])
 def test_a_part_that_was_overwritten_is_seen(broken: bytes) -> None:
-    entries = [Entry(put.key, put.value, 1, 1) for one in PARTS for put in one.puts]
+    entries = [StoreEntry(put.key, put.value, 1, 1) for one in PARTS for put in one.puts]
     entries[0] = replace(entries[0], value=broken)
     seen = parts_seen(lambda prefix: entries, 7)
     assert seen == PartsSeen(7, OURS - {entries[0].key}, frozenset({entries[0].key}))

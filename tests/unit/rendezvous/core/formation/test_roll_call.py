@@ -17,13 +17,13 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
 )
 from elastic_runtime.protocol.round_records import RoundRecord
-from elastic_runtime.rendezvous.core.actions import Apply
+from elastic_runtime.rendezvous.core.actions import ApplyTransaction
 from elastic_runtime.rendezvous.core.events import Applied, LeftRound, PartsGone, Tick
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import Sealed, Waiting
 from elastic_runtime.rendezvous.core.round_parts import all_members, split_round
 from elastic_runtime.rendezvous.policy import Layout
-from elastic_runtime.rendezvous.store_contract import Changed, Entry
+from elastic_runtime.rendezvous.store_contract import Changed, StoreEntry
 from tests.unit.rendezvous.node_under_test import (
     LIFE,
     POLICY,
@@ -123,8 +123,8 @@ def test_the_next_round_holds_who_has_said_where_it_was_in_the_same_order() -> N
     written = tested.written(RoundRecord, "round")
     assert written is not None
     assert (written.number, written.survivors, written.nodes) == (4, 6, 6)
-    (parts,) = [action.first for action in tested.actions if isinstance(action, Apply)]
-    entries = [Entry(put.key, put.value, 1, 1) for one in parts for put in one.puts]
+    (parts,) = [action.first for action in tested.actions if isinstance(action, ApplyTransaction)]
+    entries = [StoreEntry(put.key, put.value, 1, 1) for one in parts for put in one.puts]
     assert [member.node for member in all_members(written, entries).members] == [*NAMES]
     assert written.budget.failures == 0
 

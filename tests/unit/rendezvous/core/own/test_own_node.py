@@ -19,7 +19,7 @@ from elastic_runtime.protocol.records import (
     OutcomeRecord,
 )
 from elastic_runtime.protocol.round_records import RoundRecord
-from elastic_runtime.rendezvous.core.actions import Apply, Follow, Look
+from elastic_runtime.rendezvous.core.actions import ApplyTransaction, Follow, Look
 from elastic_runtime.rendezvous.core.events import (
     ALIVE,
     BUSY,
@@ -27,7 +27,7 @@ from elastic_runtime.rendezvous.core.events import (
     SILENT,
     Applied,
     Done,
-    Drain,
+    DrainNode,
     Goodbye,
     LeftRound,
     NewNode,
@@ -49,12 +49,12 @@ from elastic_runtime.rendezvous.core.notices import (
 from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
     Changed,
-    Entry,
     Expect,
     Found,
     LeaseLost,
     Lost,
     Refused,
+    StoreEntry,
 )
 from tests.unit.rendezvous.node_under_test import (
     LIFE,
@@ -124,7 +124,7 @@ def test_what_the_agent_says_is_written() -> None:
     assert written == node(
         "b", incarnation=LIFE, left=3, rank=1, fault=fault, step=12, store_port=77
     )
-    drained = _own(_member().feed(Drain()))
+    drained = _own(_member().feed(DrainNode()))
     assert drained is not None
     assert drained.status == "draining"
 
@@ -497,13 +497,13 @@ def test_a_store_that_refuses_us_is_told_once() -> None:
 def test_what_cannot_be_read_is_reported_once_and_disturbs_nobody(key: str, mended_by: str) -> None:
     tested = _member()
     before = tested.state
-    junk = Changed((Entry(key, b"\x80\x04 not ours", 90, 91),))
+    junk = Changed((StoreEntry(key, b"\x80\x04 not ours", 90, 91),))
     (notice,) = tested.feed(junk).told(BadRecord)
     assert notice.key == key
     assert not tested.told(Excluded)
     assert not tested.told(Switch)
     assert tested.state.round_record == before.round_record
-    written = [action.tag for action in tested.actions if isinstance(action, Apply)]
+    written = [action.tag for action in tested.actions if isinstance(action, ApplyTransaction)]
     assert written == ([mended_by] if mended_by else [])
     assert not tested.feed(junk).told(BadRecord)
 

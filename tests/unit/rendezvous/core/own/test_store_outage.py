@@ -22,7 +22,7 @@ from elastic_runtime.rendezvous.core.notices import (
     Waiting,
 )
 from elastic_runtime.rendezvous.core.own.store_outage import AGAIN, FENCE_SHARE
-from elastic_runtime.rendezvous.store_contract import Found, LeaseLost, Lost, Snapshot
+from elastic_runtime.rendezvous.store_contract import Found, LeaseLost, Lost, StoreSnapshot
 from tests.unit.rendezvous.node_under_test import POLICY, NodeUnderTest, job, node, sealed
 
 NO_SPACE = "the store answers: database space exceeded"
@@ -196,7 +196,7 @@ EVENTS = st.one_of(
     st.just(Lost("refused")),
     st.just(Found()),
     st.just(LeaseLost()),
-    st.just(Snapshot((), False)),
+    st.just(StoreSnapshot((), False)),
     st.just(LEFT),
     st.just(Done(3)),
     st.just(FULL),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.rendezvous.stores.etcd.etcd_lease import Keeper, Lease
+from elastic_runtime.rendezvous.stores.etcd.etcd_lease import EtcdLease, LeaseKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +30,9 @@ class Server:
             done(self.answer)  # type: ignore[arg-type]
 
 
-def _kept(server: Server) -> tuple[Keeper, Lease, queue.SimpleQueue[Lease]]:
-    keeper, lost = Keeper(), queue.SimpleQueue[Lease]()
-    lease = Lease(7, TTL, keeper.now(), server, lost.put)
+def _kept(server: Server) -> tuple[LeaseKeeper, EtcdLease, queue.SimpleQueue[EtcdLease]]:
+    keeper, lost = LeaseKeeper(), queue.SimpleQueue[EtcdLease]()
+    lease = EtcdLease(7, TTL, keeper.now(), server, lost.put)
     keeper.keep(lease)
     return keeper, lease, lost
 
@@ -62,8 +62,8 @@ def test_a_lease_ends_without_an_answer(answer: StoreUnavailable | None) -> None
 
 @pytest.mark.parametrize("answer", [0, -1])
 def test_a_lease_that_the_server_does_not_know_is_lost_at_once(answer: int) -> None:
-    keeper, lost = Keeper(), queue.SimpleQueue[Lease]()
-    lease = Lease(7, 60.0, keeper.now() - 30.0, Server(answer), lost.put)
+    keeper, lost = LeaseKeeper(), queue.SimpleQueue[EtcdLease]()
+    lease = EtcdLease(7, 60.0, keeper.now() - 30.0, Server(answer), lost.put)
     keeper.keep(lease)
     assert lost.get(timeout=TIMEOUT) is lease
     assert keeper.now() < lease.deadline
@@ -71,8 +71,8 @@ def test_a_lease_that_the_server_does_not_know_is_lost_at_once(answer: int) -> N
 
 def test_a_deadline_counts_from_the_question_not_from_the_answer() -> None:
     answers: queue.SimpleQueue[Callable[[int | StoreUnavailable], None]] = queue.SimpleQueue()
-    keeper, lost = Keeper(), queue.SimpleQueue[Lease]()
-    lease = Lease(7, 3.0, keeper.now() - 1.0, lambda _, done: answers.put(done), lost.put)
+    keeper, lost = LeaseKeeper(), queue.SimpleQueue[EtcdLease]()
+    lease = EtcdLease(7, 3.0, keeper.now() - 1.0, lambda _, done: answers.put(done), lost.put)
     keeper.keep(lease)
     done = answers.get(timeout=TIMEOUT)
     asked = keeper.now()
@@ -92,5 +92,5 @@ def test_a_forgotten_lease_is_not_asked_for_nor_lost() -> None:
         server.asked.get(timeout=TTL)
     assert lost.empty()
     # The keeper's thread has nothing left to do; it comes back for the next lease.
-    keeper.keep(Lease(8, TTL, keeper.now(), server, lost.put))
+    keeper.keep(EtcdLease(8, TTL, keeper.now(), server, lost.put))
     assert server.asked.get(timeout=TIMEOUT) == 8

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import GROUP
-from elastic_runtime.rendezvous.core.actions import Action, Apply, Probe, ReadMembers
+from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Probe, ReadMembers
 from elastic_runtime.rendezvous.core.notices import Waiting
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def write(
     """Performs a transaction, unless one with this tag is under way or has just failed."""
     if state.held(tag, now):
         return Decision(state, wake=state.in_flight[tag].until, reason=reason)
-    return Decision(state.hold(tag, NEVER), (Apply(tag, transaction, first),), reason=reason)
+    return Decision(
+        state.hold(tag, NEVER), (ApplyTransaction(tag, transaction, first),), reason=reason
+    )
 
 
 def probe(
