@@ -18,6 +18,7 @@ from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Notify, Probe
 from elastic_runtime.rendezvous.core.events import Event, NewNode
+from elastic_runtime.rendezvous.core.notices import Sealed
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
@@ -177,3 +178,16 @@ _KEYS: dict[type[Record], str] = {
 def key_of(record: Record) -> str:
     """Where a record lies."""
     return node_key(record.node) if isinstance(record, NodeRecord) else _KEYS[type(record)]
+
+
+def member() -> NodeUnderTest:
+    """Node b, which runs round 3 of a and b; a leads."""
+    shown = (job(), sealed(3, "a", "b"), node("a"), node("b"))
+    tested = NodeUnderTest("b").sees(*shown, wide=False)
+    assert tested.told(Sealed)
+    return tested
+
+
+def own_record(tested: NodeUnderTest) -> NodeRecord | None:
+    """What the node wrote about itself in its last decision."""
+    return tested.written(NodeRecord, "own")

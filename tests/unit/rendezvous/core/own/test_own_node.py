@@ -1,8 +1,9 @@
-"""What a node does about itself: its key, its rounds, its leader, and what it tells its agent."""
+"""What a node does about itself: its key, its rounds, its leader, and the end of its job."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,14 +16,10 @@ from elastic_runtime.protocol.records import (
     ROUND,
     FaultReport,
     JobRecord,
-    NodeRecord,
     OutcomeRecord,
 )
-from elastic_runtime.protocol.round_records import RoundRecord
-from elastic_runtime.rendezvous.core.actions import ApplyTransaction, Follow, Look
+from elastic_runtime.rendezvous.core.actions import Follow, Look
 from elastic_runtime.rendezvous.core.events import (
-    ALIVE,
-    BUSY,
     REFUSED,
     SILENT,
     Applied,
@@ -37,24 +34,17 @@ from elastic_runtime.rendezvous.core.events import (
 from elastic_runtime.rendezvous.core.formation.member_status import accompanied
 from elastic_runtime.rendezvous.core.node_state import OWN
 from elastic_runtime.rendezvous.core.notices import (
-    BadRecord,
-    Conflict,
     Ended,
     Excluded,
     Sealed,
-    StoreState,
     Switch,
     Waiting,
 )
 from elastic_runtime.rendezvous.store_contract import (
     ABSENT,
-    Changed,
     Expect,
-    Found,
     LeaseLost,
     Lost,
-    Refused,
-    StoreEntry,
 )
 from tests.unit.rendezvous.node_under_test import (
     LIFE,
@@ -62,24 +52,17 @@ from tests.unit.rendezvous.node_under_test import (
     NodeUnderTest,
     back,
     job,
+    member,
     node,
+    own_record,
     sealed,
     switch,
 )
 
+if TYPE_CHECKING:
+    from elastic_runtime.protocol.round_records import RoundRecord
+
 OUTCOME = OutcomeRecord(LIFE, True, 0, "the script ended well on all")
-
-
-def _member(name: str = "b", *shown: object) -> NodeUnderTest:
-    """A node that runs round 3 of a and b; a leads."""
-    nodes = shown or (job(), sealed(3, "a", "b"), node("a"), node("b"))
-    tested = NodeUnderTest(name).sees(*nodes, wide=False)  # type: ignore[arg-type]
-    assert tested.told(Sealed)
-    return tested
-
-
-def _own(tested: NodeUnderTest) -> NodeRecord | None:
-    return tested.written(NodeRecord, "own")
 
 
 # ---------------------------------------------------------------- its key
@@ -110,27 +93,27 @@ def test_a_write_that_failed_is_tried_again_after_a_pause(ok: bool | None, pause
 
 
 def test_an_answer_that_comes_after_the_change_holds_nothing_up() -> None:
-    tested = _member()
+    tested = member()
     tested.feed(Done(3))
     through = node("b", status=DONE, incarnation=LIFE, done_round=3)
     tested.changes(through).feed(Applied("own", True))
-    assert _own(tested.feed(Goodbye())) == replace(through, status=GONE)
+    assert own_record(tested.feed(Goodbye())) == replace(through, status=GONE)
 
 
 def test_what_the_agent_says_is_written() -> None:
-    tested = _member()
+    tested = member()
     fault = FaultReport(3, "failed", "ValueError: x", step=12)
-    written = _own(tested.feed(LeftRound(3, fault, store_port=77)))
+    written = own_record(tested.feed(LeftRound(3, fault, store_port=77)))
     assert written == node(
         "b", incarnation=LIFE, left=3, rank=1, fault=fault, step=12, store_port=77
     )
-    drained = _own(_member().feed(DrainNode()))
+    drained = own_record(member().feed(DrainNode()))
     assert drained is not None
     assert drained.status == "draining"
 
 
 def test_a_goodbye_outlives_the_lease_and_is_known_to_be_said() -> None:
-    tested = _member().feed(Goodbye())
+    tested = member().feed(Goodbye())
     transaction = tested.transaction("own")
     assert transaction is not None
     assert not transaction.puts[0].leased
@@ -146,7 +129,7 @@ def test_nobody_needs_the_goodbye_of_a_node_that_was_never_seen() -> None:
 
 
 def test_a_member_whose_lease_ran_out_returns_if_nobody_went_on_without_it() -> None:
-    tested = _member().changes(gone=("nodes/b",))
+    tested = member().changes(gone=("nodes/b",))
     assert not tested.told(Excluded)
     transaction = tested.transaction("own")
     assert transaction is not None
@@ -154,7 +137,7 @@ def test_a_member_whose_lease_ran_out_returns_if_nobody_went_on_without_it() -> 
 
 
 def test_after_a_lost_lease_the_key_is_put_under_a_new_one() -> None:
-    assert _member().feed(LeaseLost()).transaction("own") is not None
+    assert member().feed(LeaseLost()).transaction("own") is not None
 
 
 # ---------------------------------------------------------------- its round
@@ -178,7 +161,7 @@ def test_a_node_outside_the_round_is_told_why(high: int, reason: str) -> None:
 
 
 def test_an_order_to_leave_is_passed_on_and_passed_on_again_when_it_gets_worse() -> None:
-    tested = _member().changes(switch(3, broken=False))
+    tested = member().changes(switch(3, broken=False))
     assert [notice.broken for notice in tested.told(Switch)] == [False]
     assert not tested.feed(Tick(), 1.0).told(Switch)
     assert [notice.broken for notice in tested.changes(switch(3, broken=True)).told(Switch)] == [
@@ -190,7 +173,7 @@ def test_a_round_that_was_called_off_before_it_was_heard_of_is_left() -> None:
     shown = (job(), sealed(3, "a", "b"), switch(3, broken=True), node("a"), node("b"))
     tested = NodeUnderTest("b").sees(*shown, wide=False)
     assert not tested.told(Sealed)
-    written = _own(tested)
+    written = own_record(tested)
     assert written is not None
     assert (written.left, written.incarnation) == (3, LIFE)
 
@@ -213,7 +196,7 @@ def test_a_round_that_is_to_be_left_at_a_step_is_entered_though_it_was_heard_of_
     ],
 )
 def test_a_round_without_this_node_excludes_it(newer: RoundRecord) -> None:
-    tested = _member().changes(newer)
+    tested = member().changes(newer)
     assert len(tested.told(Excluded)) == 1
     assert not tested.feed(Tick(), 1.0).actions
 
@@ -226,7 +209,7 @@ def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(
     event: LeftRound | None,
 ) -> None:
     """What its workers hold may be held by nobody else."""
-    tested = _member().changes(switch(3, broken=True))
+    tested = member().changes(switch(3, broken=True))
     if event is not None:
         tested.feed(event)
     tested.changes(gone=("nodes/b",))
@@ -239,7 +222,7 @@ def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(
 
 def test_so_does_one_that_has_not_heard_yet_of_a_round_that_it_is_in() -> None:
     """The lease ended in the moment of the seal."""
-    tested = _member().feed(LEFT).changes(back("b", 3)).changes(gone=("nodes/b",))
+    tested = member().feed(LEFT).changes(back("b", 3)).changes(gone=("nodes/b",))
     assert tested.transaction("own") is not None
     tested.changes(sealed(4, "a", "b"))
     (notice,) = tested.told(Sealed)
@@ -278,7 +261,7 @@ def test_a_leader_that_said_goodbye_hides_nobody() -> None:
 
 
 def test_who_waits_for_the_next_round_makes_sure_that_somebody_leads() -> None:
-    tested = _member().feed(LeftRound(3, FaultReport(3, "failed")))
+    tested = member().feed(LeftRound(3, FaultReport(3, "failed")))
     assert tested.probes() == []
     turn = POLICY.ahead
     assert tested.feed(Tick(), POLICY.probe_after + turn).probes() == ["a"]
@@ -288,231 +271,11 @@ def test_who_waits_for_the_next_round_makes_sure_that_somebody_leads() -> None:
     assert Look(False, frozenset({"nodes/a"})) in tested.actions
 
 
-# ---------------------------------------------------------------- the entrance
-
-
-def test_a_joiner_reaches_the_group_before_it_shows_itself() -> None:
-    tested = NodeUnderTest("c").sees(job(), sealed(3, "b", "a"), node("a"), wide=False)
-    assert (_own(tested), sorted(tested.probes())) == (None, ["a", "b"])
-    tested.feed(Probed("a", BUSY), 0.001).feed(Probed("b", SILENT), 0.5)
-    (waiting,) = tested.told(Waiting)
-    assert waiting.reason == "cannot reach b at 127.0.0.1:1098"
-    assert _own(tested) is None
-    assert tested.feed(Tick(), 1.0).probes() == ["b"]
-    assert _own(tested.feed(Probed("b", ALIVE), 0.001)) is not None
-
-
-def test_whom_a_node_reached_before_it_was_left_out_says_nothing_about_now() -> None:
-    members = job(), sealed(3, "b", "a"), node("a")
-    tested = NodeUnderTest("c").sees(*members, wide=False)
-    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", ALIVE), 0.001)
-    assert _own(tested) is not None
-    tested.feed(NewNode(node("d"))).sees(*members, wide=False)
-    assert (_own(tested), sorted(tested.probes())) == (None, ["a", "b"])
-    tested.feed(Probed("a", ALIVE), 0.001)
-    assert _own(tested) is None
-    assert _own(tested.feed(Probed("b", ALIVE), 0.001)) is not None
-
-
-def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_dead() -> None:
-    """A job that trains would get another life beside it."""
-    far = [node(name, address="10.0.0.1") for name in "ab"]
-    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), *far)
-    for _ in range(3):
-        tested.feed(Probed("a", REFUSED), 0.001).feed(Probed("b", REFUSED), 0.001)
-        assert (_own(tested), tested.transaction(JOB)) == (None, None)
-        tested.feed(Tick(), 5.0)
-    # Once their leases have ended, it is a proof.
-    tested.changes(gone=("nodes/a", "nodes/b"))
-    assert _own(tested) is not None
-    tested.changes(node("c")).feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
-    assert tested.transaction(JOB) is not None
-
-
-def test_who_was_left_out_behind_a_firewall_does_not_take_the_others_for_dead_for_ever() -> None:
-    far = node("a", address="10.0.0.1")
-    tested = _member().feed(LeftRound(3, FaultReport(3, "failed")))
-    tested.feed(Tick(), POLICY.probe_after + POLICY.ahead).feed(Probed("a", REFUSED), 0.001)
-    assert "a" in tested.state.reach.dead
-    tested.feed(NewNode(node("c"))).sees(job(), sealed(4, "a"), far)
-    assert (_own(tested), tested.transaction(JOB)) == (None, None)
-
-
-def test_where_nobody_is_there_a_silent_group_disturbs_nobody() -> None:
-    assert _own(NodeUnderTest("c").sees(job(), sealed(3, "a"), wide=False)) is not None
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_another_job_under_the_run_id_is_a_conflict_if_it_lives(known: bool) -> None:
-    theirs = replace(node("a"), settings="theirs")
-    shown = (job(1, 2, settings="theirs", entry="other.py"),) if known else ()
-    tested = NodeUnderTest("c").sees(*shown, theirs, wide=False)
-    assert (_own(tested), tested.probes()) == (None, ["a"])
-    (conflict,) = tested.feed(Probed("a", ALIVE), 0.001).told(Conflict)
-    assert "use the same settings or another --run-id" in conflict.message
-    assert ("other.py with 1:2 nodes" in conflict.message) is known
-    tested = NodeUnderTest("c").sees(*shown, theirs, wide=False).feed(Probed("a", REFUSED), 0.001)
-    assert not tested.told(Conflict)
-
-
-_OURS = replace(POLICY, protocol="2", release="0.2.0")
-
-
-@pytest.mark.parametrize(
-    ("theirs", "told"),
-    [
-        ({"protocol": "3", "release": "0.3.0"}, "0.3.0 (protocol 3): install the same one"),
-        # The record of a version that did not say which it is.
-        ({}, "an older one: install the same one"),
-        # Some other setting is another one, too.
-        ({"launch_max": 5}, "use the same settings"),
-        ({"launch_max": 5, "protocol": "2", "release": "0.2.1"}, "use the same settings"),
-        ({"launch_max": 5, "protocol": "3", "release": "0.3.0"}, "0.3.0 (protocol 3): install"),
-    ],
-)
-def test_a_job_of_another_version_is_a_conflict_that_says_so(
-    theirs: dict[str, object], told: str
-) -> None:
-    other = job(settings="theirs", **theirs)
-    tested = NodeUnderTest("c", _OURS).sees(other, node("a", settings="theirs"), wide=False)
-    (waiting,) = tested.feed(Probed("a", SILENT), 0.001).told(Waiting)
-    (conflict,) = tested.feed(Probed("a", ALIVE), 0.001).told(Conflict)
-    assert told in conflict.message
-    assert "install" not in told or "this node runs 0.2.0 (protocol 2)" in conflict.message
-    assert ("of another version" in waiting.reason) is ("install" in told)
-
-
-def test_a_job_says_which_version_began_it() -> None:
-    written = NodeUnderTest("a", _OURS).sees(node("a")).written(JobRecord, JOB)
-    assert written is not None
-    assert (written.protocol, written.release) == ("2", "0.2.0")
-
-
-def test_bounds_that_were_changed_while_it_runs_are_no_conflict() -> None:
-    tested = NodeUnderTest("c").sees(job(2, 3), node("a"), wide=False)
-    assert _own(tested) is not None
-
-
-def test_the_job_of_others_that_are_gone_is_followed_by_ours() -> None:
-    old = job(1, 2, settings="theirs")
-    tested = NodeUnderTest("c").sees(old, sealed(3, "a"), wide=False)
-    assert _own(tested) is not None
-    tested.sees(old, sealed(3, "a"), node("c")).feed(Probed("a", REFUSED), 0.001)
-    fresh = tested.written(JobRecord, JOB)
-    assert fresh is not None
-    assert (fresh.settings, fresh.first_round) == ("s", 3)
-
-
-# ---------------------------------------------------------------- the store
-
-
-def test_a_store_that_forgot_gets_the_round_back_before_anything_else() -> None:
-    tested = _member().sees(wide=False, forgot=True)
-    assert not tested.told(Excluded)
-    transaction = tested.transaction(ROUND)
-    assert transaction is not None
-    assert [put.key for put in transaction.puts] == [ROUND, JOB]
-    assert transaction.expects == (Expect(ROUND, ABSENT),)
-    assert tested.written(RoundRecord, ROUND) == sealed(3, "a", "b")
-    assert _own(tested) == node("b")
-
-
-def test_a_newcomers_job_in_a_store_that_forgot_gives_way() -> None:
-    theirs = replace(job(), incarnation="new")
-    tested = _member().sees(theirs, wide=False, forgot=True)
-    assert tested.written(JobRecord, JOB) is None
-    assert tested.written(JobRecord, ROUND) == job()
-    # Without amnesia it is the next life of the job.
-    assert _member().changes(theirs, gone=("round",)).told(Excluded)
-
-
-def test_nobody_seals_before_a_running_group_could_say_who_it_is() -> None:
-    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
-    tested.sees(node("c"), forgot=True)
-    for _ in range(3):
-        assert tested.transaction(JOB) is None
-        assert tested.transaction(ROUND) is None
-        tested.feed(Tick(), POLICY.settle / 3)
-    # Nobody said anything: what is known of the job goes on.
-    assert tested.transaction(ROUND) is not None
-    assert tested.written(RoundRecord, ROUND) == sealed(3, "a", "b")
-
-
-def _came_back_to_an_empty_store(after: float, tested: NodeUnderTest) -> NodeUnderTest:
-    """A node loses the store, and finds it empty after so many seconds."""
-    tested.feed(Lost("no answer", acked_at=tested.now)).feed(Found(), after)
-    return tested.sees(node(tested.name), forgot=True)
-
-
-@pytest.mark.parametrize("was_member", [False, True])
-def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_outdated(
-    was_member: bool,
-) -> None:
-    shown = (job(), sealed(3, "a", "c" if was_member else "b"), node("a"), node("c"))
-    tested = NodeUnderTest("c").sees(*shown, wide=False)
-    if was_member:
-        tested.feed(LeftRound(3, FaultReport(3, "killed", "killed")))
-    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, tested)
-    # Others may have begun another life and been cut off since: until their own fence is over.
-    for wait in (POLICY.settle + 0.1, POLICY.timeouts.fence_timeout - POLICY.settle - 0.2):
-        tested.feed(Tick(), wait)
-        assert tested.transaction(ROUND) is None
-        assert tested.transaction(JOB) is None
-    tested.feed(Tick(), 2 * POLICY.settle)
-    assert tested.transaction(ROUND) is not None
-
-
-def test_who_was_away_for_less_than_the_fence_gives_the_round_back_soon() -> None:
-    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
-    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout - 1.0, tested)
-    tested.feed(Tick(), POLICY.settle + 0.1)
-    assert tested.written(RoundRecord, ROUND) == sealed(3, "a", "b")
-
-
-def test_who_was_away_for_the_fence_is_told_by_a_job_in_the_store_how_things_are() -> None:
-    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
-    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, tested)
-    assert tested.state.contact.behind
-    tested.changes(job(), sealed(4, "a", "b"))
-    assert not tested.state.contact.behind
-
-
-def test_a_store_that_refuses_us_is_told_once() -> None:
-    tested = NodeUnderTest().feed(Refused("wrong password"))
-    assert tested.told(StoreState) == [StoreState(False, "wrong password", refused=True)]
-    assert not tested.feed(Refused("wrong password")).told(StoreState)
-
-
-@pytest.mark.parametrize(
-    ("key", "mended_by"),
-    [
-        ("job", ROUND),
-        ("round", ROUND),
-        ("nodes/b", "own"),
-        ("switch", ""),
-        ("outcome", ""),
-        ("nodes/x", ""),
-    ],
-)
-def test_what_cannot_be_read_is_reported_once_and_disturbs_nobody(key: str, mended_by: str) -> None:
-    tested = _member()
-    before = tested.state
-    junk = Changed((StoreEntry(key, b"\x80\x04 not ours", 90, 91),))
-    (notice,) = tested.feed(junk).told(BadRecord)
-    assert notice.key == key
-    assert not tested.told(Excluded)
-    assert not tested.told(Switch)
-    assert tested.state.round_record == before.round_record
-    written = [action.tag for action in tested.actions if isinstance(action, ApplyTransaction)]
-    assert written == ([mended_by] if mended_by else [])
-    assert not tested.feed(junk).told(BadRecord)
-
-
 # ---------------------------------------------------------------- the end
 
 
 def test_the_end_is_told_once() -> None:
-    tested = _member().changes(OUTCOME)
+    tested = member().changes(OUTCOME)
     assert tested.told(Ended) == [Ended(OUTCOME)]
     assert not tested.feed(Tick(), 1.0).told(Ended)
 
