@@ -15,7 +15,7 @@ from elastic_runtime.checkpoint.format.description import MANY, Description
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.format.rank_outline import Item, digest, say
 from elastic_runtime.checkpoint.save import save_executor, staging
-from elastic_runtime.checkpoint.save.file_writer import write_beside, write_file
+from elastic_runtime.checkpoint.save.file_writer import write_description_file, write_file
 from elastic_runtime.checkpoint.save.rank_share import WritePlans
 from elastic_runtime.checkpoint.snapshot import snapshot_scheduler
 
@@ -96,7 +96,7 @@ def write(
             write_file(storage, which, name, size, sources, alone=False) if sources else None
         )
     described = Description(many).describe(plan, files)
-    beside = [write_beside(storage, which, one) for one in described.beside]
+    beside = [write_description_file(storage, which, one) for one in described.beside]
     present = (*described.files, *beside)
     storage.commit(Manifest(step=step, term=1, world=len(ranks), files=present))
     return which

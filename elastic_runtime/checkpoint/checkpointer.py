@@ -205,7 +205,7 @@ class Checkpointer:
         if Wish.LEAVE in agreed:
             self.save(sync=True)
             self._leave()
-        self.heed(agreed)
+        self.act_on(agreed)
 
     def save(self, *, sync: bool = False) -> None:
         """Saves the state of the present step, if that is not done already.
@@ -225,7 +225,7 @@ class Checkpointer:
                 ``elastic.run`` has returned, and this step is not saved.
         """
         if self._is_over:
-            if self._scheduler.begun == self._executor.held == self.steps:
+            if self._scheduler.begun == self._executor.saved_step == self.steps:
                 return
             usage_checks.refuse_late(self.steps, self._storage.where)
         peers = self._ready().peers
@@ -309,12 +309,12 @@ class Checkpointer:
             self._gloo = self._group = None
 
     @property
-    def held(self) -> int:
+    def saved_step(self) -> int:
         """The step that is saved for certain, as far as this rank knows.
 
         0 if it knows of none: there may be a checkpoint of an earlier life.
         """
-        return self._executor.held or 0
+        return self._executor.saved_step or 0
 
     @property
     def term(self) -> int:
@@ -356,14 +356,14 @@ class Checkpointer:
         return StateVersion(found[0].term, found[0].step) if found else None
 
     def received(self, choice: RecoveryChoice) -> None:
-        """This rank has the memory of the sources now; a fault may still come before ``settled``.
+        """This rank has the memory of the sources now; a fault may still come before ``recovered``.
 
         Args:
             choice: what all ranks go on from.
         """
         self._executor.term.recover_from(CheckpointId(*choice.base), choice.term, anew=True)
 
-    def settled(self, choice: RecoveryChoice) -> None:
+    def recovered(self, choice: RecoveryChoice) -> None:
         """All ranks are alike now, and go on from there.
 
         Args:
@@ -380,7 +380,7 @@ class Checkpointer:
         """What this rank asks all ranks to do."""
         return self._wishes(self._ready().peers)
 
-    def heed(self, agreed: Wish) -> None:
+    def act_on(self, agreed: Wish) -> None:
         """Does what follows from a step: hears of a failed save, saves if due, takes a snapshot.
 
         Args:
@@ -391,7 +391,7 @@ class Checkpointer:
         """
         group = self._ready()
         save, failed = Wish.SAVE in agreed, Wish.FAILED in agreed
-        if self._scheduler.heed(group.peers, self.steps, failed=failed, agreed=save):
+        if self._scheduler.act_on(group.peers, self.steps, failed=failed, agreed=save):
             group.agreement.restart_clock()
         self._snapshot(agreed)
 
@@ -404,7 +404,7 @@ class Checkpointer:
         peers = self._ready().peers
         if Wish.BUSY in agreed or self._executor.began_since(self.steps - 1):
             return
-        if not self._scheduler.hear(peers, self.steps):
+        if not self._scheduler.collect_result(peers, self.steps):
             return
         with suppress(CheckpointFailed):  # it is an event, and costs nothing else
             self._executor.snapshot_in_background(peers, self.steps, self._snapshots)
@@ -418,7 +418,7 @@ class Checkpointer:
         found = self._loader.load(group.peers, self._give_up_memory, strict=strict, over=over)
         if found is not None:
             self.count(found.step)
-            self._scheduler.resumed(self.steps, stored=self._executor.held is not None)
+            self._scheduler.resumed(self.steps, stored=self._executor.saved_step is not None)
         if found is not None or over is None:
             self._snapshots.rest(self.steps)
         group.agreement.restart_clock()

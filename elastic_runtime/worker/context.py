@@ -55,7 +55,7 @@ _LOG = logging.getLogger("elastic_runtime")
 # An agent reads at once. One that does not is stopped or dead, and no step waits for it.
 _SEND_TIMEOUT = 5.0
 # An agent that was signalled as well says so within this time, in seconds.
-_WORD = 3.0
+_AGENT_ANSWER = 3.0
 # What it says then.
 _LEAVE = (Drain, Change, Dismiss)
 # What makes a process a worker, and none of its children.
@@ -105,8 +105,8 @@ class WorkerContext:
         self._lock = threading.Lock()
         self._handler: Callable[[int, Any], None] | None = None  # of SIGTERM
         self._request: Request | None = None
-        self._waits_for_word = False
-        self._told_at = float("-inf")  # to leave
+        self._waits_for_agent = False
+        self._asked_to_leave_at = float("-inf")  # to leave
 
     @property
     def has_agent(self) -> bool:
@@ -139,14 +139,14 @@ class WorkerContext:
         program that handles SIGTERM itself goes on to do so.
         """
         self._catch_sigterm(self._on_outer_sigterm)
-        self._say(self._hello())
+        self._send(self._hello())
 
     def withdraw_drain(self) -> None:
         """Takes ``offer_drain`` back: from now on a request to leave ends this process at once."""
         self._drains = False
         if self.has_agent:
             self._release_sigterm()
-            self._say(self._hello())
+            self._send(self._hello())
         elif self._release_sigterm() and self.drain.is_set():
             signal.raise_signal(signal.SIGTERM)  # it came too late for a step to honour it
 
@@ -218,13 +218,13 @@ class WorkerContext:
     def tell(self, message: Message) -> None:
         """Sends a message to the agent, if there is one."""
         if self.has_agent:
-            self._say(message)
+            self._send(message)
 
     def note(self, event: NotedEvent, /) -> None:
         """Reports an event to the agent, or to Python's log if there is none."""
         fields = event.fields()
         if self.has_agent:
-            self._say(Note(name=event.name, rank=self.rank, round=self.round, fields=fields))
+            self._send(Note(name=event.name, rank=self.rank, round=self.round, fields=fields))
         else:
             level = logging.WARNING if "problem" in fields else logging.INFO
             _LOG.log(level, "%s %s", event.name, fields)
@@ -232,7 +232,7 @@ class WorkerContext:
     def drained(self, step: int) -> None:
         """Says that the state of ``step`` is saved and that this process is about to end."""
         if self.has_agent:
-            self._say(Drained(rank=self.rank, round=self.round, step=step))
+            self._send(Drained(rank=self.rank, round=self.round, step=step))
 
     def close(self) -> None:
         """Lets go of the channel and of SIGTERM, for a process that is a worker no more.
@@ -256,7 +256,7 @@ class WorkerContext:
             shielded=self._handler is not None,
         )
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         # An agent that cannot be reached is gone, and will take this worker with it: nothing
         # that a step of training could do about it.
         with self._lock, suppress(OSError):
@@ -296,16 +296,16 @@ class WorkerContext:
                 return
             *lines, pending = (pending + data).split(b"\n")
             for one in lines:
-                self._hear(one)
+                self._handle(one)
 
-    def _hear(self, data: bytes) -> None:
+    def _handle(self, data: bytes) -> None:
         try:
             message = decode(data)
         except RecordError as error:
             _LOG.warning("%s", error)
             return
         if isinstance(message, _LEAVE):
-            self._told_at = time.monotonic()
+            self._asked_to_leave_at = time.monotonic()
         if isinstance(message, Drain) and message.round == self.round:
             self.drain.set()
         elif self._listener is not None:
@@ -342,19 +342,19 @@ class WorkerContext:
             signal.raise_signal(signal.SIGTERM)
 
     def _on_outer_sigterm(self, number: int, frame: object) -> None:
-        if not self._waits_for_word:
-            self._waits_for_word = True
+        if not self._waits_for_agent:
+            self._waits_for_agent = True
             threading.Thread(
-                target=self._await_word,
+                target=self._await_agent,
                 args=(time.monotonic(),),
                 name="elastic-sigterm",
                 daemon=True,
             ).start()
 
-    def _await_word(self, signalled: float) -> None:
-        time.sleep(_WORD)
-        self._waits_for_word = False
-        if self._told_at < signalled - _WORD:
+    def _await_agent(self, signalled: float) -> None:
+        time.sleep(_AGENT_ANSWER)
+        self._waits_for_agent = False
+        if self._asked_to_leave_at < signalled - _AGENT_ANSWER:
             ctypes.CDLL(None).signal(signal.SIGTERM, 0)  # signal.signal is for the main thread
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -311,8 +311,8 @@ class _Loop:
         gloo = GlooGroups(group, ranks.another_group, ranks.interrupted.is_set)
         past = EarlierRounds(incarnation, order.committed)
         self._recovery.recover(gloo, world, past)
-        settling = time.monotonic() - began
-        self._note(RoundEntered(round(connecting, 4), round(settling, 4)))
+        recovering = time.monotonic() - began
+        self._note(RoundEntered(round(connecting, 4), round(recovering, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
         self._stores.connect_ahead(order.spares)
         commit = _Commit(self, group, ranks)
@@ -387,7 +387,7 @@ class _Loop:
 
     def _end(self) -> NoReturn:
         saver = self._saver
-        code = EXIT_DRAINED if saver is not None and saver.held == self._state.step else 0
+        code = EXIT_DRAINED if saver is not None and saver.saved_step == self._state.step else 0
         if not self._here.has_agent:
             code = 128 + signal.SIGTERM  # whoever has sent it expects the usual exit code
         exit_fast(code)
@@ -422,7 +422,7 @@ class _Commit:
             ranks.met = True
         if loop._saver is not None:
             loop._saver.count(step)
-            loop._saver.heed(agreed)
+            loop._saver.act_on(agreed)
         if Wish.CHANGE in agreed:
             self._leave()
         if Wish.LEAVE in agreed:

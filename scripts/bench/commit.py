@@ -93,7 +93,7 @@ def _on_gpu(steps: int) -> int:
     model = nn.TransformerEncoder(layer, 8).cuda()
     optim = torch.optim.AdamW(model.parameters())
     state = elastic.State(model=model, optim=optim)
-    state.hold(0)
+    state.remember_commit(0)
     state._on_commit = lambda: None
     ddp = DistributedDataParallel(model)
     inputs = torch.randn(8, 128, 512, device="cuda")
@@ -148,7 +148,7 @@ def _train(
 
 def _alone(generators: bool, steps: int) -> tuple[float, float]:
     model, optim, state = _state(generators)
-    state.hold(0)
+    state.remember_commit(0)
     state._on_commit = lambda: None
     return _train(model, optim, state, steps)
 

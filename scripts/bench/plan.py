@@ -46,7 +46,7 @@ from elastic_runtime.worker.peers import Peers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elastic_runtime.checkpoint.format.rank_outline import Said
+    from elastic_runtime.checkpoint.format.rank_outline import OutlineParts
     from elastic_runtime.checkpoint.format.write_plan import WritePlan
 
 _MODES = ("replicated", "sharded", "mixed")
@@ -82,7 +82,7 @@ class Cost:
 class World:
     """All ranks, and what is on the wire between them."""
 
-    said: Sequence[Said]
+    said: Sequence[OutlineParts]
     digests: list[list[str]] = field(default_factory=list)
     given: list[Any] = field(default_factory=list)
     known: bool = True
@@ -128,7 +128,7 @@ class Wire(Peers):
         return self._all.shares[self.rank]
 
 
-def agreement(plans: WritePlans, said: Sequence[Said]) -> tuple[WritePlan, Cost]:
+def agreement(plans: WritePlans, said: Sequence[OutlineParts]) -> tuple[WritePlan, Cost]:
     """Has all ranks agree."""
     world = World(said, [[digest(part) for part in one.parts] for one in said])
     named = {
@@ -184,8 +184,8 @@ def _content(world: int, mode: str, plan: WritePlan) -> Iterator[dict[str, Any]]
     files = [_record(rank, sizes) for rank, sizes in enumerate(plan.sizes)]
     wanted = {
         item.key: Chunk(item.offsets, item.sizes) if item.dtype else None
-        for item in plan.held[world // 2].items(
-            world // 2, range(len(plan.held[world // 2].schema))
+        for item in plan.outlines[world // 2].items(
+            world // 2, range(len(plan.outlines[world // 2].schema))
         )
     }
     for when, measure in (("before", _listed), ("after", _outlined)):

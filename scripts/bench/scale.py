@@ -118,10 +118,10 @@ class Told(Prober):
     """
 
     def __init__(self, told: Callable[[str, str], None], dead: Callable[[int], bool]) -> None:
-        self._told, self._dead = told, dead
+        self._metadata_bytes, self._dead = told, dead
 
     def probe(self, node: str, address: str, port: int, secret: str) -> None:
-        self._told(node, REFUSED if self._dead(port) else SILENT)
+        self._metadata_bytes(node, REFUSED if self._dead(port) else SILENT)
 
     def close(self) -> None: ...
 

@@ -168,7 +168,7 @@ def _state(task: Task, step: bool) -> State:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optim.step()
-        state.hold(1)
+        state.remember_commit(1)
     return state
 
 

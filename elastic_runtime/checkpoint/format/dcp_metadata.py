@@ -49,7 +49,11 @@ def encode(plan: WritePlan, files: Sequence[FileRecord | None]) -> bytes:
     """
     index = _Index()
     written = [
-        (file.name, PartColumns.of(file.parts), index.items(rank, plan.held[rank], plan.rows[rank]))
+        (
+            file.name,
+            PartColumns.of(file.parts),
+            index.items(rank, plan.outlines[rank], plan.rows[rank]),
+        )
         for rank, file in enumerate(files)
         if file is not None
     ]

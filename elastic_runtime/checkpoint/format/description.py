@@ -24,7 +24,7 @@ MANY = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class DescriptionFile:
     """A file that describes others.
 
     Attributes:
@@ -54,7 +54,7 @@ class Described:
     """
 
     files: tuple[FileRecord, ...]
-    beside: tuple[Beside, ...]
+    beside: tuple[DescriptionFile, ...]
 
 
 class Description:
@@ -90,16 +90,18 @@ class Description:
         beside = []
         many = sum(file.items for file in files) > self._many
         if for_dcp or not many:
-            beside.append(Beside(dcp_metadata.METADATA, (self._told(plan, written),)))
+            beside.append(
+                DescriptionFile(dcp_metadata.METADATA, (self._metadata_bytes(plan, written),))
+            )
         if many:
             if self._outline_of is not plan:
                 self._outline, self._outline_of = outline_file.encode(plan), plan
             sections = (PartColumns.of(file.parts).pack() for file in files)
-            beside.append(Beside(OUTLINE, (self._outline, *sections)))
+            beside.append(DescriptionFile(OUTLINE, (self._outline, *sections)))
             files = tuple(file.without_parts() for file in files)
         return Described(files, tuple(beside))
 
-    def _told(self, plan: WritePlan, written: Sequence[FileRecord | None]) -> bytes:
+    def _metadata_bytes(self, plan: WritePlan, written: Sequence[FileRecord | None]) -> bytes:
         lengths: list[object] = [file and PartColumns.of(file.parts).lengths for file in written]
         if self._metadata_of != (plan, lengths):
             self._metadata = dcp_metadata.encode(plan, written)

@@ -69,7 +69,7 @@ def encode(plan: WritePlan) -> bytes:
             cuts.number(id(held.cuts), held.cuts),
             shares.number(share := plan.share(rank), share),
         )
-        for rank, held in enumerate(plan.held)
+        for rank, held in enumerate(plan.outlines)
     ]
     body = {
         "schemas": [plain_schema(each) for each in schemas.found],

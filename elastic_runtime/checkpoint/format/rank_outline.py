@@ -169,7 +169,7 @@ def chunk_of(cut: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[i
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OutlineParts:
     """What a rank says; ranks that hold the same say the same.
 
     Attributes:
@@ -186,7 +186,7 @@ def digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def say(items: Sequence[Item], rank: int, world: int) -> Said:
+def say(items: Sequence[Item], rank: int, world: int) -> OutlineParts:
     """Describes what a rank holds.
 
     Args:
@@ -205,7 +205,7 @@ def say(items: Sequence[Item], rank: int, world: int) -> Said:
         pattern.append(numbers.setdefault(_cut(item, known), len(numbers)))
     schema, cuts = plain_schema(rows), plain_cuts(numbers)
     parts = json.dumps(schema), json.dumps(pattern), json.dumps(cuts)
-    return Said(parts, tuple(bool(item.dtype) for item in items))
+    return OutlineParts(parts, tuple(bool(item.dtype) for item in items))
 
 
 def _cut(item: Item, known: list[tuple[int, int]]) -> Cut:

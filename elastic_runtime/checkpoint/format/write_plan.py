@@ -29,18 +29,18 @@ class WritePlan:
     """Who writes what. It is kept for long, so it holds numbers, and makes items when asked.
 
     Attributes:
-        held: what each rank holds.
+        outlines: what each rank holds.
         rows: for each rank which rows of its schema its file holds, in order: see ``in_order``.
         sizes: the bytes of each of them; -1 for what is no tensor.
     """
 
-    held: tuple[Outline, ...]
+    outlines: tuple[Outline, ...]
     rows: tuple[array[int], ...]
     sizes: tuple[array[int], ...]
 
     def file(self, rank: int) -> list[Item]:
         """What the file of a rank holds, in order."""
-        return self.held[rank].items(rank, self.rows[rank])
+        return self.outlines[rank].items(rank, self.rows[rank])
 
     def share(self, rank: int) -> str:
         """What a rank is told of it: a bit for each row of its schema, in hexadecimal."""
@@ -67,22 +67,22 @@ def in_order(rows: Iterable[int], is_tensor: Sequence[bool]) -> list[int]:
     return sorted(rows, key=lambda row: (not is_tensor[row], row))
 
 
-def make_plan(held: Sequence[Outline]) -> WritePlan:
+def make_plan(outlines: Sequence[Outline]) -> WritePlan:
     """Decides who writes what.
 
     Args:
-        held: what each rank holds, by rank. What ranks say alike is best the same object: it is
+        outlines: what each rank holds, by rank. What ranks say alike is best the same object: it is
             looked at once for all of them.
 
     Returns:
-        The same for the same ``held``.
+        The same for the same ``outlines``.
 
     Raises:
         CheckpointError: the ranks do not agree about a key, or do not hold all of it together.
     """
-    files = _Files(held)
+    files = _Files(outlines)
     shared: list[tuple[int, str, _Where, Sequence[_EqualRanks], _Key]] = []
-    for name, key in _keys(_families(held)).items():
+    for name, key in _keys(_families(outlines)).items():
         pieces = _pieces(key)
         _check_whole(name, key.row, pieces)
         itemsize = key.row.itemsize
@@ -161,9 +161,9 @@ class _Key:
         return next(row for family, row in self.holders if rank in family.ranks)
 
 
-def _families(held: Sequence[Outline]) -> list[_Family]:
+def _families(outlines: Sequence[Outline]) -> list[_Family]:
     families: dict[int, _Family] = {}
-    for rank, outline in enumerate(held):
+    for rank, outline in enumerate(outlines):
         families.setdefault(id(outline.schema), _Family(outline.schema)).add(rank, outline)
     return list(families.values())
 
@@ -257,10 +257,10 @@ class _Holders:
 class _Files:
     """The files of all ranks, while they are filled."""
 
-    def __init__(self, held: Sequence[Outline]) -> None:
-        self._held = held
-        self._loads = [0] * len(held)
-        self._sizes: list[dict[int, int]] = [{} for _ in held]  # by row
+    def __init__(self, outlines: Sequence[Outline]) -> None:
+        self._outlines = outlines
+        self._loads = [0] * len(outlines)
+        self._sizes: list[dict[int, int]] = [{} for _ in outlines]  # by row
         self._holders: dict[tuple[int, ...], _Holders] = {}
 
     def give(self, rank: int, row: int, size: int) -> None:
@@ -281,9 +281,9 @@ class _Files:
     def plan(self) -> WritePlan:
         """All of them."""
         rows, sizes = [], []
-        for outline, taken in zip(self._held, self._sizes, strict=True):
+        for outline, taken in zip(self._outlines, self._sizes, strict=True):
             is_tensor = [bool(row.dtype) for row in outline.schema]
             order = in_order(taken, is_tensor)
             rows.append(array("I", order))
             sizes.append(array("q", (taken[row] for row in order)))
-        return WritePlan(tuple(self._held), tuple(rows), tuple(sizes))
+        return WritePlan(tuple(self._outlines), tuple(rows), tuple(sizes))

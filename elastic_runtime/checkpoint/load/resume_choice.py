@@ -166,7 +166,7 @@ class LatestStateLoader:
             snapshot.close()
 
     def _go_on_from(self, candidate: ResumeCandidate) -> None:
-        self._executor.held = candidate.which.step if candidate.places is None else None
+        self._executor.saved_step = candidate.which.step if candidate.places is None else None
         self._executor.term.resume_from(candidate.which)
         self._snapshots.keep_only(candidate.which if candidate.places is not None else None)
 

@@ -202,7 +202,7 @@ def _clear_frames(error: BaseException) -> None:
         one = one.__cause__ or one.__context__
 
 
-def heard_by_all(action: Callable[[], T]) -> Callable[[], T]:
+def failing_for_all(action: Callable[[], T]) -> Callable[[], T]:
     """Has all ranks hear of any failure of an action: they wait for this one.
 
     Returns:

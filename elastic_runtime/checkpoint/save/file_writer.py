@@ -14,14 +14,14 @@ import crc32c
 from elastic_runtime.checkpoint.format.crc_combine import combined
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Part
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
-from elastic_runtime.checkpoint.save.background_thread import heard_by_all
+from elastic_runtime.checkpoint.save.background_thread import failing_for_all
 from elastic_runtime.checkpoint.save.staging import PartBytes
 from elastic_runtime.system.machine import own_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elastic_runtime.checkpoint.format.description import Beside
+    from elastic_runtime.checkpoint.format.description import DescriptionFile
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
     from elastic_runtime.worker.peers import Peers
 
@@ -99,7 +99,9 @@ def write_file(
     return FileRecord(name, offset, combined(parts), tuple(parts))
 
 
-def write_beside(storage: Storage, which: CheckpointId, file: Beside) -> FileRecord:
+def write_description_file(
+    storage: Storage, which: CheckpointId, file: DescriptionFile
+) -> FileRecord:
     """Writes a file that describes others.
 
     Raises:
@@ -173,7 +175,7 @@ def written_by_all(peers: Peers, write: Callable[[], FileRecord | None]) -> Writ
         mine = write()
         return replace(mine, parts=()).encode() if mine else None
 
-    files = [one and FileRecord.decode(one) for one in peers.on_each(heard_by_all(do))]
+    files = [one and FileRecord.decode(one) for one in peers.on_each(failing_for_all(do))]
     sections = peers.to_first(mine and section(mine)) or []
     return Written(files, [one and with_parts(one) for one in sections])
 

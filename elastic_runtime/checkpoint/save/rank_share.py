@@ -22,7 +22,7 @@ import torch
 
 from elastic_runtime.checkpoint.format.rank_outline import (
     Outline,
-    Said,
+    OutlineParts,
     cuts_of,
     digest,
     say,
@@ -30,7 +30,7 @@ from elastic_runtime.checkpoint.format.rank_outline import (
 )
 from elastic_runtime.checkpoint.format.write_plan import in_order, make_plan, rows_of
 from elastic_runtime.checkpoint.save import staging
-from elastic_runtime.checkpoint.save.background_thread import heard_by_all
+from elastic_runtime.checkpoint.save.background_thread import failing_for_all
 from elastic_runtime.errors import CheckpointError, CheckpointFailed, CheckpointUsageError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class ShareCollector:
         """Knows of no plan yet."""
         self._entries = entries
         self._mine: tuple[Item, ...] = ()
-        self._said = Said()
+        self._said = OutlineParts()
         self._file: list[Item] | None = None  # what this rank writes; None: it is not agreed upon
         self._plan: WritePlan | None = None  # of all, on rank 0
         self._plans = WritePlans()
@@ -215,7 +215,9 @@ class WritePlans:
         return self._kept[name]
 
 
-def agree(plans: WritePlans, peers: Peers, said: Said) -> tuple[WritePlan | None, list[int]]:
+def agree(
+    plans: WritePlans, peers: Peers, said: OutlineParts
+) -> tuple[WritePlan | None, list[int]]:
     """Has all ranks agree who writes what.
 
     Args:
@@ -240,11 +242,11 @@ def agree(plans: WritePlans, peers: Peers, said: Said) -> tuple[WritePlan | None
         plan = plans.of(digests, (part for parts in sent for part in parts or ()))
         return [plan.share(rank) for rank in range(peers.world)]
 
-    share = peers.share_out(heard_by_all(decide))
+    share = peers.share_out(failing_for_all(decide))
     return plan, in_order(rows_of(share), said.is_tensor)
 
 
-def _to_send(digests: _Digests, rank: int, said: Said) -> list[str] | None:
+def _to_send(digests: _Digests, rank: int, said: OutlineParts) -> list[str] | None:
     """What this rank is the first to say; None if others have said all of it."""
     first: dict[str, int] = {}
     for other, each in enumerate(digests):

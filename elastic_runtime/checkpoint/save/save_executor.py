@@ -100,8 +100,8 @@ class SaveExecutor:
         self._abandoned: _InFlight | None = None
         self._abandoned_at = 0.0
         self._left_behind: list[Task] = []
-        self._told_late = -_AGAIN
-        self._held: int | None = None
+        self._reported_late_at = -_AGAIN
+        self._saved_step: int | None = None
 
     @property
     def term(self) -> SaveTerm:
@@ -119,9 +119,9 @@ class SaveExecutor:
         Returns:
             Whether a save was under way, which is not finished now.
         """
-        self._hear_result()
+        self._note_result()
         flight = self._in_flight
-        lost = flight is not None and flight.durable and flight.step != self._held
+        lost = flight is not None and flight.durable and flight.step != self._saved_step
         if self._in_flight is not None:
             self._in_flight.task.abandon()
             self._abandoned, self._in_flight = self._in_flight, None
@@ -132,21 +132,21 @@ class SaveExecutor:
         return lost
 
     @property
-    def held(self) -> int | None:
+    def saved_step(self) -> int | None:
         """The step whose state is stored for certain, as far as this rank knows."""
-        self._hear_result()
-        return self._held
+        self._note_result()
+        return self._saved_step
 
-    @held.setter
-    def held(self, step: int | None) -> None:
-        self._held = step
+    @saved_step.setter
+    def saved_step(self, step: int | None) -> None:
+        self._saved_step = step
 
-    def _hear_result(self) -> None:
+    def _note_result(self) -> None:
         flight = self._in_flight
         if flight is None or not flight.durable:
             return
         if flight.task.has_ended and flight.task.error is None:
-            self._held = flight.step
+            self._saved_step = flight.step
 
     # Saving
 
@@ -173,7 +173,7 @@ class SaveExecutor:
         run = self._save_run(share, peers, step, began)
         with self._context.busy(_BUSY):
             run.run(peers, share.content(None))
-        self._held = step
+        self._saved_step = step
 
     def save_in_background(self, peers: Peers, step: int) -> None:
         """Copies the state, and saves the copy in the background.
@@ -231,7 +231,7 @@ class SaveExecutor:
     def _launch(
         self, step: int, began: float, work: Callable[[Task], None], *, durable: bool = True
     ) -> None:
-        self._told_late = -_AGAIN
+        self._reported_late_at = -_AGAIN
         self._in_flight = _InFlight(step, began, Task(self._thread, work), work, durable)
 
     def _collect(self, peers: Peers, step: int) -> RankShare:
@@ -337,8 +337,8 @@ class SaveExecutor:
             step: the one that is being saved.
         """
         now = time.monotonic()
-        if now >= self._told_late + _AGAIN:
-            self._told_late = now
+        if now >= self._reported_late_at + _AGAIN:
+            self._reported_late_at = now
             problem = f"step {step} is still being saved; what is due since then waits for it"
             late = CheckpointSaveLate(self.target.storage.where, step, age, problem)
             self.target.note(peers, late)
@@ -354,7 +354,7 @@ class SaveExecutor:
         if flight is None:
             return
         self._await(flight.task)
-        self._hear_result()
+        self._note_result()
         self._in_flight = None
         if flight.task.error is not None:
             raise flight.task.error

@@ -19,8 +19,12 @@ from elastic_runtime.checkpoint.format.dcp_metadata import not_as_planned
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Manifest
 from elastic_runtime.checkpoint.format.outline_file import file_name
 from elastic_runtime.checkpoint.progress_display import ProgressDisplay
-from elastic_runtime.checkpoint.save.background_thread import Abandoned, heard_by_all
-from elastic_runtime.checkpoint.save.file_writer import write_beside, write_file, written_by_all
+from elastic_runtime.checkpoint.save.background_thread import Abandoned, failing_for_all
+from elastic_runtime.checkpoint.save.file_writer import (
+    write_description_file,
+    write_file,
+    written_by_all,
+)
 from elastic_runtime.checkpoint.storage.catalog import prune, remove_unfinished
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.events.checkpoint_events import (
@@ -177,7 +181,7 @@ class SaveRun:
                 task.check()
 
         try:
-            term, step, before = peers.on_first(heard_by_all(self._begin))
+            term, step, before = peers.on_first(failing_for_all(self._begin))
             self._which = CheckpointId(term, step)
             self._term.check_generation(self._generation)
             self._term.about_to_save(self._which)
@@ -186,7 +190,7 @@ class SaveRun:
             alone = task is None
             written = written_by_all(peers, lambda: self._write(peers, content, alone, advance))
             self._bytes = sum(file.bytes for file in written.files if file)
-            peers.on_first(heard_by_all(lambda: self._commit(written, advance)))
+            peers.on_first(failing_for_all(lambda: self._commit(written, advance)))
             return Saved(self._which, self._bytes)
         except BaseException as error:  # an interrupt of the program, too
             if saved := self._end_failed(peers, error):
@@ -224,7 +228,7 @@ class SaveRun:
                 "not what was planned"
             )
         described = self._description.describe(self._plan, files)
-        beside = [write_beside(self._storage, which, one) for one in described.beside]
+        beside = [write_description_file(self._storage, which, one) for one in described.beside]
         whole = (*described.files, *beside)
         manifest = replace(self._draft, term=which.term, files=whole, saved_at=time.time())
         self._storage.commit(manifest)
@@ -243,7 +247,7 @@ class SaveRun:
             if self._made is not None and not self._is_committed:
                 self._storage.discard(self._made)
         if which is not None and isinstance(error, CheckpointFailed):
-            peers.on_first(heard_by_all(lambda: self._look_for_newer(which.term)))
+            peers.on_first(failing_for_all(lambda: self._look_for_newer(which.term)))
         return None
 
     def _look_for_newer(self, term: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from elastic_runtime.checkpoint.save.background_thread import heard_by_all
+from elastic_runtime.checkpoint.save.background_thread import failing_for_all
 from elastic_runtime.checkpoint.save_interval import Every
 from elastic_runtime.errors import CheckpointFailed, SaveOverdue
 from elastic_runtime.events.checkpoint_events import CheckpointEndsUnsaved
@@ -96,7 +96,7 @@ class SaveScheduler:
                 term.check_place()
 
         try:
-            peers.on_first(heard_by_all(check_once))
+            peers.on_first(failing_for_all(check_once))
         except CheckpointFailed as error:
             self._executor.target.report_failure(peers, step, error)
             if self._raises:
@@ -117,7 +117,7 @@ class SaveScheduler:
         self._timetable = self._timetable.asked()
         return True
 
-    def heed(self, peers: Peers, step: int, *, failed: bool, agreed: bool) -> bool:
+    def act_on(self, peers: Peers, step: int, *, failed: bool, agreed: bool) -> bool:
         """Does what follows from a step; whether that was to save.
 
         Args:
@@ -130,9 +130,9 @@ class SaveScheduler:
             CheckpointError: see ``Checkpointer.step``.
         """
         if failed:
-            self.hear(peers, step)
+            self.collect_result(peers, step)
         if agreed or self._timetable.due_at(step):
-            if self.begun != step and self._may_begin(peers) and self.hear(peers, step):
+            if self.begun != step and self._may_begin(peers) and self.collect_result(peers, step):
                 self._save_due(peers, step)
             return True
         if not self._prepared:
@@ -166,13 +166,13 @@ class SaveScheduler:
                 self._executor.save_in_background(peers, step)
                 self._prepared = True
         except CheckpointFailed as error:
-            self._bear(peers, step, error)
+            self._tolerate(peers, step, error)
         else:
             self._begin(step)
 
     def save_soon(self, peers: Peers, step: int) -> None:
         """Saves in the background because the user says so, whatever has failed before."""
-        self.hear(peers, step)
+        self.collect_result(peers, step)
         self._save_due(peers, step)
 
     def save_for_certain(self, peers: Peers, step: int) -> None:
@@ -182,7 +182,7 @@ class SaveScheduler:
             CheckpointFailed: it was in vain.
         """
         self._executor.ignore_result()
-        if self.begun == step and self._executor.held == step:
+        if self.begun == step and self._executor.saved_step == step:
             return
         self.begun = None
         try:
@@ -216,7 +216,7 @@ class SaveScheduler:
         try:
             self._executor.warm_up(peers, step)
         except CheckpointFailed as error:
-            self._bear(peers, step, error)
+            self._tolerate(peers, step, error)
 
     # Failures
 
@@ -229,13 +229,13 @@ class SaveScheduler:
         target, failures = self._executor.target, self._timetable.failures
         if target.context.rank or not self._timetable.failed_last(target.term.last_saved):
             return
-        held = self._executor.held
-        what = "nothing is saved" if held is None else f"only step {held} is saved"
+        saved = self._executor.saved_step
+        what = "nothing is saved" if saved is None else f"only step {saved} is saved"
         many = "the last save" if failures == 1 else f"the last {failures} saves"
         problem = f"training ends at step {step} and {what}: {many} failed"
         target.context.note(CheckpointEndsUnsaved(target.storage.where, step, problem))
 
-    def hear(self, peers: Peers, step: int) -> bool:
+    def collect_result(self, peers: Peers, step: int) -> bool:
         """Waits for the save in the background; False if it has failed, and that is borne.
 
         Raises:
@@ -244,11 +244,11 @@ class SaveScheduler:
         try:
             self._executor.wait()
         except CheckpointFailed as error:
-            self._bear(peers, step, error)
+            self._tolerate(peers, step, error)
             return False
         return True
 
-    def _bear(self, peers: Peers, step: int, error: CheckpointFailed) -> None:
+    def _tolerate(self, peers: Peers, step: int, error: CheckpointFailed) -> None:
         """Lets training go on after a failed save.
 
         Raises:
@@ -261,8 +261,8 @@ class SaveScheduler:
         if self._raises:
             raise error
 
-        def judge() -> None:  # by the clock of rank 0
+        def check_overdue() -> None:  # by the clock of rank 0
             if why := self._timetable.overdue(now, step):
                 raise SaveOverdue(f"{why}; the last time: {error}")
 
-        peers.on_first(judge)
+        peers.on_first(check_overdue)

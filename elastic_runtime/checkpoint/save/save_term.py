@@ -67,7 +67,7 @@ class SaveTerm:
         """
         return self._base
 
-    def hold(self, entries: Sequence[str]) -> int:
+    def acquire(self, entries: Sequence[str]) -> int:
         """The term, which is the newest one of the storage.
 
         Args:
@@ -127,10 +127,10 @@ class SaveTerm:
             entries: the names of what is going to be saved.
 
         Raises:
-            CheckpointError: see ``hold``; or the room cannot be made.
+            CheckpointError: see ``acquire``; or the room cannot be made.
         """
         while True:
-            made = CheckpointId(self.hold(entries), step)
+            made = CheckpointId(self.acquire(entries), step)
             if self._storage.create(made):
                 return made
             self.use_up()  # the step was counted before, or somebody has put something there

@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Any
 import crc32c
 
 from elastic_runtime.checkpoint.format.dcp_metadata import not_as_planned
-from elastic_runtime.checkpoint.format.description import Beside
+from elastic_runtime.checkpoint.format.description import DescriptionFile
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Manifest
 from elastic_runtime.checkpoint.format.outline_file import file_name
-from elastic_runtime.checkpoint.save.background_thread import heard_by_all
-from elastic_runtime.checkpoint.save.file_writer import write_beside, write_file, written_by_all
+from elastic_runtime.checkpoint.save.background_thread import failing_for_all
+from elastic_runtime.checkpoint.save.file_writer import (
+    write_description_file,
+    write_file,
+    written_by_all,
+)
 from elastic_runtime.checkpoint.snapshot.peer_reader import ConnectionPool, PeerFile
 from elastic_runtime.checkpoint.storage.storage_contract import READ_SIZE
 from elastic_runtime.errors import CheckpointError, CheckpointFailed, DamagedCheckpoint
@@ -89,16 +93,20 @@ class SnapshotWriter:
             committed = True
 
         try:
-            term = peers.on_first(heard_by_all(lambda: self.save_term.hold(self.draft.entries)))
+            term = peers.on_first(
+                failing_for_all(lambda: self.save_term.acquire(self.draft.entries))
+            )
             which = new = CheckpointId(term, self.draft.step)
             self.save_term.about_to_save(new)
             peers.on_each(
-                heard_by_all(lambda: self.store.create(new) if self.nodes.leads else None)
+                failing_for_all(lambda: self.store.create(new) if self.nodes.leads else None)
             )
             written = written_by_all(peers, lambda: self._write(new, peers.rank, content))
-            problems = peers.on_each(heard_by_all(lambda: self._copy(new, written.files)))
-            described = peers.on_first(heard_by_all(lambda: self._describe(new, written.records)))
-            peers.on_each(heard_by_all(commit))
+            problems = peers.on_each(failing_for_all(lambda: self._copy(new, written.files)))
+            described = peers.on_first(
+                failing_for_all(lambda: self._describe(new, written.records))
+            )
+            peers.on_each(failing_for_all(commit))
         except Exception as error:
             agreed = isinstance(error, CheckpointError)
             if peers.rank == 0 and not agreed:
@@ -172,6 +180,8 @@ class SnapshotWriter:
     def _commit(self, which: CheckpointId, described: dict[str, Any]) -> None:
         storage = self.store.storage
         for name, content in described["beside"].items():
-            write_beside(storage, which, Beside(name, (base64.b64decode(content),)))
+            write_description_file(
+                storage, which, DescriptionFile(name, (base64.b64decode(content),))
+            )
         where = storage.place(which)
         storage.commit(Manifest.decode(where, described["manifest"].encode()))

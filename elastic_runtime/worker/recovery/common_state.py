@@ -103,7 +103,7 @@ class StateRecovery:
         state._round = world.round  # all ranks are alike here
         self._incarnation = past.incarnation
         if saver is not None:
-            saver.settled(choice)
+            saver.recovered(choice)
         self._tell(choice, world, past)
 
     def alone(self, gloo: GlooGroups, world: World) -> bool:
@@ -118,13 +118,13 @@ class StateRecovery:
         restorer = Restorer(saver.term, saver.base, lambda over: None)
         mine = choose([state.rank_status()])
         stored = saver.newest()
-        held = mine.held and mine.held._replace(term=saver.term)
+        held = mine.in_memory and mine.in_memory._replace(term=saver.term)
         if held is None or (stored is not None and stored > held):
             self._note(StateNotSaved(state.step, _why_not(mine, stored)))
             return False
         choice = bring_together(state, None, 0, 1, restorer)
         state._round = world.round
-        saver.settled(choice)
+        saver.recovered(choice)
         return True
 
     def _enter(self, gloo: GlooGroups, world: World) -> None:
@@ -167,6 +167,6 @@ class StateRecovery:
 
 
 def _why_not(mine: RecoveryChoice, stored: Any) -> str:
-    if mine.held is None:
+    if mine.in_memory is None:
         return mine.reason
     return f"step {stored.step} of term {stored.term} is stored, which is newer"

@@ -90,7 +90,7 @@ class RecoveryChoice:
         kind: ``memory``; ``fresh``: nobody has a state, rank 0 gives its initial one;
             ``lost``: there was one, and no memory can serve; ``saved``: it was loaded.
         reason: why, for people.
-        held: what memory has, if it can serve; what is saved counts only if it is newer.
+        in_memory: what memory has, if it can serve; what is saved counts only if it is newer.
         term: the newest one that any rank knows of.
         given_up: how many committed steps are given up by that, as far as the ranks know.
         asked: what is saved was looked at first.
@@ -104,7 +104,7 @@ class RecoveryChoice:
     adopt: bool
     kind: Literal["memory", "fresh", "lost", "saved"]
     reason: str
-    held: StateVersion | None = None
+    in_memory: StateVersion | None = None
     term: int = 0
     given_up: int = 0
     asked: bool = False
@@ -160,7 +160,7 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
         adopt=not clean,
         kind="memory",
         reason=why,
-        held=StateVersion(term, step),
+        in_memory=StateVersion(term, step),
         term=max(terms),
         given_up=max(0, furthest - step),
         round=last,

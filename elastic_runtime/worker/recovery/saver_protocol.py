@@ -24,7 +24,7 @@ class Saver(Protocol):
         """There are no ranks any more: ``elastic.run`` is over."""
 
     @property
-    def held(self) -> int:
+    def saved_step(self) -> int:
         """The step that is saved for certain, as far as this rank knows; 0: it knows of none."""
 
     @property
@@ -51,15 +51,15 @@ class Saver(Protocol):
         """The newest that is stored, as far as names tell; asked for by one rank."""
 
     def received(self, choice: RecoveryChoice) -> None:
-        """This rank has the memory of the sources now; ``settled`` may still fail to come."""
+        """This rank has the memory of the sources now; ``recovered`` may still fail to come."""
 
-    def settled(self, choice: RecoveryChoice) -> None:
+    def recovered(self, choice: RecoveryChoice) -> None:
         """All ranks are alike now, and go on from there."""
 
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do: to save, or to hear that a save has failed."""
 
-    def heed(self, agreed: Wish) -> None:
+    def act_on(self, agreed: Wish) -> None:
         """Called after each commit, on all ranks: saves if that is agreed on, or due."""
 
     def save(self, *, sync: bool = False) -> None:

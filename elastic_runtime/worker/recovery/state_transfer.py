@@ -108,14 +108,14 @@ def bring_together(
     choice = choose(statuses)
     asks = restorer is not None and (choice.kind != "memory" or may_be_behind(statuses))
     while restorer is not None and asks:
-        found = restorer.load(choice.held)
+        found = restorer.load(choice.in_memory)
         if found is not None:
-            state.hold(found.step)
+            state.remember_commit(found.step)
             choice = _from_saved(statuses, choice, found)
             break
         # If it was damaged while it was loaded, the memory that it was to replace may be gone.
         again = choose(_all_statuses(state, group, restorer, before))
-        asks = again.held != choice.held
+        asks = again.in_memory != choice.in_memory
         choice = replace(again, asked=True)
     if choice.sources:
         _equalize(state, group, choice, restorer)
@@ -135,7 +135,7 @@ def _from_saved(
         adopt=False,
         kind="saved",
         reason=f"{why}; step {found.step} of term {found.term} is the newest that is saved",
-        held=found,
+        in_memory=found,
         term=max(memory.term, found.term),
         asked=True,
         given_up=max(0, max(committed, default=0) - found.step),
@@ -163,7 +163,7 @@ def _equalize(
     receives = group.rank in choice.receivers
     if group.rank in choice.sources:
         if choice.kind == "fresh":
-            state.hold(0)
+            state.remember_commit(0)
         elif choice.adopt:
             state.adopt()
         else:

@@ -28,12 +28,12 @@ class CommitImage(NamedTuple):
     tensors: list[torch.Tensor]
 
 
-def digest_of(picture: CommitImage) -> int:
-    """A number that is the same for two pictures that hold the same.
+def digest_of(image: CommitImage) -> int:
+    """A number that is the same for two images that hold the same.
 
     It covers all plain values, names, shapes and types, and a sample of each tensor.
     """
-    meta, tensors = picture
+    meta, tensors = image
     words = {name: json_tensors.canonical(part) for name, part in meta["parts"].items()}
     # What a rank has learned of its script ("tail") is no part of its state.
     words |= {name: value for name, value in meta.items() if name not in ("parts", "tail")}
@@ -50,7 +50,7 @@ def digest_of(picture: CommitImage) -> int:
 
 
 def forms_of(meta: dict[str, Any]) -> list[TensorForm]:
-    """The forms of all tensors of a picture."""
+    """The forms of all tensors of a image."""
     return [TensorForm(dtype, tuple(shape), device) for dtype, shape, device, _ in meta["tensors"]]
 
 

@@ -61,8 +61,8 @@ class OutsideChanges:
     def before_optimizers(self) -> None:
         """The first optimizer of a step is about to begin: looks at what changed before it."""
         for part, versions in zip(self._modules, self._versions, strict=False):
-            if (now := _versions(part.held)) != versions:
-                pairs = zip(part.held, versions, now, strict=True)
+            if (now := _versions(part.remembered)) != versions:
+                pairs = zip(part.remembered, versions, now, strict=True)
                 moved = [p for p, before, after in pairs if before != after]
                 self._note_early(part, moved)
 
@@ -101,7 +101,7 @@ class OutsideChanges:
 
     def record(self) -> None:
         """Memory is that of a commit now."""
-        self._versions = [_versions(part.held) for part in self._modules]
+        self._versions = [_versions(part.remembered) for part in self._modules]
         self._mark = None
 
     # After an interruption
@@ -115,14 +115,14 @@ class OutsideChanges:
         names: list[str] = []
         for part, versions in zip(self._modules, self._versions, strict=False):
             kept = part.restless | part.on_trial
-            now = _versions(part.held)
+            now = _versions(part.remembered)
             moved = {
                 id(parameter)
-                for parameter, before, after in zip(part.held, versions, now, strict=True)
+                for parameter, before, after in zip(part.remembered, versions, now, strict=True)
                 if before != after and id(parameter) not in kept
             }
             here = part.parameters()
-            held = {id(parameter) for parameter in part.held}
+            held = {id(parameter) for parameter in part.remembered}
             moved |= {id(p) for p in here.values() if id(p) not in held}  # put in another's place
             names += [f"{part.name}.{name}" for name, p in here.items() if id(p) in moved]
         if not names:
@@ -176,7 +176,7 @@ class OutsideChanges:
         for held in self._optimizers:
             seen[held.name] = held.hyperparameters()
         for module in self._modules:
-            seen[module.name] = (_versions(module.held), module.buffers_now())
+            seen[module.name] = (_versions(module.remembered), module.buffers_now())
         return seen
 
     def _moved(self) -> set[str]:

@@ -79,7 +79,7 @@ class StatePart(Protocol):
     def roll_back(self) -> None:
         """Goes back to the last commit."""
 
-    def drop_rests(self) -> None:
+    def drop_leftovers(self) -> None:
         """Drops what a step that was broken off has left and no state dict contains."""
 
     def tree(self) -> Tree:
@@ -120,7 +120,7 @@ class ModulePart:
     """A module: parameters and all buffers, also those that its state dict leaves out.
 
     Attributes:
-        held: the parameters as of the last snapshot.
+        remembered: the parameters as of the last snapshot.
         restless, on_trial: ids of parameters that a snapshot copies, like buffers: those that are
             known to change outside of an optimizer, and those that may.
     """
@@ -130,7 +130,7 @@ class ModulePart:
         self.module = unwrapped(module)
         self._refuse_unfit()
         self._shadow = shadow
-        self.held: list[torch.Tensor] = []
+        self.remembered: list[torch.Tensor] = []
         self.restless: set[int] = set()
         self.on_trial: set[int] = set()
         self._copies = TensorCopies()
@@ -144,12 +144,12 @@ class ModulePart:
         # A step may put another tensor in a buffer's place, or make a new one.
         self._buffers = [(m._buffers, m._buffers.copy()) for m in modules]
         tensors = [b for _, kept in self._buffers for b in kept.values() if b is not None]
-        self.held = [p for m in modules for p in m._parameters.values() if p is not None]
+        self.remembered = [p for m in modules for p in m._parameters.values() if p is not None]
         if self._shadow:
-            tensors.extend(self.held)
+            tensors.extend(self.remembered)
         elif self.restless or self.on_trial:
             some = self.restless | self.on_trial
-            tensors.extend(p for p in self.held if id(p) in some)
+            tensors.extend(p for p in self.remembered if id(p) in some)
         self._copies.take(tensors)
         self._extra = {n: copied(m.get_extra_state()) for n, m in self._with_extra.items()}
 
@@ -174,7 +174,7 @@ class ModulePart:
             if buffer is not None
         ]
 
-    def drop_rests(self) -> None:
+    def drop_leftovers(self) -> None:
         # The gradients of a broken step must not be added to those of the next.
         for parameter in self.module.parameters():
             parameter.grad = None
@@ -298,7 +298,7 @@ class OptimizerPart:
             self.optimizer.state.update({p: _apart(s) for p, s in self._state.items()})
             self._copies.give_back()
 
-    def drop_rests(self) -> None:
+    def drop_leftovers(self) -> None:
         torch_private.forget_scale(self.optimizer)
 
     def stateless(self) -> list[torch.Tensor]:
@@ -399,7 +399,7 @@ class StatefulPart:
     def roll_back(self) -> None:
         self.owner.load_state_dict(copied(self._kept))
 
-    def drop_rests(self) -> None:
+    def drop_leftovers(self) -> None:
         # Many scripts have their scaler in an object of their own, which passes its state on.
         for each in (self.owner, *getattr(self.owner, "__dict__", {}).values()):
             if isinstance(each, torch.amp.GradScaler):

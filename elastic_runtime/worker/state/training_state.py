@@ -187,7 +187,7 @@ class State:
         """How far this rank is and what its memory is worth; may be called from any thread."""
         return RankStatus(self._step, self._condition, self._round)
 
-    def hold(self, step: int) -> None:
+    def remember_commit(self, step: int) -> None:
         """Says that the objects are now exactly the state of a commit: at a start, after a load.
 
         Args:
@@ -256,7 +256,7 @@ class State:
             self._generators.restore()
         if self._changes is not None:
             self._changes.record()
-        self._drop_rests()
+        self._drop_leftovers()
         self._optimizer_steps.clear()
         self._condition = MemoryCondition.CLEAN
 
@@ -268,7 +268,7 @@ class State:
         """
         if self.rank_status().condition is not MemoryCondition.FINISHED:
             raise StateLost(f"step {self._step + 1} is not finished and cannot be adopted")
-        self._drop_rests()
+        self._drop_leftovers()
         self._advance()
 
     def commit_image(self) -> CommitImage:
@@ -330,7 +330,7 @@ class State:
         """Where the tensors of another rank's state may be received without a copy.
 
         Args:
-            meta: of its picture; it has passed ``check``.
+            meta: of its image; it has passed ``check``.
 
         Returns:
             For each tensor the memory of this rank's own, or None: it needs room elsewhere.
@@ -344,10 +344,10 @@ class State:
         """This rank's parameters and optimizer state, for a commit that it holds as well.
 
         Args:
-            meta: of the picture of another rank with the same commit.
+            meta: of the image of another rank with the same commit.
 
         Returns:
-            For each tensor of the picture this rank's own, or None where ranks may differ.
+            For each tensor of the image this rank's own, or None where ranks may differ.
         """
         present = self._present(meta)
         flags = [description[3] for description in meta["tensors"]]
@@ -361,8 +361,8 @@ class State:
         Gradients become None, and scalers ready for a step.
 
         Args:
-            meta: of its picture.
-            tensors: of its picture, on any device; they belong to this State from now on. Those
+            meta: of its image.
+            tensors: of its image, on any device; they belong to this State from now on. Those
                 that are ``destinations`` or ``common`` of this State are in place already.
             alike: the last round in which the other rank was alike with all others. Whatever
                 happens next, from here on this memory is of that history. None: it has been, too.
@@ -390,9 +390,9 @@ class State:
         self._commits = meta["commits"]
         if self._changes is not None:
             self._changes.tail = set(meta["tail"])
-        self._drop_rests()
+        self._drop_leftovers()
         self._round = self._round if alike is None else alike
-        self.hold(meta["step"])
+        self.remember_commit(meta["step"])
 
     def digest(self) -> int:
         """A number that is the same on ranks that hold the same, but for random generators.
@@ -468,11 +468,11 @@ class State:
             if isinstance(part, StatefulPart):
                 part.commit()
         self._commits = self._commits + 1
-        self.hold(self._step + 1)
+        self.remember_commit(self._step + 1)
 
-    def _drop_rests(self) -> None:
+    def _drop_leftovers(self) -> None:
         for part in self._parts:
-            part.drop_rests()
+            part.drop_leftovers()
 
     def _own_tensors(
         self, meta: dict[str, Any], count: int
@@ -482,7 +482,7 @@ class State:
             yield from part.own_tensors(json_tensors.decode(meta["parts"][part.name], slots))
 
     def _present(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
-        """For each tensor of a picture the one of the same form that has its place here."""
+        """For each tensor of a image the one of the same form that has its place here."""
         forms = forms_of(meta)
         present: list[torch.Tensor | None] = [None] * len(forms)
         for slot, tensor, _ in self._own_tensors(meta, len(forms)):

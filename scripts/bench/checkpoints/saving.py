@@ -195,7 +195,7 @@ def slowdown(stage: Stage) -> list[Sample]:
             usual = quiet()
             ckpt.steps += 1
             ckpt.save()
-            share = during(lambda: ckpt.held == ckpt.steps) / usual
+            share = during(lambda: ckpt.saved_step == ckpt.steps) / usual
             ckpt.wait()
             _forget(stage, stage.disk / "ours")
             return share

@@ -197,7 +197,7 @@ def fail_beside(path: Path) -> tuple[int, str, int]:
         resource.setrlimit(resource.RLIMIT_FSIZE, soft)
     ckpt.save()
     ckpt.close()
-    return *failed, ckpt.held
+    return *failed, ckpt.saved_step
 
 
 def test_a_save_that_fails_beside_training_is_heard_at_the_same_step(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def worth(path: Path, fatal: str) -> list[str]:
         setattr(LoadRun, fatal, lambda _: kill_self())
     model = nn.Linear(50, 50)
     state = elastic_runtime.State(model=model)
-    state.hold(1)
+    state.remember_commit(1)
     ckpt = Checkpointer(path, {"model": model})
     ckpt.attach(state, GlooGroups(dist.new_group(), dist.new_group, lambda: False))
     before = state.rank_status().condition.name

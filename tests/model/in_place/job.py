@@ -124,7 +124,7 @@ class Job:
             least = max(least, newest.step)
         asked = choice.kind != "memory" or recovery_source.may_be_behind(statuses)
         if asked:
-            found = self.load(choice.held, chosen)
+            found = self.load(choice.in_memory, chosen)
             if found is not None:
                 self.finish(chosen, None, least)
                 return
@@ -254,7 +254,7 @@ class Job:
         for one in self.processes:
             if one.alive and one.silent and one.first and self.chance.random() < 0.5:
                 with suppress(CheckpointError):
-                    term = one.term.hold(())
+                    term = one.term.acquire(())
                     self.log(f"{one.number} takes term {term} late")
                 self.seen.add("late term")
 
@@ -293,7 +293,7 @@ class Job:
             return
         first = self.members[0]
         try:
-            term = first.term.hold(())
+            term = first.term.acquire(())
         except CheckpointError as error:
             raise Violation(str(error)) from None
         which = CheckpointId(term, first.step)

@@ -154,7 +154,7 @@ def ends_as_with_torchrun() -> None:
 
     elastic.run(STATE, saver)(train)
     saver.save(sync=True)  # it is saved
-    NOTES.say("ended", step=STATE.step, held=saver.held)
+    NOTES.say("ended", step=STATE.step, held=saver.saved_step)
     destroy_process_group()
     dist.destroy_process_group()
     saver.close()

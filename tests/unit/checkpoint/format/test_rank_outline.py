@@ -12,7 +12,7 @@ from elastic_runtime.checkpoint.format.rank_outline import (
     EvenCut,
     Item,
     Outline,
-    Said,
+    OutlineParts,
     cuts_of,
     say,
     schema_of,
@@ -26,7 +26,7 @@ def item(key: str, shape: tuple[int, ...], *cuts: EvenCut) -> Item:
     return Item(key, "float32", shape, tuple(offsets), tuple(sizes), 4 * prod(sizes))
 
 
-def understood(said: Said, rank: int) -> list[Item]:
+def understood(said: OutlineParts, rank: int) -> list[Item]:
     schema, pattern, cuts = map(json.loads, said.parts)
     outline = Outline(schema_of(schema), tuple(pattern), cuts_of(cuts))
     return outline.items(rank, range(len(outline.schema)))

@@ -11,7 +11,11 @@ import weakref
 import pytest
 
 from elastic_runtime.checkpoint.save import background_thread
-from elastic_runtime.checkpoint.save.background_thread import BackgroundThread, Task, heard_by_all
+from elastic_runtime.checkpoint.save.background_thread import (
+    BackgroundThread,
+    Task,
+    failing_for_all,
+)
 from tests.processes import wait_for
 
 _PATIENCE = 60.0
@@ -34,7 +38,7 @@ def test_a_failure_holds_nothing_of_the_round_in_which_it_happened() -> None:
 
     gc.disable()  # it comes late, if at all
     try:
-        task = Task(BackgroundThread("test"), lambda _: heard_by_all(save)())
+        task = Task(BackgroundThread("test"), lambda _: failing_for_all(save)())
         assert task.wait(lambda: None, _PATIENCE)
         assert task.has_failed
         assert "a peer of" in str(task.error)

@@ -74,11 +74,11 @@ def test_training_goes_on_meanwhile_and_the_saved_state_is_that_of_its_step(
         model.weight.fill_(9)
     entries["loss"] = 9.0
     assert disk.reached.acquire(timeout=60)
-    assert ckpt.held == 0, "it is not on disk yet"
+    assert ckpt.saved_step == 0, "it is not on disk yet"
     ckpt.save()  # it is being done
     disk.open.set()
     ckpt.wait()
-    assert ckpt.held == 1
+    assert ckpt.saved_step == 1
     again = Checkpointer(tmp_path, entries)
     assert again.resume() == 1
     assert torch.equal(model.weight, before)
@@ -169,10 +169,10 @@ def test_training_does_not_wait_for_a_save_that_does_not_end(
         ckpt.step()
         late = [r.msg % r.args for r in caplog.records if "save_late" in r.msg % r.args]
     assert len(late) == 1, "once a minute"
-    assert not ckpt.held, "it is not on disk yet"
+    assert not ckpt.saved_step, "it is not on disk yet"
     disk.open.set()
     put_off = ckpt.steps
-    while ckpt.held <= put_off:
+    while ckpt.saved_step <= put_off:
         assert time.monotonic() < until
         ckpt.step()
     ckpt.close()
@@ -204,7 +204,7 @@ def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
     assert not stuck.task.has_ended
     disk.open.set()
     ckpt.close()
-    assert ckpt.held > stuck.step
+    assert ckpt.saved_step > stuck.step
 
 
 class _Objects(MemoryFileSystem):
@@ -259,7 +259,7 @@ def test_what_is_left_behind_takes_nothing_from_the_same_step_saved_again(
     ckpt.steps = 20
     ckpt.save(sync=True)
     ckpt.close()
-    assert ckpt.held == 20
+    assert ckpt.saved_step == 20
 
 
 def test_a_snapshot_does_not_wait_for_what_is_left_behind(
@@ -295,7 +295,7 @@ def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
     assert flight.task._ended.wait(60)
     with pytest.raises(CheckpointError, match="on fire"):
         ckpt.step()
-    assert ckpt.held == 2
+    assert ckpt.saved_step == 2
     assert saves(tmp_path) == ["step-2.term-1"]
     assert [r for r in caplog.records if "save_failed" in r.msg % r.args]
     disk.fails = False

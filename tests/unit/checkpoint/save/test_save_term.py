@@ -45,26 +45,26 @@ def commit(path: Path, which: CheckpointId, entries: list[str] = ENTRIES) -> Non
 def test_a_term_is_taken_once_and_used_for_all_saves(tmp_path: Path) -> None:
     term = term_in(tmp_path)
     assert not tmp_path.exists() or entries_of(tmp_path) == [], "nothing is taken ahead"
-    assert [term.hold(ENTRIES), term.hold(ENTRIES)] == [1, 1]
+    assert [term.acquire(ENTRIES), term.acquire(ENTRIES)] == [1, 1]
     assert entries_of(tmp_path) == ["term-1"]
 
 
 def test_a_term_that_is_used_up_or_released_is_followed_by_another_one(tmp_path: Path) -> None:
     term = term_in(tmp_path)
-    found = [term.hold(ENTRIES)]
+    found = [term.acquire(ENTRIES)]
     for give_up in (term.use_up, term.release, term.disown):
         give_up()
-        found.append(term.hold(ENTRIES))
+        found.append(term.acquire(ENTRIES))
     assert found == [1, 2, 3, 4]
 
 
 def test_who_has_an_older_term_than_another_process_is_stopped(tmp_path: Path) -> None:
     mine, others = term_in(tmp_path), term_in(tmp_path)
-    mine.hold(ENTRIES)
-    others.hold(ENTRIES)
+    mine.acquire(ENTRIES)
+    others.acquire(ENTRIES)
     with pytest.raises(Superseded):
-        mine.hold(ENTRIES)
-    assert others.hold(ENTRIES) == 2
+        mine.acquire(ENTRIES)
+    assert others.acquire(ENTRIES) == 2
 
 
 @pytest.mark.parametrize(("run", "named"), [("other", "run other, "), ("", ""), ("none", "")])
@@ -72,16 +72,16 @@ def test_a_place_that_another_job_has_taken_is_told_with_its_holder(
     tmp_path: Path, run: str, named: str
 ) -> None:
     mine = term_in(tmp_path)
-    mine.hold(ENTRIES)
-    term_in(tmp_path, run).hold(ENTRIES)
+    mine.acquire(ENTRIES)
+    term_in(tmp_path, run).acquire(ENTRIES)
     where = re.escape(f"now belongs to term 2 ({named}round 0, {socket.gethostname()}), and this")
     with pytest.raises(CheckpointUsageError, match=where):
-        mine.hold(ENTRIES)
+        mine.acquire(ENTRIES)
 
 
 def test_a_save_never_gets_a_directory_in_which_something_is(tmp_path: Path) -> None:
     term = term_in(tmp_path)
-    term.hold(ENTRIES)
+    term.acquire(ENTRIES)
     (tmp_path / "step-5.term-1").mkdir()
     (tmp_path / "step-5.term-1" / "precious.txt").write_text("not ours")
     assert term.create(5, ENTRIES) == CheckpointId(2, 5)
@@ -109,7 +109,7 @@ def test_what_is_newer_than_the_state_that_was_resumed_is_set_aside(
     term = term_in(tmp_path)
     term.resume_from(CheckpointId(1, 5))
     assert term.base == CheckpointId(1, 5)
-    assert term.hold(ENTRIES) == 2
+    assert term.acquire(ENTRIES) == 2
     assert set_aside(entries_of(tmp_path)) == [CheckpointId(1, 6)]
     (said,) = [record.msg % record.args for record in caplog.records]
     assert said.startswith("checkpoint.set_aside") and "went on from step-5.term-1" in said
@@ -117,14 +117,14 @@ def test_what_is_newer_than_the_state_that_was_resumed_is_set_aside(
 
 def test_memory_that_others_gave_needs_a_newer_term(tmp_path: Path) -> None:
     term = term_in(tmp_path)
-    term.hold(ENTRIES)
+    term.acquire(ENTRIES)
     term.about_to_save(CheckpointId(1, 3))
     assert (term.base, term.newest_known) == (CheckpointId(1, 3), 1)
     term.recover_from(CheckpointId(1, 3), 1, anew=False)
-    assert term.hold(ENTRIES) == 1, "its own memory, and nobody has saved since"
+    assert term.acquire(ENTRIES) == 1, "its own memory, and nobody has saved since"
     term.recover_from(CheckpointId(4, 9), 4, anew=False)
     assert (term.base, term.newest_known) == (CheckpointId(4, 9), 4)
-    assert term.hold(ENTRIES) == 5
+    assert term.acquire(ENTRIES) == 5
 
 
 def test_a_directory_with_none_of_these_entries_is_refused_before_a_term_is_taken(
@@ -132,9 +132,9 @@ def test_a_directory_with_none_of_these_entries_is_refused_before_a_term_is_take
 ) -> None:
     commit(tmp_path, term_in(tmp_path).create(1, ENTRIES))
     with pytest.raises(CheckpointUsageError, match=r"another job: .*model, optim, .* has net"):
-        term_in(tmp_path).hold(["net"])
+        term_in(tmp_path).acquire(["net"])
     assert "term-2" not in entries_of(tmp_path)
-    assert term_in(tmp_path).hold(["net", "optim"]) == 2
+    assert term_in(tmp_path).acquire(["net", "optim"]) == 2
 
 
 def test_a_disowned_save_is_told_so(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_the_newest_is_kept_and_is_where_a_job_goes_on(
     ckpt, model = make(tmp_path, snapshot_every=4)
     take(ckpt, 9)
     assert kept(agent, tmp_path) == ["step-8.term-1"]
-    assert ckpt.held == 0  # nothing is stored
+    assert ckpt.saved_step == 0  # nothing is stored
     other, its = make(tmp_path, snapshot_every=4)
     assert other.resume() == 8
     assert torch.equal(its.weight, model.weight)

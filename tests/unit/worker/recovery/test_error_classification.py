@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elastic_runtime.checkpoint.save.background_thread import heard_by_all
+from elastic_runtime.checkpoint.save.background_thread import failing_for_all
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.peers import Peers
@@ -134,7 +134,7 @@ def _hook() -> None:
 
 
 def _save() -> None:
-    Peers(dist.group.WORLD).on_first(heard_by_all(lambda: "written"))
+    Peers(dist.group.WORLD).on_first(failing_for_all(lambda: "written"))
 
 
 def _agree() -> None:

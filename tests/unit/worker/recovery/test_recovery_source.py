@@ -75,7 +75,7 @@ def test_rules(where: str, kind: str, step: int, sources: tuple[int, ...], adopt
     choice = choose(ranks(where))
     assert (choice.kind, choice.step, choice.sources, choice.adopt) == (kind, step, sources, adopt)
     assert choice.reason
-    assert (choice.held is None) == (kind != "memory")
+    assert (choice.in_memory is None) == (kind != "memory")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_rules(where: str, kind: str, step: int, sources: tuple[int, ...], adopt
     ],
 )
 def test_what_memory_has_to_say_against_a_checkpoint(where: str, held: StateVersion) -> None:
-    assert choose(ranks(where)).held == held
+    assert choose(ranks(where)).in_memory == held
 
 
 @pytest.mark.parametrize(

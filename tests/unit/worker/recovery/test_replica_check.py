@@ -27,7 +27,7 @@ def _started(model: nn.Module, optim: torch.optim.Optimizer) -> State:
     state = State(model=model, optim=optim)
     state._on_commit = lambda: None
     state._replica_check = ReplicaCheck(state._parts, dist.group.WORLD)
-    state.hold(0)
+    state.remember_commit(0)
     return state
 
 

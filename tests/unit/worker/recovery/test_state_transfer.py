@@ -156,7 +156,7 @@ def test_what_only_the_checkpoint_has_is_loaded(words: str, kind: str, step: int
     for choice, status, asked, *_ in values(run_ranks(2, ask, *words.split())):
         assert (choice.kind, choice.step) == (kind, step)
         assert status == RankStatus(step, MemoryCondition.CLEAN)
-        assert asked == [choice.held if kind == "memory" else asked[0]]
+        assert asked == [choice.in_memory if kind == "memory" else asked[0]]
 
 
 def ask(*words: str) -> tuple[RecoveryChoice, RankStatus, list[StateVersion | None], str]:
@@ -245,7 +245,7 @@ def test_whoever_was_there_in_the_last_round_needs_not_ask() -> None:
         raise AssertionError("asked in vain")
 
     choice = bring_together(job.state, None, 0, 1, Restorer(1, StateVersion(1, 0), load), before=6)
-    assert (choice.kind, choice.held) == ("memory", StateVersion(1, 2))
+    assert (choice.kind, choice.in_memory) == ("memory", StateVersion(1, 2))
 
 
 def test_what_may_differ_between_sources_is_that_of_the_first() -> None:
@@ -259,7 +259,7 @@ def differ() -> tuple[RecoveryChoice, str, str]:
     job = job_at(2)
     job.model[1].running_mean.add_(dist.get_rank())
     job.state.seen += dist.get_rank()
-    job.state.hold(2)
+    job.state.remember_commit(2)
     before = job.values()
     return together(job.state), before, job.values()
 
@@ -273,7 +273,7 @@ def test_models_that_differ_are_refused_on_all_ranks_before_anything_moves() -> 
 def other_models() -> None:
     state = State(model=nn.Linear(2 + (dist.get_rank() == 1), 2))
     if dist.get_rank() == 0:
-        state.hold(4)
+        state.remember_commit(4)
     together(state)
 
 
@@ -299,7 +299,7 @@ def unsavable() -> None:
     thing = Thing(function=lambda: 0) if dist.get_rank() == 0 else Thing()
     state = State(thing=thing)
     if dist.get_rank() == 0:
-        state.hold(1)
+        state.remember_commit(1)
     together(state)
 
 
@@ -312,7 +312,7 @@ def test_a_rank_that_is_not_alike_afterwards_is_named() -> None:
 def forgetful() -> None:
     state = State(thing=Thing(a=dist.get_rank() // 2))
     if dist.get_rank() == 0:
-        state.hold(1)
+        state.remember_commit(1)
     together(state)
 
 
@@ -325,7 +325,7 @@ def test_a_failure_to_load_is_that_of_its_rank() -> None:
 def failing() -> None:
     state = State(thing=Thing(fail=dist.get_rank() == 1))
     if dist.get_rank() == 0:
-        state.hold(1)
+        state.remember_commit(1)
     together(state)
 
 
@@ -387,7 +387,7 @@ def odd_tensors() -> list[Any]:
             module.register_buffer(name, tensor)
     state = State(module=module)
     if one:
-        state.hold(1)
+        state.remember_commit(1)
     together(state)
     return [
         (name, tensor.tolist())

@@ -38,7 +38,7 @@ class Job:
 
     def start(self) -> Job:
         self.state._on_commit = lambda: None
-        self.state.hold(0)
+        self.state.remember_commit(0)
         return self
 
     def forward(self) -> torch.Tensor:

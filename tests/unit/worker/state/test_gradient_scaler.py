@@ -43,7 +43,7 @@ class Rank:
         scaler = Own(self.scaler) if own else self.scaler
         self.state = State(shadow=shadow, model=self.model, optim=self.optim, scaler=scaler)
         self.state._on_commit = lambda: None
-        self.state.hold(0)
+        self.state.remember_commit(0)
         self.explicit = False
         self.step()
         self.step()

@@ -58,7 +58,7 @@ class Net(nn.Module):
 def committed(net: Net, *, shadow: bool = False) -> State:
     state = State(shadow=shadow, net=net)
     state._on_commit = lambda: None
-    state.hold(0)
+    state.remember_commit(0)
     with torch.inference_mode():
         net.late = torch.ones(2)  # as a cache that the first evaluation fills
     state.commit()
@@ -110,4 +110,4 @@ def test_a_module_without_values_is_refused_until_it_has_some() -> None:
     with pytest.raises(UsageError, match=r"^model\.1\..* has no values yet"):
         State(model=model)
     model(torch.ones(2, 3))
-    State(model=model).hold(0)
+    State(model=model).remember_commit(0)

@@ -30,7 +30,7 @@ class Rank:
         for weight in self.weights:
             weight.data.fill_(10.0)
             weight.grad = torch.zeros_like(weight)
-        self.state.hold(0)
+        self.state.remember_commit(0)
 
     def check(self) -> None:
         if self.interrupted:

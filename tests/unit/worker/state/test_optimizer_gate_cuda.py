@@ -28,7 +28,7 @@ def _job() -> tuple[nn.Module, torch.optim.Optimizer, State]:
     optim = torch.optim.SGD(model.parameters(), lr=1.0)
     state = State(model=model, optim=optim)
     state._on_commit = lambda: None
-    state.hold(0)
+    state.remember_commit(0)
     return model, optim, state
 
 

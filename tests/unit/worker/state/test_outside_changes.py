@@ -42,7 +42,7 @@ class Script:
         self.state = State(shadow=shadow, model=self.model, ema=self.ema, **parts)
         self.state.loss = 0.0
         self.state._on_commit = lambda: None
-        self.state.hold(0)
+        self.state.remember_commit(0)
         self.body = body
         self.breaks = -1  # at which collective of a step the fault finds this rank
         self.collectives = 0
@@ -200,7 +200,7 @@ def test_an_average_that_needs_no_gradients_is_named_until_it_is_copied() -> Non
     for after in range(STEPS):
         script = Script(body)
         script.ema.requires_grad_(False)
-        script.state.hold(0)
+        script.state.remember_commit(0)
         for _ in range(after):
             script.step()
         why = script.step(breaks=0)

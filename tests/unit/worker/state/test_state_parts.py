@@ -24,7 +24,7 @@ def test_optimizer_state_keeps_its_type() -> None:
     (optim, state), (other_optim, other) = build(), build()
     parameter = optim.param_groups[0]["params"][0]
     optim.state[parameter] = {"master": torch.ones(2, 2, dtype=torch.float64), "count": 3}
-    state.hold(1)
+    state.remember_commit(1)
     other.load(*copy_of(state.commit_image()))
     loaded = other_optim.state[other_optim.param_groups[0]["params"][0]]
     assert loaded["master"].dtype is torch.float64 and loaded["count"] == 3
@@ -43,7 +43,7 @@ def test_extra_states_of_modules_are_covered() -> None:
     here, there = nn.Sequential(Counting()), nn.Sequential(Counting())
     here[0].calls = 3
     state, other = State(model=here), State(model=there)
-    state.hold(0)
+    state.remember_commit(0)
     here[0].calls = 4
     state.roll_back()
     assert here[0].calls == 3
@@ -54,7 +54,7 @@ def test_extra_states_of_modules_are_covered() -> None:
 def test_wrappers_do_not_show() -> None:
     model = nn.Linear(2, 2)
     plain, wrapped = State(model=model), State(model=nn.DataParallel(nn.Linear(2, 2)))
-    plain.hold(2)
+    plain.remember_commit(2)
     wrapped.load(*copy_of(plain.commit_image()))
     assert wrapped.digest() == plain.digest()
 
@@ -70,9 +70,9 @@ def test_wrappers_do_not_show() -> None:
 )
 def test_models_that_differ_are_named(model: nn.Module, what: str) -> None:
     state = State(model=nn.Linear(2, 2))
-    state.hold(0)
+    state.remember_commit(0)
     other = State(model=model)
-    other.hold(7)
+    other.remember_commit(7)
     with pytest.raises(UsageError, match=f"models differ between ranks.*({what})"):
         other.load(*copy_of(state.commit_image()))
     assert has_status(other, 7, MemoryCondition.CLEAN)  # and still has what it had

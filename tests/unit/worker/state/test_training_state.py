@@ -98,7 +98,7 @@ def test_rolls_back_buffers_that_were_replaced_or_added() -> None:
     module.register_buffer("none", None)
     kept = module.kept
     state = State(module=module)
-    state.hold(0)
+    state.remember_commit(0)
     module.kept = torch.ones(5)
     module.none = torch.ones(1)
     module.register_buffer("added", torch.ones(1))
@@ -111,7 +111,7 @@ def test_rolls_back_buffers_that_were_replaced_or_added() -> None:
 def test_a_counter_that_is_a_container_is_rolled_back_each_time() -> None:
     state = State()
     state.history = [1]
-    state.hold(0)
+    state.remember_commit(0)
     for _ in range(2):
         state.history.append(2)
         state.roll_back()
@@ -158,7 +158,7 @@ def gan() -> tuple[State, torch.optim.Optimizer, torch.optim.Optimizer]:
         parameter.grad = torch.ones_like(parameter)
     state = State(first=first, second=second, d=d, g=g)
     state._on_commit = lambda: None
-    state.hold(0)
+    state.remember_commit(0)
     return state, d, g
 
 
@@ -227,7 +227,7 @@ def test_a_shadow_keeps_optimizer_state_that_is_no_tensor() -> None:
         return loss
 
     optim.step(closure)
-    state.hold(1)
+    state.remember_commit(1)
     before = [str(values) for values in optim.state.values()]
     for _ in range(2):
         optim.step(closure)
