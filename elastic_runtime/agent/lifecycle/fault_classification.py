@@ -1,7 +1,8 @@
 """What kind of failure a worker's end was: pure.
 
-What a failure costs the job, and whether to try again, is decided for all nodes together in
-``rendezvous.core.formation.failure_budget``; here one exit is given its name.
+Here one exit is given its name, no more. For all nodes together,
+``rendezvous.core.formation.failure_budget`` counts what it costs the job, and ``retry_rules``
+beside it decides whether to try again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from textwrap import shorten
 
 from elastic_runtime.protocol.records import FAILED, KILLED, START, FaultReport
-from elastic_runtime.rendezvous.core.formation.failure_budget import USAGE
+from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
 from elastic_runtime.worker.worker_main import says_echo
 
 # Ended from outside: whoever sends these is not the script.

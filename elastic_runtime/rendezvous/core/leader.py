@@ -25,7 +25,6 @@ from elastic_runtime.protocol.records import (
     called,
     listed,
 )
-from elastic_runtime.rendezvous.core.formation.failure_budget import USAGE
 from elastic_runtime.rendezvous.core.formation.member_status import (
     LOST_STATUSES,
     OVER,
@@ -41,6 +40,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
 )
 from elastic_runtime.rendezvous.core.formation.parts_cleanup import clean_up_parts
 from elastic_runtime.rendezvous.core.formation.reachability import choose_connected
+from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
 from elastic_runtime.rendezvous.core.formation.roll_call import call_roll
 from elastic_runtime.rendezvous.core.formation.round_formation import (
     end_job,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol.records import GROUP
 from elastic_runtime.protocol.round_records import GroupRecord, RoundRecord
-from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
+from elastic_runtime.rendezvous.core.formation.retry_rules import MAX_FRUITLESS
 from elastic_runtime.rendezvous.store_contract import (
     Put,
     StoreEntry,

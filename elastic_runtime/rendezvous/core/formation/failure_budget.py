@@ -1,7 +1,8 @@
-"""What a broken round costs the job, when to try again, and when to stop: pure.
+"""What a broken round costs the job: pure.
 
 One budget serves the whole job and travels in the round's record, so that a round's end is
-counted exactly once, in the same transaction that seals the next round.
+counted exactly once, in the same transaction that seals the next round. ``retry_rules`` decides
+with it whether and when the job tries again.
 
 The rules:
 
@@ -9,17 +10,11 @@ The rules:
 - A killed worker, a lost node or a planned change costs nothing. When one is among the reports,
   errors of other workers are its echo.
 - *Progress* is a higher step than ever before; for scripts that report no steps it is a long
-  enough life, or an error that has changed. Rounds in a row without progress are counted
-  whatever ended them, and too many end the job: something is wrong that restarts do not mend.
+  enough run, or an error that has changed. Rounds in a row without progress are counted
+  whatever ended them.
 - A worker that its machine has no room for costs nothing, but how long the others have waited for
   it is no progress.
 - A round whose members no longer reach each other costs nothing and is no round without progress.
-- The first try after a fault is immediate; without progress the pauses grow.
-- A script that fails on every node in the same way, in one round and soon after its start, will not
-  do better next time; the job ends with that error. A node that was called back before it could
-  fail says nothing of that, and of the workers of one node only the first to fail is known: a node
-  that is alone gets a second try, and with several workers all its restarts, unless the same code
-  is certain to raise that error again.
 """
 
 from __future__ import annotations
@@ -27,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.backoff import Backoff
 from elastic_runtime.protocol.records import (
     ASKED,
     CUT_OFF,
@@ -40,31 +34,21 @@ from elastic_runtime.protocol.records import (
     START,
     FaultReport,
 )
+from elastic_runtime.rendezvous.core.formation.retry_rules import (
+    USAGE,
+    pause_before_retry,
+    why_no_retry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_runtime.protocol.round_records import Budget
 
-MAX_FRUITLESS = 5
-PAUSES = Backoff(first=0.5, longest=30.0)
-# A script without step reports has made progress if it lived this long (seconds). A fault from
-# outside says little about the script, so there a short life is enough.
-LIFE_THAT_COUNTS = 30.0
-LIFE_THAT_COUNTS_IF_KILLED = 5.0
-# Failing within this time (seconds), without a step reported, is failing soon after the start.
-EARLY = 10.0
-# Errors that the same code will raise again; others get a second try where only one node can tell.
-# What the user asked for cannot be done (``errors.UsageError`` in a worker); no try will do better.
-USAGE = "usage: "
-CERTAIN = (
-    "SyntaxError",
-    "IndentationError",
-    "ModuleNotFoundError",
-    "ImportError",
-    "NameError",
-    "exit code 2",
-)
+# A script without step reports has made progress if it ran this long (seconds). A fault from
+# outside says little about the script, so there a short run is enough.
+RUN_THAT_COUNTS = 30.0
+RUN_THAT_COUNTS_IF_KILLED = 5.0
 
 _TELLING = {KILLED: 0, LOST: 1, ASKED: 2, FAILED: 3, START: 4}
 
@@ -149,10 +133,17 @@ def assess(
         killed=budget.killed + (cause.kind == KILLED),
         lost=budget.lost + (cause.kind == LOST),
     )
-    impossible = cause.reason if cause.signature.startswith(USAGE) else ""
-    hopeless = "" if free else _hopeless(budget, reports, cause, members, workers or members)
-    end = impossible or hopeless or _end(after, cause, max_restarts)
-    return RoundCost(after, bool(end), end or cause.reason, _pause(after, free), cause, free)
+    end = why_no_retry(
+        budget,
+        after,
+        reports,
+        cause,
+        members=members,
+        workers=workers or members,
+        max_restarts=max_restarts,
+    )
+    pause = pause_before_retry(after, free)
+    return RoundCost(after, bool(end), end or cause.reason, pause, cause, free)
 
 
 def names_cause(reports: Sequence[FaultReport]) -> bool:
@@ -188,8 +179,10 @@ def _no_fault(
 
 def _with_best(budget: Budget, reports: Sequence[FaultReport]) -> Budget:
     step = max((report.step for report in reports), default=-1)
-    life = max((report.lifetime for report in reports), default=0.0)
-    return replace(budget, best_step=max(budget.best_step, step), longest=max(budget.longest, life))
+    lifetime = max((report.lifetime for report in reports), default=0.0)
+    return replace(
+        budget, best_step=max(budget.best_step, step), longest=max(budget.longest, lifetime)
+    )
 
 
 def _made_progress(
@@ -200,45 +193,7 @@ def _made_progress(
         return step > budget.best_step
     if cause.signature == NO_ROOM:
         return False  # however long the others have waited for the worker that never came
-    life = max(report.lifetime for report in reports)
-    if life >= (LIFE_THAT_COUNTS_IF_KILLED if free else LIFE_THAT_COUNTS):
+    lifetime = max(report.lifetime for report in reports)
+    if lifetime >= (RUN_THAT_COUNTS_IF_KILLED if free else RUN_THAT_COUNTS):
         return True
     return bool(cause.signature) and cause.signature != budget.signature and not free
-
-
-def _pause(after: Budget, free: bool) -> float:
-    unlucky = after.fruitless - (1 if free else 0)
-    if unlucky <= 0:
-        return 0.0
-    return PAUSES.pause(unlucky)
-
-
-def _end(after: Budget, cause: FaultReport, max_restarts: int) -> str:
-    if after.failures > max_restarts:
-        used = (
-            "no restart is allowed"
-            if max_restarts == 0
-            else f"all {max_restarts} restarts are used"
-        )
-        return f"{cause.reason}; {used} (--max-restarts)"
-    if after.fruitless >= MAX_FRUITLESS:
-        return f"{MAX_FRUITLESS} rounds in a row made no progress; the last one: {cause.reason}"
-    return ""
-
-
-def _hopeless(
-    before: Budget, reports: Sequence[FaultReport], cause: FaultReport, members: int, workers: int
-) -> str:
-    """Why no restart will mend this; "" if one may."""
-    own = [report for report in reports if not (report.consequence or report.kind == PLANNED)]
-    early = all(report.step < 0 and report.lifetime < EARLY for report in own)
-    same = {report.signature for report in own} == {cause.signature} and bool(cause.signature)
-    if not (early and same and before.best_step < 0 and len(own) == members):
-        return ""
-    if members > 1:
-        return f"all {members} nodes fail in the same way soon after their start: {cause.reason}"
-    if cause.signature.startswith(CERTAIN):
-        return f"{cause.reason}; no restart would mend that"
-    if workers == 1 and before.signature == cause.signature:
-        return f"it fails in the same way again soon after its start: {cause.reason}"
-    return ""

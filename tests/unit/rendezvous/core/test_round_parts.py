@@ -15,7 +15,7 @@ from elastic_runtime.protocol.records import ROUND
 from elastic_runtime.protocol.round_records import Budget, GroupRecord, Member, RoundRecord
 from elastic_runtime.rendezvous.core import round_parts
 from elastic_runtime.rendezvous.core.events import PartsGone, SampleKnown
-from elastic_runtime.rendezvous.core.formation.failure_budget import MAX_FRUITLESS
+from elastic_runtime.rendezvous.core.formation.retry_rules import MAX_FRUITLESS
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.round_completer import PATIENCE, RoundCompleter

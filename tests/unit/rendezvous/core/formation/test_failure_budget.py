@@ -1,4 +1,4 @@
-"""What a broken round costs, when the next try comes, and when the job ends."""
+"""What a broken round costs the job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ from elastic_runtime.protocol.records import (
     FaultReport,
 )
 from elastic_runtime.protocol.round_records import Budget
-from elastic_runtime.rendezvous.core.formation.failure_budget import (
-    MAX_FRUITLESS,
-    PAUSES,
-    assess,
-    root_cause,
-)
+from elastic_runtime.rendezvous.core.formation.failure_budget import assess, root_cause
+from elastic_runtime.rendezvous.core.formation.retry_rules import MAX_FRUITLESS, PAUSES
 
 KINDS = (FAILED, KILLED, LOST, START, ASKED, PLANNED)
 
@@ -64,35 +60,6 @@ def test_a_round_costs_what_its_cause_costs(
         assert not verdict.ends
 
 
-def test_the_budget_is_spent_one_failure_at_a_time() -> None:
-    budget = Budget()
-    for number in range(1, 4):
-        verdict = assess(budget, [replace(ERROR, step=number)], members=1, max_restarts=3)
-        assert not verdict.ends
-        budget = verdict.budget
-    last = assess(budget, [replace(ERROR, step=9)], members=1, max_restarts=3)
-    assert last.ends
-    assert last.reason == "ValueError: x; all 3 restarts are used (--max-restarts)"
-
-
-def test_no_restart_may_be_allowed() -> None:
-    verdict = assess(Budget(), [ERROR], members=1, max_restarts=0)
-    assert verdict.ends
-    assert verdict.reason == "ValueError: x; no restart is allowed (--max-restarts)"
-
-
-@pytest.mark.parametrize("report", [_fault(KILLED), _fault(LOST), _fault(START), ECHO])
-def test_rounds_without_progress_end_the_job_whatever_ended_them(report: FaultReport) -> None:
-    budget, pauses = Budget(best_step=50), []
-    for _ in range(MAX_FRUITLESS - 1):
-        verdict = assess(budget, [report, TOLD], members=2, max_restarts=3)
-        assert not verdict.ends
-        pauses.append(verdict.delay)
-        budget = verdict.budget
-    assert pauses == [0.0, 0.5, 1.0, 2.0]
-    assert assess(budget, [report, TOLD], members=2, max_restarts=3).ends
-
-
 def test_progress_makes_up_for_fruitless_rounds() -> None:
     budget = Budget(best_step=50, fruitless=4)
     for report in (replace(ECHO, step=51), _fault(ASKED, step=51), replace(TOLD, step=51)):
@@ -106,43 +73,6 @@ def test_a_planned_change_is_not_fruitless_either() -> None:
     verdict = assess(Budget(best_step=50, fruitless=4), [TOLD], members=2, max_restarts=3)
     assert verdict.budget.fruitless == 4
     assert not verdict.ends
-
-
-@pytest.mark.parametrize(
-    ("reports", "before", "ends"),
-    [
-        # The same error at once on every node of several.
-        ([_fault(FAILED, signature="E")] * 2, Budget(), True),
-        # One node alone gets a second try, unless the error is certain to come again.
-        ([_fault(FAILED, signature="E")], Budget(), False),
-        ([_fault(FAILED, signature="E")], Budget(signature="E"), True),
-        ([_fault(FAILED, signature="ImportError: x")], Budget(), True),
-        # Different errors, or one node that was only told to stop.
-        ([_fault(FAILED, signature="E"), _fault(FAILED, signature="F")], Budget(), False),
-        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(), False),
-        ([_fault(FAILED, signature="E"), _fault(PLANNED)], Budget(signature="E"), False),
-        ([_fault(FAILED, signature="E"), ECHO], Budget(signature="E"), False),
-        # After a step, or a long life, it is another matter.
-        ([_fault(FAILED, signature="E", step=1)] * 2, Budget(), False),
-        ([_fault(FAILED, signature="E", lifetime=12.0)] * 2, Budget(), False),
-        ([_fault(FAILED, signature="E")] * 2, Budget(best_step=3), False),
-    ],
-)
-def test_a_script_that_cannot_even_begin_ends_the_job(
-    reports: list[FaultReport], before: Budget, ends: bool
-) -> None:
-    assert assess(before, reports, members=len(reports), max_restarts=9).ends is ends
-
-
-def test_one_rank_that_fails_again_and_again_on_one_node_has_all_its_restarts() -> None:
-    budget = Budget()
-    for _ in range(3):
-        report = _fault(FAILED, signature="ValueError: x", lifetime=3.0, rank=1)
-        verdict = assess(budget, [report], members=1, workers=2, max_restarts=3)
-        assert not verdict.ends
-        budget = verdict.budget
-    last = assess(budget, [report], members=1, workers=2, max_restarts=3)
-    assert last.reason == "it was failed; all 3 restarts are used (--max-restarts)"
 
 
 @pytest.mark.parametrize(

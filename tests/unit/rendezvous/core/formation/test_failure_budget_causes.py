@@ -6,13 +6,8 @@ from dataclasses import replace
 
 from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, LOST, PLANNED, FaultReport
 from elastic_runtime.protocol.round_records import Budget
-from elastic_runtime.rendezvous.core.formation.failure_budget import (
-    MAX_FRUITLESS,
-    USAGE,
-    RoundCost,
-    assess,
-    root_cause,
-)
+from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost, assess, root_cause
+from elastic_runtime.rendezvous.core.formation.retry_rules import MAX_FRUITLESS, USAGE
 
 ECHO = FaultReport(1, FAILED, "lost a peer", signature="RuntimeError", consequence=True)
 BYSTANDER = FaultReport(1, PLANNED, "called back")
