@@ -31,7 +31,7 @@ _FORMS = "etcd://host:port/prefix, etcds://… or c10d://host:port"
 
 
 @dataclass(frozen=True)
-class Credentials:
+class EtcdCredentials:
     """How to be let in by etcd, from options of their own.
 
     Attributes:
@@ -46,7 +46,7 @@ class Credentials:
 
 
 def parse_endpoint(
-    text: str, backend: str = "", credentials: Credentials | None = None
+    text: str, backend: str = "", credentials: EtcdCredentials | None = None
 ) -> Endpoint:
     """Reads an endpoint.
 
@@ -58,7 +58,7 @@ def parse_endpoint(
     Raises:
         UsageError: it is no endpoint, the backend says something else, or it holds a password.
     """
-    credentials = credentials or Credentials()
+    credentials = credentials or EtcdCredentials()
     scheme, separator, rest = text.partition("://")
     if separator:
         found = _of_scheme(text, scheme)
@@ -89,7 +89,7 @@ def parse_endpoint(
 
 
 def _etcd(
-    endpoint: Endpoint, text: str, path: str, user: str, credentials: Credentials
+    endpoint: Endpoint, text: str, path: str, user: str, credentials: EtcdCredentials
 ) -> Endpoint:
     scheme = text.partition("://")[0] if "://" in text else ""
     if user and credentials.user and user != credentials.user:
@@ -223,7 +223,9 @@ def split_address(text: str, source: str) -> tuple[str, int]:
     return "" if host == "*" else host, port
 
 
-def read_credentials(values: Mapping[str, str | None], environ: Mapping[str, str]) -> Credentials:
+def read_credentials(
+    values: Mapping[str, str | None], environ: Mapping[str, str]
+) -> EtcdCredentials:
     """Collects how to be let in by etcd.
 
     Args:
@@ -245,4 +247,4 @@ def read_credentials(values: Mapping[str, str | None], environ: Mapping[str, str
     tls = Tls(
         values.get("etcd_ca") or "", values.get("etcd_cert") or "", values.get("etcd_key") or ""
     )
-    return Credentials(values.get("etcd_user") or "", password, tls)
+    return EtcdCredentials(values.get("etcd_user") or "", password, tls)

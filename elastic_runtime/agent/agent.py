@@ -26,7 +26,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerSaid,
 )
 from elastic_runtime.agent.metrics.job_reporter import JobReporter
-from elastic_runtime.agent.performer import FAREWELL, Parts, Performer
+from elastic_runtime.agent.performer import FAREWELL, AgentParts, Performer
 from elastic_runtime.agent.runtime_dir import RuntimeDir
 from elastic_runtime.agent.snapshot_server import SnapshotHost
 from elastic_runtime.agent.start_notice import Starting
@@ -121,7 +121,7 @@ class ElasticAgent:
             state=lambda: self._life.state,
             progress=self._workers.progress,
         )
-        parts = Parts(
+        parts = AgentParts(
             self._workers,
             self._participant,
             self._reporter,

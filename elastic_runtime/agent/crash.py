@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import Finish
 from elastic_runtime.errors import EXIT_CRASHED
-from elastic_runtime.events.node_events import AgentCrashed
+from elastic_runtime.events.node_events import AgentCrashEvent
 from elastic_runtime.protocol.records import LOST, FaultReport
 from elastic_runtime.system import threads
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import RoundRecord
 
 
-def ended_by(crash: threads.Crash, config: JobConfig) -> tuple[Finish, AgentCrashed]:
+def ended_by(crash: threads.Crash, config: JobConfig) -> tuple[Finish, AgentCrashEvent]:
     """Writes a crash down.
 
     Args:
@@ -31,7 +31,7 @@ def ended_by(crash: threads.Crash, config: JobConfig) -> tuple[Finish, AgentCras
         f"the traceback is in {path}" if path else f"it could not be written down:\n{crash.trace}"
     )
     message = f"the agent of {config.node_name} has crashed: {error}; {where}"
-    return Finish(EXIT_CRASHED, message), AgentCrashed(error, path)
+    return Finish(EXIT_CRASHED, message), AgentCrashEvent(error, path)
 
 
 def fault_of(crash: threads.Crash, last: RoundRecord) -> FaultReport:

@@ -56,7 +56,7 @@ FAREWELL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class AgentParts:
     """What an agent acts with.
 
     Attributes:
@@ -89,7 +89,7 @@ class Performer:
         finish: how the agent ends; None: it goes on.
     """
 
-    def __init__(self, config: JobConfig, address: str, parts: Parts) -> None:
+    def __init__(self, config: JobConfig, address: str, parts: AgentParts) -> None:
         self.alarm = float("inf")
         self.finish: Finish | None = None
         self._config = config

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from elastic_runtime.kubernetes.api_resources import EVENTS
 
 if TYPE_CHECKING:
-    from elastic_runtime.controller.decide.job_types import Event
-    from elastic_runtime.kubernetes.api_client import Client, Json
+    from elastic_runtime.controller.decide.job_types import JobEvent
+    from elastic_runtime.kubernetes.api_client import ApiClient, Json
 
 COMPONENT = "elastic-controller"
 _LONGEST_MESSAGE = 1024  # a longer one is refused
 
 
-async def record_event(client: Client, job: Json, event: Event) -> None:
+async def record_event(client: ApiClient, job: Json, event: JobEvent) -> None:
     """Tells an event.
 
     Raises:

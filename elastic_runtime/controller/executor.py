@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.job_spec import JOBS
 from elastic_runtime.controller.decide.job_types import (
-    Apply,
+    ApplyManifest,
     CreatePod,
     DeleteJob,
     DeleteOwned,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.cluster_state import ClusterState
     from elastic_runtime.controller.decide.job_types import Action
     from elastic_runtime.controller.views import Key
-    from elastic_runtime.kubernetes.api_client import Client, Json
+    from elastic_runtime.kubernetes.api_client import ApiClient, Json
 
 
 _RESOURCES = {"Pod": PODS, "Service": SERVICES, "PodDisruptionBudget": DISRUPTION_BUDGETS}
@@ -49,7 +49,7 @@ class Outcome:
 
 def creates(action: Action) -> bool:
     """Whether an action makes something, so that a quota or a rule may forbid it."""
-    return isinstance(action, CreatePod | Apply)
+    return isinstance(action, CreatePod | ApplyManifest)
 
 
 class Executor:
@@ -60,7 +60,7 @@ class Executor:
         state: told of what the answers show, before any watch does.
     """
 
-    def __init__(self, client: Client, state: ClusterState) -> None:
+    def __init__(self, client: ApiClient, state: ClusterState) -> None:
         self._client, self._state = client, state
 
     async def execute(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
@@ -109,14 +109,14 @@ class Executor:
                 answer = await client.delete(PODS, namespace, action.name, action.uid, action.grace)
                 if _is_deleting(answer):
                     state.pods.update(answer)
-            case Apply():
+            case ApplyManifest():
                 await self._apply(key, uid, action)
             case DeleteOwned():
                 await client.delete(_RESOURCES[action.kind], namespace, action.name)
             case DeleteJob():
                 await client.delete(JOBS, namespace, name, uid)
 
-    async def _apply(self, key: Key, uid: str, action: Apply) -> None:
+    async def _apply(self, key: Key, uid: str, action: ApplyManifest) -> None:
         """Makes an object so; what is not the job's is left alone, whatever its name.
 
         Applying would take a Service of somebody else's over, and the garbage collector would

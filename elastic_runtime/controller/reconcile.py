@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.views import Key
     from elastic_runtime.controller.workqueue import WorkQueue
     from elastic_runtime.events import Emit
-    from elastic_runtime.kubernetes.api_client import Client, Json
+    from elastic_runtime.kubernetes.api_client import ApiClient, Json
 
     Decide = Callable[[Json, Observed, float], JobPlan]
 
@@ -79,7 +79,7 @@ class Reconciler:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         state: ClusterState,
         queue: WorkQueue,
         decide: Decide,

@@ -21,12 +21,12 @@ from elastic_runtime.controller.reconcile import Reconciler
 from elastic_runtime.controller.views import MANAGED
 from elastic_runtime.controller.workqueue import WorkQueue
 from elastic_runtime.events.controller_events import ControllerReady, ControllerWaiting
-from elastic_runtime.kubernetes.api_client import Client
+from elastic_runtime.kubernetes.api_client import ApiClient
 from elastic_runtime.kubernetes.api_errors import ApiError
 from elastic_runtime.kubernetes.api_resources import DISRUPTION_BUDGETS, PODS, SERVICES
 from elastic_runtime.kubernetes.cluster_access import login
 from elastic_runtime.kubernetes.informer import Informer
-from elastic_runtime.kubernetes.leader_lease import Lease, LeaseTimings, LostLease
+from elastic_runtime.kubernetes.leader_lease import LeaderLease, LeaseTimings, LostLease
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -87,7 +87,7 @@ class Controller:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         server = await serve(self._settings.port, self._metrics, lambda: self._not_ready)
         try:
-            async with Client(login, COMPONENT, self._metrics.requested) as client:
+            async with ApiClient(login, COMPONENT, self._metrics.requested) as client:
                 work = asyncio.create_task(self._work(client))
                 stop = asyncio.create_task(self._stop.wait())
                 await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -96,11 +96,11 @@ class Controller:
         finally:
             server.close()
 
-    async def _work(self, client: Client) -> None:
+    async def _work(self, client: ApiClient) -> None:
         await self._installed(client)
         settings = self._settings
         home = settings.home or settings.namespace or client.credentials.namespace
-        lease = Lease(
+        lease = LeaderLease(
             client,
             home,
             COMPONENT,
@@ -119,7 +119,7 @@ class Controller:
             await lease.release()
             raise
 
-    async def _installed(self, client: Client) -> None:
+    async def _installed(self, client: ApiClient) -> None:
         """Waits until the custom resource is there."""
         told, path = "", f"/apis/{GROUP}/{VERSION}"
         while True:
@@ -139,7 +139,7 @@ class Controller:
                 told = why
             await asyncio.sleep(_LOOK_AGAIN)
 
-    async def _lead(self, client: Client, lease: Lease) -> None:
+    async def _lead(self, client: ApiClient, lease: LeaderLease) -> None:
         """Does all of it, until something ends."""
         self._not_ready = "the objects of the cluster were not listed yet"
         state = self._state
@@ -163,7 +163,7 @@ class Controller:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look_after_jobs(self, client: Client) -> None:
+    async def _look_after_jobs(self, client: ApiClient) -> None:
         """Brings jobs to what they ask for; never ends by itself."""
         self._not_ready = ""
         self._emit(ControllerReady(self._settings.namespace or "all"))

@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.system import torch_private
-from elastic_runtime.system.repeated_signals import Request
+from elastic_runtime.system.repeated_signals import StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class Shielded:
 
     def __init__(self, then: Callable[[int], Any] | None) -> None:
         self._then = then
-        self._request: Request | None = None
+        self._request: StopRequest | None = None
 
     def __call__(self, worker: int) -> None:
         """Takes effect in the process that it is called in, a loader's."""
@@ -56,6 +56,6 @@ class Shielded:
     def _on_sigterm(self, number: int, frame: object) -> None:
         now = time.monotonic()
         if self._request is None:
-            self._request = Request(number, now)
+            self._request = StopRequest(number, now)
         elif not self._request.repeated_by(number, now):
             os._exit(0)  # with another code, the worker would be told that its loader has failed

@@ -48,7 +48,7 @@ class NodeCutOff(Event):
 
 
 @dataclass(frozen=True)
-class AgentCrashed(Event):
+class AgentCrashEvent(Event):
     """A defect of this package ends the agent. The command's last line says it to people."""
 
     name = "agent.crashed"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
     from elastic_runtime.kubernetes.api_resources import Resource
-    from elastic_runtime.kubernetes.cluster_access import Credentials
+    from elastic_runtime.kubernetes.cluster_access import ClusterCredentials
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ class _StrangerError(ValueError):
     """What has answered is something else than an API server."""
 
 
-class Client:
+class ApiClient:
     """Asks the API server.
 
     It gives no answer of anything else for the API server's, follows no redirect, and repeats a
@@ -64,7 +64,7 @@ class Client:
 
     def __init__(
         self,
-        login: Callable[[], Credentials],
+        login: Callable[[], ClusterCredentials],
         name: str,
         counted: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
@@ -73,7 +73,7 @@ class Client:
         self._logging_in = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> ApiClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
             headers={"User-Agent": f"{self._name}/{__version__}"},
@@ -258,7 +258,7 @@ class Client:
         return answer
 
     async def _send(
-        self, shown: Credentials, verb: str, path: str, more: Mapping[str, Any]
+        self, shown: ClusterCredentials, verb: str, path: str, more: Mapping[str, Any]
     ) -> aiohttp.ClientResponse:
         assert self._session, "the client is used outside of its block"
         headers = {"Accept": "application/json, */*", **shown.headers, **more.get("headers", {})}
@@ -278,7 +278,7 @@ class Client:
         self._counted(verb, answer.status)
         return answer
 
-    async def _log_in_again(self, refused: Credentials, where: str) -> None:
+    async def _log_in_again(self, refused: ClusterCredentials, where: str) -> None:
         """Replaces credentials that were refused, once for all who have met that."""
         async with self._logging_in:
             if self.credentials is not refused:

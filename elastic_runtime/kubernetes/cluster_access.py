@@ -41,7 +41,7 @@ class ClusterRef:
 
 
 @dataclass(frozen=True)
-class Credentials:
+class ClusterCredentials:
     """Where an API server is, how we know that it is the right one, and what we show it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Credentials:
     proxy: str = ""
 
 
-def login(ref: ClusterRef | None = None) -> Credentials:
+def login(ref: ClusterRef | None = None) -> ClusterCredentials:
     """Finds the credentials. Those of a service account are replaced every hour: ask again.
 
     Args:
@@ -120,7 +120,7 @@ def check_name(of: str, name: str) -> str:
     return name
 
 
-def _from_pod(ref: ClusterRef) -> Credentials:
+def _from_pod(ref: ClusterRef) -> ClusterCredentials:
     if ref.context:
         raise UsageError("--context names a context of a kubeconfig, and there is none in this pod")
     # An address needs no DNS.
@@ -137,10 +137,10 @@ def _from_pod(ref: ClusterRef) -> Credentials:
             "kubeconfig with KUBECONFIG"
         ) from None
     headers = {"Authorization": f"Bearer {token}"}
-    return Credentials(f"https://{shown}:{port}", ref.namespace or own, headers, tls)
+    return ClusterCredentials(f"https://{shown}:{port}", ref.namespace or own, headers, tls)
 
 
-def _from_kubeconfig(ref: ClusterRef, paths: str) -> Credentials:
+def _from_kubeconfig(ref: ClusterRef, paths: str) -> ClusterCredentials:
     kubeconfig, yaml = need("kubernetes.config"), need("yaml")
     config = need("kubernetes.client").Configuration()
     try:
@@ -169,7 +169,7 @@ def _from_kubeconfig(ref: ClusterRef, paths: str) -> Credentials:
         raise UsageError(f"{paths} is no kubeconfig") from None
 
 
-def _configured(config: Any, namespace: str) -> Credentials:
+def _configured(config: Any, namespace: str) -> ClusterCredentials:
     """What the official client has made of a kubeconfig, as ours."""
     if not re.match("https?://[^/]", str(config.host)):
         raise UsageError(
@@ -189,7 +189,7 @@ def _configured(config: Any, namespace: str) -> Credentials:
         if way["in"] == "header" and way["value"]
     }
     host = urllib.parse.urlsplit(config.host).hostname or ""
-    return Credentials(
+    return ClusterCredentials(
         server=config.host.rstrip("/"),
         namespace=namespace,
         headers=headers,

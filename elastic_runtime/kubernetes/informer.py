@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from elastic_runtime.events import Emit
-    from elastic_runtime.kubernetes.api_client import Client, Json
+    from elastic_runtime.kubernetes.api_client import ApiClient, Json
     from elastic_runtime.kubernetes.api_resources import Resource
 
 _BACKOFF = Backoff(first=0.1, longest=30.0)
@@ -52,7 +52,7 @@ class Informer:
         listed: set when the cache knows all that there was at one moment.
     """
 
-    client: Client
+    client: ApiClient
     resource: Resource
     namespace: str
     selector: str

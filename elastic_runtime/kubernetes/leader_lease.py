@@ -20,7 +20,7 @@ from elastic_runtime.kubernetes.api_resources import LEASES
 if TYPE_CHECKING:
     from elastic_runtime.clock import Clock
     from elastic_runtime.events import Emit
-    from elastic_runtime.kubernetes.api_client import Client, Json
+    from elastic_runtime.kubernetes.api_client import ApiClient, Json
 
 _SECONDS = 15.0
 
@@ -60,7 +60,7 @@ class LeaseTimings:
         return self.duration * 2 / 3
 
 
-class Lease:
+class LeaderLease:
     """The Lease, as one candidate sees it.
 
     Args:
@@ -75,7 +75,7 @@ class Lease:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         namespace: str,
         name: str,
         identity: str,

@@ -38,7 +38,7 @@ _PATIENCE = 5.0
 
 
 @dataclass
-class Console:
+class TerminalRenderer:
     """Renders events for one terminal: at most one line for a round and its recovery.
 
     The line of a round waits for ``round.recovered``, though not for ever, and takes in what
@@ -142,7 +142,7 @@ def make_emit(format: str, stream: TextIO, node_name: str = "") -> Emit:
         away: a job does not end because nobody reads its log any more.
     """
     if _for_people(format, stream):
-        return _for_console(Console(node_name), stream)
+        return _for_console(TerminalRenderer(node_name), stream)
     logger = structlog.wrap_logger(
         structlog.WriteLogger(stream),
         processors=[
@@ -165,7 +165,7 @@ def make_emit(format: str, stream: TextIO, node_name: str = "") -> Emit:
     return emit
 
 
-def _for_console(console: Console, stream: TextIO) -> Emit:
+def _for_console(console: TerminalRenderer, stream: TextIO) -> Emit:
     lock = threading.Lock()
 
     def show(lines: list[str]) -> None:

@@ -10,7 +10,7 @@ _ONE_REQUEST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StopRequest:
     """A signal that asked this process to end.
 
     Attributes:

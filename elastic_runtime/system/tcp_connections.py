@@ -22,7 +22,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LONGEST_ADDRESS = 128
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """A connected TCP socket; the inode tells it from a later one with the same number.
 
     Attributes:
@@ -70,7 +70,7 @@ class Connection(NamedTuple):
             raise OSError("the descriptor is another socket's by now")
 
 
-def connections() -> set[Connection]:
+def connections() -> set[TcpConnection]:
     """All connected TCP sockets of this process."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -80,7 +80,7 @@ def connections() -> set[Connection]:
             fd = int(name)
             peer, here = _end(_LIBC.getpeername, fd), _end(_LIBC.getsockname, fd)
             if peer is not None and here is not None:
-                found.add(Connection(fd, os.fstat(fd).st_ino, *here, *peer))
+                found.add(TcpConnection(fd, os.fstat(fd).st_ino, *here, *peer))
     return found
 
 

@@ -27,7 +27,7 @@ from elastic_runtime.system.tcp_connections import connections
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_runtime.system.tcp_connections import Connection
+    from elastic_runtime.system.tcp_connections import TcpConnection
 
 # Seconds after which a silent peer is lost; 0: as the system has it. The agent sets it to the time
 # of its lease, unless it is set already.
@@ -73,7 +73,7 @@ def options(seconds: float) -> Options | None:
     return Options(pace, pace, max(1, round(seconds / pace) - 1), round(1000 * seconds))
 
 
-def tend(one: Connection, wanted: Options) -> None:
+def tend(one: TcpConnection, wanted: Options) -> None:
     """Sets the options on a connection.
 
     Raises:
@@ -138,12 +138,12 @@ def _look_again(hosts: set[str], wanted: Options) -> None:
         _tend_all({each for each in _to_others() if each.host in hosts}, wanted)
 
 
-def _tend_all(found: set[Connection], wanted: Options) -> None:
+def _tend_all(found: set[TcpConnection], wanted: Options) -> None:
     for each in found:
         with suppress(OSError):
             tend(each, wanted)
 
 
-def _to_others() -> set[Connection]:
+def _to_others() -> set[TcpConnection]:
     """The connections of this process to other hosts."""
     return {each for each in connections() if each.host != each.here}

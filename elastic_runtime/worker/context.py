@@ -42,7 +42,7 @@ from elastic_runtime.protocol.messages import (
 )
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory
 from elastic_runtime.protocol.unix_path import address_of
-from elastic_runtime.system.repeated_signals import Request
+from elastic_runtime.system.repeated_signals import StopRequest
 from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class WorkerContext:
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._handler: Callable[[int, Any], None] | None = None  # of SIGTERM
-        self._request: Request | None = None
+        self._request: StopRequest | None = None
         self._waits_for_agent = False
         self._asked_to_leave_at = float("-inf")  # to leave
 
@@ -335,7 +335,7 @@ class WorkerContext:
     def _on_sigterm(self, number: int, frame: object) -> None:
         now = time.monotonic()
         if self._request is None:
-            self._request = Request(number, now)
+            self._request = StopRequest(number, now)
             self.drain.set()
         elif not self._request.repeated_by(number, now):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

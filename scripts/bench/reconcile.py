@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_runtime.controller.decide.job_spec import JOBS
-from elastic_runtime.kubernetes.api_client import Client
+from elastic_runtime.kubernetes.api_client import ApiClient
 from elastic_runtime.kubernetes.api_resources import PODS
-from elastic_runtime.kubernetes.cluster_access import Credentials
+from elastic_runtime.kubernetes.cluster_access import ClusterCredentials
 from scripts.bench.measure.figures import quantile
 from scripts.bench.measure.report import machine
 from tests import processes
@@ -120,12 +120,12 @@ def run(task: Task) -> Figures:
 
 
 async def _watches(url: str) -> int:
-    async with Client(lambda: Credentials(url), "reconcile-bench") as api:
+    async with ApiClient(lambda: ClusterCredentials(url), "reconcile-bench") as api:
         return (await _counts(api))[_FOLLOWS]
 
 
 async def _restarted(url: str, controller: int, watches: int) -> tuple[float, float]:
-    async with Client(lambda: Credentials(url), "reconcile-bench") as api:
+    async with ApiClient(lambda: ClusterCredentials(url), "reconcile-bench") as api:
         await _until_it_follows(api, watches)
         await _quiet(api)
         return _megabytes(controller)
@@ -140,7 +140,7 @@ async def measure(task: Task, url: str, controller: int) -> Figures:
         controller: its process.
     """
     figures = Figures()
-    async with Client(lambda: Credentials(url), "reconcile-bench") as api:
+    async with ApiClient(lambda: ClusterCredentials(url), "reconcile-bench") as api:
         await _until_it_follows(api)
         view = _View(api)
         following = asyncio.create_task(view.follow())
@@ -165,7 +165,7 @@ async def measure(task: Task, url: str, controller: int) -> Figures:
 class _View:
     """What a client sees of jobs and pods."""
 
-    def __init__(self, api: Client) -> None:
+    def __init__(self, api: ApiClient) -> None:
         self._api = api
         self._changed = asyncio.Condition()
         self.settled: set[str] = set()
@@ -206,7 +206,7 @@ class _View:
             self._changed.notify_all()
 
 
-async def _submit(api: Client, task: Task, number: int) -> None:
+async def _submit(api: ApiClient, task: Task, number: int) -> None:
     container = {"name": "elasticjob-worker", "image": "train", "args": ["train.py"]}
     template = {"spec": {"containers": [container]}}
     spec: dict[str, Any] = {
@@ -221,7 +221,7 @@ async def _submit(api: Client, task: Task, number: int) -> None:
     await api.create(JOBS, "default", {**kind, "metadata": metadata, "spec": spec})
 
 
-async def _answer(api: Client, view: _View, name: str) -> float:
+async def _answer(api: ApiClient, view: _View, name: str) -> float:
     """Seconds between a pod's end and the creation of the next one of its name."""
     uid, _ = view.created[name]
     await api.delete(PODS, "default", name, grace=0)
@@ -229,13 +229,13 @@ async def _answer(api: Client, view: _View, name: str) -> float:
     return view.created[name][1] - view.deleted[uid]
 
 
-async def _until_it_follows(api: Client, watches: int = 0) -> None:
+async def _until_it_follows(api: ApiClient, watches: int = 0) -> None:
     """Returns when jobs were watched more often than so."""
     while (await _counts(api))[_FOLLOWS] <= watches:  # noqa: ASYNC110 - in another process
         await asyncio.sleep(0.05)
 
 
-async def _quiet(api: Client) -> None:
+async def _quiet(api: ApiClient) -> None:
     """Returns when nothing but the Lease was asked for during two seconds."""
     before = await _counts(api)
     while True:
@@ -246,7 +246,7 @@ async def _quiet(api: Client) -> None:
         before = now
 
 
-async def _counts(api: Client) -> Counter[str]:
+async def _counts(api: ApiClient) -> Counter[str]:
     return Counter(await api.get("/fake/counts"))
 
 

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.config import Endpoint, Tls
-from elastic_runtime.endpoint import Credentials, parse_endpoint, read_credentials, split_address
+from elastic_runtime.endpoint import (
+    EtcdCredentials,
+    parse_endpoint,
+    read_credentials,
+    split_address,
+)
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +94,7 @@ def test_endpoints_survive_being_written_and_read() -> None:
 def test_access_is_taken_over(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("x")
-    access = Credentials("me", "geheim", Tls(ca=str(ca)))
+    access = EtcdCredentials("me", "geheim", Tls(ca=str(ca)))
     endpoint = parse_endpoint("h", "etcd", access)
     assert (endpoint.user, endpoint.password, endpoint.secure) == ("me", "geheim", True)
     assert "geheim" not in repr(endpoint) + str(endpoint) + repr(access)
@@ -98,13 +103,13 @@ def test_access_is_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "access", "words"),
     [
-        ("etcd://me@h", Credentials("you"), "names the user 'me', --etcd-user 'you'"),
-        ("etcd://h", Credentials(password="x"), "but no user: add --etcd-user"),
-        ("etcds://h", Credentials(tls=Tls(cert="c")), "belong together"),
-        ("etcds://h", Credentials(tls=Tls(ca="/nowhere/ca")), "--etcd-ca: there is no file"),
+        ("etcd://me@h", EtcdCredentials("you"), "names the user 'me', --etcd-user 'you'"),
+        ("etcd://h", EtcdCredentials(password="x"), "but no user: add --etcd-user"),
+        ("etcds://h", EtcdCredentials(tls=Tls(cert="c")), "belong together"),
+        ("etcds://h", EtcdCredentials(tls=Tls(ca="/nowhere/ca")), "--etcd-ca: there is no file"),
     ],
 )
-def test_access_that_does_not_fit(text: str, access: Credentials, words: str) -> None:
+def test_access_that_does_not_fit(text: str, access: EtcdCredentials, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_endpoint(text, "", access)
     assert words in str(caught.value)
@@ -114,7 +119,7 @@ def test_a_certificate_without_tls_is_refused(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("x")
     with pytest.raises(UsageError, match="etcds://"):
-        parse_endpoint("etcd://h", "", Credentials(tls=Tls(ca=str(ca))))
+        parse_endpoint("etcd://h", "", EtcdCredentials(tls=Tls(ca=str(ca))))
 
 
 def test_the_password_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:

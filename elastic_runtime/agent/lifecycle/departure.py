@@ -34,7 +34,7 @@ from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.protocol.messages import Change, Dismiss
 from elastic_runtime.protocol.records import ASKED, FaultReport
 from elastic_runtime.rendezvous.core import events
-from elastic_runtime.system.repeated_signals import Request
+from elastic_runtime.system.repeated_signals import StopRequest
 
 # For so long a node that is asked to leave between two rounds waits for the next one, in seconds
 # and as a part of the grace; and the leader, as somebody has to be the last one.
@@ -68,7 +68,7 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
 def _with_request(state: AgentState, event: LeaveRequested, now: float) -> AgentState:
     return replace(
         state,
-        leave_request=Request(event.signum, now),
+        leave_request=StopRequest(event.signum, now),
         after_round=AfterRound.LEAVE,
         finish=Finish(EXIT_LEFT, "left on request"),
     )

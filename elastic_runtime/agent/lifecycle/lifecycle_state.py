@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.messages import Heard
     from elastic_runtime.protocol.records import FaultReport
     from elastic_runtime.protocol.round_records import RoundRecord
-    from elastic_runtime.system.repeated_signals import Request
+    from elastic_runtime.system.repeated_signals import StopRequest
 
 
 class Phase(Enum):
@@ -187,7 +187,7 @@ class AgentState:
     fork_server_ready: bool = False
     fork_server_deaths: int = 0
     store_answered: bool = False
-    leave_request: Request | None = None
+    leave_request: StopRequest | None = None
     finish: Finish | None = None
     in_place: InPlace | None = None
 

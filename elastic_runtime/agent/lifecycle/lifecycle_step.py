@@ -12,8 +12,8 @@
                                     ENDED
 
 A round is left only when no worker of this node is in it any more: that is what makes the next
-round safe for the others. ``ROWS`` says which function handles an event; those for workers are in
-``restart_lifecycle`` and ``in_place_lifecycle``.
+round safe for the others. ``HANDLERS`` says which function handles an event; those for workers are
+in ``restart_lifecycle`` and ``in_place_lifecycle``.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def step(state: AgentState, event: LifecycleEvent, now: float) -> Step:
     before = state.leave_request
     if isinstance(event, LeaveRequested) and before and before.repeated_by(event.signum, now):
         return Step(state, (), "the same request again")
-    row = ROWS[kind_of(event)]
+    handlers = HANDLERS[kind_of(event)]
     if state.in_place is not None and state.phase is not Phase.STOPPING:
-        return row.in_place(state, event, now)
-    return row.restart(state, event, now)
+        return handlers.in_place(state, event, now)
+    return handlers.restart(state, event, now)
 
 
 def kind_of(event: LifecycleEvent) -> type:
@@ -202,7 +202,7 @@ Handler = Callable[[AgentState, Any, float], Step]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EventHandlers:
     """Who handles an event.
 
     Attributes:
@@ -214,19 +214,19 @@ class Row:
     in_place: Handler
 
 
-def _both(handler: Handler) -> Row:
-    return Row(handler, handler)
+def _both(handler: Handler) -> EventHandlers:
+    return EventHandlers(handler, handler)
 
 
-def _only_in_place(handler: Handler) -> Row:
+def _only_in_place(handler: Handler) -> EventHandlers:
     """For what is about workers in place, and is too late once they are being stopped."""
-    return Row(lambda state, event, now: Step(state, (), "not in place"), handler)
+    return EventHandlers(lambda state, event, now: Step(state, (), "not in place"), handler)
 
 
-ROWS: dict[type, Row] = {
+HANDLERS: dict[type, EventHandlers] = {
     ForkServerReady: _both(_fork_server_ready),
     ForkServerExited: _both(_fork_server_died),
-    WorkerExited: Row(restart_lifecycle.worker_exited, in_place_lifecycle.worker_exited),
+    WorkerExited: EventHandlers(restart_lifecycle.worker_exited, in_place_lifecycle.worker_exited),
     # what workers say
     Hello: _both(_hello),
     Ready: _both(in_place_lifecycle.worker_ready),
@@ -237,15 +237,15 @@ ROWS: dict[type, Row] = {
     NoFirstStep: _only_in_place(hang_detection.no_first_step),
     NoStepExpected: _only_in_place(hang_detection.no_step_expected),
     StepOverdue: _only_in_place(hang_detection.step_overdue),
-    Alarm: Row(restart_lifecycle.alarm, in_place_lifecycle.alarm),
+    Alarm: EventHandlers(restart_lifecycle.alarm, in_place_lifecycle.alarm),
     # who asks this node to leave
-    LeaveRequested: Row(restart_lifecycle.leave_requested, departure.leave_requested),
+    LeaveRequested: EventHandlers(restart_lifecycle.leave_requested, departure.leave_requested),
     # what the rendezvous says
-    Sealed: Row(restart_lifecycle.sealed, in_place_lifecycle.sealed),
-    Switch: Row(restart_lifecycle.switch, in_place_lifecycle.switch),
-    Excluded: Row(restart_lifecycle.excluded, in_place_lifecycle.excluded),
+    Sealed: EventHandlers(restart_lifecycle.sealed, in_place_lifecycle.sealed),
+    Switch: EventHandlers(restart_lifecycle.switch, in_place_lifecycle.switch),
+    Excluded: EventHandlers(restart_lifecycle.excluded, in_place_lifecycle.excluded),
     Fenced: _both(restart_lifecycle.excluded),
-    Waiting: Row(restart_lifecycle.waiting, in_place_lifecycle.waiting),
+    Waiting: EventHandlers(restart_lifecycle.waiting, in_place_lifecycle.waiting),
     Prepare: _both(in_place_lifecycle.prepare),
     Surveyed: _only_in_place(hang_detection.surveyed),
     Ended: _both(_ended),

@@ -42,7 +42,7 @@ from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
 from elastic_runtime.protocol.messages import Drain
 from elastic_runtime.protocol.records import ASKED, NO_ROOM, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core import events
-from elastic_runtime.system.repeated_signals import Request
+from elastic_runtime.system.repeated_signals import StopRequest
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.notices import Excluded, Fenced, Sealed, Switch, Waiting
@@ -149,7 +149,7 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
     alone = state.round is None or state.round.size == 1
     state = replace(
         state,
-        leave_request=Request(event.signum, now),
+        leave_request=StopRequest(event.signum, now),
         after_round=AfterRound.LEAVE,
         finish=Finish(EXIT_LEFT, "stopped on request" if alone else "left on request"),
     )

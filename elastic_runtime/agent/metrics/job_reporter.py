@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState
-    from elastic_runtime.agent.metrics.metrics_fold import Progress, Watch
+    from elastic_runtime.agent.metrics.metrics_fold import Watch, WorkerProgress
     from elastic_runtime.config import JobConfig
     from elastic_runtime.events import Emit, Event
     from elastic_runtime.protocol.messages import Note
@@ -149,7 +149,7 @@ class JobReporter:
         """The agent's loop has turned."""
         self._observe(LoopTurned)
 
-    def _observe(self, kind: type[Progress]) -> None:
+    def _observe(self, kind: type[WorkerProgress]) -> None:
         if self._watch is not None:
             self._watch(kind(*self._progress()))
 

@@ -9,7 +9,7 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.agent.metrics.metrics_fold import Measured, Progress, fold
+from elastic_runtime.agent.metrics.metrics_fold import Measured, WorkerProgress, fold
 from elastic_runtime.events.node_events import MetricsOff
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Meter:
         self.watch(event)
         self._emit(event)
 
-    def watch(self, event: Event | Progress) -> None:
+    def watch(self, event: Event | WorkerProgress) -> None:
         """Measures an event that is nothing for a log."""
         now = time.monotonic()
         with self._lock:

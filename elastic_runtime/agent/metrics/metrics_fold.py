@@ -1,8 +1,8 @@
 """What an agent measures of its job: pure. ``fold(state, event, now) → state``.
 
 Nothing is measured for its own sake: the agent's events say all there is to know, and two more,
-which are for this module alone, say what is no event for people (``Progress``). All moments are
-seconds on the machine's monotonic clock. ``docs/operations.md`` says what each figure means;
+which are for this module alone, say what is no event for people (``WorkerProgress``). All moments
+are seconds on the machine's monotonic clock. ``docs/operations.md`` says what each figure means;
 ``prometheus_text`` writes them as Prometheus reads them, ``meter`` feeds and serves them.
 """
 
@@ -41,7 +41,7 @@ _NONE = dict.fromkeys(CLASSES, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkerProgress:
     """What the agent sees of its workers from time to time.
 
     Attributes:
@@ -55,16 +55,16 @@ class Progress:
     moment: float
 
 
-class LoopTurned(Progress):
+class LoopTurned(WorkerProgress):
     """The agent's loop has turned."""
 
 
-class RecoveryBegan(Progress):
+class RecoveryBegan(WorkerProgress):
     """The round of this agent is about to end, or a worker of it has ended."""
 
 
 # Where that goes which is measured.
-Watch = Callable[[Event | Progress], None]
+Watch = Callable[[Event | WorkerProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Measured:
         return idle if idle > HANGS_AFTER else None
 
 
-def fold(state: Measured, event: Event | Progress, now: float) -> Measured:
+def fold(state: Measured, event: Event | WorkerProgress, now: float) -> Measured:
     """What is known after an event.
 
     Args:
@@ -213,7 +213,7 @@ def fold(state: Measured, event: Event | Progress, now: float) -> Measured:
         now: when it happened.
     """
     match event:
-        case Progress():
+        case WorkerProgress():
             return _progressed(state, event, now)
         case RoundSealed():
             return _sealed(state, event, now)
@@ -234,14 +234,14 @@ def fold(state: Measured, event: Event | Progress, now: float) -> Measured:
 # ---------------------------------------------------------------- steps
 
 
-def _progressed(state: Measured, seen: Progress, now: float) -> Measured:
+def _progressed(state: Measured, seen: WorkerProgress, now: float) -> Measured:
     state = _with_steps(state, seen)
     if isinstance(seen, RecoveryBegan):
         return replace(state, open_recovery=OpenRecovery(now, state.stepped, state.restarts))
     return replace(state, turned=now)
 
 
-def _with_steps(state: Measured, seen: Progress) -> Measured:
+def _with_steps(state: Measured, seen: WorkerProgress) -> Measured:
     """Steps are seen from time to time, not one by one: so many since the last time."""
     step, count, moment = seen.step, seen.count, seen.moment
     # Until the first step of a round, its workers show the last one of the round before.
@@ -329,7 +329,7 @@ def _phases(open_recovery: OpenRecovery, sealed: float, now: float) -> dict[str,
 # ---------------------------------------------------------------- checkpoints
 
 
-def _checkpoint(state: Measured, event: Event | Progress, now: float) -> Measured:
+def _checkpoint(state: Measured, event: Event | WorkerProgress, now: float) -> Measured:
     match event:
         case CheckpointResumed():
             if event.source == "storage":

@@ -70,9 +70,9 @@ class JobClient:
 
     def __init__(self, ref: ClusterRef) -> None:
         need("aiohttp")
-        from elastic_runtime.kubernetes.api_client import Client
+        from elastic_runtime.kubernetes.api_client import ApiClient
 
-        self._client = Client(lambda: login(ref), "elasticctl")
+        self._client = ApiClient(lambda: login(ref), "elasticctl")
         self._server = self._client.credentials.server
         self.namespace = self._client.credentials.namespace
         self._loop = asyncio.new_event_loop()

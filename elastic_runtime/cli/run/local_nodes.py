@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.agent.logs.launcher_error import ErrorsOfNodes
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 from elastic_runtime.events.job_events import LocalEnded, LocalStarted
-from elastic_runtime.system.repeated_signals import Request
+from elastic_runtime.system.repeated_signals import StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,7 +82,7 @@ def _run(
     shared = (str(int(hosted)), invocation, json.dumps([*commands]), str(word))
     nodes = {n: _start([*shared, *words], word, environ(n)) for n, words in commands.items()}
     os.close(word)
-    request: Request | None = None
+    request: StopRequest | None = None
     hurried = False
     try:
         emit(LocalStarted(list(nodes), [node.pid for node in nodes.values()]))
@@ -95,7 +95,7 @@ def _run(
             hurried = request is not None
             for node in nodes.values():
                 node.send_signal(signal.SIGKILL if hurried else number)
-            request = request or Request(number, time.monotonic())
+            request = request or StopRequest(number, time.monotonic())
     finally:
         for node in nodes.values():
             node.kill()

@@ -14,7 +14,7 @@ from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.flags.setting_sources import Setting, Settings
-    from elastic_runtime.endpoint import Credentials
+    from elastic_runtime.endpoint import EtcdCredentials
 
 # Rendezvous of torch's that know no membership: torch's launcher runs them as it always did.
 _TORCHS_OWN = ("static", "etcd-v2")
@@ -87,7 +87,7 @@ def _bound(own: Setting, nnodes: Setting, index: int) -> tuple[int | None, Setti
     return (nnodes.value[index] if nnodes.given else None), nnodes
 
 
-def choose_store(settings: Settings, bounds: Bounds, credentials: Credentials) -> StoreTarget:
+def choose_store(settings: Settings, bounds: Bounds, credentials: EtcdCredentials) -> StoreTarget:
     """Decides where the nodes of the job meet.
 
     Raises:

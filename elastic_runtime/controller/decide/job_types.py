@@ -210,7 +210,7 @@ class DeletePod:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class ApplyManifest:
     """Make an object so that is not a worker pod: Service, budget, etcd.
 
     One that is missing is created, one of the job's is changed by server-side apply.
@@ -250,11 +250,11 @@ class DeleteJob:
     why: str = ""
 
 
-Action = CreatePod | DeletePod | Apply | DeleteOwned | DeleteJob
+Action = CreatePod | DeletePod | ApplyManifest | DeleteOwned | DeleteJob
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JobEvent:
     """An Event on the ElasticJob.
 
     Attributes:
@@ -283,6 +283,6 @@ class JobPlan:
 
     actions: tuple[Action, ...] = ()
     status: Json = field(default_factory=dict)
-    events: tuple[Event, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     wake_at: float = NEVER
     reason: str = ""

@@ -13,7 +13,7 @@ from elastic_runtime.controller.decide.job_types import (
     RUNNING,
     SUCCEEDED,
     WARNING,
-    Apply,
+    ApplyManifest,
     CreatePod,
     DeleteOwned,
     DeletePod,
@@ -46,19 +46,25 @@ def ensure_supporting_objects(context: PlanContext) -> None:
     """Sees to the Services, the disruption budget and the job's own etcd."""
     spec, observed = context.spec, context.observed
     if spec.name not in observed.services:
-        context.actions.append(Apply(manifests.worker_service(spec), "gives the pods names"))
+        context.actions.append(
+            ApplyManifest(manifests.worker_service(spec), "gives the pods names")
+        )
     if observed.pdb != spec.minimum:
         context.actions.append(
-            Apply(manifests.disruption_budget(spec), f"keeps {spec.minimum} pods when nodes drain")
+            ApplyManifest(
+                manifests.disruption_budget(spec), f"keeps {spec.minimum} pods when nodes drain"
+            )
         )
     if spec.endpoint:
         return
     if manifests.etcd_name(spec.name) not in observed.services:
-        context.actions.append(Apply(manifests.etcd_service(spec), "the address of the job's etcd"))
+        context.actions.append(
+            ApplyManifest(manifests.etcd_service(spec), "the address of the job's etcd")
+        )
     etcd = observed.etcd
     if etcd is None:
         manifest = manifests.etcd_pod(spec, context.etcd_image)
-        context.actions.append(Apply(manifest, "the job names no rdzvEndpoint"))
+        context.actions.append(ApplyManifest(manifest, "the job names no rdzvEndpoint"))
     elif etcd.phase in (FAILED, SUCCEEDED) and not etcd.deleting:
         # Evicted, or its node is gone: the kubelet restarts it in every other case.
         context.actions.append(DeletePod(etcd.name, etcd.uid, 0, f"etcd has ended ({etcd.phase})"))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_types import CLASSES, NORMAL, WARNING, Event
+from elastic_runtime.controller.decide.job_types import CLASSES, NORMAL, WARNING, JobEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -121,7 +121,7 @@ class StatusBuilder:
         self.generation = int((job.get("metadata") or {}).get("generation") or 0)
         self.values = dict(old)
         self.memory = Memory.of(old.get("memory") or {})
-        self.events: list[Event] = []
+        self.events: list[JobEvent] = []
         self._conditions = {each["type"]: dict(each) for each in old.get("conditions") or ()}
 
     # ------------------------------------------------------------ conditions
@@ -163,7 +163,7 @@ class StatusBuilder:
 
     def add_event(self, reason: str, message: str, kind: str = NORMAL) -> None:
         """Announces something."""
-        self.events.append(Event(kind, reason, message))
+        self.events.append(JobEvent(kind, reason, message))
 
     def report_problems(self, problems: Iterable[Problem]) -> None:
         """Warns of problems, of each one when it comes up."""

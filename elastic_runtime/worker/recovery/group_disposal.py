@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from elastic_runtime.system.tcp_connections import Connection
+    from elastic_runtime.system.tcp_connections import TcpConnection
 
 # How long after its last collective a group is dropped: so many sleeps of so many seconds, each of
 # which has ended in time. One that has not says that the machine did not run us for a while, nor
@@ -47,7 +47,7 @@ _ending = threading.Event()
 _OURS = 2
 
 
-def drop_later(groups: list[Any], sockets: Collection[Connection] = ()) -> None:
+def drop_later(groups: list[Any], sockets: Collection[TcpConnection] = ()) -> None:
     """Drops process groups when their threads are certainly idle and nobody else refers to them.
 
     A process whose groups outlive it aborts now and then; so its end waits for this, though not
@@ -69,7 +69,7 @@ def _in_background(name: str, work: Callable[[], None]) -> None:
         _background[:] = [*(one for one in _background if one.is_alive()), thread]
 
 
-def _rest_and_keep(ended: list[Any], sockets: Collection[Connection]) -> None:
+def _rest_and_keep(ended: list[Any], sockets: Collection[TcpConnection]) -> None:
     rest()
     for one in sockets:
         one.shut(socket.SHUT_RDWR)

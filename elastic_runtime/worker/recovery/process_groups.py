@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_runtime.system import torch_private, torch_tcp_store
-from elastic_runtime.system.tcp_connections import Connection, connections
+from elastic_runtime.system.tcp_connections import TcpConnection, connections
 from elastic_runtime.worker.recovery.group_disposal import drop_later
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class _Client:
     """A client of a TCPStore, and its socket."""
 
     store: dist.TCPStore
-    sockets: frozenset[Connection]
+    sockets: frozenset[TcpConnection]
 
 
 class Stores:
@@ -186,7 +186,7 @@ class Ranks:
         self._stores = stores
         self._waits: list[queue.SimpleQueue[tuple[Any, BaseException | None]]] = []
         self._lock = threading.Lock()
-        self._sockets: set[Connection] = set()
+        self._sockets: set[TcpConnection] = set()
         self.building = True
         self.met = False
         self._recording = ExitStack()

@@ -14,10 +14,10 @@ from elastic_runtime.controller.decide.job_spec import JOBS
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events import silent
 from elastic_runtime.kubernetes import api_client as api_module
-from elastic_runtime.kubernetes.api_client import Client
+from elastic_runtime.kubernetes.api_client import ApiClient
 from elastic_runtime.kubernetes.api_errors import NOT_KUBERNETES, ApiError
 from elastic_runtime.kubernetes.api_resources import PODS, SERVICES
-from elastic_runtime.kubernetes.cluster_access import Credentials
+from elastic_runtime.kubernetes.cluster_access import ClusterCredentials
 from elastic_runtime.kubernetes.informer import Informer
 from tests.integration.etcd import certificates
 from tests.kube.kinds import JOB, POD
@@ -82,17 +82,17 @@ class Diary:
         self._told = asyncio.ensure_future(tell())
 
 
-def follow(client: Client, diary: Diary, selector: str = "") -> asyncio.Task[None]:
+def follow(client: ApiClient, diary: Diary, selector: str = "") -> asyncio.Task[None]:
     return asyncio.create_task(Informer(client, PODS, "", selector, diary, silent).run())
 
 
-def _client_of(server: TestServer) -> Client:
-    return Client(lambda: Credentials(str(server.make_url("")).rstrip("/")), "tests")
+def _client_of(server: TestServer) -> ApiClient:
+    return ApiClient(lambda: ClusterCredentials(str(server.make_url("")).rstrip("/")), "tests")
 
 
 def test_objects_come_change_and_go(cluster: FakeCluster) -> None:
     async def play() -> None:
-        async with Client(lambda: Credentials(cluster.url), "tests") as client:
+        async with ApiClient(lambda: ClusterCredentials(cluster.url), "tests") as client:
             made = await client.create(PODS, "default", pod("a"))
             with pytest.raises(ApiError) as twice:
                 await client.create(PODS, "default", pod("a"))
@@ -111,7 +111,7 @@ def test_objects_come_change_and_go(cluster: FakeCluster) -> None:
 
 def test_applying_takes_away_what_is_said_no_more(cluster: FakeCluster) -> None:
     async def play() -> None:
-        async with Client(lambda: Credentials(cluster.url), "tests") as client:
+        async with ApiClient(lambda: ClusterCredentials(cluster.url), "tests") as client:
             head = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}}
             first = await client.apply(
                 SERVICES, "default", "s", {**head, "spec": {"type": "x", "selector": {"a": "1"}}}
@@ -132,7 +132,7 @@ def test_a_status_on_an_old_version_is_a_conflict(cluster: FakeCluster) -> None:
     cluster.edit(JOB, "j", {"spec": {"a": 2}})
 
     async def play() -> None:
-        async with Client(lambda: Credentials(cluster.url), "tests") as client:
+        async with ApiClient(lambda: ClusterCredentials(cluster.url), "tests") as client:
             version = {"resourceVersion": job["metadata"]["resourceVersion"]}
             patch = {"metadata": version, "status": {"step": 1}, "spec": {"a": 3}}
             with pytest.raises(ApiError) as late:
@@ -150,7 +150,7 @@ def test_a_watch_sees_what_its_selector_means(cluster: FakeCluster) -> None:
     cluster.add(POD, pod("foreign"))
 
     async def play() -> None:
-        async with Client(lambda: Credentials(cluster.url), "tests") as client:
+        async with ApiClient(lambda: ClusterCredentials(cluster.url), "tests") as client:
             diary = Diary()
             task = follow(client, diary, "group=ours")
             await diary.until({"before"})
@@ -169,7 +169,7 @@ def test_a_long_list_comes_in_parts(cluster: FakeCluster) -> None:
         cluster.add(POD, pod(name))
 
     async def play() -> None:
-        async with Client(lambda: Credentials(cluster.url), "tests") as client:
+        async with ApiClient(lambda: ClusterCredentials(cluster.url), "tests") as client:
             diary = Diary()
             task = follow(client, diary)
             await diary.until(names)
@@ -187,7 +187,7 @@ def test_a_watch_that_breaks(cluster: FakeCluster, forget: bool) -> None:
     cluster.add(POD, pod("a"))
 
     async def play() -> None:
-        async with Client(lambda: Credentials(cluster.url), "tests") as client:
+        async with ApiClient(lambda: ClusterCredentials(cluster.url), "tests") as client:
             diary = Diary()
             task = follow(client, diary)
             await diary.until({"a"})
@@ -218,7 +218,7 @@ def test_a_watch_that_is_silent_is_begun_anew(
             if len(watches) > 1:
                 again.set()
 
-        async with Client(lambda: Credentials(cluster.url), "tests", count) as client:
+        async with ApiClient(lambda: ClusterCredentials(cluster.url), "tests", count) as client:
             diary = Diary()
             informer = Informer(client, PODS, "", "", diary, lambda name, **_: broken.append(name))
             task = asyncio.create_task(informer.run())
@@ -236,7 +236,7 @@ def test_a_watch_whose_version_is_refused_lists_anew(cluster: FakeCluster) -> No
     cluster.add(POD, pod("a"))
 
     async def play() -> None:
-        async with Client(lambda: Credentials(cluster.url), "tests") as client:
+        async with ApiClient(lambda: ClusterCredentials(cluster.url), "tests") as client:
             diary = Diary()
             task = follow(client, diary)
             await diary.until({"a"})
@@ -254,8 +254,8 @@ def test_a_watch_whose_version_is_refused_lists_anew(cluster: FakeCluster) -> No
 def test_a_refusal_says_what_was_asked_and_why(cluster: FakeCluster) -> None:
     async def play() -> None:
         counted: list[tuple[str, int]] = []
-        async with Client(
-            lambda: Credentials(cluster.url), "tests", lambda *asked: counted.append(asked)
+        async with ApiClient(
+            lambda: ClusterCredentials(cluster.url), "tests", lambda *asked: counted.append(asked)
         ) as client:
             quota = 'pods "a" is forbidden: exceeded quota: small'
             with cluster.trouble(lambda _: True, 403, "Forbidden", quota):
@@ -275,12 +275,12 @@ class Logins:
     def __init__(self, url: str, *tokens: str) -> None:
         self._url, self._tokens, self.left = url, iter(tokens), len(tokens)
 
-    def __call__(self) -> Credentials:
+    def __call__(self) -> ClusterCredentials:
         token = next(self._tokens, None)
         if token is None:
             raise UsageError("the login program has failed")
         self.left -= 1
-        return Credentials(self._url, headers={"Authorization": f"Bearer {token}"})
+        return ClusterCredentials(self._url, headers={"Authorization": f"Bearer {token}"})
 
 
 def test_credentials_are_asked_for_again_once_for_all_who_need_them(cluster: FakeCluster) -> None:
@@ -288,7 +288,7 @@ def test_credentials_are_asked_for_again_once_for_all_who_need_them(cluster: Fak
 
     async def play() -> None:
         logins = Logins(cluster.url, "old", "new", "spare")
-        async with Client(logins, "tests") as client:
+        async with ApiClient(logins, "tests") as client:
             lists = await asyncio.gather(*(client.get(PODS.path()) for _ in range(5)))
             assert [found["items"] for found in lists] == [[]] * 5
         assert logins.left == 1
@@ -300,7 +300,7 @@ def test_credentials_that_do_no_better_are_refused(cluster: FakeCluster) -> None
     cluster.server.token = "new"
 
     async def play() -> None:
-        async with Client(Logins(cluster.url, "old", "older"), "tests") as client:
+        async with ApiClient(Logins(cluster.url, "old", "older"), "tests") as client:
             with pytest.raises(ApiError) as refused:
                 await client.get(PODS.path())
             assert (refused.value.code, refused.value.transient) == (401, True)
@@ -313,7 +313,7 @@ def test_a_login_that_fails_is_tried_again_with_the_next_request(cluster: FakeCl
 
     async def play() -> None:
         logins = Logins(cluster.url, "old")
-        async with Client(logins, "tests") as client:
+        async with ApiClient(logins, "tests") as client:
             with pytest.raises(ApiError, match="the login program has failed") as refused:
                 await client.get(PODS.path())
             assert refused.value.transient
@@ -328,7 +328,7 @@ def test_a_watch_is_begun_anew_with_fresh_credentials(cluster: FakeCluster) -> N
     cluster.add(POD, pod("a"))
 
     async def play() -> None:
-        async with Client(Logins(cluster.url, "first", "second"), "tests") as client:
+        async with ApiClient(Logins(cluster.url, "first", "second"), "tests") as client:
             diary = Diary()
             task = follow(client, diary)
             await diary.until({"a"})
@@ -353,14 +353,14 @@ def test_a_certificate_of_ours_is_shown_and_the_servers_is_checked(tmp_path: Pat
     async def version(_: web.Request) -> web.Response:
         return web.json_response({"major": "1"})
 
-    def login(trusted: str, name: str, ours: bool = True) -> Credentials:
+    def login(trusted: str, name: str, ours: bool = True) -> ClusterCredentials:
         tls = ssl.create_default_context(cafile=made.pem(trusted))
         if ours:
             tls.load_cert_chain(made.pem("client"), made.key("client"))
-        return Credentials(url, tls=tls, tls_name=name)
+        return ClusterCredentials(url, tls=tls, tls_name=name)
 
     async def ask(*shown: Any) -> dict[str, Any]:
-        async with Client(lambda: login(*shown), "tests") as client:
+        async with ApiClient(lambda: login(*shown), "tests") as client:
             return await client.get("/version")
 
     app = web.Application()
@@ -428,7 +428,7 @@ def test_an_answer_that_is_not_the_api_servers_is_a_failure_that_passes() -> Non
         app.router.add_get("/{path:.*}", login_page)
         async with (
             TestServer(app) as proxy,
-            Client(lambda: Credentials(str(proxy.make_url(""))), "tests") as client,
+            ApiClient(lambda: ClusterCredentials(str(proxy.make_url(""))), "tests") as client,
         ):
             with pytest.raises(ApiError, match="is no JSON") as asked:
                 await client.get(PODS.path())

@@ -15,13 +15,13 @@ from elastic_runtime.controller.decide.job_types import (
     SUCCEEDED,
     Action,
     AgentReport,
-    Apply,
+    ApplyManifest,
     CreatePod,
     DeleteJob,
     DeleteOwned,
     DeletePod,
     EtcdView,
-    Event,
+    JobEvent,
     JobPlan,
     Observed,
     PodView,
@@ -51,7 +51,7 @@ class Cluster:
         self.pdb: int | None = None
         self.report: AgentReport | None = None
         self.problems: tuple[Problem, ...] = ()
-        self.events: list[Event] = []
+        self.events: list[JobEvent] = []
         self.manifests: dict[str, Any] = {}
         self.deleted = False
         self.last = JobPlan()
@@ -117,7 +117,7 @@ class Cluster:
                 self.manifests[name] = action.manifest
             case DeletePod():
                 self._delete(action)
-            case Apply(manifest=manifest):
+            case ApplyManifest(manifest=manifest):
                 self._apply(manifest)
             case DeleteOwned(kind="Service"):
                 del self.services[action.name]
@@ -193,7 +193,7 @@ class Cluster:
             assert told.get(kind, {}) == self.condition(kind), "terminal is terminal"
         ended = plan.status["completionTime"]
         assert self.status.get("completionTime", ended) == ended
-        assert not any(isinstance(each, CreatePod | Apply) for each in plan.actions)
+        assert not any(isinstance(each, CreatePod | ApplyManifest) for each in plan.actions)
 
     def _check_minimum(self, plan: JobPlan, doomed: set[str]) -> None:
         attempt = plan.status.get("attempt", 0)

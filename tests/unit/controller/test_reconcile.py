@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elastic_runtime.controller.cluster_state import ClusterState
 from elastic_runtime.controller.controller_metrics import ControllerMetrics
-from elastic_runtime.controller.decide.job_types import Apply, CreatePod, JobPlan
+from elastic_runtime.controller.decide.job_types import ApplyManifest, CreatePod, JobPlan
 from elastic_runtime.controller.reconcile import Reconciler, difference
 from elastic_runtime.controller.workqueue import WorkQueue
 from elastic_runtime.kubernetes.api_errors import ApiError
@@ -111,7 +111,10 @@ class _Scene:
         self.state = ClusterState(self.queue.add)
         metrics = ControllerMetrics(self.queue.__len__, self.state.conditions)
         client = cast("Any", self.server)
-        wanted = (CreatePod(0, {}, "wanted"), Apply({"kind": "Service", "metadata": {"name": "a"}}))
+        wanted = (
+            CreatePod(0, {}, "wanted"),
+            ApplyManifest({"kind": "Service", "metadata": {"name": "a"}}),
+        )
         self.reconciler = Reconciler(
             client,
             self.state,

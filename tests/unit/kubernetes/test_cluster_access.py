@@ -12,7 +12,7 @@ import pytest
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.kubernetes import cluster_access
-from elastic_runtime.kubernetes.cluster_access import ClusterRef, Credentials, login
+from elastic_runtime.kubernetes.cluster_access import ClusterCredentials, ClusterRef, login
 from tests.integration.etcd import certificates
 from tests.kube.cluster import kubeconfig
 
@@ -158,7 +158,7 @@ def _made(directory: Path) -> Path:
     return directory
 
 
-def _token(shown: Credentials) -> str:
+def _token(shown: ClusterCredentials) -> str:
     return shown.headers["Authorization"]
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from elastic_runtime.events.event import known_events, read
 from elastic_runtime.events.job_events import Hint, JobDone, JobJoinCommand
-from elastic_runtime.events.node_events import AgentCrashed, NodeLeaving
+from elastic_runtime.events.node_events import AgentCrashEvent, NodeLeaving
 from elastic_runtime.events.round_events import RoundSealed
 from elastic_runtime.reporting import log
-from elastic_runtime.reporting.log import Console, make_emit
+from elastic_runtime.reporting.log import TerminalRenderer, make_emit
 from elastic_runtime.reporting.wording import duration
 
 Happened = tuple[str, dict[str, Any]]
@@ -83,7 +83,7 @@ def test_a_joiner_says_that_it_waits_and_when_it_does_no_more() -> None:
 
 def test_a_node_that_is_back_at_once_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _seen(_round(1, rank=2), OUTSIDE, _round(3, rank=2), node="b") == []
-    console = Console("b")
+    console = TerminalRenderer("b")
     console.lines(read(*_round(1, rank=2)))
     assert console.lines(read(*OUTSIDE)) == []
     assert console.holds
@@ -316,7 +316,7 @@ def test_each_event_on_a_console(name: str, fields: dict[str, Any], line: str | 
 )
 def test_no_field_makes_a_console_fail(name: str, fields: dict[str, Any]) -> None:
     for _ in range(2):
-        for line in Console("b").lines(read(name, fields)):
+        for line in TerminalRenderer("b").lines(read(name, fields)):
             assert isinstance(line, str)
 
 
@@ -398,6 +398,6 @@ def test_lines_of_threads_do_not_mix() -> None:
 
 def test_a_crash_is_an_error_to_who_reads_json_and_the_last_words_of_the_command() -> None:
     stream = io.StringIO()
-    make_emit("json", stream)(AgentCrashed("KeyError: 1", "/tmp/x.txt"))
+    make_emit("json", stream)(AgentCrashEvent("KeyError: 1", "/tmp/x.txt"))
     assert json.loads(stream.getvalue())["level"] == "error"
     assert _seen(("agent.crashed", {"reason": "KeyError: 1", "file": "/tmp/x.txt"})) == []

@@ -421,4 +421,4 @@ def test_a_node_that_leaves_says_of_others_what_it_knows(
 def test_each_event_has_a_row() -> None:
     """One that nobody handles would end the agent."""
     kinds = {*get_args(LifecycleEvent), *get_args(WorkerMessage)} - {WorkerSaid}
-    assert lifecycle_step.ROWS.keys() == kinds
+    assert lifecycle_step.HANDLERS.keys() == kinds

@@ -17,8 +17,8 @@ from elastic_runtime.agent.metrics.metrics_fold import (
     Histogram,
     LoopTurned,
     Measured,
-    Progress,
     RecoveryBegan,
+    WorkerProgress,
     fold,
 )
 from elastic_runtime.agent.metrics.prometheus_text import render
@@ -35,7 +35,7 @@ from elastic_runtime.events.snapshot_events import SnapshotTaken
 from elastic_runtime.events.store_events import StoreLost
 from elastic_runtime.protocol.round_records import Budget
 
-Told = tuple[float, Event | Progress]
+Told = tuple[float, Event | WorkerProgress]
 
 
 def told(*events: Told, state: Measured | None = None) -> Measured:

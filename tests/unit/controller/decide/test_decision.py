@@ -6,7 +6,7 @@ import pytest
 
 from elastic_runtime.controller.decide.job_types import (
     AgentReport,
-    Apply,
+    ApplyManifest,
     CreatePod,
 )
 from elastic_runtime.controller.decide.status_builder import moment
@@ -19,7 +19,7 @@ from tests.unit.controller.simulated import BEGINNING, Cluster, running
 def test_a_new_job_gets_its_store_first_and_then_all_its_pods() -> None:
     cluster = Cluster(job(replicas=3), address="")
     first = cluster.step()
-    made = {(each.kind, each.name) for each in first.actions if isinstance(each, Apply)}
+    made = {(each.kind, each.name) for each in first.actions if isinstance(each, ApplyManifest)}
     assert made == {
         ("Service", "digits"),
         ("Service", "digits-etcd"),
