@@ -12,10 +12,9 @@ import uuid
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
-from elastic_runtime.controller.service import Controller, ControllerSettings
 from elastic_runtime.errors import ElasticError
 from elastic_runtime.events.controller_events import ControllerFailed
-from elastic_runtime.kubernetes.leader_lease import LeaseTimings
+from elastic_runtime.kubernetes.cluster_access import need
 from elastic_runtime.reporting.json_lines import AUTO, CONSOLE, JSON
 from elastic_runtime.reporting.log import make_emit
 
@@ -36,6 +35,21 @@ def main(argv: list[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     emit = make_emit(args.log_format, sys.stdout)
+    try:
+        need("aiohttp")
+        asyncio.run(_run(args, emit))
+    except ElasticError as error:
+        emit(ControllerFailed(str(error)))
+        print(f"elastic-controller: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    return 0
+
+
+async def _run(args: argparse.Namespace, emit: Emit) -> None:
+    # They import aiohttp; where it is missing, ``main`` says so.
+    from elastic_runtime.controller.service import Controller, ControllerSettings
+    from elastic_runtime.kubernetes.leader_lease import LeaseTimings
+
     settings = ControllerSettings(
         identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}",
         home=os.environ.get("POD_NAMESPACE", ""),
@@ -44,16 +58,6 @@ def main(argv: list[str] | None = None) -> int:
         etcd_image=args.etcd_image or ETCD_IMAGE,
         timings=LeaseTimings(args.lease_seconds),
     )
-    try:
-        asyncio.run(_run(settings, emit))
-    except ElasticError as error:
-        emit(ControllerFailed(str(error)))
-        print(f"elastic-controller: {error}", file=sys.stderr)  # noqa: T201
-        return error.exit_code
-    return 0
-
-
-async def _run(settings: ControllerSettings, emit: Emit) -> None:
     await Controller(settings, emit).run()
 
 

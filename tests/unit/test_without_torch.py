@@ -12,6 +12,7 @@ MODULES = (
     "elastic_runtime.cli.run.elastic_run",
     "elastic_runtime.config",
     "elastic_runtime.controller.__main__",
+    "elastic_runtime.controller.service",
     "elastic_runtime.reporting.log",
     "elastic_runtime.protocol.messages",
     "elastic_runtime.protocol.records",

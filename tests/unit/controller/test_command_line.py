@@ -1,6 +1,9 @@
-"""What the controller is started with: arguments that cannot be."""
+"""What the controller is started with: arguments that cannot be, and an installation that lacks."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
@@ -28,3 +31,19 @@ def test_an_option_that_cannot_be_is_named(
     assert ended.value.code == EXIT_USAGE
     told = capsys.readouterr().err
     assert f"argument {option}: {value!r} is no " in told
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['aiohttp'] = None\n"
+        "from elastic_runtime.controller.__main__ import main\n"
+        "sys.exit(main([]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == EXIT_USAGE
+    assert done.stderr == (
+        "elastic-controller: jobs on Kubernetes need the package 'aiohttp', which is not "
+        "installed: pip install 'elastic-runtime[kubernetes]'\n"
+    )
