@@ -221,7 +221,7 @@ class Timeouts:
     def shortest_fence(self) -> float:
         """The shortest ``fence_timeout`` with which no worker trains on when others stop waiting.
 
-        All counts from the last sign of life that the store has acknowledged: a node without the
+        All times count from the last heartbeat that the store has acknowledged: a node without the
         store stops its workers after ``1 - FENCE_REST`` of the fence, or when it knows of its loss
         if that is later; and they need ``stop`` to end.
         """
@@ -299,8 +299,8 @@ class JobConfig:
         min_workers: in place, how many of them are enough for the node to go on.
         node_unit: the world is kept a multiple of this many nodes.
         node_name: for people; "" means the host's name.
-        node_life: which life of the node of this name it is; earlier ones, with lower numbers, are
-            certainly over. 0: not numbered.
+        node_life: which start of the node of this name it is; earlier ones, with lower numbers,
+            have certainly ended. 0: not numbered.
         resuming: the job has run before: a store that shows nothing of it has lost its memory.
         invocation: what all nodes that one command has started have in common; "": this is one.
         siblings: those nodes, this one among them; None: nobody else is at its terminal.

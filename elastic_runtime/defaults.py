@@ -85,10 +85,10 @@ AHEAD = 0.005
 
 # ---------------------------------------------------------------- the agent
 
-# Seconds between two signs of life of an agent for which nothing happens: a third of the shortest
+# Seconds between two heartbeats of an agent for which nothing happens: a third of the shortest
 # lease that etcd grants (2 s), so that one may be late.
 AGENT_BEAT = 0.6
-# Seconds after which workers that were told to leave a round in place are asked where they are.
+# Seconds after which workers that have not left a round in place are asked where they are.
 LOOK_FOR_STUCK = 2.0
 # The share of the machine's memory that snapshots may take: two copies (ours and a buddy's) of a
 # state that fits beside training.

@@ -32,7 +32,7 @@ _FORMS = "etcd://host:port/prefix, etcds://… or c10d://host:port"
 
 @dataclass(frozen=True)
 class EtcdCredentials:
-    """How to be let in by etcd, from options of their own.
+    """How to log in to etcd, from options of their own.
 
     Attributes:
         user: a user name; the endpoint may name one as well.
@@ -226,7 +226,7 @@ def split_address(text: str, source: str) -> tuple[str, int]:
 def read_credentials(
     values: Mapping[str, str | None], environ: Mapping[str, str]
 ) -> EtcdCredentials:
-    """Collects how to be let in by etcd.
+    """Collects the credentials for etcd.
 
     Args:
         values: ``etcd_user``, ``etcd_password_file``, ``etcd_ca``, ``etcd_cert``, ``etcd_key``.

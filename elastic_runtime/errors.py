@@ -5,7 +5,7 @@
     ElasticError
     ├── UsageError              2   a flag, a file or a setting of the user's is wrong
     │   ├── JobConflict         2   another live job holds this run id with other settings
-    │   ├── InvalidSpec         2   a field of an ElasticJob is wrong (controller.fields)
+    │   ├── InvalidSpec         2   a field of an ElasticJob is wrong (controller.decide)
     │   └── CheckpointUsageError 2  what is asked of a checkpoint directory cannot be done
     │       └── DamagedCheckpoint   a checkpoint exists, but its bytes are not what was written
     │           └── UnknownFormat   … or a newer version of this package has written them

@@ -225,7 +225,7 @@ class ElasticAgent:
                 self._take(event)
 
     def _next(self) -> Item | None:
-        """The next thing that happens; None if nothing has for a beat."""
+        """The next event; None if there was none for one beat (``AGENT_BEAT``)."""
         due = self._performer.alarm
         try:
             return self._inbox.get(timeout=max(0.0, min(due - time.monotonic(), AGENT_BEAT)))
@@ -243,7 +243,7 @@ class ElasticAgent:
     def _event_of(
         self, item: LifecycleEvent | WorkerEvent | ChannelMessage
     ) -> LifecycleEvent | None:
-        """Adds to what has happened what is known here; None if it is only for people."""
+        """Adds what is known here to an event; None if it was only to be reported."""
         match item:
             case ChannelMessage():
                 return self._heard(item)
@@ -287,7 +287,7 @@ class ElasticAgent:
         number = state.round.number if state.round else 0
         self._hang_clock = self._hang_clock.after(progress, number, now)
         for event in self._hang_clock.findings(now):
-            # Not before all is read that has come: an answer of a worker may be among it.
+            # Only after all messages are read that have arrived: one may be a worker's answer.
             if self._inbox.empty():
                 self._take(event)
 
@@ -304,7 +304,7 @@ class ElasticAgent:
         }
 
     def _crashed(self, crash: threads.Crash) -> None:
-        """A defect of ours ends this agent, before the others have to find out."""
+        """A defect of this package ends this agent, which tells the others at once."""
         self._crash = crash
         self._performer.finish, event = ended_by(crash, self._config)
         with suppress(Exception):
@@ -339,7 +339,7 @@ class ElasticAgent:
         self._directory.remove(keep="logs" if failed and self._workers.keeps_errors else "")
 
     def _say_farewell(self) -> None:
-        """Says the last word to the others, now that no worker runs here any more."""
+        """Sends this node's last message to the others, now that no worker runs here any more."""
         last, finish, part = self._life.state.round, self._performer.finish, self._participant
         if self._crash is not None:
             if last is not None:

@@ -35,5 +35,5 @@ def ended_by(crash: threads.Crash, config: JobConfig) -> tuple[Finish, AgentCras
 
 
 def fault_of(crash: threads.Crash, last: RoundRecord) -> FaultReport:
-    """What the others hear: it costs the job what a lost node costs."""
+    """The report for the other nodes: a crash costs the job what a lost node costs."""
     return FaultReport(last.number, LOST, f"the agent has crashed ({crash.error})")

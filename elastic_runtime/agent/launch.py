@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from elastic_runtime.events import Emit
     from elastic_runtime.protocol.records import OutcomeRecord
 
-# So long the node on which the job failed may take to say so, and how often that is looked at (s).
+# Seconds that the node on which the job failed has to report that, and between two looks.
 _PRECEDENCE, _LOOKS = 2.0, 0.05
 
 _ERRORS: dict[int, type[ElasticError]] = {
@@ -98,9 +98,9 @@ def has_last_word(name: str, outcome: OutcomeRecord | None, siblings: Siblings |
     Args:
         name: of this node.
         outcome: the end of the job; None: the node ends for a reason of its own, and says so.
-        siblings: the nodes in its terminal. The one on which the job failed speaks; if that is none
-            of them, or says nothing for a moment, the one that asks first. A node of its name may
-            be in another terminal, too, and it may be dead.
+        siblings: the nodes in its terminal. The one on which the job failed reports it; if that is
+            none of them, or it does not in time, the first that asks. A node of its name may be in
+            another terminal, too, and it may be dead.
     """
     if outcome is None or siblings is None:
         return True
@@ -108,7 +108,7 @@ def has_last_word(name: str, outcome: OutcomeRecord | None, siblings: Siblings |
     while outcome.node in siblings.names and name != outcome.node and time.monotonic() < deadline:
         if not select.select([siblings.word], [], [], 0)[0]:
             return False
-        time.sleep(_LOOKS)  # nothing tells that somebody else has taken the word
+        time.sleep(_LOOKS)  # nothing wakes us when another node has taken the byte
     try:
         return bool(os.read(siblings.word, 1))
     except BlockingIOError:  # it was taken
@@ -239,8 +239,8 @@ class _signals:
     Args:
         config: names them.
         agent: is asked.
-        ends: this process ends with the agent: once it is settled how, no request is heeded any
-            more, which could only replace the exit code.
+        ends: this process ends with the agent. Once the exit code is decided, further requests are
+            ignored, as they could only replace it.
     """
 
     def __init__(self, config: JobConfig, agent: ElasticAgent, *, ends: bool) -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.events import AgentEvent
     from elastic_runtime.rendezvous.participant import Participant
 
-# So long a goodbye may take to reach the store, in seconds.
+# How long the last message of a node may take to reach the store, in seconds.
 FAREWELL = 2.0
 
 
@@ -64,7 +64,7 @@ class AgentParts:
         participant: its part in the rendezvous.
         reporter: tells people.
         snapshots: the memory for snapshots that other nodes may read.
-        torch: what torch is told of the group.
+        torch: torch's part of the agent: its metrics, events and results.
         importing: says that a start takes long while the fork server imports.
     """
 

@@ -1,4 +1,4 @@
-"""What torch's agent is told of the rendezvous: its name."""
+"""What torch's agent class knows of the rendezvous: its name."""
 
 from __future__ import annotations
 

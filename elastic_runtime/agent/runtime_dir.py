@@ -1,6 +1,6 @@
 """An agent's runtime directory, and the sweeping of those that killed agents have left behind.
 
-The directory is locked for as long as its agent lives, by a lock that the kernel gives back when
+The directory is locked for as long as its agent runs, by a lock that the kernel gives back when
 the process ends, however it ends. So one that can be locked has no owner, also where several
 containers share a ``/tmp`` and process ids mean nothing.
 """
@@ -34,7 +34,7 @@ class RuntimeDir:
             prefix: how its name begins.
 
         Raises:
-            UsageError: there is no such place, or no room there.
+            UsageError: there is no such place, or no space there.
         """
         try:
             sweep(parent, prefix)
@@ -66,7 +66,7 @@ class RuntimeDir:
         return True
 
     def _take(self) -> None:
-        """Locks it, and keeps hold of it, so that another one of its name can be told apart."""
+        """Locks it, and keeps it open, so that another one of its name can be recognised."""
         self._descriptor = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         # Locked before it gets its name: an agent that starts at the same time and sweeps must
         # never find a lock that nobody holds yet.
@@ -79,7 +79,7 @@ class RuntimeDir:
         """Removes it.
 
         Args:
-            keep: the name of something in it that stays, as people were told where it is.
+            keep: the name of something in it that stays, as its path was shown to people.
         """
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)

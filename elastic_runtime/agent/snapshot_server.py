@@ -109,7 +109,7 @@ class SnapshotHost:
         if self._directory is None or key == self._key:
             return
         self._key = key
-        # Without it no copies are made, which is told by those who want to make them.
+        # Without it no copies are made; the workers that want to make them report that.
         with suppress(OSError):
             write_key(self._directory.path, key)
 

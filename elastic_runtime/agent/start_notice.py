@@ -38,7 +38,7 @@ class Starting:
     def begin(self) -> None:
         """The part begins."""
         self._over = threading.Event()
-        with suppress(RuntimeError):  # no room for a thread: then nothing is said
+        with suppress(RuntimeError):  # the system allows no thread: then nothing is said
             threads.spawn(self._speak, self._over, time.monotonic(), name="slow-start")
 
     def end(self) -> None:

@@ -25,7 +25,7 @@ _LONGEST_LEASE = 3600
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the controller until it is told to end.
+    """Runs the controller until it is asked to end.
 
     Args:
         argv: the arguments; those of the process if not given.

@@ -53,7 +53,7 @@ class AgentReports:
 
     Args:
         state: what is known.
-        changed: told the job when its report says something new.
+        changed: called with the job when its report says something new.
         clock: the time.
         port: where agents answer.
     """

@@ -22,7 +22,7 @@ class ClusterState:
     """Jobs, and what belongs to them: itself the ``Cache`` of an informer of jobs.
 
     Args:
-        changed: told the job whenever something of it is not as before.
+        changed: called with the job whenever something of it has changed.
 
     Attributes:
         jobs: the ElasticJobs, as the API server has them.

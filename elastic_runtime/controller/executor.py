@@ -57,7 +57,7 @@ class Executor:
 
     Args:
         client: asks the API server.
-        state: told of what the answers show, before any watch does.
+        state: updated with what the answers show, before any watch shows it.
     """
 
     def __init__(self, client: ApiClient, state: ClusterState) -> None:

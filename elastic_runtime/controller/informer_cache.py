@@ -35,7 +35,7 @@ class InformerCache(Generic[_V]):
 
     Args:
         view: what is kept of an object.
-        changed: told the job of every object that is not as before.
+        changed: called with the job of every object that has changed.
     """
 
     def __init__(self, view: Callable[[Json], _V], changed: Callable[[Key], None]) -> None:

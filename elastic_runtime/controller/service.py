@@ -1,4 +1,4 @@
-"""The controller as a running service: waits for the Lease, then works until it is told to end."""
+"""The controller as a running service: waits for the Lease, then works until it is asked to end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ControllerSettings:
 
 
 class Controller:
-    """One life of the controller.
+    """One run of the controller.
 
     Args:
         settings: how it runs.

@@ -1,6 +1,6 @@
 """Events of checkpoints in a storage: saves, and going on from one.
 
-Rank 0 tells of them for all ranks, except for ``CheckpointCommitted``.
+Rank 0 reports them for all ranks, except for ``CheckpointCommitted``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CheckpointSaved(NotedEvent):
 
 @dataclass(frozen=True)
 class CheckpointCommitted(NotedEvent):
-    """A checkpoint is whole, told by all ranks but 0, for what their agents know of the job."""
+    """A checkpoint is whole, reported by all ranks but 0, for what their agents know of the job."""
 
     name = "checkpoint.committed"
     level = DEBUG

@@ -32,7 +32,7 @@ class JobJoinCommand(Event):
 
 @dataclass(frozen=True)
 class JobWaiting(Event):
-    """No round can be formed, or this node waits to be let in; again when the reason changes."""
+    """No round can be formed, or this node waits to be admitted; again when the reason changes."""
 
     name = "job.waiting"
     sentence = "waiting for nodes: {have} of {minimum} are here ({reason})"

@@ -106,7 +106,7 @@ class PrivateLost(Event):
 
 @dataclass(frozen=True)
 class ProgressOff(Event):
-    """There is no room for the file in which a worker counts its steps; once for each worker."""
+    """There is no space for the file in which a worker counts its steps; once for each worker."""
 
     name = "progress.off"
     level = WARNING

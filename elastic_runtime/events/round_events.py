@@ -11,7 +11,7 @@ from elastic_runtime.reporting.wording import count, duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# The time without a step is told if it is so many seconds longer than the recovery.
+# The time without a step is shown if it is so many seconds longer than the recovery.
 _NOTICEABLE = 1.0
 
 

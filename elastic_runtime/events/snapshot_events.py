@@ -1,6 +1,6 @@
 """Events of snapshots, the copies of a job's state in the memory of its nodes.
 
-Rank 0 tells of them.
+Rank 0 reports them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SnapshotOff(NotedEvent):
 
 @dataclass(frozen=True)
 class SnapshotRefused(NotedEvent):
-    """There is no room for a snapshot, on some node; once for each reason."""
+    """Some node has no space for a snapshot; once for each reason."""
 
     name = "snapshot.refused"
     level = WARNING

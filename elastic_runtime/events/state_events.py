@@ -1,5 +1,5 @@
 """Events of the training state in place: which rank's memory, or which checkpoint, a round goes on
-from. Rank 0 tells of them, except for ``StateUnfit``."""
+from. Rank 0 reports them, except for ``StateUnfit``."""
 
 from __future__ import annotations
 

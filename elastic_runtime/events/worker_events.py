@@ -41,7 +41,7 @@ class WorkerFailed(_WorkerEnded):
 
     def message(self) -> str:
         """Which rank failed and why; "" if it is said elsewhere."""
-        if self.echo:  # it only says that a peer went away, which is told by that peer
+        if self.echo:  # it only says that a peer went away, which that peer's node reports
             return ""
         named = f"worker {self.rank}"
         reason = self._words()["reason"].removeprefix(f"{named}: ")
@@ -116,7 +116,7 @@ class WorkerHangs(WorkersReplaced):
 
 @dataclass(frozen=True)
 class WorkerWaits(Event):
-    """The machine has no room to start a worker; the start is tried again."""
+    """The machine lacks the resources to start a worker; the start is tried again."""
 
     name = "worker.waits"
     level = WARNING
@@ -167,7 +167,7 @@ class ForkServerDied(Event):
 
 @dataclass(frozen=True)
 class ForkServerWaits(Event):
-    """The machine has no room to start the fork server; the start is tried again."""
+    """The machine lacks the resources to start the fork server; the start is tried again."""
 
     name = "server.waits"
     level = WARNING

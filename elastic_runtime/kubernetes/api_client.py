@@ -53,7 +53,7 @@ class ApiClient:
         login: gives the credentials; asked again when they are not accepted any more, as those
             of a service account are replaced every hour.
         name: of the program, for the server's logs and for the fields that it writes.
-        counted: told the verb and the answer's code (0: none) of every request.
+        counted: called with the verb and the answer's code (0: none) of every request.
 
     Attributes:
         credentials: that are shown at present.

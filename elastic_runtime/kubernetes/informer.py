@@ -47,7 +47,7 @@ class Informer:
         resource: the kind.
         namespace: "" for all of them.
         selector: of labels, on the server's side.
-        cache: is told.
+        cache: is kept up to date.
         emit: where breaks are reported.
         listed: set when the cache knows all that there was at one moment.
     """

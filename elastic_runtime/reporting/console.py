@@ -1,6 +1,6 @@
 """What this process shows to people: written by a thread of its own, so that only that can hang.
 
-A terminal is held with Ctrl-S, an ssh freezes, a ``tee`` or a collector of logs no longer reads:
+A terminal is stopped with Ctrl-S, an ssh freezes, a ``tee`` or a collector of logs no longer reads:
 whoever writes there waits, for hours if need be. An agent must not: it would lose its lease, and
 hear no signal. So its workers' output, its events and its last words all go through a ``Console``.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _CHUNK = 1 << 16
-# What a disk says that has no room at the moment; any other error means that nobody reads any more.
+# What a disk says that is full at the moment; any other error means that nobody reads any more.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # How an event begins in JSON.
 _EVENT = b'{"timestamp": '
@@ -42,7 +42,7 @@ class Console:
 
     Args:
         descriptor: duplicated; the original may be closed.
-        relieved: called from the writing thread when there is room again after ``full``.
+        relieved: called from the writing thread when there is space again after ``full``.
         limit: bytes waiting beyond which it is full.
         patience: seconds without any progress after which it counts as stuck, and output for it
             is dropped until it moves again.
@@ -360,7 +360,7 @@ def open_missing() -> None:
 
 
 def mute(stream: TextIO) -> None:
-    """Has the rest of what a stream was told go nowhere, after it could not be written.
+    """Drops what is left in a stream's buffer, after it could not be written.
 
     The interpreter writes out at its end what is left in a buffer, and exits with a code of its own
     if that fails.

@@ -43,8 +43,9 @@ class TerminalRenderer:
 
     The line of a round waits for ``round.recovered``, though not for ever, and takes in what
     belongs to it; anything else that is to be shown lets it go first. The first round of a job is
-    shown at once: nothing has been lost, and a person waits for a sign of life. A node that waits
-    to be let in says when it is, as no other node's terminal need be in sight.
+    shown at once: nothing has been lost, and a person waits to see something happen. A node that
+    had to wait outside of the round says when it is admitted, as no other node's terminal need be
+    in sight.
     """
 
     node: str = ""
@@ -75,7 +76,7 @@ class TerminalRenderer:
         return [*self._let_go(), text if event.whole_job else self._named(text)]
 
     def overdue(self) -> list[str]:
-        """The lines to print when what is held has waited for long enough."""
+        """The lines to print when the line that is kept back has waited for long enough."""
         return [*self._let_go(), *self._say_waits()]
 
     def _text(self, event: Event) -> str:
@@ -103,8 +104,8 @@ class TerminalRenderer:
         first, self._seen_round, self._resumed = not self._seen_round, True, ""
         text = event.message()
         if self._rank != 0:
-            # Who has said that it waits says that it waits no more.
-            return [*lines, self._named(f"let in: {text}")] if waited else lines
+            # A node that has reported that it waits also reports the end of that.
+            return [*lines, self._named(f"admitted: {text}")] if waited else lines
         if first:
             return [*lines, text]
         self._held = text
@@ -120,7 +121,7 @@ class TerminalRenderer:
 
     @property
     def holds(self) -> bool:
-        """Whether a line waits for what may make it needless."""
+        """Whether a line is kept back for now, as what comes next may make it needless."""
         return bool(self._held or self._waits)
 
     def _let_go(self) -> list[str]:

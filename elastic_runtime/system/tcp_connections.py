@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# Room for an address of any family (``struct sockaddr_storage``), in bytes.
+# Space for an address of any family (``struct sockaddr_storage``), in bytes.
 _LONGEST_ADDRESS = 128
 
 

@@ -4,12 +4,12 @@ Linux gives up a connection over which nothing comes back after some 15 minutes,
 nothing is sent; gloo and NCCL wait as long. With these options it is lost after about as long as a
 node's lease: a silent peer is asked each few seconds, and what is sent is acknowledged in time or
 the connection ends. A cut that heals before that costs nothing but the pause until TCP's next
-attempt: a second where the kernel can be told so, else at most as long as the cut was.
+attempt: a second where the kernel can be set so, else at most as long as the cut was.
 
 Only connections that are made while a process group is built are touched, and later ones of NCCL
 to the same hosts. Which of them are gloo's is known, so that what other threads of the script
-connect meanwhile is left alone; NCCL's are told from those by their hosts only, and not at all
-while a group is built that has no gloo.
+connect meanwhile is left alone; NCCL's are distinguished from those by their hosts only, and not at
+all while a group is built that has no gloo.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Threads that nobody loses sight of.
 
-A thread that ends with an exception that nobody expected leaves the rest of its process standing
-there as if all was well: an agent that beats and answers, and decides nothing any more. So every
-thread of an agent is started here, and what it does not catch itself is handed to whoever
-watches: the agent, which then ends, and lets the others go on without it.
+A thread that ends with an exception that nobody expected leaves the rest of its process running as
+if all was well: an agent that renews its lease and answers, and decides nothing any more. So every
+thread of an agent is started here, and what it does not catch itself is handed to whoever watches:
+the agent, which then ends, and lets the others go on without it.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _hand_gloo_to_builders() -> None:
 
 
 def _gloo_listeners(store: Any, size: int) -> list[bytes]:
-    """What the ranks of a gloo group have told each other of where they listen.
+    """The addresses at which the ranks of a gloo group listen, as they told each other.
 
     gloo writes it into the group's store and shows it nowhere else. In it is the socket address as
     the system has it, which is all that is relied on.
@@ -213,7 +213,7 @@ def spare_groups(spared: Callable[[], bool]) -> None:
 
 
 def end_groups() -> None:
-    """Ends all groups in torch's own way, whatever ``spare_groups`` has been told."""
+    """Ends all groups in torch's own way, whatever was set with ``spare_groups``."""
     import torch.distributed as dist
 
     inspect.unwrap(dist.destroy_process_group)()

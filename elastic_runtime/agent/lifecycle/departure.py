@@ -1,10 +1,11 @@
 """How a node whose workers keep their process leaves the job: pure.
 
-It may be the only one that remembers what was trained last. So it goes by way of a round, whose
-ranks all hear that it goes: the last ones save. Between two rounds it waits for the next one, or
-until it is the last node, and then saves by itself. The same holds for one whose workers had agreed
-to leave a round, and had said that it stays, when it was asked; and for one that was asked in a
-round which broke before its ranks could agree: the others may have been asked as well.
+It may be the only node that still has the last steps in memory. So it leaves through a round: all
+ranks of that round learn that it leaves, and if no node stays, its ranks save. Between two rounds
+it waits for the next one, or until it is the last node, and then saves by itself. The same applies
+if it is asked to leave when its workers have already agreed to leave a round, and have announced
+that the node stays; and if it is asked in a round that breaks before its ranks could agree: the
+other nodes may have been asked as well.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from elastic_runtime.protocol.records import ASKED, FaultReport
 from elastic_runtime.rendezvous.core import events
 from elastic_runtime.system.repeated_signals import StopRequest
 
-# For so long a node that is asked to leave between two rounds waits for the next one, in seconds
-# and as a part of the grace; and the leader, as somebody has to be the last one.
+# How long a node that is asked to leave between two rounds waits for the next one: seconds, and
+# share of the grace, of which the shorter one counts. The leader waits longer, as one node has to
+# be the last.
 _WAITS = (5.0, 1 / 3)
 _LEADER_WAITS = (10.0, 2 / 3)
-# The same for one that is not served by the store: no round is formed while that is away.
+# The same while the store does not answer: no round is formed without it.
 _UNSERVED_WAITS = (1.0, 1 / 3)
 # How often it looks whether it is the last one, in seconds.
 _LOOKS = 0.5
@@ -139,7 +141,7 @@ def wait_to_leave(
 def dismiss_workers(
     state: AgentState, actions: list[Action], saves: int | None, reason: str, now: float
 ) -> Step:
-    """Lets all workers end: from here on it is a matter of processes.
+    """Ends all workers: from here on only their processes count, not rounds.
 
     Args:
         state: no worker of this node is in a round.

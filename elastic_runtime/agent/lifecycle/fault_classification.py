@@ -1,6 +1,6 @@
 """What kind of failure a worker's end was: pure.
 
-Here one exit is given its name, no more. For all nodes together,
+Here one exit is classified, no more. For all nodes together,
 ``rendezvous.core.formation.failure_budget`` counts what it costs the job, and ``retry_rules``
 beside it decides whether to try again.
 """
@@ -85,7 +85,7 @@ def parse_error_file(data: bytes) -> WorkerError | None:
 
 
 def _printable(text: str) -> str:
-    """Without what is no character, and could not be written to a log."""
+    """Replaces what is no character, and could not be written to a log."""
     return text.encode(errors="replace").decode()
 
 
@@ -107,7 +107,7 @@ def classify(
     lifetime: float = 0.0,
     killed_for: str = "",
 ) -> FaultReport:
-    """Gives a worker's unwanted end its name.
+    """Classifies the unwanted end of a worker.
 
     Args:
         round_number: the round it ran in.
@@ -144,7 +144,7 @@ def classify(
 
 
 def _classify_error(base: FaultReport, error: WorkerError) -> FaultReport:
-    """Gives the end of a worker that has left an error its name."""
+    """Classifies the end of a worker that has left an error."""
     rank = base.rank
     first_line = error.message.strip().splitlines()[0] if error.message.strip() else "an error"
     told = first_line.split(". ")[0]

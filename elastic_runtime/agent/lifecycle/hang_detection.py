@@ -6,8 +6,9 @@ end of a ``busy()`` of the script, whichever is latest. Outside of that nothing 
 nothing counts: ranks that wait for a node, connect, or load do not hang. They may take as long as
 it takes; the time is known, so that somebody can look whether they are alive.
 
-What the clock finds are events, and the rows of ``lifecycle_step`` for them are here: workers are
-asked where they are, the other members of the round are looked for, and whoever is guilty is ended.
+What the clock finds are events, and the handlers of ``lifecycle_step`` for them are here: workers
+are asked where they are, the other members of the round are probed, and the worker that holds up
+the others is ended.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ def worker_answered(state: AgentState, event: WorkerSaid, now: float) -> Step:
 
 
 def step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
-    """Finds out which worker holds up all others; the agents of those find theirs innocent."""
+    """Finds out which worker holds up all others; their agents find that theirs only wait."""
     inside, last = state.ranks_in(WorkerPhase.IN_ROUND), state.round
     if state.phase is not Phase.RUNNING or not inside or last is None:
         return Step(state)
@@ -301,7 +302,7 @@ def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
 
 
 def no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> Step:
-    """Ends who does not answer for as long. What they do may take any time, but they answer."""
+    """Ends workers that do not answer for that long; even a busy one answers."""
     inside, in_place = state.ranks_in(WorkerPhase.IN_ROUND), state.require_in_place()
     patience = max(state.settings.timeouts.rejoin_timeout, _SILENCE)
     if state.phase is not Phase.RUNNING or not inside or in_place.interrupted_at is not None:

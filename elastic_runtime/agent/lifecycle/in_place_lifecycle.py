@@ -1,4 +1,4 @@
-"""The rows of ``lifecycle_step`` for workers that keep their process from round to round: pure.
+"""The handlers of ``lifecycle_step`` for workers that keep their process: pure.
 
 ::
 
@@ -7,10 +7,10 @@
       ▲                     ▲                     │ interrupt, change,
       │ it ended            └─────────────────────┘ error of a peer
 
-A fault costs the survivors no process: they take their groups apart, say so, and enter the next
-round. A node joins with the workers that are ready, and says so again when a replacement is: so
-the others never wait for a start. As in ``restart_lifecycle``, a round is left only when no worker
-of this node can take part in it any more.
+A fault costs the survivors no process: they take their process groups apart, report that, and enter
+the next round. A node joins with the workers that are ready, and registers again when a replacement
+is ready: so the others never wait for a process to start. As in ``restart_lifecycle``, a round is
+left only when no worker of this node can take part in it any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a job is going to regret, said once while there is time to mend it: pure."""
+"""Settings that will harm a job later, reported once while they can be changed: pure."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class HangInquiry:
             that is a hang; else 0.0.
         surveyed_at: when the other members of the round were last found to be in reach.
         busy_at: when one of them last had a worker that was busy with something else.
-        no_step_told: people were told that ``train`` goes on without any step.
+        no_step_told: it was reported that ``train`` goes on without any step.
     """
 
     asking: bool = False
@@ -96,7 +96,8 @@ class InPlace:
         promised_to_stay: this node said that it stays when all ranks agreed to leave the round.
         departure_known: all ranks knew that this node goes when they agreed to leave the round.
         waiting_since: since when it waits to go, once it was asked to.
-        interrupted_at: when the workers were told to leave the round at once; None: they were not.
+        interrupted_at: when the workers were ordered to leave the round at once; None: they were
+            not.
         boot_failures: how many workers in a row ended before they came to ``elastic.run``.
         inquiry: into what keeps workers from making steps.
     """
@@ -128,10 +129,9 @@ class LifecycleSettings:
     Attributes:
         workers: on this node.
         min_workers: in place, how many of them are enough for the node to go on.
-        max_restarts: only told to people: the leader's budget decides.
+        max_restarts: only shown to people: the leader's budget decides.
         timeouts: the job's.
-        stuck: how long workers that were told to leave a round have before they are asked where
-            they are (seconds).
+        stuck: seconds that workers have to leave a round, before they are asked where they are.
     """
 
     workers: int
@@ -160,7 +160,7 @@ class AgentState:
         can_drain: local ranks that can leave at a step boundary.
         drained: some worker has done so in this round.
         draining: the workers were asked to leave at a step boundary.
-        told_to_stop: they were told to end, and may fail as they like from then on.
+        told_to_stop: they were ordered to end, so that no failure of theirs counts from then on.
         faults: the unwanted ends so far.
         leave_reason: why the round is left if no worker failed.
         fork_server_ready: workers can be started.

@@ -108,7 +108,7 @@ def step(state: AgentState, event: LifecycleEvent, now: float) -> Step:
 
 
 def kind_of(event: LifecycleEvent) -> type:
-    """What has a row: the type of an event, or of the message that a worker has sent."""
+    """What has handlers: the type of an event, or of the message that a worker has sent."""
     return type(event.message) if isinstance(event, WorkerSaid) else type(event)
 
 

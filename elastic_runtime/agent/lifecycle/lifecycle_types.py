@@ -1,7 +1,7 @@
 """What can happen to an agent, and what it can do: the events and actions of ``lifecycle_step``.
 
-What a worker says, and what the rendezvous says or is told, is no type of its own here: an event or
-an action carries the message itself.
+Messages of workers, notices of the rendezvous and events for it have no types of their own here: an
+event or an action carries the message itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ForkServerReady:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerExited:
-    """The fork server is gone; the ends of its workers were told before.
+    """The fork server is gone; the ends of its workers were reported before.
 
     Attributes:
         why: for people.
@@ -74,7 +74,7 @@ class WorkerExited:
         fault: what its end means if nobody wanted it; None after exit code 0, and until the worker
             group has looked at what the worker left behind.
         pid: its process; 0 if there never was one (its error file says why).
-        lifetime: seconds that it lived.
+        lifetime: seconds that it ran.
         with_server: its fork server had died.
         refused: why the machine has refused to start it, however often that was tried; "" if it
             has not.
@@ -184,7 +184,7 @@ class StartForkServer:
 
 @dataclass(frozen=True, slots=True)
 class StartWorkers:
-    """Start all workers of this node, for a round in which they live and die."""
+    """Start all workers of this node, for one round that they do not outlive."""
 
     round: RoundRecord
     group_rank: int
@@ -211,7 +211,7 @@ class TellWorkers:
     """Send a message to workers.
 
     Attributes:
-        message: what they are told.
+        message: what they are sent.
         local_ranks: which ones; none: all.
     """
 

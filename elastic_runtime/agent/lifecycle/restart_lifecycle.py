@@ -1,7 +1,7 @@
-"""The rows of ``lifecycle_step`` for workers that are started anew for each round: pure.
+"""The handlers of ``lifecycle_step`` for workers that are started for each round: pure.
 
 They also hold in place once workers are being stopped, or are past ``elastic.run``: from there on
-it is a matter of processes that end.
+only the ends of their processes count.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def also_to_file(emit: Emit, path: str, node_name: str = "") -> Iterator[Emit]:
     """Has events written to a file as well, while the block runs.
 
     Args:
-        emit: shows them, and is told when the file cannot be written.
+        emit: shows them; called as well when the file cannot be written.
         path: of the file; "": there is none.
         node_name: the node, for each line.
 
@@ -137,7 +137,7 @@ def _write_line(descriptor: int, line: bytes) -> None:
     written = os.write(descriptor, line)
     if written == len(line):
         return
-    # The disk has had room for the beginning; nobody could read that, nor what came after it.
+    # The disk had space for the beginning only, which would make the next line unreadable too.
     with suppress(OSError):
         end = os.lseek(descriptor, 0, os.SEEK_CUR)
         if os.fstat(descriptor).st_size == end:  # nobody else has written meanwhile

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Of so many rounds at most the errors are kept in the runtime directory, whatever is kept in the
 # log directory: the report names those of the last one.
 _PRIVATE_ROUNDS = 8
-# Bytes of a name in a path: the 255 of Linux, with room for a number behind it.
+# Bytes of a name in a path: the 255 of Linux, less some for a number behind it.
 _LONGEST = 240
 
 
@@ -157,7 +157,7 @@ class LogDirs:
         """
         try:
             directory = self._private.make(round_number, rank)
-        except OSError:  # no room: what its worker raises is on its standard error as well
+        except OSError:  # no space: what its worker raises is on its standard error as well
             directory = self._private.root / "nowhere" / f"rank-{rank}"
         return WorkerDir(round_number, rank, str(directory), self._logs)
 
@@ -216,7 +216,7 @@ class _Rounds:
             self._homes[round_number] = self._homes.pop(round_number)
 
     def _forget(self) -> None:
-        """Removes the oldest directories, so that there is room for another round."""
+        """Removes the oldest directories, so that there is space for another round."""
         ended = [n for n in self._homes if n != self._first and not self._used.get(n)]
         if not self._keep:
             return

@@ -111,7 +111,7 @@ class LogWriter:
     Args:
         emit: called from the writing thread, when a file cannot be written while all others can,
             and when all can be written again.
-        relieved: called from there when there is room again after ``full``.
+        relieved: called from there when there is space again after ``full``.
         limit: bytes waiting beyond which it is full.
         patience: seconds without any progress after which it counts as stuck, and what comes is
             dropped until it moves again.
@@ -166,7 +166,7 @@ class LogWriter:
         """Has something else done to where the files lie, after all that was asked for before.
 
         Args:
-            job: may raise OSError, which is told as for a file that cannot be written.
+            job: may raise OSError, which is reported as for a file that cannot be written.
         """
         with self._changed:
             self._enqueue(partial(self._try, job), 0)

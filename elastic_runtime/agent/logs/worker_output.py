@@ -1,8 +1,8 @@
 """What workers print: read through pipes by one thread, shown line by line with a prefix.
 
-A worker's line is never torn by another's. Output without a newline is neither hoarded nor held
-back. A ``Console`` that is slow slows the workers down, as it would without anything in between;
-one that is stuck or gone costs them nothing but its own copy of the output.
+A worker's line is never torn by another's. Output without a newline is neither collected without
+limit nor kept back for long. A ``Console`` that is slow slows the workers down, as it would without
+anything in between; one that is stuck or gone costs them nothing but its own copy of the output.
 """
 
 from __future__ import annotations

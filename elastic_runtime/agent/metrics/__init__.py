@@ -1,5 +1,4 @@
-"""What the events of an agent say about its job, who is told, and how that is asked for.
-
-It changes nothing but what people hear. Begin with ``metrics_fold.py``, which is pure, and with
+"""Measures a job by the events of its agent, reports the events, and serves the figures. It changes
+nothing but what people see. Begin with ``metrics_fold.py``, which is pure, and with
 ``job_reporter.py``, by which each event leaves.
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
 
 
-# In which processes that were killed are dead, in seconds.
+# Within this time processes that were killed are dead, in seconds.
 _SEE_SECONDS = 10.0
 
 
@@ -75,7 +75,7 @@ class EarlyForkServer:
 
     def __init__(self, config: JobConfig) -> None:
         self._server: ServerProcess | None = None
-        # If the machine has no room for it, the agent deals with that when it starts its own.
+        # If the machine refuses it, the agent deals with that when it starts its own.
         try:
             self._server = start(config, cold=config.cold)
         except OSError as error:
@@ -103,7 +103,7 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
         cold: it is to import nothing ahead.
 
     Raises:
-        OSError: the machine has no room for it.
+        OSError: the machine refuses another process.
     """
     ours, theirs = socket.socketpair()
     complaints = os.memfd_create("elastic-forkserver")
@@ -149,15 +149,15 @@ def is_homeless() -> bool:
 
 
 def working_directory() -> str:
-    """Where this process stands: a path that leads there also when the directory was removed."""
+    """The working directory of this process: a path that works also when it was removed."""
     return f"/proc/{os.getpid()}/cwd" if is_homeless() else os.getcwd()
 
 
 def environment_without_secrets(config: JobConfig, env: Mapping[str, str]) -> dict[str, str]:
     """An environment for workers, and for the server that imports in their stead.
 
-    As under torchrun, several workers do not each take all cores unless told to. The password of
-    the store stays with the agent: workers have nothing to ask there.
+    As under torchrun, several workers do not each take all cores unless that is asked for. The
+    password of the store stays with the agent: workers have nothing to ask there.
     """
     threads = {"OMP_NUM_THREADS": "1"} if config.workers > 1 else {}
     return {**threads, **{n: value for n, value in env.items() if n != PASSWORD_VARIABLE}}
@@ -213,4 +213,4 @@ def _see_dead_by_looking(pid: int) -> None:
             os.kill(pid, 0)
         except ProcessLookupError:
             return
-        time.sleep(0.01)  # without a handle nothing tells of the end of who is no child of ours
+        time.sleep(0.01)  # there is no handle, and the process is no child of ours

@@ -4,7 +4,7 @@ It is exec'ed fresh, with the environment that workers need when torch is import
 (``OMP_NUM_THREADS`` and its like are read once, at import, and cannot be changed in a fork). It
 imports what the script will import, and from then on a worker is a fork of it: ready in
 milliseconds instead of seconds. It stays single-threaded and never computes, because a process
-that has entered an OpenMP region, or has started a thread, makes poor parents.
+that has entered an OpenMP region, or has started a thread, makes a poor parent.
 
 It speaks with its agent over a socket pair, in frames of JSON with descriptors beside them::
 
@@ -44,8 +44,8 @@ from elastic_runtime.worker import worker_main
 Frame = dict[str, Any]
 Work = Callable[[], None]
 
-# ``python -c``: the directory in which the user stands does not come first on the path (a file
-# there could hide a module of ours); a package that is not installed is the one the agent has.
+# ``python -c``: the working directory does not come first on the path (a file there could hide a
+# module of ours); a package that is not installed is the one the agent has.
 BOOTSTRAP = (
     "import sys; sys.path[:] = [p for p in sys.path if p];"
     " sys.argv[1] in sys.path or sys.path.insert(0, sys.argv[1]);"

@@ -1,4 +1,4 @@
-"""Who works for an agent: each worker from the moment that its start is asked for until its end is
+"""The workers of an agent: each one from the moment that its start is asked for until its end is
 reported. May be used from any thread."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the rounds of a job in place leave in the store of an agent.
 
 Each round's ranks tell each other there where they listen, once for each of their groups: some
-``n * (150 + 8 n)`` bytes a group. The store lives as long as its agent, so what rounds that are
+``n * (150 + 8 n)`` bytes a group. The store runs as long as its agent, so what rounds that are
 over have left is deleted when a new one is entered.
 """
 

@@ -1,7 +1,7 @@
-"""What a machine refuses for want of room, and when it is asked again: pure.
+"""Starts that a machine refuses for lack of resources, and when they are tried again: pure.
 
 No process can be started while there is no memory for one, or while a limit is met. Just after the
-kernel has killed something for want of memory that is so for a moment. It says nothing about the
+kernel has killed something for lack of memory that is so for a moment. It says nothing about the
 script, so the start is tried again, after pauses that grow.
 """
 
@@ -21,7 +21,7 @@ _REMEDIES = {
     errno.EAGAIN: "end other processes, or raise the limit of processes and threads that is met"
     " (ulimit -u, pids.max of the container, kernel.pid_max)",
     errno.ENOMEM: "free memory on this machine, or raise the limit of the container (memory.max)",
-    errno.ENOSPC: "free room on this machine's disks and in its memory (/dev/shm), or raise the"
+    errno.ENOSPC: "free space on this machine's disks and in its memory (/dev/shm), or raise the"
     " limit that is met (user.max_*_namespaces)",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
@@ -44,7 +44,7 @@ class StartRetry:
 
 
 def lacks_resources(number: int | None) -> bool:
-    """Whether an error number only says that a machine has no room at present."""
+    """Whether an error number only says that a machine lacks resources at present."""
     return number in _REMEDIES
 
 
@@ -68,7 +68,7 @@ def next_retry(before: StartRetry | None, now: float) -> StartRetry | None:
 
 def cause(number: int) -> str:
     """What is wrong with the machine, for people."""
-    return f"this machine has no room for it ({os.strerror(number)})"
+    return f"this machine lacks the resources for it ({os.strerror(number)})"
 
 
 def remedy(number: int) -> str:

@@ -2,7 +2,7 @@
 
 Both are switched on by environment variables of torch's and are off by default:
 ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` (workers may set timers that kill them when they expire) and
-``TORCHELASTIC_HEALTH_CHECK_PORT`` (a port on which a supervisor asks whether the agent lives).
+``TORCHELASTIC_HEALTH_CHECK_PORT`` (a port on which a supervisor asks whether the agent is alive).
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Channel:
             message: the message.
 
         Returns:
-            How many were told.
+            How many of them it was sent to.
         """
         line = message.encode()
         told = 0
@@ -111,7 +111,7 @@ class Channel:
                         self._read(caller)
 
     def _listen_again(self) -> float | None:
-        """Seconds until callers are to be let in again; None: they are."""
+        """Seconds until connections are accepted again; None: they are."""
         if not self._deaf_until:
             return None
         left = self._deaf_until - time.monotonic()

@@ -171,7 +171,7 @@ def _of_torchelastic(config: JobConfig, last: RoundRecord, error_file: str) -> d
 
 
 def _restart_count(last: RoundRecord) -> int:
-    """How often the workers were started again in this life of the job."""
+    """How often the workers were started again in this incarnation of the job."""
     budget = last.budget
     return budget.failures + budget.killed + budget.lost + budget.planned
 

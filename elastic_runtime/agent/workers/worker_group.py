@@ -93,7 +93,7 @@ class WorkerGroup:
         put: takes what workers and their server have to say, from other threads.
         where: to listen with the store of a job in place.
         early: the first fork server, if it has been started already.
-        snapshots: this node's memory for snapshots, as workers are told of it.
+        snapshots: this node's memory for snapshots, as workers find it in their environment.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class WorkerGroup:
         self._processes.start_server()
 
     def start(self, last: RoundRecord, group_rank: int) -> None:
-        """Starts all workers for a round in which they live and die."""
+        """Starts all workers for one round that they do not outlive."""
         self.failures, self._failed, self._values = {}, {}, {}
         if group_rank == 0:
             self._ports.release()
@@ -197,7 +197,8 @@ class WorkerGroup:
     def _progress_file(self, local_rank: int) -> tuple[str, ProgressFile]:
         """Makes the progress file of a worker, or takes over the one of the worker before it.
 
-        Without room for it the worker goes without: its path is "" then, which is said once.
+        If there is no space for it the worker does without: its path is "" then, which is reported
+        once.
         """
         path = os.path.join(self._runtime_dir.path, f"progress-{local_rank}")
         try:
@@ -258,7 +259,7 @@ class WorkerGroup:
 
         Args:
             exited: the end of its process.
-            told_to_stop: workers were told to end, so that a signal is no failure.
+            told_to_stop: workers were ordered to end, so that a signal is no failure.
         """
         local_rank = exited.local_rank
         slot = self._slots[local_rank]
@@ -393,7 +394,7 @@ class WorkerGroup:
         return self._store.port if self._store is not None else self._ports.reserve()
 
     def host_store(self, port: int = 0) -> None:
-        """Hosts the store of a job in place, for as long as this agent lives.
+        """Hosts the store of a job in place, for as long as this agent runs.
 
         Args:
             port: the one that was announced for a round; 0: a free one.

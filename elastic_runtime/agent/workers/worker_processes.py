@@ -1,6 +1,6 @@
 """The agent's workers: started, signalled and watched through the fork server.
 
-Nothing here blocks the agent. Calls return at once; what comes of them is told by ``notify``, from
+Nothing here blocks the agent. Calls return at once; what follows is reported by ``notify``, from
 the one thread that also moves the workers' output, so that everything a worker has printed has
 been passed on before its end is reported.
 """
@@ -138,7 +138,7 @@ class WorkerProcesses:
     def start_server(self) -> None:
         """Starts the fork server; ``ForkServerReady`` follows, or ``ForkServerExited``.
 
-        To be called from a thread that lives as long as the agent: the server ends with it until
+        To be called from a thread that runs as long as the agent: the server ends with it until
         it is ready.
         """
         cold = self._config.cold or bool(self._why_cold)
@@ -345,7 +345,7 @@ class WorkerProcesses:
             self._begin(worker)
 
     def _server_refused(self, number: int) -> None:
-        """The machine has no room for a fork server: it is asked again, or for too long now."""
+        """The machine refuses a fork server: it is asked again, unless it was for too long."""
         before = self._server_retry
         self._server_retry = next_retry(before, time.monotonic())
         if before is None:
@@ -461,7 +461,7 @@ class WorkerProcesses:
         )
 
     def _lost(self, server: fork_client.ServerProcess) -> None:
-        """The fork server is gone: sees its workers off, and says so."""
+        """The fork server is gone: reports the ends of its workers, and then its own."""
         self._selector.unregister(server.channel)
         if server is not self._server:  # another has taken its place
             server.collect(_END_SECONDS)

@@ -92,7 +92,7 @@ class NodeLine:
 
     Attributes:
         name, address: as the node gave them.
-        node: uuid of its life.
+        node: its uuid; a node that joins again has a new one.
         role: one of the roles above.
         ranks: global ranks of its workers in the present round, such as ``2-3``; "" if none.
         workers: how many workers it runs.
@@ -240,7 +240,7 @@ def _at(outcome: OutcomeRecord) -> str:
 
 
 def _outcome(records: RunRecords) -> OutcomeRecord | None:
-    """The outcome, if it is this life's; an older one only says that there was one before."""
+    """The outcome, if it is of this incarnation of the job; an older one says nothing about it."""
     job, outcome = records.job, records.outcome
     if outcome is None or (job is not None and outcome.incarnation != job.incarnation):
         return None

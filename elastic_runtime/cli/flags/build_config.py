@@ -168,7 +168,7 @@ def check_with_torch(settings: Settings, config: JobConfig) -> None:
 
 
 def _check_numa(settings: Settings, workers: int) -> None:
-    """Which processors are near a worker is told by its GPU."""
+    """A worker's GPU decides which processors are near the worker."""
     import_torch()
     from torch.cuda import device_count
 

@@ -134,7 +134,8 @@ OURS: tuple[Option, ...] = (
         JOB,
         "N",
         "for launchers that never run two nodes of one name at once: a number that grows with each "
-        "start of the node, so that its earlier lives are known to be over (default: 0, no number)",
+        "start of the node, so that its earlier processes are known to have ended (default: 0, no "
+        "number)",
         0,
     ),
     _ours(

@@ -1,7 +1,7 @@
 """torchrun's parser, made from torch's source, and torch itself only where it is needed.
 
-A command line is read before torch is: a mistake in it is told at once, and the fork server, which
-needs the settings, can import torch at the same time as the agent.
+A command line is read before torch is: a mistake in it is reported at once, and the fork server,
+which needs the settings, can import torch at the same time as the agent.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _API_VERSION = f"{GROUP}/{VERSION}"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CPU = re.compile(r"\d+m|\d+(\.\d+)?")
 _MEMORY = re.compile(r"\d+(\.\d+)?([KMGTPE]i?|k|m)?")
-_SUFFIX = 10  # characters that a name has room for behind its stem
+_SUFFIX = 10  # characters of a name that are left for what follows its stem
 
 
 @dataclass(frozen=True)

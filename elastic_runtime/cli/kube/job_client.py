@@ -84,7 +84,7 @@ class JobClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends all requests; a thread that waits for one is told that it was lost."""
+        """Ends all requests; in a thread that waits for one it fails."""
         ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         ended.result(_CLOSE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)

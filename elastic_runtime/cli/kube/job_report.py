@@ -140,7 +140,7 @@ class JobReport:
         line: what a list shows as well.
         bounds: fewest and most pods that train.
         image: of the workers.
-        args: what they were told to run.
+        args: what they run.
         checkpoint_step: of the last checkpoint; None: unknown.
         restarts: by class.
         attempt: how often the whole job was started again.

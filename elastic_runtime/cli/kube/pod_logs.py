@@ -93,7 +93,7 @@ class LogFilter:
 
 
 def role_of(job: Object) -> str:
-    """The role that ``elastic-run`` was told, as a flag or in the environment of the pods."""
+    """The role that ``elastic-run`` was given, as a flag or in the environment of the pods."""
     container = worker_container(pod_template(job))
     args = [str(arg) for arg in container.get("args") or ()]
     for arg, following in zip(args, args[1:] + args[:1], strict=True):

@@ -90,7 +90,7 @@ class Checkpoint:
 
     @property
     def place(self) -> str:
-        """What the training script is told (``ELASTIC_CHECKPOINT``)."""
+        """What the training script finds in ``ELASTIC_CHECKPOINT``."""
         return self.url or self.mount_path
 
 

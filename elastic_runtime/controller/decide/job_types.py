@@ -1,7 +1,8 @@
 """The words of the controller: what it sees of a job, and what it decides to do about it.
 
-All of it is plain frozen data. ``plan.decide`` makes a ``JobPlan`` of an ElasticJob and an
-``Observed``; ``operator.py`` makes the ``Observed`` and performs the ``JobPlan``.
+All of it is plain frozen data. ``decision.decide`` makes a ``JobPlan`` of an ElasticJob and an
+``Observed``; ``cluster_state.py`` makes the ``Observed``, and ``executor.py`` performs the actions
+of the ``JobPlan``.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class AgentReport:
         run_id: which run it speaks of; that of an older attempt is no news.
         round, world: the round that it is in, and how many workers that has; 0: none.
         step, checkpoint_step: the last step, and the last one in a checkpoint; -1: unknown.
-        restarts: how often rounds ended, by ``CLASSES``, as far as this life of the job goes.
+        restarts: how often rounds ended, by ``CLASSES``, in this incarnation of the job.
         ready: it is in a round.
     """
 

@@ -215,8 +215,8 @@ class StatusBuilder:
     def apply_report(self, report: AgentReport, last: bool = False) -> None:
         """Takes over what agents report.
 
-        Their counts begin anew with each life of the job, so that what is added is what they grew
-        by, or all of them if they shrank.
+        Their counts begin anew with each incarnation of the job, so that what is added is what they
+        grew by, or all of them if they shrank.
 
         Args:
             report: of the present attempt.

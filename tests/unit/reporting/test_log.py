@@ -77,7 +77,7 @@ OUTSIDE: Happened = (
 def test_a_joiner_says_that_it_waits_and_when_it_does_no_more() -> None:
     assert _seen(OUTSIDE, _round(2, rank=2), _round(3, rank=2), node="b") == [
         "b: waiting to be let in (2 nodes in the job)",
-        "b: let in: round 2: 3 workers on 3 nodes (all are here)",
+        "b: admitted: round 2: 3 workers on 3 nodes (all are here)",
     ]
 
 
@@ -89,7 +89,7 @@ def test_a_node_that_is_back_at_once_has_not_waited(monkeypatch: pytest.MonkeyPa
     assert console.holds
     assert console.overdue() == ["b: waiting to be let in (2 nodes in the job)"]
     assert console.lines(read(*_round(3, rank=2))) == [
-        "b: let in: round 3: 3 workers on 3 nodes (all are here)"
+        "b: admitted: round 3: 3 workers on 3 nodes (all are here)"
     ]
 
 

@@ -294,7 +294,7 @@ def test_a_node_whose_fork_server_died_leaves_at_once_and_comes_back_when_it_has
 
 
 def refused(number: int, local_rank: int) -> WorkerExited:
-    reason = f"worker {local_rank} cannot be started: this machine has no room for it"
+    reason = f"worker {local_rank} cannot be started: this machine lacks the resources for it"
     fault = FaultReport(number, START, reason, signature=NO_ROOM)
     return WorkerExited(number, local_rank, 127, fault=fault)
 
@@ -325,7 +325,7 @@ def test_a_node_that_has_no_room_for_any_worker_leaves_the_others() -> None:
     agent.take(refused(1, 0))
     (finish,) = agent.asked(Finish)
     assert finish.exit_code == EXIT_FAILED
-    assert finish.message == "worker 0 cannot be started: this machine has no room for it"
+    assert finish.message == "worker 0 cannot be started: this machine lacks the resources for it"
 
 
 def test_ranks_that_all_wait_for_each_other_are_interrupted() -> None:
