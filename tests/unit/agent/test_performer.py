@@ -1,0 +1,193 @@
+"""What an agent's actions do to its workers, its part in the rendezvous, and what people read."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+from elastic_runtime.agent.lifecycle import lifecycle_types as actions
+from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState, LifecycleSettings, Step
+from elastic_runtime.agent.performer import FAREWELL, AgentParts, Performer
+from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
+from elastic_runtime.errors import EXIT_LEFT
+from elastic_runtime.events.worker_events import WorkerStuck
+from elastic_runtime.protocol.messages import Ask, Interrupt
+from elastic_runtime.protocol.records import FAILED, FaultReport
+from elastic_runtime.protocol.round_records import Member, RoundRecord
+from elastic_runtime.rendezvous.core.events import (
+    Done,
+    Goodbye,
+    Join,
+    LeftRound,
+    WorkersAvailable,
+)
+
+ROUND = RoundRecord(3, "x.1", (Member("a", "a", "h", 2), Member("b", "b", "h", 2)), 4000, "why")
+FAULT = FaultReport(3, FAILED, "it failed", step=4)
+
+
+class Recorder:
+    """Stands for a part of an agent: notes each call, in one list for all parts."""
+
+    def __init__(self, name: str, calls: list[tuple[Any, ...]], **known: Any) -> None:
+        self._name, self._calls = name, calls
+        vars(self).update(known)
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *args, **named: self._calls.append(
+            (self._name, method, *args, *named.items())
+        )
+
+
+class Agent:
+    """A performer whose parts only note what is asked of them."""
+
+    def __init__(self, *, step: int = 9, port: int = 5000, accompanied: bool = True) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        workers = Recorder(
+            "workers",
+            self.calls,
+            step=lambda: step,
+            reserve_port=lambda: port,
+            rank_of=lambda local_rank: 10 + local_rank,
+        )
+        participant = Recorder(
+            "participant",
+            self.calls,
+            node="a",
+            secret="s",
+            accompanied=accompanied,
+            state=SimpleNamespace(round_record=ROUND),
+        )
+        names = ("reporter", "snapshots", "torch", "importing")
+        parts: Any = (workers, participant, *(Recorder(name, self.calls) for name in names))
+        entry, endpoint = Entry(SCRIPT, "train.py"), Endpoint("etcd", ("h:1",))
+        config = JobConfig(entry, endpoint, "run", node_name="a", workers=2)
+        self.performer = Performer(config, "h", AgentParts(*parts))
+        self.state = AgentState(LifecycleSettings(2))
+
+    def perform(self, *acts: Any, **state: Any) -> list[tuple[Any, ...]]:
+        """Performs actions; the calls that they came to."""
+        self.performer.perform(Step(replace(self.state, **state), acts))
+        return self.calls
+
+    def said(self, event: Any) -> Any:
+        """The event that reached the rendezvous for one of the lifecycle's."""
+        self.perform(actions.TellRendezvous(event))
+        (said,) = [args[0] for part, method, *args in self.calls if (part, method) == SAY]
+        return said
+
+
+SAY = ("participant", "say")
+FORMED = [("snapshots", "admit", "s"), ("torch", "form_group", ROUND, 1, range(2))]
+
+
+@pytest.mark.parametrize(
+    ("action", "calls"),
+    [
+        (actions.StartForkServer(), [("importing", "begin"), ("workers", "start_server")]),
+        (
+            actions.StartWorkers(ROUND, 1),
+            [*FORMED, ("workers", "start", ROUND, 1), ("torch", "name_workers")],
+        ),
+        (actions.BootWorkers((1,)), [("workers", "boot", ROUND, 0, (1,))]),
+        (
+            actions.EnterRound(ROUND, 1, (1, 0)),
+            [
+                FORMED[0],
+                ("torch", "form_group", ROUND, 1, (1, 0)),
+                ("workers", "enter", ROUND, 1, (1, 0)),
+            ],
+        ),
+        (actions.TellWorkers(Ask(), (1,)), [("workers", "tell", Ask(), (1,))]),
+        (
+            actions.StopWorkers(5.0, (1,), signal.SIGUSR1),
+            [("reporter", "interrupted"), ("workers", "stop", 5.0, (1,), signal.SIGUSR1)],
+        ),
+        (actions.ForwardSignal(10), [("workers", "forward_signal", 10)]),
+        (actions.KillWorkers((0,), "hung"), [("workers", "kill", (0,), "hung")]),
+        (actions.HostStore(7), [("workers", "host_store", 7)]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_action_on_workers_reaches_them(action: Any, calls: list[tuple[Any, ...]]) -> None:
+    assert Agent().perform(action) == calls
+
+
+def test_actions_are_performed_in_order_and_every_one_is_known() -> None:
+    made = {
+        actions.StartForkServer: actions.StartForkServer(),
+        actions.StartWorkers: actions.StartWorkers(ROUND, 0),
+        actions.BootWorkers: actions.BootWorkers((0,)),
+        actions.EnterRound: actions.EnterRound(ROUND, 0, (0,)),
+        actions.TellWorkers: actions.TellWorkers(Ask()),
+        actions.StopWorkers: actions.StopWorkers(1.0),
+        actions.ForwardSignal: actions.ForwardSignal(10),
+        actions.KillWorkers: actions.KillWorkers((0,), "hung"),
+        actions.HostStore: actions.HostStore(),
+        actions.TellRendezvous: actions.TellRendezvous(Join()),
+        actions.SetAlarm: actions.SetAlarm(1.0),
+        actions.Finish: actions.Finish(0),
+        actions.TellPeople: actions.TellPeople(WorkerStuck("it hung")),
+    }
+    assert made.keys() == set(get_args(actions.Action))
+    agent = Agent()
+    one_by_one = [call for act in made.values() for call in Agent().perform(act)]
+    assert agent.perform(*made.values()) == one_by_one
+
+
+def test_an_order_to_leave_the_round_begins_a_recovery() -> None:
+    order = Interrupt(3, "why")
+    calls = Agent().perform(actions.TellWorkers(order))
+    assert calls == [("reporter", "interrupted", ("ordered", True)), ("workers", "tell", order, ())]
+
+
+def test_an_alarm_and_the_end_are_kept_for_the_loop() -> None:
+    agent = Agent()
+    assert agent.performer.alarm == float("inf")
+    assert agent.perform(actions.SetAlarm(12.0), actions.Finish(4, "no store")) == []
+    assert agent.performer.alarm == 12.0
+    assert agent.performer.finish == actions.Finish(4, "no store")
+
+
+@pytest.mark.parametrize("event", [Join(), WorkersAvailable(2), LeftRound(3, FAULT)])
+def test_the_rendezvous_hears_where_a_store_would_be_hosted(event: Any) -> None:
+    assert Agent(port=5001).said(event).store_port == 5001
+
+
+def test_the_rendezvous_hears_how_far_this_nodes_workers_were() -> None:
+    assert Agent(step=9).said(Done(3)).step == 9
+    agent = Agent(step=9)
+    assert agent.said(LeftRound(3, FAULT)).fault.step == 9
+    assert ("reporter", "left", 9) in agent.calls
+    assert Agent(step=-1).said(LeftRound(3, FAULT)).fault.step == 4, "the worker has reported it"
+
+
+def test_a_node_that_leaves_waits_until_the_store_knows() -> None:
+    calls = Agent().perform(actions.TellRendezvous(Goodbye()))
+    assert calls == [(*SAY, Goodbye()), ("participant", "wait_for_goodbye", FAREWELL)]
+
+
+def test_people_read_global_ranks() -> None:
+    calls = Agent().perform(actions.TellPeople(WorkerStuck("it hung", local_ranks=(0, 1))))
+    assert calls == [("reporter", "tell", WorkerStuck("it hung", (0, 1), ranks=[10, 11]))]
+
+
+@pytest.mark.parametrize(
+    ("drained", "accompanied", "message"),
+    [
+        (False, False, "a has left"),
+        (True, False, "a has left; step 9 is saved"),
+        (True, True, "a has left; step 9 is saved; other nodes may go on"),
+    ],
+)
+def test_a_node_that_has_left_says_what_is_saved(
+    drained: bool, accompanied: bool, message: str
+) -> None:
+    agent = Agent(accompanied=accompanied)
+    agent.perform(actions.Finish(EXIT_LEFT, "has left"), drained=drained)
+    assert agent.performer.finish == actions.Finish(EXIT_LEFT, message)
