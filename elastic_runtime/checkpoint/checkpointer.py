@@ -8,7 +8,6 @@ docs/architecture.md.
 
 from __future__ import annotations
 
-import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from elastic_runtime.errors import (
 from elastic_runtime.protocol.messages import EXIT_DRAINED
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
-from elastic_runtime.worker.fast_exit import exit_fast
+from elastic_runtime.worker.fast_exit import end_on_request
 from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateVersion
 
@@ -58,7 +57,7 @@ class _ConnectedRanks:
 
 
 class Checkpointer:
-    """Saves and restores the entries of a job, in any world to any other.
+    """Saves and restores the entries of a job; a checkpoint can be loaded with any world size.
 
     Example::
 
@@ -70,8 +69,8 @@ class Checkpointer:
         ckpt.save()
         ckpt.close()
 
-    A save takes a copy of the state and writes it in the background; at most one is under way.
-    Every method is to be called by all ranks at the same point of the program.
+    A save copies the state and writes the copy in the background; at most one save runs at a time.
+    All ranks must call every method at the same point of the program.
     """
 
     def __init__(
@@ -87,31 +86,34 @@ class Checkpointer:
         on_save_error: Literal["continue", "raise"] = "continue",
         max_save_age: Interval | Sequence[Interval] | None = None,
     ) -> None:
-        """Takes the settings; the directory is first touched by ``resume``, ``step`` or ``save``.
+        """Checks the settings; the directory is not touched before the first call of a method.
 
         Args:
-            directory: holds all checkpoints of the job; all nodes must see the same one.
-            entries: by name: modules, optimizers, generators, anything with ``state_dict`` and
-                ``load_state_dict``, and plain values; ``PerRank`` for what each rank has for
-                itself. Plain values are read from this mapping at each save, and replaced in it
-                by ``resume``.
+            directory: where all checkpoints of the job are: a path or a URL that fsspec knows
+                (``s3://bucket/run``). All nodes must see the same one.
+            entries: what to save, by name: modules, optimizers, generators, anything with
+                ``state_dict`` and ``load_state_dict``, and plain values; ``PerRank`` for a value
+                that each rank has of its own. Plain values are read from this mapping at each
+                save, and ``resume`` replaces them in it.
             every: how often to save: steps (``10``, ``"10 steps"``), a time (``"30s"``), or both
                 (``"100 steps, 5m"``, ``(100, "5m")``), whichever comes first. None: only when
-                ``save`` is called or the job is asked to leave. The first save of a job that
-                did not resume is due soon after its first step.
-            keep: how many checkpoints to keep, at least 1; None: all of them.
-            keep_every: which others to keep for good: steps, a time, or both.
-            sync: no save is done in the background: each one stops training until it is durable,
-                and takes no memory.
-            snapshot_every: how often to take a snapshot in the memory of the agents, as ``every``.
-                It is taken at the next step that all ranks agree on, and left out while a save is
-                under way.
-            on_save_error: what follows if a state cannot be saved at present. ``"continue"``: an
-                event, and the next save is tried sooner; ``"raise"``: an error at a step.
-            max_save_age: with ``"continue"``, how long no save may succeed before that is an error
-                after all, which has the job restarted: a time or steps, as ``every``. None: ten
-                intervals, but at least a minute; an hour after the first failure if ``every`` is
-                None.
+                ``save`` is called or the job is asked to stop. The first save of a job that
+                did not resume follows soon after its first step.
+            keep: how many of the newest checkpoints to keep, at least 1; None: all of them.
+            keep_every: which older ones are never deleted: one for every so many steps
+                (``1000``), for every such time (``"6h"``), or both (``"1000 steps, 6h"``).
+            sync: do no save in the background: each one stops training until it is durable,
+                and needs no memory for a copy.
+            snapshot_every: how often to take a snapshot in the memory of the agents, written as
+                ``every``. It is taken at the next step that all ranks agree on, and skipped while
+                a save is running.
+            on_save_error: what to do when a save fails for a reason that may pass, such as a full
+                disk. ``"continue"``: report an event and try again sooner; ``"raise"``: raise
+                ``CheckpointFailed`` at a later step.
+            max_save_age: with ``"continue"``, how long saves may fail before ``step`` raises an
+                error, so that the job is restarted: a time or steps, written as ``every``. None:
+                ten intervals, but at least a minute; if ``every`` is None, an hour after the first
+                failure.
 
         Raises:
             CheckpointUsageError: a setting or an entry cannot be used.
@@ -124,9 +126,6 @@ class Checkpointer:
         self._objects, self._sync = entries, sync
         self._context: WorkerContext = context()
         self._storage = _opened(directory, self._context)
-        self._entries = Entries(entries)
-        self._committed = CommittedEntries(entries)
-        self._context.offer_drain()
         timetable = SaveTimetable.at_start(interval, limit, time.monotonic())
         self._assemble(retention, snapshot_interval, timetable, raises=on_save_error == "raise")
         self._gloo: GlooGroups | None = None
@@ -139,6 +138,9 @@ class Checkpointer:
         self, retention: Retention, snapshots: Every, timetable: SaveTimetable, *, raises: bool
     ) -> None:
         """Makes what saves, takes snapshots and loads."""
+        self._entries = Entries(self._objects)
+        self._committed = CommittedEntries(self._objects)
+        self._context.offer_drain()
         storage, entries, here = self._storage, self._entries, self._context
         self._executor = SaveExecutor(storage, self._objects, entries, retention, here)
         self._scheduler = SaveScheduler(self._executor, timetable, sync=self._sync, raises=raises)
@@ -146,7 +148,7 @@ class Checkpointer:
         self._loader = LatestStateLoader(storage, self._executor, self._snapshots, entries, here)
 
     def __repr__(self) -> str:
-        """Where it saves what, and the step."""
+        """Shows the place, the names of the entries, and the step."""
         names = ", ".join(self._objects)
         return f"{type(self).__name__}({self._storage.where!r}: {names}; step {self._steps})"
 
@@ -154,7 +156,13 @@ class Checkpointer:
 
     @property
     def steps(self) -> int:
-        """How many steps the job has made, over all its restarts."""
+        """How many steps the job has made, counted over all its restarts.
+
+        It can be set by a script that counts its steps itself.
+
+        Raises:
+            UsageError: it was set, and ``elastic.run`` uses this checkpointer and counts the steps.
+        """
         return self._steps
 
     @steps.setter
@@ -163,38 +171,41 @@ class Checkpointer:
         self.count(value)
 
     def resume(self, *, strict: bool = True) -> int:
-        """Loads the newest whole checkpoint, if there is any: from memory, or from storage.
+        """Loads the newest complete checkpoint, if there is any, from memory or from storage.
 
-        One whose files are not what was written is named in an event, and the next older one is
-        taken.
+        A damaged one is reported with an event, and the next older one is tried.
 
         Args:
-            strict: whether the checkpoint must have exactly the keys of this program. False: what
-                it lacks stays as it is, and what it has too much is left out; an event names both.
+            strict: whether the checkpoint must have exactly the keys of this program. False: keys
+                that it lacks keep their present values, and keys that only it has are ignored; an
+                event names both.
 
         Returns:
-            The step that it was saved at, 0 if there is none: a new run begins.
+            The step at which it was saved; 0 if there is no checkpoint and a new run begins.
 
         Raises:
-            DamagedCheckpoint: there are checkpoints, but none that is whole.
+            DamagedCheckpoint: there are checkpoints, but all of them are damaged.
             CheckpointError: the directory cannot be used, or the checkpoint does not fit.
-            UsageError: ``elastic.run`` has been given this checkpointer.
+            UsageError: ``elastic.run`` uses this checkpointer and loads by itself.
         """
         self._is_the_scripts("resume() was called")
         found = self._load(strict=strict)
         return found.step if found is not None else 0
 
     def step(self) -> None:
-        """Counts a step that is complete, and saves or leaves if that is due.
+        """Counts one step, and saves if a save is due; ends the process if the job must stop.
+
+        To be called after each complete step, on all ranks.
 
         Raises:
-            SystemExit: the job was asked to leave; the state of this step is saved.
-            CheckpointFailed: the job was asked to leave, and the state could not be saved; or no
-                save has succeeded for too long; or one has failed, with ``on_save_error="raise"``.
-                Older checkpoints are untouched.
-            CheckpointUsageError: the state can never be saved.
-            UsageError: an entry is committed by another checkpointer as well, or by
-                ``elastic.run``, which has been given this one.
+            SystemExit: the job was asked to stop; the state of this step is saved.
+            CheckpointFailed: the job was asked to stop, and the state could not be saved; or no
+                save has succeeded for ``max_save_age``; or one has failed, with
+                ``on_save_error="raise"``. Older checkpoints are untouched.
+            CheckpointUsageError: the state can never be saved, such as a value of a kind that
+                cannot be loaded again.
+            UsageError: an entry belongs to another checkpointer as well, or ``elastic.run`` uses
+                this checkpointer and counts the steps.
         """
         self._is_the_scripts("step() was called")
         group = self._ready()
@@ -208,20 +219,20 @@ class Checkpointer:
         self.act_on(agreed)
 
     def save(self, *, sync: bool = False) -> None:
-        """Saves the state of the present step, if that is not done already.
+        """Saves the state of the present step, unless it is saved already.
 
-        It returns once the state is copied; writing the copy goes on in the background. It waits
-        for the save before, if that is still under way. Steps are counted by ``step()``, or set
-        in ``steps``.
+        It first waits for a save that is still running, and returns when the state is copied; the
+        copy is written in the background. ``step()`` counts the steps, or the script sets
+        ``steps``.
 
         Args:
-            sync: return when the state is durable. That needs no copy.
+            sync: return only when the state is durable. No copy is made then.
 
         Raises:
-            CheckpointFailed: with ``sync``, it could not be saved, though that was tried several
-                times; otherwise see ``step``. Older checkpoints are untouched.
+            CheckpointFailed: with ``sync``, the state could not be saved in several tries;
+                otherwise see ``step``. Older checkpoints are untouched.
             CheckpointUsageError: the state can never be saved.
-            UsageError: step 0 is to be saved for the second time: nobody counts the steps; or
+            UsageError: step 0 was to be saved for the second time, as nobody counts the steps; or
                 ``elastic.run`` has returned, and this step is not saved.
         """
         if self._is_over:
@@ -241,20 +252,22 @@ class Checkpointer:
         self._ready().agreement.restart_clock()
 
     def wait(self) -> None:
-        """Waits until the save in the background, if there is one, is durable.
+        """Waits until the save in the background is durable; returns at once if there is none.
 
-        If it fails, it is tried again several times: the copy of the state is still there.
+        A save that fails is tried again several times, from the same copy of the state.
 
         Raises:
-            CheckpointFailed: it could not be finished; older checkpoints are untouched.
+            CheckpointFailed: no try succeeded; older checkpoints are untouched.
         """
         self._scheduler.wait()
 
     def close(self) -> None:
-        """Finishes what is under way, for a program that makes no more steps. Saves nothing new.
+        """Waits for the save in the background and frees all memory; saves nothing new.
+
+        For a program that makes no more steps.
 
         Raises:
-            CheckpointFailed: the save in the background could not be finished.
+            CheckpointFailed: the save in the background failed, in several tries.
         """
         try:
             if self._group is not None:
@@ -267,19 +280,19 @@ class Checkpointer:
     # What ``elastic.run`` calls
 
     def count(self, steps: int) -> None:
-        """Says how many steps the job has made; it may have gone back."""
+        """Sets how many steps the job has made; fewer than before if it has gone back."""
         if steps < self._steps:
             self._scheduler.go_back()
         self._steps = steps
 
     def attach(self, state: State, gloo: GlooGroups) -> None:
-        """Works for ``elastic.run`` from now on, which counts the steps and says when to save.
+        """Lets ``elastic.run`` use this checkpointer in a new world: it counts steps and saves.
 
-        A save that was under way in the world before is given up, and soon done again.
+        A save that was running in the world before is given up, and soon done again.
 
         Args:
-            state: what is trained; all of it must be among the entries.
-            gloo: to all ranks, until the next call.
+            state: what is trained; all its parts must be among the entries.
+            gloo: the groups of all ranks, valid until the next call.
 
         Raises:
             CheckpointUsageError: a part of the state is not saved.
@@ -300,7 +313,7 @@ class Checkpointer:
         self._scheduler.enter(lost=lost)
 
     def detach(self) -> None:
-        """``elastic.run`` is over: the groups are gone, and nothing is saved or loaded any more."""
+        """Ends the use by ``elastic.run``: the groups are gone, and nothing more can be saved."""
         if self._state is not None:
             self._scheduler.report_end(self.steps)
             self._is_over = True
@@ -310,9 +323,9 @@ class Checkpointer:
 
     @property
     def saved_step(self) -> int:
-        """The step that is saved for certain, as far as this rank knows.
+        """The newest step that this rank knows to be durable in storage.
 
-        0 if it knows of none: there may be a checkpoint of an earlier life.
+        0 if it knows of none; there may be a checkpoint of an earlier start of the job.
         """
         return self._executor.saved_step or 0
 
@@ -323,23 +336,23 @@ class Checkpointer:
 
     @property
     def base(self) -> StateVersion:
-        """The newest save that this rank's memory is known not to be older than; 0, 0: of none."""
+        """A save that this rank's memory is known to contain; (0, 0) if there is none."""
         base = self._executor.term.base
         return StateVersion(base.term, base.step)
 
     def load(self, over: StateVersion | None, *, strict: bool = True) -> StateVersion | None:
-        """Loads the newest state that is saved, and newer than what the ranks hold in memory.
+        """Loads the newest saved state, if it is newer than what the ranks have in memory.
 
         Args:
-            over: what they hold, which is not touched before something newer is known to be
-                whole; None: nothing.
+            over: the version in memory, which stays untouched until a newer one is known to be
+                complete; None: memory has no state.
             strict: see ``resume``.
 
         Returns:
-            What was loaded, None if there is nothing.
+            The version that was loaded; None if there is nothing newer.
 
         Raises:
-            DamagedCheckpoint: there are checkpoints, but none that is whole, and no memory.
+            DamagedCheckpoint: there are only damaged checkpoints, and no state in memory.
             CheckpointError: the directory cannot be used, or the checkpoint does not fit.
         """
         floor = None if over is None else CheckpointId(*over)
@@ -347,7 +360,7 @@ class Checkpointer:
         return None if found is None else StateVersion(found.term, found.step)
 
     def newest(self) -> StateVersion | None:
-        """The newest checkpoint in storage that claims to be whole; for one rank to ask.
+        """The newest checkpoint in storage that has a manifest; one rank may ask alone.
 
         Raises:
             CheckpointError: the directory cannot be read.
@@ -356,18 +369,18 @@ class Checkpointer:
         return StateVersion(found[0].term, found[0].step) if found else None
 
     def received(self, choice: RecoveryChoice) -> None:
-        """This rank has the memory of the sources now; a fault may still come before ``recovered``.
+        """Notes that this rank has received the state; a fault may still prevent ``recovered``.
 
         Args:
-            choice: what all ranks go on from.
+            choice: the state that all ranks continue from.
         """
         self._executor.term.recover_from(CheckpointId(*choice.base), choice.term, anew=True)
 
     def recovered(self, choice: RecoveryChoice) -> None:
-        """All ranks are alike now, and go on from there.
+        """Notes that all ranks have the same state now, and continue from it.
 
         Args:
-            choice: the same on all ranks.
+            choice: the state; the same choice on all ranks.
         """
         self.count(choice.step)
         if choice.kind == "saved":
@@ -377,14 +390,14 @@ class Checkpointer:
         self._executor.term.recover_from(base, choice.term, anew=choice.asked or received)
 
     def wishes(self) -> Wish:
-        """What this rank asks all ranks to do."""
+        """What this rank wants all ranks to do."""
         return self._wishes(self._ready().peers)
 
     def act_on(self, agreed: Wish) -> None:
-        """Does what follows from a step: hears of a failed save, saves if due, takes a snapshot.
+        """Does what all ranks agreed on at a step: notes a failed save, saves, takes a snapshot.
 
         Args:
-            agreed: by all ranks, at this step.
+            agreed: the combined wishes of all ranks at this step.
 
         Raises:
             CheckpointError: see ``step``.
@@ -396,23 +409,23 @@ class Checkpointer:
         self._snapshot(agreed)
 
     def _snapshot(self, agreed: Wish) -> None:
-        """Takes a snapshot, if that is agreed on and no rank has anything else under way."""
+        """Takes a snapshot if all ranks agreed on it and no rank has a save running."""
         if Wish.SNAPSHOT not in agreed:
             return
         self._snapshots.rest(self.steps)
-        # They have asked each other at the step before: what has begun since, all know.
+        # The wishes are those of the step before; a save that began since is known on all ranks.
         peers = self._ready().peers
         if Wish.BUSY in agreed or self._executor.began_since(self.steps - 1):
             return
         if not self._scheduler.collect_result(peers, self.steps):
             return
-        with suppress(CheckpointFailed):  # it is an event, and costs nothing else
+        with suppress(CheckpointFailed):  # an event was reported, and training goes on
             self._executor.snapshot_in_background(peers, self.steps, self._snapshots)
 
     # What all ranks do
 
     def _load(self, *, strict: bool, over: CheckpointId | None = None) -> CheckpointId | None:
-        """Loads the newest that is whole; None: there is nothing, and all is as it was."""
+        """Loads the newest complete checkpoint; None if there is none, and nothing has changed."""
         group = self._ready()
         self._executor.ignore_result()
         found = self._loader.load(group.peers, self._give_up_memory, strict=strict, over=over)
@@ -425,18 +438,18 @@ class Checkpointer:
         return found
 
     def _give_up_memory(self, step: int) -> None:
-        """If a peer dies while all load, nobody goes on from tensors that are half overwritten."""
+        """Marks the memory as unusable: a load that is interrupted leaves it half overwritten."""
         state = self._state
         if state is not None and state.rank_status().condition is not MemoryCondition.NEW:
             state.give_up(step)
 
     def _is_the_scripts(self, what: str) -> None:
-        """Raises UsageError if ``elastic.run`` does this, as it was given this checkpointer."""
+        """Raises UsageError if ``elastic.run`` uses this checkpointer and does this itself."""
         if self._state is not None:
             usage_checks.refuse_in_place(what, self._storage.where)
 
     def _ready(self) -> _ConnectedRanks:
-        """Connects the ranks at the first use, when the job has certainly been initialized."""
+        """Connects the ranks at the first use, when torch.distributed is certainly initialized."""
         if self._state is None and self._context.in_place:
             usage_checks.refuse_beside(self._storage.where)
         if self._group is None:
@@ -444,7 +457,7 @@ class Checkpointer:
             if not self._storage.shared and (peers.world > 1 or self._context.has_agent):
                 raise CheckpointUsageError(
                     f"{self._storage.where} is in the memory of one process: no other rank sees "
-                    "it, and it ends with the process; choose a place that all nodes share"
+                    "it, and it is lost when the process ends; choose a place that all nodes share"
                 )
             self._scheduler.check_place(peers, self.steps)
             if peers.rank > 0:
@@ -467,7 +480,7 @@ class Checkpointer:
 
     def _leave(self) -> NoReturn:
         self._context.drained(self.steps)
-        _end(self._context)
+        end_on_request(EXIT_DRAINED, has_agent=self._context.has_agent)
 
 
 def _opened(directory: str | os.PathLike[str], here: WorkerContext) -> Storage:
@@ -476,15 +489,7 @@ def _opened(directory: str | os.PathLike[str], here: WorkerContext) -> Storage:
     return open_storage(directory, first)
 
 
-def _end(here: WorkerContext) -> NoReturn:
-    """Ends this process, as it was asked to leave."""
-    # Without an agent it was a SIGTERM, and whoever sent it expects the usual exit code.
-    code = EXIT_DRAINED if here.has_agent else 128 + signal.SIGTERM
-    exit_fast(code)
-    raise SystemExit(code)
-
-
 def _leave_if_asked() -> None:
-    """For a wait in which there is nothing to save yet."""
+    """Ends the process, during a wait in which there is nothing to save yet, if it must stop."""
     if (here := context()).drain.is_set():
-        _end(here)
+        end_on_request(EXIT_DRAINED, has_agent=here.has_agent)

@@ -54,9 +54,9 @@ _LOG = logging.getLogger("elastic_runtime")
 
 # An agent reads at once. One that does not is stopped or dead, and no step waits for it.
 _SEND_TIMEOUT = 5.0
-# An agent that was signalled as well says so within this time, in seconds.
+# An agent that got the same signal sends a request to leave within this time, in seconds.
 _AGENT_ANSWER = 3.0
-# What it says then.
+# These requests.
 _LEAVE = (Drain, Change, Dismiss)
 # What makes a process a worker, and none of its children.
 _OF_AGENT = (ENV_CHANNEL, ENV_PROGRESS, ENV_SNAPSHOTS)
@@ -68,7 +68,7 @@ class WorkerContext:
     Attributes:
         rank: global rank, 0 outside a job.
         round: the round that it takes part in, 0 without an agent.
-        incarnation: the life of the job that the round belongs to, "" without an agent.
+        incarnation: the incarnation of the job that the round belongs to, "" without an agent.
         run: the id of the run, "" outside a job.
         restarts: how often workers of the job had been started again when this one was started.
         drain: set once this worker is asked to save and leave, at a step that all ranks agree on.
@@ -119,7 +119,7 @@ class WorkerContext:
         return SnapshotMemory.decode(self._snapshots) if self._snapshots else None
 
     def offer_drain(self) -> None:
-        """Says that this worker can save and leave at a step boundary.
+        """Tells the agent that this worker can save and leave at the end of a step.
 
         Without an agent the request is a SIGTERM, unless the program handles that itself; a
         second one that does not follow at once ends the process as usual.
@@ -131,12 +131,12 @@ class WorkerContext:
             self._catch_sigterm(self._on_sigterm)
 
     def shield(self) -> None:
-        """Says hello to the agent, and no longer ends by a SIGTERM that is not the agent's.
+        """Connects to the agent, and ignores a SIGTERM that does not come from the agent.
 
         Slurm and others signal a whole tree of processes. The agent is asked to leave then, and has
-        its workers leave at a step that all ranks agree on; until then they are needed. If no word
-        of the agent's follows, this process alone was meant, and ends as it would have at once. A
-        program that handles SIGTERM itself goes on to do so.
+        its workers leave at a step that all ranks agree on; until then they are needed. If the
+        agent sends no such request, only this process was meant, and it ends by the signal. A
+        program that handles SIGTERM itself keeps its handler.
         """
         self._catch_sigterm(self._on_outer_sigterm)
         self._send(self._hello())
@@ -389,7 +389,7 @@ def context() -> WorkerContext:
 
 
 def spares_groups() -> bool:
-    """Whether a script that ends all process groups is to be spared that: they are gone already.
+    """Whether ``destroy_process_group()`` must do nothing, as ``elastic.run`` has ended all groups.
 
     Raises:
         UsageError: ``elastic.run`` is under way, and needs them.

@@ -12,8 +12,10 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 
 def exit_fast(code: int) -> None:
@@ -28,6 +30,22 @@ def exit_fast(code: int) -> None:
     ending = _Ending(code)
     atexit.register(ending)
     ending.registered = atexit._ncallbacks()
+
+
+def end_on_request(code: int, *, has_agent: bool) -> NoReturn:
+    """Ends this process after it was asked to stop.
+
+    Args:
+        code: the exit code that tells the agent what became of the state.
+        has_agent: False: the request was a SIGTERM, whose sender expects the usual exit code.
+
+    Raises:
+        SystemExit: always.
+    """
+    if not has_agent:
+        code = 128 + signal.SIGTERM
+    exit_fast(code)
+    raise SystemExit(code)
 
 
 class _Ending:

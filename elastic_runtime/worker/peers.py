@@ -34,8 +34,8 @@ _LENGTH = 8
 _HEAD = 1024
 _SHORT = _HEAD - _LENGTH
 
-# What can be raised on one rank and is heard on all. If several ranks fail, the first of these in
-# the list says most: it explains the others, or no other try will do better.
+# Errors of one rank that are raised on all ranks. If several ranks fail, the first class in this
+# list is raised everywhere: it explains the others, or shows that a retry is useless.
 _RAISED: dict[str, type[CheckpointError]] = {
     cls.__name__: cls
     for cls in (
@@ -51,12 +51,12 @@ _RAISED: dict[str, type[CheckpointError]] = {
 
 @dataclass(frozen=True, slots=True)
 class GlooGroups:
-    """The groups that somebody else has made, and will end.
+    """The gloo groups of a round, made by ``elastic.run``, which also ends them.
 
     Attributes:
         group: all ranks, over gloo.
-        another: makes one more of that kind, on all ranks at the same point.
-        interrupted: whether the groups have been ended from another thread.
+        another: makes one more such group; all ranks must call it at the same point.
+        interrupted: whether another thread has ended the groups because of a fault.
     """
 
     group: dist.ProcessGroup
@@ -74,10 +74,10 @@ class Peers:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """Makes the group. All ranks must do so at the same point of the program.
+        """Makes the group; all ranks must call it at the same point of the program.
 
         Args:
-            group: all ranks, over gloo, if there is such a group already.
+            group: a gloo group of all ranks to use; None: make a new one.
 
         Raises:
             UsageError: the job has several ranks, but they have not been connected yet.
@@ -96,7 +96,7 @@ class Peers:
             self.group = group or dist.new_group(backend="gloo")
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gives, by rank, on every rank.
+        """Gathers one value of each rank, in rank order, on every rank.
 
         Args:
             value: plain JSON.
@@ -104,7 +104,7 @@ class Peers:
         if self.group is None:
             return [value]
         data = json.dumps(value).encode()
-        # Most answers are short, and then one exchange is enough: each costs a millisecond, and
+        # Most values are short, and then one exchange is enough. Each costs a millisecond, and
         # more where ranks share a core.
         heads = self._exchange(len(data).to_bytes(_LENGTH, "little") + data[:_SHORT], _HEAD)
         sizes = [int.from_bytes(head[:_LENGTH], "little") for head in heads]
@@ -124,7 +124,7 @@ class Peers:
         return [found[at : at + size] for at in range(0, len(found), size)]
 
     def on_first(self, action: Callable[[], Any]) -> Any:
-        """Does something on rank 0 and gives its result, or its failure, to all.
+        """Runs an action on rank 0; all ranks get its result, or raise its error.
 
         Args:
             action: returns plain JSON.
@@ -137,7 +137,8 @@ class Peers:
         """
         outcome = _outcome(action) if self.rank == 0 else {}
         data = json.dumps(outcome).encode()
-        # Only rank 0's can be long: room for one from each rank would be ``world`` times as much.
+        # Only the result of rank 0 can be long; a buffer for all ranks would be ``world`` times
+        # as large.
         first = self.gather(outcome if len(data) <= _SHORT else {"bytes": len(data)})[0]
         if "bytes" in first:
             first = json.loads(self._from_first(data, first["bytes"]))
@@ -153,7 +154,7 @@ class Peers:
         return ctypes.string_at(room.data_ptr(), size)
 
     def share_out(self, action: Callable[[], Sequence[Any]]) -> Any:
-        """Does something on rank 0 and gives each rank its own part of the result.
+        """Runs an action on rank 0 and sends each rank its own part of the result.
 
         Args:
             action: returns plain JSON for each rank, by rank.
@@ -178,7 +179,7 @@ class Peers:
         return json.loads(ctypes.string_at(mine.data_ptr(), size))
 
     def to_first(self, value: Any) -> list[Any] | None:
-        """Gives what each rank has to rank 0, and to nobody else.
+        """Sends a value of each rank to rank 0, and to no other rank.
 
         Args:
             value: plain JSON, of any length; None: nothing is sent.
@@ -208,14 +209,14 @@ class Peers:
         return [found.get(rank) for rank in range(self.world)]
 
     def on_each(self, action: Callable[[], Any]) -> list[Any]:
-        """Does something on each rank and gives all results, or one failure, to all.
+        """Runs an action on each rank; all ranks get all results, or raise the same error.
 
         Args:
             action: returns plain JSON.
 
         Raises:
-            CheckpointError: an action raised it: of those that say most that of the lowest rank,
-                on every rank.
+            CheckpointError: an action raised it on some rank; every rank raises the most telling
+                of these errors.
         """
         return _values(self.gather(_outcome(action)))
 

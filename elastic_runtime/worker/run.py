@@ -46,7 +46,7 @@ _waiting: list[_Waiting] = []  # what has to follow before anything is trained; 
 
 
 class Trains(Protocol[T_co]):
-    """What ``@elastic.run`` makes of ``train``: it trains when it is called with a State."""
+    """A function decorated with ``@elastic.run``: it trains when it is called with a State."""
 
     def __call__(
         self,
@@ -56,7 +56,7 @@ class Trains(Protocol[T_co]):
         start_over: bool = False,
         strict: bool = True,
     ) -> T_co:
-        """Does what ``elastic.run(train, state, checkpointer)`` does."""
+        """Trains like ``elastic.run(train, state, checkpointer)``; see there for the arguments."""
 
 
 @overload
@@ -95,33 +95,37 @@ def run(  # type: ignore[misc]  # the kind of the first argument decides what th
     start_over: bool = False,
     strict: bool = True,
 ) -> Any:
-    """Trains, and goes on training when workers or nodes go away and come.
+    """Trains, and continues when workers or nodes are lost or join.
 
-    ``elastic.run(train, state)`` calls ``train(world)`` and gives what it returns. Whenever the
-    world changes, ``train`` ends where it is and is called again with the new world, in the same
-    process and with the state of the last commit.
+    ``elastic.run(train, state)`` calls ``train(world)`` and returns its result. Whenever the world
+    changes, ``train`` is interrupted and called again with the new world, in the same process and
+    with the state of the last commit.
 
     As a decorator without arguments, ``@elastic.run`` above ``def train(world)``, it makes a
     function that trains when it is called: ``train(state, checkpointer)``.
 
     As a decorator with a State, ``@elastic.run(state)``, it trains at once, while Python still
-    reads the file, and the name of the function becomes the result. Calling that is not needed;
-    if the result is None it does nothing.
+    executes the file, and the name of the function becomes the result. That need not be called; a
+    result of None may be, and does nothing.
 
     Args:
-        train: is called with the ``World``, on each rank.
-        state: what must not be lost.
-        checkpointer: saves the state, for the case that no memory holds it any more.
-        start_over: what becomes of a job that has committed more than a few steps and has lost
-            them all, because nothing was saved. False: it ends with an error. True: it begins
-            again at step 0.
-        strict: whether a checkpoint must have exactly the keys of this program. False: what it
-            lacks stays as it is, and what it has too much is left out; an event names both.
+        train: the training function; it is called with the ``World``, on each rank.
+        state: the models, optimizers and counters that must survive a fault.
+        checkpointer: saves the state, for the case that all workers that have it in memory are
+            lost; its entries must contain all parts of the state. None: nothing is saved.
+        start_over: what to do if more than 10 steps were committed and all of them are lost,
+            because nothing was saved. False: end with an error. True: begin again at step 0.
+        strict: whether a checkpoint must have exactly the keys of this program. False: keys that
+            it lacks keep their present values, and keys that only it has are ignored; an event
+            names both.
+
+    Returns:
+        What ``train`` has returned on this rank.
 
     Raises:
-        UsageError: it was called twice, or ``init_process_group`` before it; or everything that
-            was committed is lost; or an argument is of another kind.
-        Exception: what ``train`` raises and the world is not to blame for, as it is.
+        UsageError: it was called twice, or ``init_process_group`` was called before it; or all
+            committed steps are lost; or an argument is of another kind.
+        Exception: whatever ``train`` raises, unless a fault of another rank has caused it.
     """
     if isinstance(train, State):  # the State comes first: a decorator is asked for
         train, state, checkpointer = None, train, state if checkpointer is None else checkpointer
@@ -217,13 +221,13 @@ def _trains_when_called(train: Callable[[World], T], receiver: str | None) -> Tr
 
 
 def _receiver(frame: FrameType) -> str | None:
-    """The name under which a caller keeps what it is about to get.
+    """The name that the caller assigns the result of the present call to.
 
     Args:
         frame: of the caller, in the middle of the call.
 
     Returns:
-        The name; "": it does something else with it; None: it drops it.
+        The name; "": the result is used in another way; None: it is discarded.
     """
     after = (one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
     following = next(after, None)
@@ -233,24 +237,24 @@ def _receiver(frame: FrameType) -> str | None:
 
 
 def _wait_for(what: str, *, is_mistake: bool) -> None:
-    """Has a worker say at its end that nothing came of it: that would look like success.
+    """Has the worker report at its end that nothing was trained: its end would look like success.
 
     Args:
-        what: was expected, and what to write.
-        is_mistake: the script has no other use for its processes.
+        what: what the script lacks, and what to write.
+        is_mistake: the script can have no other purpose than to train.
     """
     if context().has_agent and os.environ.get("RANK", "0") == "0":
         _waiting.append(_Waiting(what, is_mistake))
 
 
 def refuse_idle() -> None:
-    """Looks, at the end of a script, whether it meant to train and never did.
+    """Checks, at the end of a script, that it did not mean to train and never did.
 
-    One that decorates a function without calling it may be run for something else, such as an
-    evaluation: that is said, but no error.
+    A script that decorates a function and does not call it may have another purpose, such as an
+    evaluation: that is printed, but is no error.
 
     Raises:
-        UsageError: it meant to.
+        UsageError: it can only have meant to train.
     """
     others = (one for one in threading.enumerate() if one is not threading.main_thread())
     if _waiting and _waiting[-1].is_mistake and all(one.daemon for one in others):
@@ -265,14 +269,14 @@ def _say_what_never_came() -> None:
 
 
 class _Nothing:
-    """What a decorated function that has run already, and returned None, leaves under its name.
+    """The result of ``@elastic.run(state)`` whose function returned None.
 
-    Calling it does nothing: the training that the caller wants is done. In all else it is as much
-    like None as can be.
+    Calling it does nothing, as the training is done already. Otherwise it behaves like None as far
+    as possible.
     """
 
     def __call__(self, *_: object, **__: object) -> None:
-        """Returns what ``train`` has returned."""
+        """Returns None, as ``train`` did."""
 
     def __bool__(self) -> bool:
         return False
@@ -299,7 +303,7 @@ def _checked(state: object) -> State:
 
 
 def _refuse_state_as_parameter(train: Callable[..., Any]) -> None:
-    """Raises UsageError for a function in another library's form, which wants the State."""
+    """Raises UsageError for a function that takes the State, as other libraries want it."""
     try:
         names = list(inspect.signature(train).parameters)
     except (TypeError, ValueError):  # a callable that does not tell
@@ -307,6 +311,6 @@ def _refuse_state_as_parameter(train: Callable[..., Any]) -> None:
     if names[:1] == ["state"]:
         name = getattr(train, "__name__", "train")
         raise UsageError(
-            f"{name}({', '.join(names)}) wants the State, and elastic.run calls it with the World "
+            f"{name}({', '.join(names)}) takes the State, but elastic.run calls it with the World "
             f"(rank, size, ...): write def {name}(world), and use the state from outside of it"
         )

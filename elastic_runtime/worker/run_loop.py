@@ -1,20 +1,19 @@
 """What ``elastic.run`` does: a training function is called again after every change of the world.
 
-One road for every change, whatever brought it about::
+Every change of the world goes the same way, whatever has caused it::
 
     Enter ─▶ connect ─▶ one state on all ranks ─▶ train(world) ─▶ returned on all ranks
                ▲                                     │
                └── Left ◀── groups taken apart ◀─────┘ a peer is gone, an interrupt, a change
 
-A planned change happens at a commit that all ranks agree on; a fault interrupts wherever the
-ranks are, and each goes on from what the furthest of them has committed.
+A planned change happens at a commit that all ranks agree on. A fault interrupts the ranks wherever
+they are, and all continue from the newest commit that any of them has.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ from elastic_runtime.protocol.messages import (
 from elastic_runtime.system import tcp_keepalive, torch_private
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
-from elastic_runtime.worker.fast_exit import exit_fast
+from elastic_runtime.worker.fast_exit import end_on_request
 from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery import error_classification, thread_inspection
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
@@ -104,7 +103,7 @@ def train_in_place(
     Raises:
         UsageError: it was called twice, or ``init_process_group`` before it; or everything that
             was committed is lost.
-        Exception: what ``train`` raises and the world is not to blame for, as it is.
+        Exception: whatever ``train`` raises, unless a fault of another rank has caused it.
     """
     global _ran
     if _ran:
@@ -162,9 +161,9 @@ class _Loop:
         self._ranks: Ranks | None = None
         self._broken = 0  # the newest round that was called broken
         self._why = ""  # it was called broken
-        self._thrown = 0  # the newest round that the main thread was thrown out of
+        self._thrown = 0  # the newest round out of which an exception was thrown in the main thread
         self._change: Change | None = None
-        self._released = saver is None  # nobody counts on what is held here
+        self._released = saver is None  # no other rank needs the state in this memory
         self._main = threading.get_ident()
         # None once the first steps are over.
         self._missing_parts: MissingParts | None = MissingParts(state)
@@ -196,7 +195,7 @@ class _Loop:
             torch_private.end_groups()
             drop_later(groups)
 
-    # ------------------------------------------------------------ the agent's word, in its thread
+    # ------------------------------------------------------------ the agent's messages, in a thread
 
     def _listen(self, message: Message) -> None:
         match message:
@@ -212,7 +211,8 @@ class _Loop:
                 if ranks is not None and ranks.place.round <= number:
                     ranks.interrupt()
             case Change(number):
-                # One who was asked to leave is told of that change once more, as all others are.
+                # A worker that must leave gets the message of that change twice: once alone, once
+                # with all others.
                 known = self._change
                 if known is None or not (known.goes and known.round == number):
                     self._change = message
@@ -220,15 +220,16 @@ class _Loop:
                 self._answer()
 
     def _answer(self) -> None:
-        """Says where the main thread is, and gets it out of what it should have left long ago."""
+        """Reports where the main thread is, and throws it out of a collective of a broken round."""
         collective, where = thread_inspection.of(self._main)
         with self._lock:
             ranks = self._ranks
             if collective and ranks is not None and ranks.interrupted.is_set():
                 number = ranks.place.round
                 if self._thrown < number:
-                    # The script may catch the errors of its collectives, and try again and again.
-                    # In vain if it waits in one; then it is found there once more, and ended.
+                    # The script may catch the errors of its collectives and try again for ever. If
+                    # it waits in one, the exception has no effect: then the agent finds it there
+                    # again, and ends the process.
                     self._thrown = number
                     thread_inspection.throw(self._main, WorldChanged)
                     collective = False
@@ -272,7 +273,7 @@ class _Loop:
         if broken:
             ranks.interrupt()
         try:
-            # All that refers to the old groups is gone when this returns: its frames are cleared.
+            # When this returns nothing refers to the old groups: its frames are cleared.
             return self._attempt(order, ranks)
         finally:
             self._state._on_commit = None
@@ -295,7 +296,7 @@ class _Loop:
             if not error_classification.is_worlds_fault(error, ranks):
                 raise
             reason = error_classification.in_one_line(error, ranks)
-            # The agent listens to the first one that leaves: what the others say is in the log.
+            # The agent reports the reason of the first worker that leaves; the others are logged.
             self._here.note(RoundError(reason))
             error_classification.forget(error)
             return _Out(planned=False, reason=reason)
@@ -338,7 +339,8 @@ class _Loop:
             commit.until_all_return()
             return
         except Exception as error:
-            # Another rank may have been told first: it closes its connections before we hear why.
+            # Another rank may know of the hang first, and closes its connections before the agent
+            # has told this rank why.
             if not isinstance(error, WorldChanged):
                 ranks.interrupted.wait(_SECONDS_TO_HEAR_WHY)
             if HANG not in self._why:
@@ -355,7 +357,7 @@ class _Loop:
             self._saver.wait()
 
     def look_for_missing_parts(self) -> None:
-        """Says once, in the first steps, what the script has left out of its State.
+        """Reports once, in the first steps, what the script has left out of its State.
 
         Raises:
             UsageError: it cannot be right.
@@ -377,7 +379,7 @@ class _Loop:
             self._here.note(event)
 
     def _save_alone(self, saver: Saver) -> None:
-        """Saves what this process remembers between two rounds, in a world of its own."""
+        """Saves the state of this process between two rounds, in a world of one rank."""
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         group = dist.group.WORLD
         assert group is not None
@@ -388,14 +390,11 @@ class _Loop:
     def _end(self) -> NoReturn:
         saver = self._saver
         code = EXIT_DRAINED if saver is not None and saver.saved_step == self._state.step else 0
-        if not self._here.has_agent:
-            code = 128 + signal.SIGTERM  # whoever has sent it expects the usual exit code
-        exit_fast(code)
-        raise SystemExit(code)
+        end_on_request(code, has_agent=self._here.has_agent)
 
 
 class _Commit:
-    """What follows from a commit, in one round."""
+    """What is done after each commit of one round."""
 
     def __init__(self, loop: _Loop, group: dist.ProcessGroup, ranks: Ranks | None) -> None:
         self._loop = loop
@@ -466,10 +465,10 @@ class _Commit:
 
     def _leave(self) -> NoReturn:
         if self._loop._saver is not None:
-            # Those who were asked to leave since they last said that they stay count as well.
+            # A rank that was asked to leave since it last voted STAYS counts as leaving, too.
             wishes = self._wishes(Wish.TRAINS)
             agreed = self._agreement.at_once(wishes)
-            # From here on it is too late: who is asked to leave now has said that it stays.
+            # A request that comes later is too late: this rank has voted that it stays.
             self._loop._released = Wish.STAYS not in wishes
             if Wish.STAYS not in agreed:
                 self._save_now(self._loop._state.step)

@@ -18,7 +18,7 @@ _MODULE = "torch.distributed"
 
 
 def patch_torch() -> None:
-    """Has torch listen no further than it must, notice lost peers, and bear that groups are gone.
+    """Limits where torch listens, lets it notice lost peers, and accept that groups are gone.
 
     torch's distributed package is imported, and belongs to this process alone.
     """
@@ -36,7 +36,7 @@ def patch_when_imported() -> None:
 
 
 class _Finder:
-    """Finds that one module where it is, and has a word when it has been executed."""
+    """Finds that one module where it is, and patches torch after the module was executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

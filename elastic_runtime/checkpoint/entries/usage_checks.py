@@ -1,4 +1,4 @@
-"""What a script asks of a checkpointer that can only go wrong, and what it is told instead."""
+"""Checks of how a script uses its checkpointer, and the errors that say what to write instead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _refuse_entries(why: str) -> NoReturn:
 
 
 def refuse_uncounted() -> NoReturn:
-    """Refuses a second save of step 0, of which nobody knows whether it is the same state.
+    """Refuses a second save of step 0: the state may have changed without being counted.
 
     Raises:
         UsageError: always.
@@ -49,31 +49,31 @@ def refuse_uncounted() -> NoReturn:
 
 
 def refuse_in_place(what: str, where: str) -> NoReturn:
-    """Refuses what ``elastic.run`` does itself with the checkpointer that it was given.
+    """Refuses a call that ``elastic.run`` makes itself on the checkpointer that it uses.
 
-    A step that both count moves each sampler twice, and half of the data is left out.
+    A step that is counted twice moves each sampler twice, and half of the data is skipped.
 
     Args:
-        what: the script has done.
-        where: the checkpointer saves.
+        what: what the script has done, such as "step() was called".
+        where: the place of the checkpoints.
 
     Raises:
         UsageError: always.
     """
     raise UsageError(
         f"{what} on the checkpointer of {where}, which elastic.run was given: elastic.run counts, "
-        "loads and saves; leave it out. Only save() may be called, in train"
+        "loads and saves itself; remove it. Only save() may be called, inside train"
     )
 
 
 def refuse_beside(where: str) -> NoReturn:
-    """Refuses a checkpointer that ``elastic.run`` does not know of while that is under way.
+    """Refuses a checkpointer that is used inside of ``elastic.run`` but was not given to it.
 
-    It would not hear of a change of the world: survivors would use groups that are gone, and
-    newcomers make new ones, with other steps and other plans for the same saves.
+    It would not notice a change of the world: surviving ranks would use groups that are gone, and
+    new ranks would make new ones, with other steps and other plans for the same saves.
 
     Args:
-        where: the checkpointer saves.
+        where: the place of the checkpoints.
 
     Raises:
         UsageError: always.
@@ -81,23 +81,23 @@ def refuse_beside(where: str) -> NoReturn:
     raise UsageError(
         f"the checkpointer of {where} was used inside of elastic.run, which was not given it, and "
         "so it would not survive a change of the world: give this one to "
-        "elastic.run(train, state, checkpointer). A further copy, such as that of the best model "
-        "so far, is a matter of rank 0 alone, as each rank holds the whole model: "
+        "elastic.run(train, state, checkpointer). To keep a further copy, such as the best model "
+        "so far, let rank 0 save it, as each rank has the whole model: "
         "torch.save(model.state_dict(), path) if world.rank == 0"
     )
 
 
 def refuse_late(step: int, where: str) -> NoReturn:
-    """Refuses a save after the end of ``elastic.run``, when each rank is by itself.
+    """Refuses a save after the end of ``elastic.run``, when the ranks have no groups any more.
 
     Args:
-        step: of the state.
-        where: the checkpointer saves.
+        step: the step of the state.
+        where: the place of the checkpoints.
 
     Raises:
         UsageError: always.
     """
     raise UsageError(
-        f"save() was called after elastic.run, when the ranks are connected no more, and step "
-        f"{step} is not saved in {where}: call save() in train, on all ranks, before it returns"
+        f"save() was called after elastic.run, when the ranks are no longer connected, and step "
+        f"{step} is not saved in {where}: call save() inside train, on all ranks, before it returns"
     )

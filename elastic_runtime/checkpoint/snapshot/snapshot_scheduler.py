@@ -84,7 +84,7 @@ class SnapshotScheduler:
         self._store = SnapshotStore(memory, self._place) if memory else None
         self._nodes: Nodes | None = None
         self._description = Description()
-        self._metadata_bytes: set[str] = set()
+        self._reported: set[str] = set()
         self._wished = False
         self._last = time.monotonic()
         self._last_step = 0
@@ -139,8 +139,8 @@ class SnapshotScheduler:
                 why = f"the agent of rank {ranks} has no memory for them (--snapshot-memory)"
                 if not self._context.has_agent:
                     why = "they need elastic-run"
-                if "off" not in self._metadata_bytes:
-                    self._metadata_bytes.add("off")
+                if "off" not in self._reported:
+                    self._reported.add("off")
                     self._note(peers, SnapshotOff(self._place, why))
                 return False
             memories = [SnapshotMemory.decode(text) for text in found]
@@ -232,7 +232,7 @@ class SnapshotScheduler:
             reason = why.strip().split("\n")[0]
             self._note(peers, SnapshotDiscarded(self._place, draft.step, reason))
             return
-        self._metadata_bytes -= {"limit", "tmpfs", "memory"}
+        self._reported -= {"limit", "tmpfs", "memory"}
         if problems:
             self._note_once(peers, Refusal(problems[0], problems[0]), SnapshotUncopied)
         seconds = time.monotonic() - began
@@ -324,8 +324,8 @@ class SnapshotScheduler:
         why: Refusal,
         kind: type[SnapshotRefused | SnapshotUncopied] = SnapshotRefused,
     ) -> None:
-        if why.kind not in self._metadata_bytes:
-            self._metadata_bytes.add(why.kind)
+        if why.kind not in self._reported:
+            self._reported.add(why.kind)
             self._note(peers, kind(self._place, why.text))
 
     def _note(self, peers: Peers, event: NotedEvent) -> None:

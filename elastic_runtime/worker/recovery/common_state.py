@@ -1,7 +1,7 @@
-"""How all ranks of a new round come to one state, and what is said about it.
+"""Gives all ranks of a new round one common state, and reports it.
 
-``state_transfer`` brings them together; here is what a process remembers for that from round to
-round, and when it is better to stop than to go on from there.
+``state_transfer`` does the transfer. This module keeps what a process must remember from round to
+round, and decides when it is better to end the job than to continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.state.training_state import State
     from elastic_runtime.worker.world import World
 
-# So many steps may be lost before the first save can be whole; nobody is asked about them.
+# This many steps may be lost without asking the user: the first save may not be durable before.
 FEW = 10
 
 
@@ -107,10 +107,10 @@ class StateRecovery:
         self._tell(choice, world, past)
 
     def alone(self, gloo: GlooGroups, world: World) -> bool:
-        """Makes this process's memory one that can be saved, between two rounds.
+        """Prepares this process to save its memory alone, between two rounds.
 
         Returns:
-            Whether it is worth it: it is whole, and nothing newer is stored.
+            Whether it should be saved: it is complete, and nothing newer is stored.
         """
         state, saver = self._state, self._saver
         assert saver is not None
@@ -135,7 +135,7 @@ class StateRecovery:
             self._saver.attach(self._state, gloo)
 
     def _check_beginning(self, choice: RecoveryChoice, past: EarlierRounds) -> None:
-        """Starting anew in silence would be worse than an end.
+        """Refuses to begin again at step 0 without the user's permission.
 
         Raises:
             UsageError: steps were committed, and are lost.

@@ -1,4 +1,4 @@
-"""Memory for optimizer state, taken ahead by a new rank that is about to receive it."""
+"""Memory for optimizer state, allocated ahead by a new rank that is about to receive it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MOST_BYTES = 1 << 30
 
 
 class PreallocatedTensors:
-    """Tensors on the CPU whose memory has been touched, each given away once.
+    """Tensors on the CPU whose memory pages are already mapped; each is handed out once.
 
-    Each tensor has memory of its own: one that is saved later brings nothing else along.
+    Each tensor has memory of its own, so that saving one saves nothing else.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Makes room for the optimizer state of some parameters, up to 1 GiB.
+        """Allocates memory for the optimizer state of some parameters, up to 1 GiB.
 
         Args:
-            parameters: those without state yet.
+            parameters: those that have no optimizer state yet.
         """
         self._free: dict[tuple[str, tuple[int, ...]], list[torch.Tensor]] = {}
         left = _MOST_BYTES

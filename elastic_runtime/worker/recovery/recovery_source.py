@@ -50,13 +50,13 @@ class RankStatus:
     Attributes:
         step: how many steps it has committed; means nothing if it is NEW.
         condition: what its memory is worth.
-        round: the last round in which it was alike with all others. A step that only silent ranks
-            had committed is done again in a later round, and with other bits; if they come back,
-            the later round counts.
+        round: the last round in which it had the same state as all others. A step that only
+            unreachable ranks had committed is repeated in a later round, with slightly other
+            values; if those ranks come back, the later round counts.
         term: the newest one in which something was saved, or was about to be, with this memory.
         latest: that round is the one directly before the present one.
-        base: the newest save that this memory is known not to be older than: what is saved up to
-            there is part of it, or was set aside.
+        base: a save that this memory is known to contain: everything that is saved up to there is
+            part of it, or was set aside.
     """
 
     step: int
@@ -142,7 +142,7 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
     else:
         step = max(statuses[rank].reach for rank in ranks)
         why = (
-            f"step {newest} is held by no clean rank; step {step} is the furthest in memory"
+            f"step {newest} is clean on no rank; step {step} is the furthest in memory"
             if step <= newest
             else f"no rank is clean at step {newest}, but step {step} is finished"
         )

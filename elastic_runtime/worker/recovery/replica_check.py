@@ -1,11 +1,12 @@
-"""Refuses models of which each rank holds another part: they do not recover in place.
+"""Refuses models of which each rank has only a part: they cannot recover in place.
 
-In place each rank must hold a whole copy, as it may be the one that is left. Some models show at
-once that they do not: their parameters are DTensors, or belong to FSDP. Others, of which each rank
-holds other experts or layers under the same names, show it in their first steps: gradients that
-are not averaged over all ranks differ by far, and so do the parameters after the optimizer. Both
-must be so: ranks on different processors may differ in last bits although their gradients were
-averaged, and scripts that average parameters have gradients of their own on each rank.
+In place each rank must have a complete copy, as any rank may be the only one that survives. Some
+models are recognized at once: their parameters are DTensors, or belong to FSDP. Others, of which
+each rank has other experts or layers under the same names, are recognized in their first steps:
+gradients that are not averaged over all ranks differ clearly, and so do the parameters after the
+optimizer. Both must differ: ranks on different processors may differ in the last bits although
+their gradients were averaged, and scripts that average parameters instead have different gradients
+on each rank.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ReplicaCheck:
     """Compares what the ranks of one round hold, at a few of the first commits of a job."""
 
     def __init__(self, parts: Sequence[StatePart], group: dist.ProcessGroup | None) -> None:
-        """Sends nothing yet.
+        """Takes the parts to compare; nothing is sent yet.
 
         Args:
             parts: of the State.

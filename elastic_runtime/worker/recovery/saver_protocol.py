@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class Saver(Protocol):
-    """What the loop wants of a checkpointer."""
+    """The methods of a checkpointer that the run loop uses."""
 
     def count(self, steps: int) -> None:
-        """So many steps are committed now: what is saved is the state after them."""
+        """Sets the number of committed steps, under which the state is saved."""
 
     def attach(self, state: State, gloo: GlooGroups) -> None:
-        """Works with these ranks from now on, until it is attached to others."""
+        """Saves and loads on these ranks from now on, until the next call."""
 
     def detach(self) -> None:
-        """There are no ranks any more: ``elastic.run`` is over."""
+        """Ends the use: ``elastic.run`` is over, and there are no groups any more."""
 
     @property
     def saved_step(self) -> int:
-        """The step that is saved for certain, as far as this rank knows; 0: it knows of none."""
+        """The newest step that this rank knows to be durable in storage; 0 if it knows of none."""
 
     @property
     def term(self) -> int:
@@ -33,7 +33,7 @@ class Saver(Protocol):
 
     @property
     def base(self) -> StateVersion:
-        """The newest save that this rank's memory is known not to be older than."""
+        """A save that this rank's memory is known to contain."""
 
     def load(self, over: StateVersion | None, *, strict: bool = True) -> StateVersion | None:
         """Loads the newest state that is saved, on all ranks.
@@ -48,19 +48,19 @@ class Saver(Protocol):
         """
 
     def newest(self) -> StateVersion | None:
-        """The newest that is stored, as far as names tell; asked for by one rank."""
+        """The newest version in storage that has a manifest; one rank may ask alone."""
 
     def received(self, choice: RecoveryChoice) -> None:
-        """This rank has the memory of the sources now; ``recovered`` may still fail to come."""
+        """Notes that this rank has received the state; ``recovered`` may still not follow."""
 
     def recovered(self, choice: RecoveryChoice) -> None:
-        """All ranks are alike now, and go on from there."""
+        """Notes that all ranks have the same state now, and continue from it."""
 
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do: to save, or to hear that a save has failed."""
 
     def act_on(self, agreed: Wish) -> None:
-        """Called after each commit, on all ranks: saves if that is agreed on, or due."""
+        """Called on all ranks after each commit: saves if all agreed on it, or if it is due."""
 
     def save(self, *, sync: bool = False) -> None:
         """Saves the present state, on all ranks; with ``sync`` it is durable on return."""

@@ -1,4 +1,4 @@
-"""The whole state of a commit as it is given to another rank, and a number that stands for it."""
+"""The complete state of a commit as it is sent to another rank, and a digest of it."""
 
 from __future__ import annotations
 

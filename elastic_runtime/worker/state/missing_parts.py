@@ -1,8 +1,9 @@
-"""What a script trains with and has left out of its ``State``, found in its first two steps.
+"""Finds, in the first two steps, what a script trains with and has left out of its ``State``.
 
-Nothing would fail before the first fault, and then nothing would say so: ranks go on with other
-values, or with the same samples again. What takes part in both of the first two steps is no
-passing helper. What cannot be told for certain is a hint; what may well be right is not spoken of.
+Without this check such a mistake would show only after the first fault, and without an error: ranks
+would continue with different values, or with the same samples again. Only what is used in both of
+the first two steps counts. What is certainly wrong is an error, what is likely wrong is a hint, and
+what may well be right is not reported.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Device(Protocol):
 
 
 class OptimizerGate:
-    """What an optimizer, and a commit, must pass in one round."""
+    """Makes optimizers and commits of a round wait until the collectives before them are done."""
 
     def __init__(self, check: Callable[[], None], device: Device | None = None) -> None:
         """Takes what tells whether the round is still whole.
@@ -62,8 +62,8 @@ class OptimizerGate:
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Returns when all that an optimizer is about to use is there.
 
-        A second optimizer that has no collective of its own uses what was there for the first one:
-        it is let through, as the step would be half done without it.
+        A second optimizer that has no collective of its own uses the results that the first one
+        has waited for. It is not stopped, as the step would be half done without it.
 
         Raises:
             BaseException: what ``check`` raises; the optimizer has changed nothing then.

@@ -1,8 +1,9 @@
 """``State``: what a training job must not lose, as one rank remembers it.
 
-Memory is *clean* while it is exactly that of the last commit, or can be made so again: parameters
-and optimizer state change only inside an optimizer's step, which its hooks mark, and all that
-changes elsewhere (buffers, counters, generators, schedulers) is remembered at each commit.
+Memory is *clean* while it is exactly the state of the last commit, or can be rolled back to it:
+parameters and optimizer state change only inside an optimizer's step, which hooks of the optimizer
+report, and everything that changes elsewhere (buffers, counters, generators, schedulers) is copied
+at each commit.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StateLost(ElasticError):
 
 
 class State:
-    """What all ranks must agree on: models, optimizers, and whatever else moves with the steps.
+    """What must survive a fault: models, optimizers, and whatever else changes with the steps.
 
     Example::
 
@@ -58,9 +59,9 @@ class State:
 
         elastic.run(train, state)
 
-    Everything that was given is an attribute under its name. Any other attribute that is set is
-    a counter: a plain value that is remembered with each commit and given to new ranks. A subclass
-    that only annotates them tells a type checker what they are::
+    Each object is an attribute under its name. Any other attribute that is set is a counter: a
+    plain value that is kept with each commit and sent to new ranks. A subclass with annotations
+    only tells a type checker their types::
 
         class Work(elastic.State):
             model: Net
@@ -88,19 +89,19 @@ class State:
     def __init__(
         self, *unnamed: Never, shadow: bool = False, generators: bool = True, **named: Any
     ) -> None:
-        """Takes the objects; they are first touched when training begins.
+        """Takes the objects; they are not changed before training begins.
 
         Args:
-            *unnamed: nothing; each object needs its name.
+            *unnamed: not allowed; each object needs a name.
             shadow: also keep a copy of all parameters and optimizer state, so that a step with a
-                collective between two optimizers (a GAN) can be undone. Costs that much memory,
-                and the time to copy it at each commit.
-            generators: also remember the random generators of PyTorch, Python and NumPy.
+                collective between two optimizers (a GAN) can be undone. It costs as much memory as
+                these have, and the time to copy them at each commit.
+            generators: also keep the states of the random generators of PyTorch, Python and NumPy.
             **named: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
-                All modules whose parameters the optimizers hold must be among them.
+                All modules whose parameters the optimizers change must be among them.
 
         Raises:
-            UsageError: an object or a name cannot be used.
+            UsageError: an object is of a kind that cannot be kept, or a name is taken.
         """
         if unnamed:
             raise UsageError(
@@ -145,15 +146,18 @@ class State:
         return self._step
 
     def commit(self) -> None:
-        """Says that a step is complete: it will not be lost while any rank lives that got here.
+        """Marks a step as complete: it is kept as long as one rank that committed it survives.
+
+        To be called on all ranks, right after the last optimizer of the step. It may end ``train``,
+        as the world changes at commits.
 
         Raises:
-            UsageError: called outside of ``elastic.run``.
+            UsageError: it was called outside of ``elastic.run``; or ranks have different models.
         """
         if self._on_commit is None:
             raise UsageError(
                 "commit() outside of elastic.run: only inside the function that elastic.run calls "
-                "does the runtime know of the other ranks; call it there, after optimizer.step()"
+                "are the ranks connected; call it there, after optimizer.step()"
             )
         self._gate.before_commit()
         if self._replica_check is not None:
@@ -188,12 +192,12 @@ class State:
         return RankStatus(self._step, self._condition, self._round)
 
     def remember_commit(self, step: int) -> None:
-        """Says that the objects are now exactly the state of a commit: at a start, after a load.
+        """Remembers the present content of the objects as a commit: at a start, after a load.
 
         Args:
-            step: how many steps that commit counts.
+            step: how many steps are committed.
         """
-        self._condition = MemoryCondition.DIRTY  # until it is remembered
+        self._condition = MemoryCondition.DIRTY  # until everything is copied
         if self._changes is not None:
             self._changes.choose()
         for part in self._parts:
@@ -208,22 +212,22 @@ class State:
         self._condition = MemoryCondition.CLEAN
 
     def give_up(self, step: int) -> None:
-        """Says that what is here will be overwritten, and is worth nothing until a load is done.
+        """Marks the memory as about to be overwritten, and as unusable until a load is done.
 
         Args:
-            step: a commit that other ranks hold; what is lost is known to be at least that far.
+            step: a commit that other ranks have; at least as many steps are known to be made.
         """
         self._step = step
         self._condition = MemoryCondition.DIRTY
 
     def leave(self) -> str:
-        """Says that training ends or was interrupted here: finds out what memory is worth now.
+        """Finds out, after ``train`` ended or was interrupted, whether the memory is still usable.
 
-        To be called before the groups are taken apart.
+        To be called before the groups are ended.
 
         Returns:
-            Why this rank can neither go back to its last commit nor take the step that was under
-            way as committed, though no optimizer is in the middle of it; "" if it can.
+            Why this rank can neither go back to its last commit nor commit the step that was
+            interrupted, although no optimizer is in the middle of it; "" if it can.
         """
         why = ""
         self._replica_check = None
@@ -236,10 +240,10 @@ class State:
         return why
 
     def roll_back(self) -> None:
-        """Goes back to the last commit, exactly; gradients become None, and scalers ready.
+        """Restores the last commit exactly; sets gradients to None and resets gradient scalers.
 
         Raises:
-            StateLost: a step is half done and there is no shadow, or there is no commit yet.
+            StateLost: a step is half done and there is no shadow copy, or there is no commit yet.
         """
         status = self.rank_status()
         if status.condition is not MemoryCondition.CLEAN:
@@ -261,7 +265,7 @@ class State:
         self._condition = MemoryCondition.CLEAN
 
     def adopt(self) -> None:
-        """Takes a step that is finished as committed; gradients become None, and scalers ready.
+        """Commits a step whose optimizers have finished; sets gradients to None, resets scalers.
 
         Raises:
             StateLost: no step is finished.
@@ -306,10 +310,10 @@ class State:
             part.check(json_tensors.decode(meta["parts"][part.name], forms))
 
     def preallocate(self) -> None:
-        """Touches memory for optimizer state that this rank may receive, while nobody waits.
+        """Allocates memory for optimizer state that this rank may receive, while nobody waits.
 
-        The first touch of fresh memory takes several times as long as writing to it: a newcomer
-        would make all others wait for it. See ``PreallocatedTensors``.
+        The first access to fresh memory takes several times as long as later ones: all other ranks
+        would wait for a new rank. See ``PreallocatedTensors``.
         """
         self._spare = PreallocatedTensors(
             parameter
@@ -319,7 +323,7 @@ class State:
         )
 
     def drop_preallocated(self) -> None:
-        """Gives back what ``preallocate`` has made and nobody needed."""
+        """Frees what ``preallocate`` has allocated and nobody needed."""
         self._spare = PreallocatedTensors(())
 
     def tensor_for(self, form: TensorForm) -> torch.Tensor:
@@ -333,7 +337,7 @@ class State:
             meta: of its image; it has passed ``check``.
 
         Returns:
-            For each tensor the memory of this rank's own, or None: it needs room elsewhere.
+            For each tensor this rank's own memory for it; None: it must be received elsewhere.
         """
         return [
             tensor if tensor is not None and receives(tensor) else None
@@ -356,16 +360,16 @@ class State:
     def load(
         self, meta: dict[str, Any], tensors: list[torch.Tensor], *, alike: int | None = None
     ) -> None:
-        """Takes over the state of another rank and holds it as this one's.
+        """Replaces this rank's state by that of another rank, and remembers it as a commit.
 
-        Gradients become None, and scalers ready for a step.
+        Sets gradients to None and resets gradient scalers.
 
         Args:
             meta: of its image.
             tensors: of its image, on any device; they belong to this State from now on. Those
                 that are ``destinations`` or ``common`` of this State are in place already.
-            alike: the last round in which the other rank was alike with all others. Whatever
-                happens next, from here on this memory is of that history. None: it has been, too.
+            alike: the last round in which the other rank had the same state as all others; from
+                now on this memory belongs to that history. None: it did before, too.
 
         Raises:
             UsageError: it does not fit; nothing has been changed then.

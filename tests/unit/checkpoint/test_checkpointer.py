@@ -410,11 +410,11 @@ def attached(tmp_path: Path, **entries: Any) -> Checkpointer:
 def test_what_elastic_run_counts_the_script_does_not_count_as_well(tmp_path: Path) -> None:
     sampler = ElasticBatchSampler(64, 4, rank=0, world=1)
     ckpt = attached(tmp_path, sampler=sampler)
-    with pytest.raises(UsageError, match=r"step\(\) was called .* leave it out"):
+    with pytest.raises(UsageError, match=r"step\(\) was called .* remove it"):
         ckpt.step()
-    with pytest.raises(UsageError, match=r"resume\(\) was called .* leave it out"):
+    with pytest.raises(UsageError, match=r"resume\(\) was called .* remove it"):
         ckpt.resume()
-    with pytest.raises(UsageError, match=r"steps was set .* leave it out"):
+    with pytest.raises(UsageError, match=r"steps was set .* remove it"):
         ckpt.steps = 3
     assert (ckpt.steps, sampler.cursor) == (0, 0)
     ckpt.count(1)
@@ -442,7 +442,7 @@ def test_a_save_after_the_end_is_none_or_an_error(tmp_path: Path) -> None:
     ckpt.detach()
     ckpt.save(sync=True)  # it is there
     assert saves(tmp_path) == ["step-1.term-1"]
-    with pytest.raises(UsageError, match="leave it out"):
+    with pytest.raises(UsageError, match="remove it"):
         ckpt.steps = 2
     ckpt.count(2)
     with pytest.raises(UsageError, match=r"step 2 is not saved.*in train"):

@@ -68,3 +68,17 @@ def test_the_interpreter_is_not_taken_apart() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+@pytest.mark.parametrize(("has_agent", "code"), [(True, 79), (False, 143)])
+def test_a_requested_end_has_the_exit_code_that_the_sender_expects(
+    has_agent: bool, code: int
+) -> None:
+    script = (
+        "from elastic_runtime.worker.fast_exit import end_on_request\n"
+        f"end_on_request(79, has_agent={has_agent})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False
+    )
+    assert done.returncode == code
