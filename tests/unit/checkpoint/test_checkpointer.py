@@ -445,7 +445,7 @@ def test_a_save_after_the_end_is_none_or_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="remove it"):
         ckpt.steps = 2
     ckpt.count(2)
-    with pytest.raises(UsageError, match=r"step 2 is not saved.*in train"):
+    with pytest.raises(UsageError, match=r"step 2 is not saved.*inside train"):
         ckpt.save()
     ckpt.close()
 
