@@ -42,7 +42,7 @@ def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
         ("connects_inside", "was called inside of elastic.run", "remove the call"),
         ("loads_before", "is not initialized", "leave that use out"),
         ("saves_beside", "which was not given it", "torch.save"),
-        ("saves_after", "step 1 is not saved", "call save() in train"),
+        ("saves_after", "step 1 is not saved", "call save() inside train"),
         ("counts_as_well", "step() was called", "remove it"),
         ("saves_a_part", "does not save model", "add them to its entries"),
     ],
