@@ -33,7 +33,7 @@ class Every:
     seconds: float = 0.0
 
     def due_at(self, step: int) -> bool:
-        """A save is due at this step. All ranks know it without a word."""
+        """Whether a save is due at this step; all ranks know it without asking each other."""
         return self.steps > 0 and step % self.steps == 0
 
     def due_between(self, last: int, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which samples come next, in an order that does not know how many ranks there are.
+"""Which samples come next, in an order that does not depend on the number of ranks.
 
 One order of the data set for each epoch, and a cursor in samples: each step takes the next
 global batch from it and splits it over the ranks. The cursor moves when a step is committed, not
@@ -217,7 +217,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
                     f"and the same data {remedy}"
                 )
         self._seed = seed
-        self.epoch, self.cursor = self._settled(epoch, cursor)
+        self.epoch, self.cursor = self._normalized(epoch, cursor)
 
     # The walk through the epochs
 
@@ -225,9 +225,9 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         return self._orders.length(self._seed, epoch) - cursor
 
     def _after(self, epoch: int, cursor: int) -> tuple[int, int]:
-        return self._settled(epoch, cursor + self._batch)
+        return self._normalized(epoch, cursor + self._batch)
 
-    def _settled(self, epoch: int, cursor: int) -> tuple[int, int]:
+    def _normalized(self, epoch: int, cursor: int) -> tuple[int, int]:
         """This position, or the beginning of the next epoch if no step follows in this one."""
         enough = self._batch if self._drop_last else 1
         over = cursor > 0 and self._left(epoch, cursor) < enough

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def end_with_program(loader: DataLoader[Any]) -> None:
-    """Has a loader's processes told to end when the program ends.
+    """Ends a loader's processes by a message when the program ends.
 
-    Else ``multiprocessing`` sends them a SIGTERM then, and waits for them.
+    Otherwise ``multiprocessing`` would send them a SIGTERM, and wait for them.
     """
     weak = weakref.ref(loader)
 

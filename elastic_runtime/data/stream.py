@@ -1,10 +1,10 @@
 """Iterable data sets, for those who accept that a sample may count more than once.
 
-The samples of a stream have no numbers, so the stream itself has to be the order: every process of
-every rank reads all of it, and keeps its shares of the global batches. The position is how many
-samples of the epoch are committed; to go on there, so many are read and dropped. That is right as
-long as the stream gives the same samples in the same order each time; nothing here can check that,
-and hence the name of the option.
+The samples of a stream have no numbers, so their order is that of the stream: every process of
+every rank reads all of it, and keeps its shares of the global batches. The position is the number
+of committed samples of the epoch; to continue there, as many samples are read and dropped. That is
+right as long as the stream gives the same samples in the same order each time. Nothing here can
+check that, hence the name of the option, ``at_least_once``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """What a rank has of a global batch.
+    """The part of a global batch that belongs to a rank.
 
     Attributes:
         own: how many samples count for this rank.

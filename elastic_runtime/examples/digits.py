@@ -135,7 +135,7 @@ class Lesson:
 
 
 def train_from_checkpoints(args: argparse.Namespace) -> None:
-    """Trains until all epochs are done, wherever an earlier life of the job has stopped."""
+    """Trains until all epochs are done, continuing where an earlier start of the job stopped."""
     device = choose_device()
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -1,4 +1,4 @@
-"""Entries that move on with each step, such as a sampler: told of it by one checkpointer only."""
+"""Entries that advance with each step, such as a sampler: by one checkpointer only."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Committing(Protocol):
-    """An entry that moves on with each step, such as a sampler with its cursor."""
+    """An entry that advances with each step, such as a sampler with its cursor."""
 
     def commit(self) -> None:
-        """Takes note that a step is done."""
+        """Advances by one step."""
 
 
-# By the identity of an entry: the token of the one who has committed it last.
+# For each entry, by its identity: the token of the checkpointer that advanced it last.
 _committers: dict[int, object] = {}
 
 
 class CommittedEntries:
-    """Those entries of one checkpointer that move on with each step."""
+    """Those entries of one checkpointer that advance with each step."""
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
-        """Finds them among all entries."""
+        """Finds the entries that have a ``commit`` method.
+
+        Args:
+            entries: all entries of the checkpointer, by name.
+        """
         self._entries = {k: e for k, e in entries.items() if isinstance(e, Committing)}
         self._has_committed = False
         self._token = object()
 
     def commit(self) -> None:
-        """Has each of them take note of a step.
+        """Advances each of them by one step.
 
         Raises:
-            UsageError: another checkpointer does so as well, in turn with this one.
+            UsageError: another checkpointer advances an entry as well, in turn with this one.
         """
         for name, entry in self._entries.items():
             if self._has_committed and _committers[id(entry)] is not self._token:
                 raise UsageError(
-                    f"the entry {name!r} is one of two checkpointers, and each step of either "
-                    "moves it on, so that half of the data would be left out; give it to one only"
+                    f"the entry {name!r} belongs to two checkpointers, and each step of either "
+                    "advances it, so that half of the data would be skipped; give it to one only"
                 )
             _committers[id(entry)] = self._token
             entry.commit()

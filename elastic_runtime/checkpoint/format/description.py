@@ -1,4 +1,4 @@
-"""What is written beside the files of the ranks, so that a load finds everything in them."""
+"""The description files of a checkpoint, by which a load finds everything in the ranks' files."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Described:
 class Description:
     """Describes one save after the other.
 
-    What DCP is told stays the same while plan and lengths do, and for thousands of small tensors
-    making it would be the longest part of a save. So it is with the outline, while the plan does.
+    DCP's metadata is kept while the plan and all lengths stay the same: for thousands of small
+    tensors, making it would be the longest part of a save. The outline is kept while the plan does.
     """
 
     def __init__(self, many: int = MANY) -> None:
-        """Knows of no save yet.
+        """Begins with nothing kept.
 
         Args:
             many: with more parts than that they are not listed in the manifest.

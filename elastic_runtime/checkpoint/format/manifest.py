@@ -4,9 +4,10 @@ A checkpoint is a directory ``step-<n>.term-<t>`` that holds a ``MANIFEST.json``
 written last and lists every other file with its size and checksum: a directory without one is the
 rest of a save that did not finish, and counts for nothing.
 
-A **term** is to a checkpoint directory what a term is to Raft. It only grows over the whole life
-of the directory, and the one who saves takes the next one first. The newest checkpoint is the one
-with the highest (term, step), so a writer that was left behind can never win over a newer one.
+A **term** of a checkpoint directory is like a term in Raft: a number that only grows as long as the
+directory exists. A process takes the next term before it saves for the first time. The newest
+checkpoint is the one with the highest (term, step), so an outdated writer never wins over a newer
+one.
 
 Nothing here needs torch.
 """
@@ -76,7 +77,7 @@ def term_name(term: int) -> str:
 
 
 def highest_term(names: Iterable[str]) -> int:
-    """The highest term that any entry of a checkpoint directory speaks of; 0 if none does.
+    """The highest term in the names of all entries of a checkpoint directory; 0 if there is none.
 
     Args:
         names: the entries of the directory.
@@ -106,8 +107,8 @@ def newest_first(names: Iterable[str]) -> list[CheckpointId]:
 def set_aside(names: Iterable[str]) -> list[CheckpointId]:
     """The checkpoints that are set aside, the newest first.
 
-    The job went on from an older one, or from memory that had not come as far. They are nobody's
-    past, and count for nothing; but they hold what nothing else holds, and only people delete them.
+    The job continued from an older one, or from memory that was older. They are not part of its
+    history, and are never loaded; but their content exists nowhere else: only people delete them.
     """
     present = set(names)
     found = (CheckpointId.parse(m[1]) for name in present if (m := _ASIDE.fullmatch(name)))
@@ -115,12 +116,12 @@ def set_aside(names: Iterable[str]) -> list[CheckpointId]:
 
 
 def left_behind(names: Iterable[str], base: CheckpointId, term: int) -> list[CheckpointId]:
-    """Those that a job leaves behind, which goes on from an older one in a term of its own.
+    """The checkpoints of older terms that are not part of the history of a job.
 
     Args:
         names: the entries of the directory.
-        base: what it goes on from: nothing newer is part of its state.
-        term: its own.
+        base: the checkpoint that the job continued from: nothing newer is part of its state.
+        term: the term of the job.
     """
     return [one for one in newest_first(names) if base < one and one.term < term]
 
@@ -249,7 +250,7 @@ class Manifest:
         return dict(zip(names, listed[1:], strict=True))
 
     def encode(self) -> bytes:
-        """JSON for people to read, sealed with a checksum of its own content."""
+        """JSON for people to read, with a checksum of its own content."""
         # The older format wherever it will do: older versions of this package read it as well.
         newer = any(file.unlisted for file in self.files)
         body: dict[str, Any] = {"format": _FORMATS[newer]}

@@ -2,12 +2,12 @@
 
 ``.metadata`` has some 70 bytes for each shard, and whoever wants one of them reads it all. This has
 
-- first what each rank held, and which of that its file holds, in the words in which the ranks said
-  it (see ``outline``): plain JSON, some 100 KB for thousands of ranks;
-- then a section for each file, in the order of the manifest: see ``parts``.
+- first what each rank had in memory, and which of it its file contains, in the form in which the
+  ranks describe it (see ``rank_outline``): plain JSON, some 100 KB for thousands of ranks;
+- then a section for each file, in the order of the manifest: see ``part_columns``.
 
-A rank that loads reads the first and the sections of the files that it needs. Nothing of it is
-believed, as nothing of ``.metadata`` is (see ``contents``).
+A rank that loads reads the first part and the sections of the files that it needs. Everything in it
+is checked before it is used, like ``.metadata`` (see ``metadata_reader``).
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def file_name(rank: int) -> str:
 
 
 def encode(plan: WritePlan) -> bytes:
-    """What each rank held and wrote: the first part of the file.
+    """The first part of the file: what each rank had in memory and wrote.
 
     Args:
-        plan: by which they have written.
+        plan: the plan of the save.
     """
     schemas, patterns, cuts, shares = _Numbered(), _Numbered(), _Numbered(), _Numbered()
     ranks = [
@@ -82,18 +82,18 @@ def encode(plan: WritePlan) -> bytes:
 
 
 class _Numbered:
-    """What several ranks say alike, once."""
+    """Stores equal values of several ranks once, and numbers them."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
         self._numbers: dict[object, int] = {}
 
     def number(self, name: object, value: Any) -> int:
-        """Its place among those that were found.
+        """The number of a value.
 
         Args:
-            name: the same for the same value.
-            value: what it is.
+            name: identifies the value; equal values have the same name.
+            value: the value itself.
         """
         number = self._numbers.setdefault(name, len(self.found))
         if number == len(self.found):
@@ -248,7 +248,7 @@ class Outlined:
 
 
 def _groups(body: Mapping[str, Any], items: Mapping[str, int]) -> list[_Writers]:
-    """Who has held and written what.
+    """Groups the ranks by what they had in memory and wrote.
 
     Args:
         body: see ``encode``.
@@ -264,7 +264,7 @@ def _groups(body: Mapping[str, Any], items: Mapping[str, int]) -> list[_Writers]
             schema = schemas[one]
             bits = body["shares"][share]
             if len(bits) > len(schema) // 4 + 1:
-                raise DamagedCheckpoint(f"rank {rank} has written more than it held")
+                raise DamagedCheckpoint(f"rank {rank} has written more than it had")
             rows = in_order(rows_of(bits), [bool(row.dtype) for row in schema])
             places = {row: place for place, row in enumerate(rows)}
             group = groups[one, share] = _Writers(schema, places)

@@ -1,15 +1,15 @@
-"""What a rank says of the state that it holds, in few bytes.
+"""A short description of the part of the state that a rank has in memory.
 
-Thousands of ranks hold tensors of the same names, types and shapes, and each another part of them.
-So what a rank says has three parts, and each is sent once, whoever else says the same:
+Thousands of ranks have tensors of the same names, types and shapes, and each has another part of
+them. So a description has three parts, and a part that several ranks share is sent only once:
 
 - the **schema**: names, types and shapes, the same on all ranks or nearly so;
 - the **cuts**: which parts of tensors are here. FSDP cuts all tensors alike, so that these are few:
   "the whole" and "the 7th of 2,048 chunks", perhaps;
 - the **pattern**: which tensor is cut how, again the same on all ranks or nearly so.
 
-A key that ends with the rank's own number, as that of a value of each rank does, is said without
-the number: so it does not make each schema another one.
+A key that ends with the rank's own number, as that of a value of each rank does, is described
+without the number: otherwise each rank would have another schema.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ Schema = tuple[SchemaRow, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outline:
-    """What one rank holds. Ranks that say the same share its parts.
+    """What one rank has in memory. Ranks whose descriptions are equal share these objects.
 
     Attributes:
         schema: the items.
@@ -165,16 +165,16 @@ def chunk_of(cut: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[i
     return tuple(offsets), tuple(sizes)
 
 
-# What is said, in bytes
+# The description as text
 
 
 @dataclass(frozen=True, slots=True)
 class OutlineParts:
-    """What a rank says; ranks that hold the same say the same.
+    """The description of a rank as text; equal for ranks that have the same parts.
 
     Attributes:
         parts: schema, pattern and cuts, each as JSON.
-        is_tensor: which of the items are tensors; that is not sent.
+        is_tensor: which of the items are tensors; this is not sent.
     """
 
     parts: tuple[str, str, str] = ("", "", "")
@@ -182,16 +182,16 @@ class OutlineParts:
 
 
 def digest(text: str) -> str:
-    """By which a part is known."""
+    """A short name for a part of a description: ranks exchange it instead of the text."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def say(items: Sequence[Item], rank: int, world: int) -> OutlineParts:
-    """Describes what a rank holds.
+    """Describes what a rank has in memory.
 
     Args:
-        items: all that it holds.
-        rank: this one.
+        items: all of it.
+        rank: the number of this rank.
         world: how many ranks there are.
     """
     rows, pattern = [], []
@@ -209,7 +209,7 @@ def say(items: Sequence[Item], rank: int, world: int) -> OutlineParts:
 
 
 def _cut(item: Item, known: list[tuple[int, int]]) -> Cut:
-    """The shortest way to say which part it is, never another one than it is."""
+    """The shortest exact description of which part of a tensor it is."""
     chunks = []
     for dim, span in enumerate(zip(item.offsets, item.sizes, strict=True)):
         length = item.shape[dim]

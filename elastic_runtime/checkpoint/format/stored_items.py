@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as it is described beside its files: which items, and where they are.
+"""The content of a checkpoint, as its description files list it: which items, and where they are.
 
 All of it has been checked against the sizes of the files when one of these objects exists.
 """
@@ -67,7 +67,7 @@ Stored = StoredTensor | StoredValue
 
 
 class Contents(Protocol):
-    """All that a checkpoint holds."""
+    """The complete content of a checkpoint."""
 
     @property
     def stored(self) -> Mapping[str, Stored]:

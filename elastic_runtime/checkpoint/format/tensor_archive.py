@@ -37,7 +37,7 @@ _PADDING = 0x4246  # torch's own mark for an extra field without meaning
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What stands before and after the raw bytes of a tensor."""
+    """The bytes before and after the raw bytes of a tensor."""
 
     head: bytes
     tail: bytes

@@ -1,7 +1,7 @@
-"""Which rank writes what: decided by rank 0 from what all ranks hold.
+"""Which rank writes what: rank 0 decides it from descriptions of what all ranks have in memory.
 
-A tensor that several ranks hold in full, or a shard that several hold, is written by one of them,
-so that all have about the same to do.
+A tensor or shard that several ranks have is written by one of them, chosen so that all ranks write
+about the same number of bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WritePlan:
-    """Who writes what. It is kept for long, so it holds numbers, and makes items when asked.
+    """Which rank writes what. It is kept for long, so it stores numbers, and makes items on demand.
 
     Attributes:
-        outlines: what each rank holds.
-        rows: for each rank which rows of its schema its file holds, in order: see ``in_order``.
-        sizes: the bytes of each of them; -1 for what is no tensor.
+        outlines: what each rank has in memory.
+        rows: for each rank the rows of its schema that its file contains: see ``in_order``.
+        sizes: the size of each of them in bytes; -1 for a value that is no tensor.
     """
 
     outlines: tuple[Outline, ...]
@@ -43,7 +43,7 @@ class WritePlan:
         return self.outlines[rank].items(rank, self.rows[rank])
 
     def share(self, rank: int) -> str:
-        """What a rank is told of it: a bit for each row of its schema, in hexadecimal."""
+        """The part of the plan that is sent to a rank: a bit for each row of its schema, in hex."""
         return f"{sum(1 << row for row in self.rows[rank]):x}"
 
 
@@ -71,11 +71,11 @@ def make_plan(outlines: Sequence[Outline]) -> WritePlan:
     """Decides who writes what.
 
     Args:
-        outlines: what each rank holds, by rank. What ranks say alike is best the same object: it is
-            looked at once for all of them.
+        outlines: what each rank has in memory, by rank. Ranks whose descriptions are equal should
+            share the same object, which is then examined only once.
 
     Returns:
-        The same for the same ``outlines``.
+        The plan; the same one for the same ``outlines``.
 
     Raises:
         CheckpointError: the ranks do not agree about a key, or do not hold all of it together.
@@ -207,7 +207,7 @@ def _pieces(key: _Key) -> dict[_Where, Sequence[_EqualRanks]]:
             if 0 in where[1] and 0 not in shape:
                 continue  # more ranks than rows
             known = pieces.get(where)
-            # The same part may have been said in several ways, and stand in several schemas.
+            # The same part may be described in several ways, and be in several schemas.
             pieces[where] = groups if known is None else [*known, *groups]
     return pieces
 

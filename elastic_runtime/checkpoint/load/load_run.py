@@ -1,7 +1,7 @@
-"""One load: all ranks read one checkpoint, and hand it to the entries only if all is whole.
+"""One load: all ranks read one checkpoint, and give it to the entries only if all of it is intact.
 
-They do it in steps, and agree after each: nobody hands anything to its owner before everybody has
-found everything whole.
+They do it in steps and agree after each: no rank restores an entry before all ranks have verified
+everything that they read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Loaded:
 
 
 def contents_of(source: Source, manifest: Manifest) -> Contents:
-    """What a checkpoint holds: from its outline, or from ``.metadata`` if it has none.
+    """The content of a checkpoint: from its outline, or from ``.metadata`` if it has none.
 
     Args:
         source: where it is.
@@ -113,7 +113,8 @@ class LoadRun:
             entries: whose content is replaced.
             place: which rank this is.
             strict: whether checkpoint and program must have the same keys.
-            careful: read everything before anything is touched, as what is there can still serve.
+            careful: verify everything before anything is overwritten, as the ranks can still use
+                the state that they have.
             note: takes the events of this rank; None: there are none.
         """
         self._storage = storage
@@ -167,7 +168,7 @@ class LoadRun:
             self._wanted.require_all(self._where)
         elif self._wanted.missing and not self._wanted.targets:
             raise CheckpointUsageError(
-                f"{self._where} has nothing of what this program has: it is another program's; "
+                f"{self._where} has none of the keys of this program: it belongs to another one; "
                 "use another directory"
             )
 

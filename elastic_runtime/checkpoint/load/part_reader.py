@@ -165,7 +165,7 @@ def read(
     Args:
         storage, which: the checkpoint.
         fetches: in any order; each part at most once.
-        advance: is told of bytes that have been read, by any thread.
+        advance: called by any thread with the number of bytes that were read.
 
     Raises:
         DamagedCheckpoint: a file is not what was written; names the file.

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK = 0.05  # seconds between two looks at whether waiting still makes sense
-# Seconds that a program which ends waits for what nobody wants any more: most of it ends soon, and
-# clears up what it has begun.
+# Seconds that a program waits at its end for tasks that were given up: most of them end soon, and
+# remove their files.
 _RESPITE = 5.0
 
 
 class Abandoned(Exception):
-    """Nobody wants the result of this any more."""
+    """The task was given up: its result is not needed any more."""
 
 
 class BackgroundThread:
@@ -62,7 +62,7 @@ def _do_all(given: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class _ExitGuard:
-    """Keeps a program that ends alive for what it has under way: a thread that is no daemon."""
+    """Keeps a program alive at its end until its saves are done: a thread that is no daemon."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -203,7 +203,7 @@ def _clear_frames(error: BaseException) -> None:
 
 
 def failing_for_all(action: Callable[[], T]) -> Callable[[], T]:
-    """Has all ranks hear of any failure of an action: they wait for this one.
+    """Turns any failure of an action into an error that is sent to all ranks, which wait for it.
 
     Returns:
         The same action, which raises nothing but ``CheckpointError`` and ``Abandoned``.

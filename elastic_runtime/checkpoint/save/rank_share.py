@@ -1,14 +1,14 @@
 """What this rank writes in a save: its part of the state, and which share of it the plan gives it.
 
-Several ranks may hold the same tensor, and one writes it. Rank 0 plans that (``write_plan``)::
+Several ranks may have the same tensor, and one writes it. Rank 0 plans that (``write_plan``)::
 
-    what each says, as digests ─▶ rank 0 knows it? ── no ─▶ each part, from one that says it
-                                        │                                  │
-                                        └─ yes ──▶ a bit for each item ◀───┘
+    descriptions, as digests ─▶ rank 0 knows them? ── no ─▶ each part, from one rank that has it
+                                     │                                  │
+                                     └─ yes ──▶ a bit for each item ◀───┘
 
-So a rank sends and gets some kilobytes, however many there are, and only rank 0 looks at all of
-it. The plans of the last worlds are kept there: ranks that come back to one of them, or hold the
-same again, wait for no other.
+So a rank sends and gets some kilobytes, however many ranks there are, and only rank 0 examines all
+of it. The plans of the last worlds are kept there: if the same descriptions come again, no new plan
+is made.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RankShare:
         """The bytes of this rank's file.
 
         Args:
-            image: holds a copy of the tensors; None: they are read where they are.
+            image: has a copy of the tensors; None: they are read where they are.
         """
 
         def sources() -> Iterator[staging.PartBytes]:
@@ -198,7 +198,7 @@ class WritePlans:
             parts: all that is behind the digests; nothing is needed if the plan is known.
 
         Raises:
-            CheckpointError: the ranks do not agree about a key, or do not hold all of it together.
+            CheckpointError: the ranks do not agree about a key, or do not have all of it together.
         """
         name = digest(json.dumps(said))
         if name not in self._kept:
@@ -223,13 +223,13 @@ def agree(
     Args:
         plans: those that this rank has made.
         peers: all ranks, which do the same.
-        said: what this one holds.
+        said: the description of what this rank has.
 
     Returns:
         The plan, on rank 0; and which of its items this rank writes, in the order of its file.
 
     Raises:
-        CheckpointError: the ranks do not agree about a key, or do not hold all of it together.
+        CheckpointError: the ranks do not agree about a key, or do not have all of it together.
     """
     digests = peers.gather([digest(part) for part in said.parts])
     plan: WritePlan | None = None

@@ -44,7 +44,7 @@ _STUCK = 10.0
 _MOST_LEFT = 2
 # What a rank that waits for a storage is busy with, for people.
 _BUSY = "a save"
-# Seconds from one word about a save that does not end to the next.
+# Seconds between two reports about a save that does not end.
 _AGAIN = 60.0
 
 
@@ -291,11 +291,10 @@ class SaveExecutor:
         self._abandoned = None
 
     def leave_behind(self) -> None:
-        """Goes on without a save that was given up and does not end.
+        """Stops waiting for a save that was given up and does not end.
 
-        gloo may lose the end of a peer, and then holds the thread until the group's time-out. The
-        next save gets another term, so that none of the two disturbs the other, and memory of its
-        own.
+        gloo may miss the end of a peer; then the thread waits until the group's time-out. The next
+        save gets another term and memory of its own, so that the two do not disturb each other.
         """
         one = self._abandoned
         if one is None or one.task.has_ended or time.monotonic() < self._abandoned_at + _STUCK:
@@ -394,7 +393,7 @@ class SaveExecutor:
                 end = time.monotonic() + pause
                 while (left := end - time.monotonic()) > 0:
                     self._raise_if_interrupted()
-                    time.sleep(min(left, 0.05))  # nothing tells that a storage is well again
+                    time.sleep(min(left, 0.05))  # no event says that a storage works again
         try:
             return save()
         except CheckpointFailed as error:
@@ -402,12 +401,12 @@ class SaveExecutor:
             raise CheckpointFailed(tried) from error
 
     def ignore_result(self) -> None:
-        """Waits for the save in the background; that it has failed is of no interest any more."""
+        """Waits for the save in the background, and ignores its failure."""
         with suppress(CheckpointError):
             self.wait()
 
     def close(self) -> None:
-        """Waits for the save in the background, and lets go of all memory.
+        """Waits for the save in the background, and frees all memory.
 
         Raises:
             CheckpointError: it could not be finished; the same on every rank.

@@ -81,7 +81,7 @@ class SaveTarget:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A state that is whole in storage.
+    """A state that is complete in storage.
 
     Attributes:
         which: checkpoint holds it.
@@ -128,8 +128,8 @@ class SaveRun:
         self._reset()
 
     def _reset(self) -> None:
-        self._made: CheckpointId | None = None  # what rank 0 has made room for
-        self._which: CheckpointId | None = None  # what it is going to be, once all ranks know
+        self._made: CheckpointId | None = None  # whose directory rank 0 has made
+        self._which: CheckpointId | None = None  # what is being saved, once all ranks know it
         self._is_committed = False
         self._bytes = 0
 
@@ -170,9 +170,9 @@ class SaveRun:
     ) -> Saved:
         """Begins, writes, commits.
 
-        Whatever goes wrong before all ranks know of the end, the term is used up: nobody may take
-        what was left there for a part of the next save. If a peer dies before it has heard of the
-        commit, rank 0 still knows.
+        If anything goes wrong before all ranks know of the commit, the term is used up: files that
+        were left there must not be taken for a part of the next save. If a peer dies before it has
+        heard of the commit, rank 0 still knows.
         """
 
         def advance(count: int) -> None:
@@ -198,7 +198,7 @@ class SaveRun:
             raise
 
     def _begin(self) -> list[int]:
-        """On rank 0: finds out that the state is saved already, or makes room for it."""
+        """On rank 0: finds out that the state is saved already, or makes a directory for it."""
         self._term.check_generation(self._generation)
         found = self._term.find_committed(self._draft.step)
         if found is None:

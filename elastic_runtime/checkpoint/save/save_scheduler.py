@@ -91,7 +91,7 @@ class SaveScheduler:
         term = self._executor.term
 
         def check_once() -> None:
-            # A storage that hangs later holds up saves, and no new round.
+            # A storage that hangs later must delay saves only, not a new round.
             if not term.place_checked:
                 term.check_place()
 
@@ -118,7 +118,7 @@ class SaveScheduler:
         return True
 
     def act_on(self, peers: Peers, step: int, *, failed: bool, agreed: bool) -> bool:
-        """Does what follows from a step; whether that was to save.
+        """Does what the ranks agreed on at a step.
 
         Args:
             peers: all ranks.
@@ -140,10 +140,10 @@ class SaveScheduler:
         return False
 
     def _may_begin(self, peers: Peers) -> bool:
-        """Whether no rank has a save under way; otherwise this one is put off.
+        """Whether no rank has a save running; otherwise the next save is put off.
 
-        A storage may take minutes for a write, or never end it. Training does not wait for that,
-        and no restart would help: whoever waits there cannot even be killed.
+        A storage may take minutes for a write, or never finish it. Training does not wait for that.
+        A restart would not help: a process that waits in such a write cannot even be killed.
         """
         if self._sync:
             return True
@@ -236,10 +236,10 @@ class SaveScheduler:
         target.context.note(CheckpointEndsUnsaved(target.storage.where, step, problem))
 
     def collect_result(self, peers: Peers, step: int) -> bool:
-        """Waits for the save in the background; False if it has failed, and that is borne.
+        """Waits for the save in the background; False if it has failed and training continues.
 
         Raises:
-            CheckpointError: it cannot be borne.
+            CheckpointError: it has failed, and training must not continue.
         """
         try:
             self._executor.wait()
@@ -249,11 +249,11 @@ class SaveScheduler:
         return True
 
     def _tolerate(self, peers: Peers, step: int, error: CheckpointFailed) -> None:
-        """Lets training go on after a failed save.
+        """Lets training continue after a failed save.
 
         Raises:
             SaveOverdue: no save has succeeded for too long.
-            CheckpointFailed: the user wants to hear of each one.
+            CheckpointFailed: the user has asked for an error at each failure.
         """
         self.begun = None
         now = time.monotonic()

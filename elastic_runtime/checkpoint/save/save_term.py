@@ -1,4 +1,4 @@
-"""The term under which this process saves: taken once, checked at each save, given up when passed.
+"""The term under which this process saves: taken once, checked at each save, replaced if outdated.
 
 A term is a number that only one process can take, by creating a file in the storage; the one with
 the highest term is the only one who may commit there, so that a process that was stopped for a
@@ -61,9 +61,9 @@ class SaveTerm:
 
     @property
     def base(self) -> CheckpointId:
-        """The newest save that this process's state is known not to be older than.
+        """A save that this process's state is known to contain.
 
-        Of what is saved up to there, all is part of that state, or was set aside.
+        Everything that is saved up to there is part of that state, or was set aside.
         """
         return self._base
 
@@ -91,7 +91,7 @@ class SaveTerm:
             "round": self._context.round,
             "host": socket.gethostname(),
         }
-        # If taking one fails half-way, nobody knows whose it is: it must not stop this process.
+        # An attempt that fails half-way may leave a term file: it must not stop this process.
         self._term, generation, term = 0, self._generation, 0
         while term <= self._known:
             term = self._storage.take_term(holder)
@@ -120,14 +120,14 @@ class SaveTerm:
         self.place_checked = True
 
     def create(self, step: int, entries: Sequence[str]) -> CheckpointId:
-        """Makes room for a save. No save ever meets what another one has left under its name.
+        """Makes the directory of a save; one that exists already is never used.
 
         Args:
             step: whose state it is.
             entries: the names of what is going to be saved.
 
         Raises:
-            CheckpointError: see ``acquire``; or the room cannot be made.
+            CheckpointError: see ``acquire``; or the directory cannot be made.
         """
         while True:
             made = CheckpointId(self.acquire(entries), step)
@@ -156,10 +156,10 @@ class SaveTerm:
         self._committed = None
 
     def about_to_save(self, which: CheckpointId) -> None:
-        """All ranks are about to save this.
+        """Notes on each rank that all ranks are about to save this checkpoint.
 
-        Whatever becomes of it, from now on their memory is not older than it. They must know that
-        before it can be whole: then whoever outlives the others knows it, too.
+        Whether or not it succeeds, their memory is at least as new. Each rank must note that before
+        the checkpoint can be complete, so that every rank that may survive knows it.
         """
         self._base = max(self._base, which)
         self._known = max(self._known, which.term)
@@ -216,27 +216,27 @@ class SaveTerm:
                 self._context.note(CheckpointSetAside(where, which.step, which.term, why))
 
     def report_removed(self, gone: Sequence[CheckpointId]) -> None:
-        """An event: the rests of saves that nobody goes on with were removed."""
+        """Reports the removal of unfinished saves with an event."""
         names = [one.name for one in gone]
         self._context.note(CheckpointRestsRemoved(self._storage.where, names))
 
     def use_up(self) -> None:
-        """Has the next save take another term: what this one has left must not be met again."""
+        """Makes the next save take another term, so that it does not find files of this one."""
         self._used_up = True
 
     def release(self) -> None:
-        """The next save needs another term: that one may not be the newest any more."""
+        """Drops the term: it may not be the newest any more, and the next save takes another."""
         self._term, self._used_up = 0, False
         self._committed = None
 
     def disown(self) -> None:
-        """A save that still goes on in another thread has no say in this any more."""
+        """Detaches a save that still runs in another thread: it may no longer use this object."""
         self._generation += 1
         self.release()
 
     @property
     def generation(self) -> int:
-        """Which of the saves that go on at the same time may speak: those of the newest one."""
+        """Grows with each ``disown``; only saves of the present generation may use this object."""
         return self._generation
 
     def check_generation(self, generation: int) -> None:

@@ -73,7 +73,7 @@ def parse_limit(value: Interval | Sequence[Interval] | None, every: Every) -> Li
 class SaveTimetable:
     """When saves are due. Moments are seconds on the monotonic clock.
 
-    What is asked by step number is the same on all ranks; of the rest rank 0's word counts.
+    What depends on the step number is the same on all ranks; else the clock of rank 0 counts.
 
     Attributes:
         every: the regular interval.

@@ -427,16 +427,16 @@ class ImageMemory:
         return lambda tensor: tensor.data_ptr() in found
 
     def fence(self) -> None:
-        """Has what training does from now on wait for the copies."""
+        """Makes the training that follows wait, on the GPU, for the copies."""
         if self.image is not None:
             self.image.copies.fence()
 
     def leave(self) -> None:
-        """Leaves the image to a save that does not end; the next one gets another."""
+        """Leaves the image to a save that does not end; the next save allocates another one."""
         self.image = self.warming = None
 
     def close(self) -> None:
-        """Lets go of all memory."""
+        """Frees all memory."""
         if self._hook is not None:
             self._hook.remove()
         self._hook = self.image = None

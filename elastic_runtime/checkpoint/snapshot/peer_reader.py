@@ -48,7 +48,7 @@ class PeerConnection:
             key: of the job.
 
         Raises:
-            OSError: nobody answers, we are not let in, or it is not an agent of this job.
+            OSError: it does not answer, refuses this client, or is not an agent of this job.
         """
         place = (memory.host, memory.port)
         self._socket = socket.create_connection(place, timeout=_CONNECT)

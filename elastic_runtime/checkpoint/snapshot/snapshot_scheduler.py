@@ -1,10 +1,10 @@
 """Snapshots: checkpoints in the memory of the agents, which outlive the workers.
 
-A snapshot has the form of a checkpoint, and a place in the same order of (term, step). Each node
-holds the files of its own ranks and a copy of those of one other node, its *buddy*. One is taken
-beside training (``snapshot_writer``); one that fails costs nothing but an event, as the one before
-is kept until the next one is complete on all nodes. ``newest_state`` says from where a job goes
-on.
+A snapshot has the form of a checkpoint, and is ordered with checkpoints by (term, step). Each node
+keeps the files of its own ranks and a copy of those of one other node, its *buddy*. A snapshot is
+taken in the background (``snapshot_writer``); one that fails only causes an event, as the one
+before is kept until the next one is complete on all nodes. ``newest_state`` decides which state a
+job continues from.
 """
 
 from __future__ import annotations

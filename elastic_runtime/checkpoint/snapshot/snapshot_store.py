@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotStore:
-    """Where the snapshots of this node stand.
+    """The snapshots in the memory of this node.
 
     Attributes:
         memory: the agent's.
@@ -60,7 +60,7 @@ class SnapshotStore:
         return found
 
     def create(self, which: CheckpointId) -> None:
-        """Makes room for a new snapshot.
+        """Makes the directory of a new snapshot.
 
         Raises:
             CheckpointFailed: the memory cannot be written.

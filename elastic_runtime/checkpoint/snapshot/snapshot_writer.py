@@ -1,4 +1,4 @@
-"""One snapshot, from what each rank holds to one that exists on all nodes.
+"""One snapshot: from the state in the ranks' memory to files on all nodes.
 
 ::
 

@@ -134,7 +134,7 @@ def verify(
     Args:
         storage: where it is.
         manifest: its own.
-        advance: is told how many bytes were read since the last call, from several threads.
+        advance: called from several threads with the number of bytes read since the last call.
 
     Returns:
         What is damaged, with the file and the bytes; nothing if all is as it was written.
@@ -190,9 +190,9 @@ def _damage(
 
 
 def decide_kept(rule: Retention, found: Iterable[CatalogEntry]) -> list[RetentionDecision]:
-    """What is to become of the whole checkpoints; the others count for nothing and stay.
+    """Decides which complete checkpoints are kept; incomplete ones are not counted, and stay.
 
-    One with a file of somebody else's counts, and stays whatever the rule says.
+    One that contains a foreign file is counted, and stays whatever the rule says.
     """
     whole = {one.which: one for one in found if one.status is CheckpointStatus.WHOLE}
     decisions = decide(rule, [one.manifest for one in whole.values() if one.manifest is not None])
@@ -203,7 +203,7 @@ def _keep_if_foreign(decision: RetentionDecision, found: CatalogEntry) -> Retent
     if decision.keep or not found.foreign:
         return decision
     names = ", ".join(found.foreign[:3])
-    return replace(decision, keep=True, why=f"holds files that are not of ours ({names})")
+    return replace(decision, keep=True, why=f"contains files that are not ours ({names})")
 
 
 def prune(
@@ -218,7 +218,7 @@ def prune(
         damaged: what is known to be damaged although its sizes are right: it does not count.
 
     Raises:
-        CheckpointError: somebody holds a newer term, so that nothing was deleted; or something
+        CheckpointError: another process has a newer term, so that nothing was deleted; or something
             could not be deleted.
     """
     storage.check_term(term)
@@ -229,7 +229,7 @@ def prune(
 def delete_checkpoints(
     storage: Storage, decisions: Iterable[RetentionDecision], found: Iterable[CatalogEntry]
 ) -> None:
-    """Deletes what was judged so, and the rest of what was half deleted before.
+    """Deletes the checkpoints that are not to be kept, and finishes earlier deletions.
 
     Args:
         storage: where.
@@ -257,7 +257,7 @@ def remove_unfinished(storage: Storage, term: int) -> list[CheckpointId]:
         term: the term of the one who removes.
 
     Returns:
-        Those that are gone; none if somebody holds a newer term.
+        Those that are gone; none if another process has a newer term.
 
     Raises:
         CheckpointError: the place cannot be read.
@@ -269,11 +269,11 @@ def remove_unfinished(storage: Storage, term: int) -> list[CheckpointId]:
 
 
 def free_space(storage: Storage, term: int) -> list[CheckpointId]:
-    """Removes what lives of a job have left that all ended in their first save; before a save.
+    """Removes files of starts of a job that all ended during their first save; before a save.
 
-    No save of theirs has cleared up after another, and what they have left may be why there is no
-    room for one. The last of them is spared: whoever was stopped in the very moment of its commit
-    may still go on with it.
+    None of these saves has cleaned up after another, and their files may be why the disk is full.
+    The newest of them is kept: a process that was stopped in the moment of its commit may still
+    finish it.
 
     Args:
         storage: where.

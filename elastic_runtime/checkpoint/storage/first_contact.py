@@ -1,7 +1,7 @@
-"""Waits for the first answer of an object store, of which nobody knows yet if it is there.
+"""Waits for the first answer of an object store, which may not exist.
 
-An address that is wrong and a store that is away look the same. So whoever sits in front of a
-terminal is told soon; a job goes on asking, as what is away comes back, and says so meanwhile.
+A wrong address and a store that is down look the same. So a person at a terminal gets an error
+soon; a job keeps trying, as the store may come back, and reports that meanwhile.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _Answer = tuple[_T | None, BaseException | None]
 
-# Seconds until it is said for the first time that there is no answer, and between any two times.
-_FIRST_WORD = 5.0
-_NEXT_WORD = 30.0
-# How often it looks whether this process was asked to leave.
-_LOOKS = 0.2
+# Seconds until a missing answer is reported for the first time, and between two such reports.
+_FIRST_REPORT = 5.0
+_NEXT_REPORT = 30.0
+# Seconds between two checks whether this process was asked to stop.
+_CHECK_EVERY = 0.2
 
 
 class FirstContactTimeout(Exception):
-    """There was none in time; ``__cause__`` is the last error, if there was any."""
+    """There was no answer in time; ``__cause__`` is the last error, if there was any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a store is asked that has never answered.
+    """How long to wait for a store that has never answered.
 
     Attributes:
-        seconds: as long as that.
-        note: takes an event, time and again, while there is no answer: of a job, for which that may
-            pass. None: it is a person who waits, and hears at the end that the address is wrong.
-        leave: called time and again; ends this process if it was asked to leave, as there is
-            nothing to be saved yet.
+        seconds: for how long.
+        note: for a job: takes an event now and then while there is no answer. None: a person
+            waits, who gets an error at the end.
+        leave: called often; ends this process if it was asked to stop, as there is nothing to be
+            saved yet.
     """
 
     seconds: float = 20.0
@@ -52,14 +52,14 @@ class Patience:
 
 
 def of_a_job(note: Callable[[NotedEvent], None], leave: Callable[[], None]) -> Patience:
-    """That of a job: as long as a job waits for its nodes, as its restarts are few."""
+    """The patience of a job: 10 minutes, as long as it waits for its nodes."""
     return Patience(600.0, note, leave)
 
 
 def ask(
     call: Callable[[], _T],
     seconds: float,
-    tell: Callable[[BaseException | None, float], None] | None,
+    report: Callable[[BaseException | None, float], None] | None,
     may_pass: Callable[[BaseException], bool],
     wait: tenacity.wait.wait_base,
     leave: Callable[[], None],
@@ -71,8 +71,8 @@ def ask(
     Args:
         call: asks once.
         seconds: for how long.
-        tell: takes the last error, None if there was only silence, and for how many seconds the
-            store has been asked; called time and again.
+        report: takes the last error, None if there was none, and for how many seconds the store
+            has not answered; called now and then. None: nothing is reported.
         may_pass: whether another try may do better after an error.
         wait: the pauses between two tries.
         leave: as in ``Patience``.
@@ -86,21 +86,21 @@ def ask(
     """
     begun = time.monotonic()
     answers, last = _asking(call, seconds, may_pass, wait)
-    due = _FIRST_WORD if tell is not None else seconds
+    due = _FIRST_REPORT if report is not None else seconds
     while True:
         try:
             left = begun + min(due, seconds) - time.monotonic()
-            value, error = answers.get(timeout=max(0.0, min(left, _LOOKS)))
+            value, error = answers.get(timeout=max(0.0, min(left, _CHECK_EVERY)))
             break
         except queue.Empty:
             leave()
-            if left > _LOOKS:
+            if left > _CHECK_EVERY:
                 continue
             why = last[-1] if last else None
-            if tell is None or due >= seconds:
+            if report is None or due >= seconds:
                 raise FirstContactTimeout from why
-            tell(why, time.monotonic() - begun)
-            due += _NEXT_WORD
+            report(why, time.monotonic() - begun)
+            due += _NEXT_REPORT
     if error is None:
         return cast("_T", value)
     if may_pass(error):

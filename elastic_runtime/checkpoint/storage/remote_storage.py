@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 _MIB = 1 << 20
-_PART = 16 * _MIB  # of an upload: as much as is held in memory beside the state
+_PART = 16 * _MIB  # of an upload: this much memory is needed in addition to the state
 _MOST_PARTS = 8000  # S3 takes 10,000
 _RANGE = 8 * _MIB  # of a download
 _READERS = 8
@@ -99,7 +99,7 @@ class RemoteStorage(Storage):
     def _make_directory(self, path: str) -> None:
         """For stores with real directories; the others do nothing here."""
         if "/" not in path:
-            return  # a bucket: to make one is not for us
+            return  # a bucket: the user must make it
         try:
             self._try(lambda: self._fs.mkdir(path, create_parents=False))
         except FileExistsError:
@@ -284,14 +284,14 @@ class RemoteStorage(Storage):
         """Asks a store that has never answered."""
         note = first.note
 
-        def tell(error: BaseException | None, seconds: float) -> None:
+        def report(error: BaseException | None, seconds: float) -> None:
             assert note is not None
             note(CheckpointUnreachable(self.where, self._why(error), seconds))
 
         with _fewer_tries(self._fs):
             try:
-                says = tell if note else None
-                return ask(call, first.seconds, says, _worth_asking, _WAIT, first.leave)
+                reports = report if note else None
+                return ask(call, first.seconds, reports, _worth_asking, _WAIT, first.leave)
             except FirstContactTimeout as error:
                 text = (
                     f"cannot reach {self.where}, which was tried for {first.seconds:g} s: "
@@ -301,7 +301,7 @@ class RemoteStorage(Storage):
         raise CheckpointFailed(text) if note else CheckpointUsageError(text)
 
     def _why(self, error: BaseException | None) -> str:
-        return "it is silent" if error is None else self._without_secrets(error)
+        return "it does not answer" if error is None else self._without_secrets(error)
 
     def _list(self, path: str) -> list[Mapping[str, Any]]:
         # What is listed decides over terms and deletions: never from a cache.
@@ -453,7 +453,7 @@ def _scatter(data: memoryview, buffers: Sequence[memoryview], position: int) -> 
 
 @contextmanager
 def _fewer_tries(fs: Any) -> Iterator[None]:
-    """Has s3fs tell what is wrong before it tries again; another library stays as it is."""
+    """Makes s3fs raise its errors at once instead of trying again; others are unchanged."""
     tries = getattr(fs, "retries", None)
     if not isinstance(tries, int):
         yield

@@ -174,7 +174,7 @@ class Source(ABC):
 class Storage(Source):
     """A place that holds all checkpoints of a job."""
 
-    _run = ""  # of the one who has taken a term here last
+    _run = ""  # the run id under which this process has taken its term
 
     # Of the whole place
 
@@ -187,7 +187,7 @@ class Storage(Source):
         """
 
     def first_look(self) -> None:
-        """The same at the start of a job, when what is refused was never granted.
+        """Does the same at the start of a job, when a refusal means a wrong setting.
 
         Raises:
             CheckpointUsageError: the place cannot be used by this job.
@@ -221,8 +221,8 @@ class Storage(Source):
     def take_term(self, holder: Mapping[str, object]) -> int:
         """Takes the next term by creating its file, which only one can.
 
-        Nobody of an earlier round takes one from a later round: who was stopped for a while, and
-        goes on, does not know yet that its round is over.
+        A process of an earlier round must not take one after a process of a later round: it may
+        have been stopped for a while, and not know yet that its round is over.
 
         Args:
             holder: who takes it: ``run``, ``incarnation`` of the job, ``round``, ``host``.
@@ -232,7 +232,7 @@ class Storage(Source):
             CheckpointFailed: the file cannot be written.
         """
         self._run = str(holder.get("run", ""))
-        # The token tells two takers apart, where a store cannot create exclusively.
+        # The token distinguishes two processes where a store cannot create exclusively.
         content = json.dumps({**holder, "token": secrets.token_hex(8)}).encode()
         while True:
             term = layout.highest_term(names := self.names()) + 1
@@ -279,7 +279,7 @@ class Storage(Source):
             raise self._taken(highest, f"and this process holds term {term}")
 
     def _taken(self, term: int, how: str) -> Superseded | CheckpointUsageError:
-        """What to say of a term that somebody else holds."""
+        """The error for a term that another process has taken."""
         try:
             found = json.loads(self._read_entry(layout.term_name(term)))
             run = str(found["run"])
@@ -346,7 +346,7 @@ class Storage(Source):
 
     @abstractmethod
     def create(self, which: CheckpointId) -> bool:
-        """Makes room for a new checkpoint; it is none before ``commit``.
+        """Makes the directory of a new checkpoint, which does not count before ``commit``.
 
         Returns:
             False if something of this name is there already, which is left as it is.
@@ -372,7 +372,7 @@ class Storage(Source):
         """Writes the manifest, which makes the checkpoint exist.
 
         Raises:
-            CheckpointFailed: the manifest cannot be written, as far as can be told.
+            CheckpointFailed: the manifest cannot be written, as far as is known.
             CheckpointError: a newer term was taken meanwhile.
         """
         self.check_term(manifest.term)

@@ -69,7 +69,7 @@ class RankInRound:
 
 
 @dataclass(frozen=True, slots=True)
-class _Client:
+class _StoreClient:
     """A client of a TCPStore, and its socket."""
 
     store: dist.TCPStore
@@ -84,10 +84,10 @@ class Stores:
     """
 
     def __init__(self) -> None:
-        self._clients: dict[tuple[str, int], _Client] = {}
+        self._clients: dict[tuple[str, int], _StoreClient] = {}
         self._lock = threading.Lock()
 
-    def client(self, host: str, port: int, patience: timedelta = _TIMEOUT) -> _Client:
+    def client(self, host: str, port: int, patience: timedelta = _TIMEOUT) -> _StoreClient:
         """The client of this store, made if there is none.
 
         Args:
@@ -109,7 +109,7 @@ class Stores:
         store = dist.TCPStore(
             host, port, is_master=False, timeout=_BUILD_TIMEOUT, wait_for_workers=False
         )
-        made = _Client(store, frozenset(s for s in connections() - before if s.port == port))
+        made = _StoreClient(store, frozenset(s for s in connections() - before if s.port == port))
         with self._lock:
             return self._clients.setdefault((host, port), made)
 

@@ -179,7 +179,8 @@ def test_what_was_left_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 def test_nothing_that_fits_is_another_jobs_checkpoint(tmp_path: Path) -> None:
     Checkpointer(tmp_path, {"theirs": 1}).save(sync=True)
-    with pytest.raises(CheckpointError, match=r"step-0\.term-1 has nothing of what this program"):
+    what = r"step-0\.term-1 has none of the keys of this program"
+    with pytest.raises(CheckpointError, match=what):
         Checkpointer(tmp_path, {"ours": 1}).resume(strict=False)
 
 

@@ -362,7 +362,7 @@ def test_an_entry_of_two_checkpointers_does_not_move_twice(tmp_path: Path) -> No
     rarely = Checkpointer(tmp_path / "rarely", {"counter": counter})
     often.step()
     rarely.step()
-    with pytest.raises(UsageError, match="'counter' is one of two checkpointers"):
+    with pytest.raises(UsageError, match="'counter' belongs to two checkpointers"):
         often.step()
     rarely.step()  # one that follows another is right
 

@@ -31,7 +31,7 @@ def test_two_checkpointers_that_both_move_an_entry_on_are_refused() -> None:
     one, other = CommittedEntries({"sampler": shared}), CommittedEntries({"data": shared})
     one.commit()
     other.commit()
-    with pytest.raises(UsageError, match=r"the entry 'sampler' is one of two checkpointers.*one"):
+    with pytest.raises(UsageError, match=r"the entry 'sampler' belongs to two checkpointers.*one"):
         one.commit()
     assert shared.at == 2, "the step that was refused moves nothing"
 

@@ -149,7 +149,7 @@ def _of_all(body: Any, key: str, field: int, value: Any) -> None:
         (lambda body: body.clear(), "KeyError"),
         (lambda body: body["ranks"].pop(), "w is not stored as a whole"),
         (lambda body: body["ranks"].append(body["ranks"][0]), "rank 3 has not written"),
-        (lambda body: body["shares"].__setitem__(0, "f" * 100_000), "written more than it held"),
+        (lambda body: body["shares"].__setitem__(0, "f" * 100_000), "written more than it had"),
         (lambda body: body["shares"].__setitem__(0, "1"), "rank 0 has not written"),
         (lambda body: body["shares"].__setitem__(0, 7), "TypeError"),
         (lambda body: body["ranks"][0].__setitem__(0, 99), "IndexError"),

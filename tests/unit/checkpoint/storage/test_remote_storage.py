@@ -123,7 +123,7 @@ def test_a_store_that_has_never_answered_is_given_up_soon(
     # What cannot be tried again and again by us: the library of the store does so by itself.
     silent = Silent()
     unreachable = Failing(10**9, OSError("nobody is there"))
-    for hook, why in ((silent, "it is silent"), (unreachable, "nobody is there")):
+    for hook, why in ((silent, "it does not answer"), (unreachable, "nobody is there")):
         monkeypatch.setattr(Flaky, "hook", staticmethod(hook))
         storage = open_storage("flaky://me:pa55word@bucket/run", Patience(0.1))
         with pytest.raises(CheckpointUsageError, match=f"cannot reach flaky://.*{why}") as told:
@@ -135,8 +135,8 @@ def test_a_store_that_has_never_answered_is_given_up_soon(
 def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
     flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_contact, "_FIRST_WORD", 0.0)
-    monkeypatch.setattr(first_contact, "_NEXT_WORD", 0.0)
+    monkeypatch.setattr(first_contact, "_FIRST_REPORT", 0.0)
+    monkeypatch.setattr(first_contact, "_NEXT_REPORT", 0.0)
     silent, said = Silent(), list[Event]()
 
     def note(event: Event) -> None:
@@ -147,7 +147,7 @@ def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
     assert open_storage("flaky://bucket/run", of_a_job(note, lambda: None)).names() == []
     first = said[0]
     assert isinstance(first, CheckpointUnreachable)
-    assert (first.path, first.why) == ("flaky://bucket/run", "it is silent")
+    assert (first.path, first.why) == ("flaky://bucket/run", "it does not answer")
 
 
 def test_a_job_whose_store_stays_away_has_failed_for_now(
