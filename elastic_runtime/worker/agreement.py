@@ -51,8 +51,8 @@ def pause_after(longest_step_us: int) -> int:
 def _is_last(agreed: Wish) -> bool:
     """Whether no step follows that could read one more answer.
 
-    One that nobody reads would be under way while its group ends, and gloo then now and then
-    waits for ever: an error that a send meets at once is lost.
+    An agreement that is never read would still run while its group ends. Then gloo sometimes waits
+    for ever: it loses an error that a send meets at once.
     """
     return bool(agreed & (Wish.LEAVE | Wish.CHANGE) or (agreed and Wish.TRAINS not in agreed))
 
@@ -80,9 +80,9 @@ class Agreement:
         """Ends a step.
 
         Args:
-            wishes: of this rank; they are kept until all ranks have heard of them. What it says
-                of itself is as it is when the ranks ask each other next. When no rank trains any
-                more, there is no further step.
+            wishes: of this rank; they are kept until all ranks know them. The facts among them
+                (STAYS, TRAINS, BUSY) are those of the last call. When no rank trains any more,
+                there is no further step.
 
         Returns:
             What all ranks are to do now, the same on every one.
@@ -117,7 +117,7 @@ class Agreement:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to agree with."""
+        """Whether there is only this rank."""
         return self._group is None
 
     def restart_clock(self) -> None:

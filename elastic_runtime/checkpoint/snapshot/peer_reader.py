@@ -94,7 +94,7 @@ class PeerConnection:
         """Fills all buffers with what comes next.
 
         Raises:
-            OSError: the server falls silent.
+            OSError: the server sends nothing more.
         """
         left = [buffer for buffer in buffers if buffer.nbytes]
         first = 0
@@ -103,7 +103,7 @@ class PeerConnection:
             span = left[first : first + _MOST_BUFFERS]
             count = self._socket.recvmsg_into(span, 0, socket.MSG_WAITALL)[0]
             if not count:
-                raise ConnectionError("it hangs up")
+                raise ConnectionError("it has closed the connection")
             while first < len(left) and count >= left[first].nbytes:
                 count -= left[first].nbytes
                 first += 1
@@ -111,7 +111,7 @@ class PeerConnection:
                 left[first] = left[first][count:]
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connections."""
         self._socket.close()
 
 
@@ -163,7 +163,7 @@ class ConnectionPool:
             ) from error
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connections."""
         with self._lock:
             for connection in self._free:
                 connection.close()
@@ -186,7 +186,7 @@ class PeerFile:
             pool: to the node.
             file: as its server knows it.
             where: for messages.
-            count: hears of the bytes that have come.
+            count: called with the number of bytes that have arrived.
         """
         self.where = where
         self._pools = pool
@@ -293,7 +293,7 @@ class SnapshotSource(Source):
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connections."""
         for pool in self._pools.values():
             pool.close()
 

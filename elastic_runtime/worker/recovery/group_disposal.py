@@ -1,10 +1,11 @@
-"""Drops process groups in the background: that takes a while at best, and nobody may wait for it.
+"""Drops process groups in the background, so that training never waits for it.
 
-The end of a gloo group waits for its threads. One that is just letting go of its last collective
-waits for Python's lock, and whoever ends the group may hold that: the process then stands still for
-ever (seen with torch 2.13, once in six ends of a ``DDP`` right after a backward pass). And where a
-peer died in the wrong microsecond gloo has lost the error: the thread waits for the group's
-time-out, and so does whoever drops the last reference. That must be nobody who is needed.
+The end of a gloo group waits for its threads. A thread that is just releasing its last collective
+waits for Python's lock, and the thread that ends the group may have that lock: then the process
+hangs for ever (seen with torch 2.13, once in six ends of a ``DDP`` right after a backward pass).
+And if a peer died in an unlucky microsecond, gloo has lost the error: its thread waits until the
+group's time-out, and so does the thread that drops the last reference. That must not be a thread
+that is needed.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
 _RESTS = 10
 _REST = 0.025
 _LONGEST_REST = 3.0
-# How often it is looked whether somebody still refers to a group that has ended, in seconds.
+# Seconds between two checks whether something still refers to a group that has ended.
 _LOOK = 0.25
-# What refers to a group may be garbage that nobody has collected, as a ``DDP`` or an error is.
-# Python does so by itself, but only when much of it has come together. If so many groups are kept,
-# each with three threads and some sockets, it is done for them, and not again for so many seconds.
+# A group may be referred to by garbage that is not collected yet, such as a ``DDP`` or an error.
+# Python collects it by itself, but only when there is much of it. If this many groups are kept,
+# each with three threads and some sockets, it is collected here, and not again for some seconds.
 _MANY = 12
 _COLLECT_EVERY = 10.0
 # How long the end of the process waits for groups to be dropped, in seconds.
 _PATIENCE = 5.0
 
-# Groups that have ended, until nobody else refers to them.
+# Groups that have ended, until nothing else refers to them.
 _kept: list[Any] = []
 _keeping = threading.RLock()
 _background: list[threading.Thread] = []
@@ -48,7 +49,7 @@ _OURS = 2
 
 
 def drop_later(groups: list[Any], sockets: Collection[TcpConnection] = ()) -> None:
-    """Drops process groups when their threads are certainly idle and nobody else refers to them.
+    """Drops process groups when their threads are certainly idle and nothing else refers to them.
 
     A process whose groups outlive it aborts now and then; so its end waits for this, though not
     for ever.

@@ -4,7 +4,7 @@ A rank that waits for a peer which has died or gone silent must be released at o
 is doing. Three things make that so:
 
 - Each gloo group, also one that the script makes in ``train``, is built in a thread of its own, so
-  that nobody waits for a peer that dies while the ranks connect to each other.
+  that the main thread can be released if a peer dies while the ranks connect to each other.
 - An interrupt ends the reading side (``SHUT_RD``) of the groups' connected sockets: gloo then
   raises in the thread that waits. Ending both sides loses that error now and then: a send that
   fails at once is queued after the error was told to all that are queued. And ending a listening
@@ -35,7 +35,7 @@ from elastic_runtime.worker.recovery.group_disposal import drop_later
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-# While the ranks connect, nobody may wait longer than this for a peer that cannot be reached.
+# While the ranks connect, no rank waits longer than this for a peer that cannot be reached.
 _BUILD_TIMEOUT = timedelta(seconds=30)
 # Afterwards faults interrupt; these are torch's own defaults for gloo and NCCL. NCCL also connects
 # with its first collective, for which the ranks may come at very different times.
@@ -168,7 +168,7 @@ class Ranks:
         building: the ranks are not connected yet, and the script has not run.
         met: a step was committed, so that all have met in its collectives.
         group: all ranks once more, over gloo, for what is not training.
-        interrupted: somebody has called ``interrupt``.
+        interrupted: ``interrupt`` was called.
     """
 
     group: dist.ProcessGroup | None
@@ -242,9 +242,9 @@ class Ranks:
         for one in sockets:
             one.shut(socket.SHUT_RD)
         torch_private.abort_nccl()
-        # Who connects, also a group of the script's or a save's, waits in the store's client for
-        # the peers' addresses; and nobody else can use a client in which somebody waits. Ranks of
-        # NCCL wait there in their first collective.
+        # A thread that connects, also for a group of the script or of a save, waits in the store's
+        # client for the peers' addresses, and no other thread can use the client meanwhile. Ranks
+        # of NCCL wait there in their first collective.
         if connecting or not self.met:
             self._stores.forget(self.place.host, self.place.port)
 

@@ -4,9 +4,9 @@ Every rank decides for itself from the same all-gathered statuses, so all of the
 answer without a leader.
 
 Memory and checkpoints have one order, that of (term, step). A term is that of the checkpoints
-(``format.manifest`` there): whoever saves takes the next one first, and all ranks hear of it before
-anything is written under it. So a checkpoint of a newer term than a memory knows of is the work of
-others, who went on without it; one of the same term counts if it is further.
+(``format.manifest`` there): a process that saves takes the next one first, and all ranks know it
+before anything is written under it. So a checkpoint of a term that a memory does not know was made
+by ranks that continued without it; one of the same term counts if its step is higher.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MemoryCondition(IntEnum):
     NEW = 0  # has no state yet
     CLEAN = 1  # is, or can be rolled back to, exactly the state of its committed step
     FINISHED = 2  # all optimizers of the next step have finished, but it is not committed
-    DIRTY = 3  # a step is half done, and nobody can undo it
+    DIRTY = 3  # a step is half done, and cannot be undone
 
 
 class StateVersion(NamedTuple):
@@ -87,7 +87,7 @@ class RecoveryChoice:
         sources: ranks that have its state in memory; empty unless ``kind`` is memory or fresh.
         receivers: all other ranks.
         adopt: the sources have finished this step and must take it as committed first.
-        kind: ``memory``; ``fresh``: nobody has a state, rank 0 gives its initial one;
+        kind: ``memory``; ``fresh``: no rank has a state, rank 0 gives its initial one;
             ``lost``: there was one, and no memory can serve; ``saved``: it was loaded.
         reason: why, for people.
         in_memory: what memory has, if it can serve; what is saved counts only if it is newer.
@@ -115,8 +115,8 @@ class RecoveryChoice:
 def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
     """Decides whose memory all ranks would go on from, if nothing that is saved is newer.
 
-    The newest term wins, and then the furthest committed step. A finished step that nobody has
-    committed counts only if nobody is clean at the one before it.
+    The newest term wins, and then the highest committed step. A finished step that no rank has
+    committed counts only if no rank is clean at the one before it.
 
     Args:
         statuses: of all ranks, in rank order; at least one.
@@ -127,7 +127,7 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
     everybody = tuple(range(len(statuses)))
     committed = [s.step for s in statuses if s.condition is not MemoryCondition.NEW]
     if not committed:
-        why = "nobody has a state: rank 0 gives its own"
+        why = "no rank has a state: rank 0 gives its own"
         return RecoveryChoice(0, (0,), everybody[1:], False, "fresh", why)
     terms, furthest = _terms(statuses), max(committed)
     term = max((terms[rank] for rank in everybody if statuses[rank].reach >= 0), default=-1)

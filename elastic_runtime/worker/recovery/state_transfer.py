@@ -1,14 +1,13 @@
-"""Brings all ranks of a new group to one state: that of the furthest rank that holds a commit.
+"""Gives all ranks of a new group the same state: that of the rank with the newest commit.
 
-All ranks exchange where they stand and choose the sources (``status.choose``). If it is
-possible that something newer was saved, it is asked for first, and loaded. Only those who are
-behind or new receive parameters and optimizer state; what may differ between ranks of one commit
-(buffers, plain values) goes from the first source to everybody. At the end all ranks compare
-digests.
+All ranks exchange their status and choose the sources (``recovery_source.choose``). If something
+newer may have been saved, it is looked for first, and loaded. Only ranks that are behind or new
+receive parameters and optimizer state; what may differ between ranks of one commit (buffers, plain
+values) is sent from the first source to all. At the end all ranks compare digests.
 
-Each source feeds a chain of receivers, and each of those passes on what it gets, message by
-message: so nobody sends more than one copy. A receiver that still holds an older commit keeps it
-until everything has arrived. A fault on the way is the ``RuntimeError`` of gloo, and passes.
+Each source sends to a chain of receivers, and each receiver passes on what it gets, message by
+message: so no rank sends more than one copy. A receiver that has an older commit keeps it until
+everything has arrived. A fault during the transfer is a ``RuntimeError`` of gloo.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True)
 class Restorer:
-    """What the ranks know of what is saved.
+    """What this rank knows of saved states, and how to load one.
 
     Attributes:
         term: the newest one in which this rank's memory was saved, or was about to be.
-        base: the newest save that this rank's memory is known not to be older than.
-        load: loads the newest state that is saved and newer than this, on all ranks; None if there
-            is none, and then every rank's memory is as it was.
-        received: hears at once that this rank has the memory of the sources now.
+        base: a save that this rank's memory is known to contain.
+        load: loads the newest saved state if it is newer than the given one, on all ranks; returns
+            None if there is none, and then every rank's memory is unchanged.
+        received: called as soon as this rank has received the state of the sources.
     """
 
     term: int
@@ -87,8 +86,8 @@ def bring_together(
 
     Args:
         state: of this rank.
-        wire: a ``ProcessGroupGloo`` of all ranks, of which nobody else makes use meanwhile; may
-            be None if this rank is alone.
+        wire: a ``ProcessGroupGloo`` of all ranks that nothing else uses meanwhile; may be None if
+            there is only this rank.
         rank: of this process.
         world: how many ranks there are.
         restorer: knows what is saved; None: nothing ever is.

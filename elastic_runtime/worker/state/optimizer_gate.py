@@ -50,11 +50,11 @@ class OptimizerGate:
         """
         self._check = check
         self._device: Device = device or _Cuda()
-        self._arrived = -1  # so many collectives had ended well when somebody last looked
+        self._arrived = -1  # how many collectives had succeeded at the last check
 
     @property
     def certain(self) -> bool:
-        """Whether all that collectives have given was there when somebody last looked."""
+        """Whether all collectives called so far had succeeded at the last check."""
         if not self._device.in_use():
             return True
         return self._arrived >= 0 and self._device.collectives() == self._arrived
