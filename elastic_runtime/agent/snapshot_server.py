@@ -1,9 +1,10 @@
 """The agent's memory for snapshots of the training state: it outlives workers.
 
 Workers write their snapshots into a directory in tmpfs that belongs to the agent. A server reads
-them to the workers of other nodes of the job, and to nobody else: see ``protocol.snapshots``. With
-the agent its snapshots go: those of an agent that was killed are removed by a process that outlives
-it (``reaper``), and if that was killed as well by the next agent on the machine.
+them to the workers of other nodes of the job, and to nobody else: see
+``protocol.snapshot_requests``. With the agent its snapshots go: those of an agent that was killed
+are removed by a process that outlives it (``reaper``), and if that was killed as well by the next
+agent on the machine.
 """
 
 from __future__ import annotations

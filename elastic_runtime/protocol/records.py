@@ -178,8 +178,8 @@ class JobRecord(Record):
         in_place: survivors keep their processes.
         first_round: the number below the first round of this incarnation; numbers never repeat.
         settings: fingerprint of the launch settings; a node with another one is of another job.
-        secret: with which its nodes prove themselves to each other (``protocol.proof``), the same
-            in all lives of the job; "" in the record of a version that knew none.
+        secret: with which its nodes prove themselves to each other (``protocol.peer_proof``), the
+            same in all lives of the job; "" in the record of a version that knew none.
         invocation: the command that has started the node which began this life; "": that alone. Its
             nodes do not begin another life when this one has an outcome.
         protocol: of what its nodes say to each other (``config.PROTOCOL``), a part of ``settings``;

@@ -67,9 +67,9 @@ class RoundRecord(Record):
     """One agreed membership.
 
     The store has a small round in one record. Of a large one it has the first members here, and
-    all of them in parts under ``group`` (see ``rendezvous.group``): n nodes that each read n
-    members would read n² of them. So a node may know only some of the members, itself among them
-    if it is one.
+    all of them in parts under ``group`` (see ``rendezvous.core.round_parts``): n nodes that each
+    read n members would read n² of them. So a node may know only some of the members, itself among
+    them if it is one.
 
     Attributes:
         number: grows by one with every round of the job, over all its incarnations.

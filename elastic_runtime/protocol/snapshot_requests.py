@@ -10,10 +10,10 @@ workers of other nodes::
     client ──▶ server   {"file": …, "offset": …, "length": …}, one line of JSON
     server ──▶ client   how many bytes follow (−1: refused) and the size of the file; the bytes
 
-The last two repeat; ``protocol.proof`` says what the others are. The key is the same for all agents
-of the job. Workers find theirs in a file that only their user can read, and tell it to nobody: it
-is neither in their environment, which all processes inherit that they start, nor among what ranks
-tell each other.
+The last two repeat; ``protocol.peer_proof`` says what the others are. The key is the same for all
+agents of the job. Workers find theirs in a file that only their user can read, and tell it to
+nobody: it is neither in their environment, which all processes inherit that they start, nor among
+what ranks tell each other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Probes: asking a node whether it lives, without the store.
 
-Each agent answers on a TCP port, to whom knows the job's secret (``protocol.proof``) and to nobody
-else. The question is one line of JSON that names the life that is asked for. The answer is one
-line, too: that life says how far it has come, any other one says no and nothing else. A stranger
-gets no answer, whatever it says.
+Each agent answers on a TCP port, to whom knows the job's secret (``protocol.peer_proof``) and to
+nobody else. The question is one line of JSON that names the life that is asked for. The answer is
+one line, too: that life says how far it has come, any other one says no and nothing else. A
+stranger gets no answer, whatever it says.
 
 Only a refused connection, or a no of who knows the secret, proves a death; silence proves nothing,
 and the lease decides then. Nor does anything that somebody says who does not know it.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_runtime.events.event import known_events
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
@@ -62,3 +64,23 @@ def test_contributing_is_one_page() -> None:
 
 def test_the_glossary_is_short() -> None:
     assert len((DOCS / "glossary.md").read_text().splitlines()) <= 25
+
+
+def test_each_module_that_a_docstring_names_is_there() -> None:
+    package = ROOT / "elastic_runtime"
+    folders = "|".join(path.parent.name for path in package.glob("*/__init__.py"))
+    named = re.compile(rf"``((?:{folders})(?:\.\w+)+)``")
+    known = {event.name for event in known_events().values()}
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in package.rglob("*.py")
+        for name in named.findall(path.read_text())
+        if not (name in known or name.endswith(".py"))
+        and not _is_module(package.joinpath(*name.split(".")))
+    ]
+    assert missing == []
+
+
+def _is_module(path: Path) -> bool:
+    """Whether a path is that of a folder, of a module, or of something in a module."""
+    return path.is_dir() or any(p.with_suffix(".py").exists() for p in (path, path.parent))

@@ -1,7 +1,7 @@
 """Snapshots read from where they are: this node's memory, or that of another node's agent.
 
-``protocol.snapshots`` says how an agent is asked. Bytes arrive straight in the memory that they
-are wanted in, and are verified there like those of any checkpoint.
+``protocol.snapshot_requests`` says how an agent is asked. Bytes arrive straight in the memory that
+they are wanted in, and are verified there like those of any checkpoint.
 """
 
 from __future__ import annotations

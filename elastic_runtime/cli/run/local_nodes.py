@@ -2,7 +2,7 @@
 
 This process only starts them, passes signals on, and says how it ended. Each node is in a process
 group of its own, so that Ctrl-C in a terminal reaches it once, through here, and ends with this
-process whatever happens to it (``cli.local_node``).
+process whatever happens to it (``cli.run.local_node``).
 """
 
 from __future__ import annotations
