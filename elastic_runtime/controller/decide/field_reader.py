@@ -56,8 +56,8 @@ class Section:
         """The object in a field; an empty one if it may be missing."""
         value = self.values.get(name)
         if value is None and needed:
-            raise InvalidSpec(self._running_at(name), "it is missing")
-        return Section.checked({} if value is None else value, self._running_at(name))
+            raise InvalidSpec(self._path_of(name), "it is missing")
+        return Section.checked({} if value is None else value, self._path_of(name))
 
     def whole(self, name: str, least: int = 0, most: int = 2**31 - 1) -> int | None:
         """A whole number; None if it is not given."""
@@ -65,11 +65,11 @@ class Section:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidSpec(self._running_at(name), f"{value!r} is not a whole number")
+            raise InvalidSpec(self._path_of(name), f"{value!r} is not a whole number")
         if value < least:
-            raise InvalidSpec(self._running_at(name), f"{value} is less than {least}")
+            raise InvalidSpec(self._path_of(name), f"{value} is less than {least}")
         if value > most:
-            raise InvalidSpec(self._running_at(name), f"{value} is more than {most}")
+            raise InvalidSpec(self._path_of(name), f"{value} is more than {most}")
         return value
 
     def text(self, name: str) -> str:
@@ -78,14 +78,14 @@ class Section:
         if value is None:
             return ""
         if not isinstance(value, str):
-            raise InvalidSpec(self._running_at(name), f"{value!r} is not a text")
+            raise InvalidSpec(self._path_of(name), f"{value!r} is not a text")
         return value
 
     def switch(self, name: str) -> bool:
         """True or false; false if it is not given."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
-            raise InvalidSpec(self._running_at(name), f"{value!r} is neither true nor false")
+            raise InvalidSpec(self._path_of(name), f"{value!r} is neither true nor false")
         return bool(value)
 
     def choice(self, name: str, choices: Sequence[str], default: str | None = None) -> str:
@@ -95,7 +95,7 @@ class Section:
             return default
         if value not in choices:
             raise InvalidSpec(
-                self._running_at(name), f"{value!r} is not known: it is one of {', '.join(choices)}"
+                self._path_of(name), f"{value!r} is not known: it is one of {', '.join(choices)}"
             )
         return str(value)
 
@@ -105,8 +105,8 @@ class Section:
         if value is None:
             return ()
         if not isinstance(value, list | tuple):
-            raise InvalidSpec(self._running_at(name), f"{value!r} is not a list")
+            raise InvalidSpec(self._path_of(name), f"{value!r} is not a list")
         return value
 
-    def _running_at(self, name: str) -> str:
+    def _path_of(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
