@@ -77,9 +77,9 @@ def run_agent(
         with (
             early or EarlyForkServer(config) as server,
             _named(config) as config,
-            _events(config, shown, emit) as told,
+            _events(config, shown, emit) as emit_all,
         ):
-            agent, _ = _run(config, told, server, ends=True)
+            agent, _ = _run(config, emit_all, server, ends=True)
         finish = agent.finish
         assert finish is not None
         speaks = has_last_word(config.node_name, finish.outcome, config.siblings)
@@ -145,9 +145,9 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
         _with_store(config) as config,
         EarlyForkServer(config) as server,
         _named(config) as config,
-        _events(config, shown) as told,
+        _events(config, shown) as emit_all,
     ):
-        agent, values = _run(config, told, server, ends=False)
+        agent, values = _run(config, emit_all, server, ends=False)
     finish = agent.finish
     assert finish is not None
     if finish.exit_code == EXIT_DONE:
@@ -282,9 +282,9 @@ def _leave_error(agent: ElasticAgent, finish: Finish) -> None:
     """Leaves the error of the worker that has failed first here; if none has, the agent's own."""
     fault = finish.outcome.fault if finish.outcome else None
     name = _ERRORS.get(finish.exit_code, ElasticError).__name__
-    told = f"{name}: {finish.message or f'ended with code {finish.exit_code}'}"
+    summary = f"{name}: {finish.message or f'ended with code {finish.exit_code}'}"
     if finish.exit_code != EXIT_FAILED or not agent.failures:
-        leave_error(told, traceback=fault.traceback if fault else "")
+        leave_error(summary, traceback=fault.traceback if fault else "")
         return
     # What the job has failed of; the others may have failed because of that.
     rank = (
@@ -295,8 +295,8 @@ def _leave_error(agent: ElasticAgent, finish: Finish) -> None:
     found = agent.failures[rank]
     trace = ""
     if isinstance(found.message, dict):  # it has left an error file
-        told, trace = found.message["message"], found.message["extraInfo"]["py_callstack"]
-    leave_error(told, traceback=trace, moment=found.timestamp, code=found.exitcode)
+        summary, trace = found.message["message"], found.message["extraInfo"]["py_callstack"]
+    leave_error(summary, traceback=trace, moment=found.timestamp, code=found.exitcode)
 
 
 def _root_cause(agent: ElasticAgent, config: JobConfig) -> str:

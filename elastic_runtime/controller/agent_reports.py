@@ -39,13 +39,13 @@ class Polling:
         addresses: of the pods that run, by index.
         due: when to ask again.
         failures: times in a row that nobody answered.
-        told: when its last report was passed on.
+        reported_at: when its last report was passed on.
     """
 
     addresses: tuple[str, ...]
     due: float
     failures: int = 0
-    told: float = 0.0
+    reported_at: float = 0.0
 
 
 class AgentReports:
@@ -98,8 +98,8 @@ class AgentReports:
             if not addresses:
                 self._asked.pop(key, None)
             elif asked is None or asked.addresses != addresses:
-                told = asked.told if asked else 0.0
-                self._asked[key] = Polling(addresses, now, told=told)
+                reported_at = asked.reported_at if asked else 0.0
+                self._asked[key] = Polling(addresses, now, reported_at=reported_at)
 
     async def _ask(self, session: aiohttp.ClientSession, key: Key) -> None:
         asked = self._asked[key]
@@ -120,10 +120,10 @@ class AgentReports:
                 self._changed(key)
             return
         pause = _INTERVAL if report.ready else _FIRST
-        news = self._is_news(key, report, now - asked.told)
+        news = self._is_news(key, report, now - asked.reported_at)
         self._state.reports[key] = report
-        told = now if news else asked.told
-        self._asked[key] = replace(asked, due=now + pause, failures=0, told=told)
+        reported_at = now if news else asked.reported_at
+        self._asked[key] = replace(asked, due=now + pause, failures=0, reported_at=reported_at)
         if news:
             self._changed(key)
 

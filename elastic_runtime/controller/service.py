@@ -121,7 +121,7 @@ class Controller:
 
     async def _installed(self, client: ApiClient) -> None:
         """Waits until the custom resource is there."""
-        told, path = "", f"/apis/{GROUP}/{VERSION}"
+        reported, path = "", f"/apis/{GROUP}/{VERSION}"
         while True:
             try:
                 served = await client.get(path)
@@ -134,9 +134,9 @@ class Controller:
                 if error.not_found:
                     why = "ElasticJobs are not known here: kubectl apply -f deploy/crd.yaml"
             self._not_ready = why
-            if why != told:
+            if why != reported:
                 self._emit(ControllerWaiting(why))
-                told = why
+                reported = why
             await asyncio.sleep(_LOOK_AGAIN)
 
     async def _lead(self, client: ApiClient, lease: LeaderLease) -> None:

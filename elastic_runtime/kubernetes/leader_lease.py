@@ -91,7 +91,7 @@ class LeaderLease:
 
     async def acquire(self) -> None:
         """Returns when this candidate leads."""
-        told = ""
+        reported = ""
         while True:
             try:
                 holder = await self._try()
@@ -101,9 +101,9 @@ class LeaderLease:
             if holder == self._identity:
                 self._emit(LeaseHeld(self._identity))
                 return
-            if holder != told:
+            if holder != reported:
                 self._emit(LeaseWaiting(holder))
-                told = holder
+                reported = holder
             await asyncio.sleep(self._timings.renew_period)
 
     async def hold(self) -> None:

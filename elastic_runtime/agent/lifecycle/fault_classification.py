@@ -147,19 +147,19 @@ def _classify_error(base: FaultReport, error: WorkerError) -> FaultReport:
     """Classifies the end of a worker that has left an error."""
     rank = base.rank
     first_line = error.message.strip().splitlines()[0] if error.message.strip() else "an error"
-    told = first_line.split(". ")[0]
+    summary = first_line.split(". ")[0]
     kind, consequence = FAILED, error.echo
     if _TAKEN_PORT.search(error.message):
         kind, consequence = START, False
     elif consequence is None:
         consequence = says_echo(error.message)
     if consequence:
-        told = f"lost the connection to a peer ({told})"
+        summary = f"lost the connection to a peer ({summary})"
     signature = _MOVING_PARTS.sub("#", first_line)[:_LONGEST_REASON]
     return replace(
         base,
         kind=kind,
-        reason=f"worker {rank}: {shorten(told, _LONGEST_REASON, placeholder=' ...')}",
+        reason=f"worker {rank}: {shorten(summary, _LONGEST_REASON, placeholder=' ...')}",
         signature=USAGE + signature if error.usage else signature,
         traceback=error.traceback[-_LONGEST_TRACEBACK:],
         consequence=consequence,

@@ -207,5 +207,5 @@ def departure_message(text: str, name: str, saved: int, accompanied: bool) -> st
         saved: the step that its workers have saved; -1: none.
         accompanied: others are known that go on.
     """
-    told = f"{name} {text}; step {saved} is saved" if saved >= 0 else f"{name} {text}"
-    return f"{told}; other nodes may go on" if accompanied else told
+    summary = f"{name} {text}; step {saved} is saved" if saved >= 0 else f"{name} {text}"
+    return f"{summary}; other nodes may go on" if accompanied else summary

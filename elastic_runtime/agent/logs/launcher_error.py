@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-def leave_error(told: str, *, traceback: str = "", moment: float = 0.0, code: int = 0) -> None:
+def leave_error(summary: str, *, traceback: str = "", moment: float = 0.0, code: int = 0) -> None:
     """Writes the launcher's error file, if one is asked for; an older one is overwritten.
 
     That it cannot be written is said, and changes no exit code.
 
     Args:
-        told: the type of the error, a colon, and its text.
+        summary: the type of the error, a colon, and its text.
         traceback: as Python prints it; "" if there is none.
         moment: when it happened, in seconds since the epoch; 0: now.
         code: exit code of the worker that has failed, or minus a signal's number; 0: none has.
@@ -38,8 +38,8 @@ def leave_error(told: str, *, traceback: str = "", moment: float = 0.0, code: in
     path = os.environ.get(ENV_ERROR_FILE)
     if not path:
         return
-    extra = {"py_callstack": traceback or told, "timestamp": str(int(moment or time.time()))}
-    message: dict[str, object] = {"message": told, "extraInfo": extra}
+    extra = {"py_callstack": traceback or summary, "timestamp": str(int(moment or time.time()))}
+    message: dict[str, object] = {"message": summary, "extraInfo": extra}
     if code:
         message["errorCode"] = code  # as torchrun adds it to what the worker has written
     _write_or_say(path, json.dumps({"message": message}).encode())

@@ -189,8 +189,13 @@ class Server:
                 pid = worker.process.pid
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", None) or 0
-            told = {"op": "start_failed", "id": worker.id, "message": str(error), "errno": number}
-            self._tell(told)
+            refusal = {
+                "op": "start_failed",
+                "id": worker.id,
+                "message": str(error),
+                "errno": number,
+            }
+            self._tell(refusal)
             return None
         self._workers[pid] = worker
         self._tell({"op": "started", "id": worker.id, "pid": pid})

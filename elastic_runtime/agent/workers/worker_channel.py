@@ -79,7 +79,7 @@ class Channel:
             How many of them it was sent to.
         """
         line = message.encode()
-        told = 0
+        reached = 0
         with self._lock:
             callers = [c for c in self._callers.values() if c.serial in serials]
         for caller in callers:
@@ -87,8 +87,8 @@ class Channel:
                 caller.connection.sendall(line)
             except OSError:
                 continue  # it is ending; its exit says the rest
-            told += 1
-        return told
+            reached += 1
+        return reached
 
     def close(self) -> None:
         """Hangs up on everybody."""

@@ -315,7 +315,7 @@ class WorkerGroup:
         """A worker's global rank."""
         return self._slots[local_rank].rank
 
-    # ------------------------------------------------------------ what they say
+    # ------------------------------------------------------------ messages from them
 
     def heard(self, item: ChannelMessage) -> WorkerSaid | Note | None:
         """Whose message it is; None if it matters to nobody, or if its sender was replaced."""
@@ -333,7 +333,7 @@ class WorkerGroup:
             return WorkerSaid(local_rank, message)
         return None
 
-    # ------------------------------------------------------------ what they are told
+    # ------------------------------------------------------------ messages to them
 
     def tell(self, message: Message, local_ranks: Iterable[int] = ()) -> None:
         """Sends a message to workers, to all if none are named."""

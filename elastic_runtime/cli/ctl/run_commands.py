@@ -350,9 +350,11 @@ def _ask_all(*runs: RunRecords) -> Mapping[str, Mapping[str, Any]]:
             return None
 
     with ThreadPoolExecutor(min(len(asked), _ASKERS)) as pool:
-        told = list(pool.map(answer, asked))
+        answered = list(pool.map(answer, asked))
     nodes = [node for node, _ in asked]
-    return {n.node: a for n, a in zip(nodes, told, strict=True) if a and a.get("node") == n.node}
+    return {
+        n.node: a for n, a in zip(nodes, answered, strict=True) if a and a.get("node") == n.node
+    }
 
 
 def _watch_json(target: RunInStore, store: Store, report: RunReport, interval: float) -> None:

@@ -333,5 +333,5 @@ def _ranks(first: int, workers: int) -> str:
 
 
 def _step(record: NodeRecord | None, answer: Mapping[str, Any]) -> int:
-    told = answer.get("step", -1)
-    return max(told if type(told) is int else -1, record.step if record else -1)
+    answered = answer.get("step", -1)
+    return max(answered if type(answered) is int else -1, record.step if record else -1)

@@ -316,8 +316,8 @@ def _state(job: Object) -> tuple[str, str]:
     for type_, state in _BY_CONDITION.items():
         if _part(conditions, type_).get("status") == "True":
             # Why it does not run says more than that it is there.
-            told = _part(conditions, "Running" if state == PENDING else type_)
-            return state, told.get("message") or told.get("reason") or ""
+            chosen = _part(conditions, "Running" if state == PENDING else type_)
+            return state, chosen.get("message") or chosen.get("reason") or ""
     if refused := conditions.get("Created"):  # its spec cannot be read
         return PENDING, refused.get("message") or refused.get("reason") or ""
     return UNSEEN, ""

@@ -129,9 +129,9 @@ def _job(report: JobReport, now: float) -> Iterator[Text]:
         yield Text(f"step    {line.step} · last checkpoint: {last}")
     if report.restarts or report.attempt:
         classes = ("failed", "killed", "lost", "planned")
-        told = ", ".join(f"{report.restarts.get(name, 0)} {name}" for name in classes)
+        counts = ", ".join(f"{report.restarts.get(name, 0)} {name}" for name in classes)
         again = f" · started again {count(report.attempt, 'time')}" if report.attempt else ""
-        yield Text(f"faults  {told}{again}")
+        yield Text(f"faults  {counts}{again}")
 
 
 def _times(report: JobReport, now: float) -> str:

@@ -35,8 +35,8 @@ class _Submit(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            told = f"{error.message} Options of the script come after --."
-            raise click.NoSuchOption(error.option_name, told, error.possibilities, ctx) from None
+            advice = f"{error.message} Options of the script come after --."
+            raise click.NoSuchOption(error.option_name, advice, error.possibilities, ctx) from None
 
 
 @click.command(cls=_Submit)

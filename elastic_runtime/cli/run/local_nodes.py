@@ -134,7 +134,7 @@ def combined(codes: Iterable[int]) -> int:
     codes = list(codes)
     if EXIT_DONE in codes:
         return EXIT_DONE
-    told = [code for code in codes if code > 0]
-    if told:
-        return min(told)
+    positive = [code for code in codes if code > 0]
+    if positive:
+        return min(positive)
     return 128 - max(codes) if codes else EXIT_FAILED

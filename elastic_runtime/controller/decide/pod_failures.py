@@ -153,5 +153,5 @@ def _how(pod: PodView) -> str:
     # The container's word for an exit code that is not 0 says nothing.
     reason = "" if pod.reason in ("Error", "Completed") else pod.reason
     first = " ".join(pod.message.split())[:200]
-    told = ", ".join(part for part in (code, reason, known or first) if part)
-    return f"{pod.name} ended: {told}" if told else f"{pod.name} ended"
+    details = ", ".join(part for part in (code, reason, known or first) if part)
+    return f"{pod.name} ended: {details}" if details else f"{pod.name} ended"
