@@ -1,5 +1,5 @@
 """Our rendezvous for plain torchrun, as a handler of torch's registry.
 
-The only room of the rendezvous that imports torch.distributed.elastic. Begin with
+The only folder of the rendezvous that imports torch.distributed.elastic. Begin with
 ``handler_entry_points.py``, which torch loads by name.
 """

@@ -1,5 +1,5 @@
 """The store on etcd v3.
 
-The only room that speaks gRPC. Begin with ``etcd_adapter.py``; ``etcd_keys.py`` says how records
+The only folder that speaks gRPC. Begin with ``etcd_adapter.py``; ``etcd_keys.py`` says how records
 lie in etcd.
 """
