@@ -22,9 +22,9 @@ from elastic_runtime.errors import RecordError
 ENV_CHANNEL = "ELASTIC_CHANNEL"  # path of the agent's Unix socket
 ENV_PROGRESS = "ELASTIC_PROGRESS"  # path of this worker's progress file
 ENV_ROUND = "ELASTIC_ROUND"  # number of the round
-ENV_INCARNATION = "ELASTIC_INCARNATION"  # the life of the job that the round belongs to
+ENV_INCARNATION = "ELASTIC_INCARNATION"  # the job's incarnation that the round belongs to
 ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
-ENV_LIFE = "ELASTIC_WORKER"  # which of the workers that this agent has ever started it is
+ENV_LIFE = "ELASTIC_WORKER"  # number of the worker, counted over all that this agent has started
 
 # A worker that left at a step boundary because it was asked to ends with this code.
 EXIT_DRAINED = 79
@@ -56,7 +56,7 @@ class Hello(Message):
         round: the round it was started for.
         pid: its process.
         drains: it can save and leave at a step boundary when asked (it has a checkpointer).
-        life: which of the agent's workers it is, as in ``ELASTIC_WORKER``.
+        life: number of the worker, as in ``ELASTIC_WORKER``.
         shielded: a SIGTERM that is not its agent's does not end it.
     """
 
@@ -116,21 +116,21 @@ class Drain(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
-    """Worker → agent: the script has come to ``elastic.run``, and this worker wants in."""
+    """Worker → agent: the script has called ``elastic.run``, and this worker can join a round."""
 
     kind: ClassVar[str] = "ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Left(Message):
-    """Worker → agent: no part of this process can take part in the round any more.
+    """Worker → agent: no thread of this process takes part in the round any more.
 
     Attributes:
         round: the round.
-        step: the last step that it holds; -1: none.
+        step: the last step that its state contains; -1: none.
         planned: all ranks agreed to leave at this step.
         reason: one line for people.
-        released: nobody counts on what it holds: all ranks knew that its node goes, or nothing is
+        released: its state is not needed any more: all ranks knew that its node goes, or nothing is
             ever saved.
     """
 
@@ -154,7 +154,7 @@ class Returned(Message):
 
 @dataclass(frozen=True, slots=True)
 class Heard(Message):
-    """Worker → agent: its channel thread lives, and this is where its main thread is.
+    """Worker → agent: its channel thread runs, and this is where its main thread is.
 
     Attributes:
         collective: it waits for other ranks.
@@ -209,7 +209,7 @@ class Enter(Message):
 
 @dataclass(frozen=True, slots=True)
 class Nearby(Message):
-    """Agent → worker: connect to these stores, while nobody waits for it.
+    """Agent → worker: connect to these stores now, while no rank waits for it.
 
     Attributes:
         places: ``[host, port]`` of the stores that the next round is likely to use.
@@ -249,10 +249,10 @@ class Change(Message):
 
 @dataclass(frozen=True, slots=True)
 class Dismiss(Message):
-    """Agent → worker: there will be no further round for you; end.
+    """Agent → worker: there will be no further round for this worker; end.
 
     Attributes:
-        saves: save what you remember before, if there is a checkpointer: nobody else has it.
+        saves: save your state before, if there is a checkpointer: no other worker has it.
     """
 
     kind: ClassVar[str] = "dismiss"

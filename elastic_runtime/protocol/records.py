@@ -8,7 +8,7 @@ are ignored, so that a newer member of a job may say more than an older one unde
 Keys, all under ``<prefix>/<run id>/``::
 
     job                 JobRecord       what the job is
-    nodes/<uuid>        NodeRecord      one life of one agent (leased)
+    nodes/<uuid>        NodeRecord      one agent process (leased)
     round               RoundRecord     the one agreed membership
     group/<id>/<part>   GroupRecord     the members of a large round, in parts
     switch              SwitchRecord    "leave round n now": it broke, or a change is planned
@@ -170,7 +170,7 @@ class JobRecord(Record):
     """What the job is. Launch bounds and present bounds are apart: a scale changes only the latter.
 
     Attributes:
-        incarnation: uuid of this life of the job.
+        incarnation: uuid of this incarnation of the job.
         min_nodes, max_nodes: the bounds in force, in nodes.
         launch_min, launch_max: the bounds that the nodes were started with.
         node_unit: the world is a multiple of this many nodes.
@@ -178,13 +178,13 @@ class JobRecord(Record):
         in_place: survivors keep their processes.
         first_round: the number below the first round of this incarnation; numbers never repeat.
         settings: fingerprint of the launch settings; a node with another one is of another job.
-        secret: with which its nodes prove themselves to each other (``protocol.peer_proof``), the
-            same in all lives of the job; "" in the record of a version that knew none.
-        invocation: the command that has started the node which began this life; "": that alone. Its
-            nodes do not begin another life when this one has an outcome.
+        secret: with which its nodes prove themselves to each other (``protocol.peer_proof``), the same
+            in all incarnations; "" in the record of a version that knew none.
+        invocation: the command that has started the node which began this incarnation; "": that
+            node alone. Its nodes do not begin another one when this one has an outcome.
         protocol: of what its nodes say to each other (``config.PROTOCOL``), a part of ``settings``;
             "" in the record of a version that did not write it down.
-        release: the version of this package that began this life, for people; or "" as well.
+        release: the version of this package that began this incarnation, for people; or "" as well.
     """
 
     kind: ClassVar[str] = "job"
@@ -212,10 +212,10 @@ class JobRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord(Record):
-    """One life of one agent.
+    """One agent process, as a node of the job. If it joins again, it does so with another uuid.
 
     Attributes:
-        node: uuid of this life. A node that comes back comes back as another.
+        node: its uuid.
         name: for people.
         address: where other nodes reach this one.
         workers: how many workers it can take into a round now; in place, 0 while none is ready.
@@ -223,15 +223,16 @@ class NodeRecord(Record):
         store_port: where it would host the next round's TCPStore; 0: it cannot.
         settings: fingerprint of the launch settings, compared with the leader's.
         status: ``in``, ``draining``, ``done`` or ``gone``.
-        incarnation: the job's life that ``left`` and ``done_round`` belong to.
+        incarnation: the one of the job that ``left`` and ``done_round`` belong to.
         left: the last round whose workers have all ended here.
         rank: the node's group rank in that round; -1: none, or it did not say so.
         done_round: the round in which this node's workers ended well; 0: none.
         step: the highest step committed, written at changes only; -1: none reported.
         fault: why round ``left`` was left.
-        life: which life under this name it is; those with lower numbers are over. 0: unnumbered.
-        checked: the last round whose members it has looked for; 0: none.
-        unreachable: the nodes that it does not reach, by uuid, as far as it has looked.
+        life: number of the agent process under this name; those with lower numbers have ended. 0:
+            not numbered.
+        checked: the last round whose members it has probed; 0: none.
+        unreachable: the nodes that it does not reach, by uuid, as far as it has probed.
     """
 
     kind: ClassVar[str] = "node"
@@ -261,11 +262,12 @@ class SwitchRecord(Record):
 
     Attributes:
         round: the round's number.
-        incarnation: the job's life.
+        incarnation: that of the job.
         broken: it cannot go on (True), or a change is planned and waits for a step boundary.
         reason: for people.
-        survey: nobody knows why it broke: who has left it is to say whom it does not reach.
-        roll: nobody knows all its members: who was not in it is to say so, too.
+        survey: no report says why it broke: each node that has left it is to write which nodes it
+            does not reach.
+        roll: no node knows all its members: a node that was not in it is to write that, too.
     """
 
     kind: ClassVar[str] = "switch"
@@ -283,7 +285,7 @@ class OutcomeRecord(Record):
     """The end of an incarnation.
 
     Attributes:
-        incarnation: the life of the job that ended.
+        incarnation: the one that ended.
         succeeded: the script ended well on all nodes.
         exit_code: what every agent ends with.
         reason: for people.

@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the job has used of its patience, carried from round to round.
+    """How much of its failure budget the job has used, carried from round to round.
 
     Attributes:
         failures: failures of user code so far.
@@ -73,7 +73,7 @@ class RoundRecord(Record):
 
     Attributes:
         number: grows by one with every round of the job, over all its incarnations.
-        incarnation: the life of the job that it belongs to.
+        incarnation: that of the job that it belongs to.
         members: the nodes in rank order, as far as they are known.
         store_port: port of the round's TCPStore on the first member's address.
         reason: why it was formed, for people.

@@ -84,7 +84,7 @@ class SnapshotMemory:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A wish for a piece of a file.
+    """A request for a piece of a file.
 
     Attributes:
         file: relative to the directory.
@@ -106,12 +106,12 @@ class SnapshotRequest:
         Raises:
             ValueError: it asks for nothing that a snapshot has.
         """
-        wish = codec.build(cls, codec.parse(line))
-        if not FILE.fullmatch(wish.file):
+        request = codec.build(cls, codec.parse(line))
+        if not FILE.fullmatch(request.file):
             raise ValueError("not a file of a snapshot")
-        if not (0 <= wish.offset < 1 << 62 and 0 <= wish.length <= MAX_LENGTH):
+        if not (0 <= request.offset < 1 << 62 and 0 <= request.length <= MAX_LENGTH):
             raise ValueError("an absurd number of bytes")
-        return wish
+        return request
 
 
 def write_key(directory: str, key: str) -> None:

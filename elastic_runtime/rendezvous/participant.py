@@ -1,7 +1,7 @@
 """One node's part in the rendezvous: does the I/O that ``membership`` decides on.
 
-One thread takes events from the store, from probes and from the agent, takes in what has come,
-decides, and performs. It blocks only on the store, whose calls have deadlines.
+One thread takes events from the store, from probes and from the agent, updates the state, decides,
+and performs. It blocks only on the store, whose calls have deadlines.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store_contract import Store, StoreEntry
 
 _ASK_AGAIN = 0.05
-# Seconds at the end for what would be done already if anybody answered.
+# Seconds at the end for what takes a moment if it works at all.
 _MOMENT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What does not change over the lives of this agent; see ``NodeRecord``."""
+    """What does not change when this agent joins again as a new node; see ``NodeRecord``."""
 
     name: str
     address: str
@@ -93,7 +93,7 @@ class Participant:
         notify: called with each notice, from the participant's thread; must not block.
         probe_timeout: seconds that a probe may take.
         clock: the time.
-        inbox: what happens goes there; given, there is no thread, and who gave it calls ``turn``.
+        inbox: where events go; if one is given, there is no thread, and its owner calls ``turn``.
         prober: sends probes.
     """
 
@@ -130,7 +130,7 @@ class Participant:
 
     @property
     def node(self) -> str:
-        """The uuid of this agent's present life."""
+        """The present uuid of this node."""
         return self._node
 
     @property
@@ -140,7 +140,7 @@ class Participant:
 
     @property
     def secret(self) -> str:
-        """The job's secret; "" as long as it is not known. For other agents' ears only."""
+        """The job's secret; "" as long as it is not known. Only for proofs to other agents."""
         return self._state.secret
 
     @property
@@ -150,7 +150,7 @@ class Participant:
 
     @property
     def accompanied(self) -> bool:
-        """Whether another node is known to take part in the job that was not asked to leave."""
+        """Whether the job is known to have another node that was not asked to leave."""
         return accompanied(self._state)
 
     @property
@@ -165,7 +165,7 @@ class Participant:
         return self._store.granted_ttl
 
     def say(self, event: AgentEvent) -> None:
-        """Tells the rendezvous what happens on this node; returns at once.
+        """Passes an event of this node to the rendezvous; returns at once.
 
         With ``Join`` it begins to follow the store. Whether a ``Goodbye`` has arrived,
         ``wait_for_goodbye`` tells.
@@ -226,7 +226,7 @@ class Participant:
         self._inbox.put(_Write(Put(key, event.encode())))
 
     def beat(self) -> None:
-        """Says that the agent's main loop lives; without it the lease is not kept."""
+        """Says that the agent's main loop runs; without it the lease is not kept."""
         self._store.beat()
 
     def outlast(self, timeout: float) -> None:
@@ -236,7 +236,7 @@ class Participant:
         tells nobody when the last one has gone, so this asks until it is so.
 
         Args:
-            timeout: seconds to wait at most; a node that died unseen must not hold us for ever.
+            timeout: seconds to wait at most; a node that died unseen must not keep us for ever.
         """
         deadline = self._clock.now() + timeout
         while self._store.hosted_here and self._clock.now() < deadline:
@@ -322,7 +322,7 @@ class Participant:
         return events
 
     def _check_goodbye(self) -> None:
-        if self._state.parted(self._clock.now()):
+        if self._state.goodbye_done(self._clock.now()):
             self._said_goodbye.set()
 
     def _perform(self, action: Action) -> None:
@@ -348,7 +348,7 @@ class Participant:
     def _apply(
         self, tag: str, transaction: Transaction, first: tuple[Transaction, ...] = ()
     ) -> None:
-        # After one that failed, the others would only keep us from looking at what has come.
+        # After one that failed, the others would only delay the events that have come.
         ok: bool | None = None
         if not self._refused:
             try:

@@ -1,4 +1,4 @@
-"""What the rendezvous is told of a job's settings."""
+"""The part of a job's settings that the rendezvous uses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the members of a round lie in the store; see ``core.round_parts``.
+    """How the members of a round are stored; see ``core.round_parts``.
 
     Attributes:
-        most: a round of more members lies in parts.
+        most: a round of more members is stored in parts.
         part: members in a part, on average.
-        first: so many members are named in the round's record: who hosts its store, who could.
-        keepers: so many members, spread over the ranks, keep the whole list.
+        first: how many members the round's record names: the one that hosts its TCPStore, and those
+            that could.
+        keepers: how many members, spread over the ranks, keep the whole list.
     """
 
     most: int = 128
@@ -39,16 +40,16 @@ class Policy:
         max_restarts: failures of user code that the job may have.
         timeouts: the job's.
         batch_in_place: ``timeouts.batch`` where a change does not cost the members their processes.
-        settle: after contact to the store was regained, or it lost its memory, how long an absent
+        settle: after contact to the store was regained, or it lost its data, how long an absent
             key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
         probe_after, probe_every: when a silent node is probed first, and how often.
-        check: how long the leader waits for members to say whom they reach.
+        check: how long the leader waits for members to say which nodes they reach.
         ahead: extra wait per rank before a waiting member probes the leader, against storms.
         answer: how long a write may take to succeed or to fail.
         remedy: what people can do about a store that is lost for good.
         layout: how the members of a large round lie in the store.
-        resuming: the job has run before, as who started this node says: where the store shows
-            nothing of it, it may have lost its memory.
+        resuming: the job has run before, as the launcher of this node says: a store that shows
+            nothing of it may have lost its data.
         invocation: the command that has started this node together with others; "": it is alone.
         protocol, release: of this package here; as in the job's record.
     """

@@ -1,12 +1,12 @@
-"""Probes: asking a node whether it lives, without the store.
+"""Probes: asking a node whether it is alive, without the store.
 
-Each agent answers on a TCP port, to whom knows the job's secret (``protocol.peer_proof``) and to
-nobody else. The question is one line of JSON that names the life that is asked for. The answer is
-one line, too: that life says how far it has come, any other one says no and nothing else. A
-stranger gets no answer, whatever it says.
+Each agent answers on a TCP port, but only to a client that proves that it knows the job's secret
+(``protocol.peer_proof``). The question is one line of JSON with the uuid of the node. The answer is
+one line, too: the node of this uuid says how far it has come, any other one only that it is not. A
+client without the secret gets no answer, whatever it sends.
 
-Only a refused connection, or a no of who knows the secret, proves a death; silence proves nothing,
-and the lease decides then. Nor does anything that somebody says who does not know it.
+Only a refused connection, or a "no" from an agent that knows the secret, proves a death. Silence
+proves nothing, and the lease decides then; nor does any answer without the secret.
 
 Both ends are one event loop in one thread, however many ask or are asked, and each exchange has one
 deadline: no client can be slow enough to be in the way of another one.
@@ -58,9 +58,9 @@ class ProbeServer:
 
     Args:
         address: where to listen, ``""`` for all interfaces.
-        answer: gives the fields of the answer; must hold ``node``, this life's uuid. Called in the
-            server's thread; who asks for another life never sees it.
-        secret: gives the job's, "" as long as it is not known: nobody is answered then.
+        answer: gives the fields of the answer, among them ``node``, this node's uuid. Called in the
+            server's thread; a client that asks for another uuid never sees it.
+        secret: gives the job's, "" as long as it is not known: no client is answered then.
         patience: seconds that a client may take.
     """
 
@@ -133,16 +133,16 @@ class ProbeServer:
             await writer.wait_closed()
 
     def _told(self, line: bytes) -> dict[str, Any]:
-        """The answer to a question of somebody who knows the secret."""
+        """The answer to a client that knows the secret."""
         answer = self._answer()
         return answer if answer["node"] == json.loads(line)["node"] else {"node": ""}
 
 
 class _Asking:
-    """The client's side of one exchange, without its I/O: what it says to what it has heard.
+    """The client's side of one exchange, without its I/O: what it sends for what it receives.
 
     Attributes:
-        first: what it says before it has heard anything.
+        first: what it sends before it has received anything.
     """
 
     def __init__(self, node: str, secret: str) -> None:
@@ -159,7 +159,7 @@ class _Asking:
         return self._heard.endswith(b"\n", NONCE + PROOF) or len(self._heard) > _MAX_ANSWER
 
     def hears(self, data: bytes) -> bytes:
-        """Takes in what has come; returns what is to be said."""
+        """Takes in received bytes; returns the bytes to be sent."""
         self._heard += data
         if self._exchange is not None or len(self._heard) < NONCE:
             return b""
@@ -175,17 +175,17 @@ class _Asking:
         """
         proof, line = self._heard[NONCE : NONCE + PROOF], self._heard[NONCE + PROOF :]
         if self._exchange is None or not self._exchange.is_answered(proof, line):
-            # Perhaps it is on its way out, or in; perhaps it is somebody else.
+            # Perhaps it is ending or starting; perhaps it is another program.
             raise ConnectionResetError("closed without an answer, or by a stranger")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict[str, Any]:
-    """Asks for one life of a node at ``address:port``.
+    """Asks the agent at ``address:port`` whether it is this node.
 
     Args:
-        node: the uuid of that life.
+        node: its uuid.
         address: host name or address.
         port: its probe port.
         timeout: seconds for the whole exchange.
@@ -196,7 +196,7 @@ def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict
 
     Raises:
         ConnectionRefusedError: nothing listens there.
-        OSError: no answer (``TimeoutError`` included), or none of who knows the secret.
+        OSError: no answer (``TimeoutError`` included), or none with a proof of the secret.
     """
     deadline = time.monotonic() + timeout
     asking = _Asking(node, secret)
@@ -215,11 +215,11 @@ def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict
 
 
 def probe(node: str, address: str, port: int, timeout: float, secret: str) -> str:
-    """Probes for one life of a node.
+    """Probes a node, once.
 
     Returns:
-        ``alive``, ``busy`` (alive, too), ``refused``, ``other`` (another life) or ``silent``
-        (a stranger, too).
+        ``alive``, ``busy`` (alive, too), ``refused``, ``other`` (another agent process answers) or
+        ``silent`` (also if a stranger answers).
     """
     try:
         return _judged(node, ask(node, address, port, timeout, secret))

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
     Read = Callable[[str], Sequence[StoreEntry]]
 
-# A round whose members have not been there for so long is taken for unreadable (seconds).
+# A round whose members have been missing for so long counts as unreadable (seconds).
 PATIENCE = 3.0
 # From one try to read them to the next (seconds).
 _PAUSE_FIRST, _PAUSE_MOST = 0.05, 1.0
 
 
 def parts_seen(read: Read, version: int) -> PartsSeen | None:
-    """Which parts of rounds lie in the store; None: it does not say.
+    """Which parts of rounds are in the store; None: it does not answer.
 
     Args:
         read: reads all entries under a prefix; may block, and raise ``StoreUnavailable``.
-        version: as in ``LookAtParts``.
+        version: as in ``ListParts``.
     """
     try:
         entries = read(GROUP)
@@ -75,10 +75,10 @@ def _of_round(event: object) -> StoreEntry | None:
 
 
 class RoundCompleter:
-    """Completes the rounds in what a store tells, before a node hears of it.
+    """Completes the rounds in a store's events, before the node gets these.
 
-    What cannot be completed yet is held back, with all that the store has told since: to hear of a
-    round late does no harm, and to hear that there is none would.
+    An event that cannot be completed yet is delayed, and all later ones with it: to learn of a
+    round late does no harm, and to learn that there is none would.
 
     Args:
         read: reads all entries under a prefix; may block, and raise ``StoreUnavailable``.
@@ -107,21 +107,21 @@ class RoundCompleter:
 
     @property
     def owed(self) -> bool:
-        """Whether something is held back."""
+        """Whether events are delayed."""
         return bool(self._held)
 
     @property
     def due(self) -> float:
-        """When to try again, while something is held back or asked for, and there is contact."""
+        """When to try again, while events are delayed or members wanted, and there is contact."""
         return self._due if self._served else float("inf")
 
     def take(self, events: Iterable[Event], node: str, wide: bool, now: float) -> list[Event]:
-        """What the node is to hear now.
+        """The events that the node is to get now.
 
         Args:
             events: what has happened, in order.
             node: uuid of this node.
-            wide: it needs to know all members, as who leads does.
+            wide: it needs to know all members, as a leader does.
             now: seconds on the node's own monotonic clock.
         """
         before, events = len(self._held), [*self._held, *events]
@@ -167,7 +167,7 @@ class RoundCompleter:
 
         Args:
             now: seconds on the node's own monotonic clock.
-            sample: it needs those only whom it is to look for.
+            sample: it needs only those that it is to probe.
         """
         self._due = min(self._due, now)
         self.wanted, self._sample_wanted = self.wanted or not sample, self._sample_wanted or sample
@@ -183,23 +183,23 @@ class RoundCompleter:
                 self._known, self._seen_at = full, None
 
     def _head(self, entry: StoreEntry | None) -> RoundRecord | None:
-        """The record of a round whose members lie elsewhere; None: it is none.
+        """The record of a round whose members are stored in parts; None: it is none.
 
-        It is asked for several times for each round, and kept: to read it costs a member the most.
+        It is needed several times for each round, and kept: to decode it costs a member the most.
         """
         if entry is None:
             return None
         value, head = self._read_last
         if value != entry.value:
             head = None
-            with suppress(RecordError):  # who reads it next says what is wrong with it
+            with suppress(RecordError):  # its next reader reports what is wrong with it
                 last = RoundRecord.decode(entry.key, entry.value)
                 head = None if last.whole else last
             self._read_last = (entry.value, head)
         return head
 
     def _with_sample(self, some: RoundRecord, node: str) -> RoundRecord | None:
-        """The round with those whom this node is to look for; None: some parts are not there."""
+        """The round with those that this node is to probe; None: some parts are missing."""
         near = sample_of(some, node)
         found = decoded([entry for key in near for entry in self._read(key)], self._wrong)
         return joined(some, found) if len(found) == len(near) else None
@@ -234,8 +234,8 @@ class RoundCompleter:
     def _lost(self, now: float) -> bool:
         """Whether the members have been missing for so long that they do not come any more.
 
-        For a moment they may: the round after this one has been sealed, and is about to be told.
-        Who knows the members all the same can give them back, and does not wait.
+        For a moment they may: the round after this one has been sealed, and its event is on its
+        way. A node that knows the members all the same can write them again, and does not wait.
         """
         head = self._head(self._told)
         if self._missed_at is None or head is None:

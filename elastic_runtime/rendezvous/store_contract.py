@@ -13,7 +13,7 @@ is followed, then ``Changed`` for what happens after it, in the store's order, e
 When the connection was lost, the adapter connects again by itself and delivers what was missed,
 or a new ``StoreSnapshot``.
 
-**Memory.** A store that lost its memory (its process restarted on an empty disk) delivers a
+**Lost data.** A store that lost its data (its process restarted on an empty disk) delivers a
 ``StoreSnapshot`` with ``forgot`` set. Leases are gone then; the adapter takes a new one for the
 next leased put.
 """
@@ -30,10 +30,10 @@ ABSENT = 0
 
 
 class MainLoopSilent(StoreUnavailable):
-    """A leased key was not written: the agent's main loop has not said that it lives."""
+    """A leased key was not written: the agent's main loop has not said that it runs."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the agent's main loop has not turned for {seconds:.0f} s")
+        super().__init__(f"the agent's main loop has not run for {seconds:.0f} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class StoreSnapshot:
     Attributes:
         entries: in order of creation.
         wide: whether all nodes are in it.
-        forgot: the store has lost its memory since it was last heard.
+        forgot: the store has lost its data since its last answer.
     """
 
     entries: tuple[StoreEntry, ...]
@@ -157,7 +157,7 @@ class Store(Protocol):
 
     @property
     def granted_ttl(self) -> float:
-        """Seconds until a silent holder's keys vanish, as granted; 0 before there is a lease."""
+        """Seconds until a silent node's keys vanish, as granted; 0 before there is a lease."""
         ...
 
     @property
@@ -175,7 +175,7 @@ class Store(Protocol):
         ...
 
     def follow(self, own_key: str) -> None:
-        """Changes the own key, after a node comes back as another. A ``StoreSnapshot`` follows.
+        """Changes the own key, for an agent that joins as a new node. A ``StoreSnapshot`` follows.
 
         The old lease is given up: what was put under it vanishes.
         """
@@ -205,7 +205,7 @@ class Store(Protocol):
         ...
 
     def beat(self) -> None:
-        """Says that the agent's main loop lives; ``start`` counts as the first time.
+        """Says that the agent's main loop runs; ``start`` counts as the first time.
 
         Without it, keep-alives stop within one TTL, and no new lease is taken.
         """

@@ -82,7 +82,7 @@ def _next_round(job: Job, first: dict[str, Sealed], left: int) -> None:
     assert not job.excluded
     named = set(keys(next(iter(second.values())).round))
     wait_for(lambda: job.groups() == named, 30, "the parts of the new round, and no others")
-    assert any("the store has lost who is in round 1" in reason for reason in job.reasons)
+    assert any("the store has lost the members of round 1" in reason for reason in job.reasons)
 
 
 def test_members_say_where_they_were_when_nobody_knows_it_any_more(world: World) -> None:

@@ -117,7 +117,7 @@ class Agent:
         self._check_goodbye(self.clock.now + 2.0)
 
     def _check_goodbye(self, deadline: float) -> None:
-        said = self.node.state.parted(self.clock.now + self.node.zero)
+        said = self.node.state.goodbye_done(self.clock.now + self.node.zero)
         if said or self.clock.now > deadline:
             self.node.exit(self.code)
         else:

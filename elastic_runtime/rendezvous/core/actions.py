@@ -17,7 +17,7 @@ class ApplyTransaction:
     Attributes:
         tag: names it.
         transaction: what is to be done.
-        first: what has to be done before, or it must not be done.
+        first: transactions that must have succeeded before it.
     """
 
     tag: str
@@ -27,7 +27,7 @@ class ApplyTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Change what is followed."""
+    """Change which keys of the store this node follows; see ``Store.look``."""
 
     wide: bool
     without: frozenset[str]
@@ -35,14 +35,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Begin anew, as the node that has this key."""
+    """Register again, as a new node with this key; see ``Store.follow``."""
 
     own_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a node whether it lives; ``Probed`` follows."""
+    """Ask a node directly whether it is alive; ``Probed`` follows."""
 
     node: str
     address: str
@@ -51,10 +51,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ReadMembers:
-    """Show the round again, with the members that its record does not name.
+    """Read the members that the round's record does not name; the round is then shown again.
 
     Attributes:
-        sample: those are enough whom this node is to look for; ``SampleKnown`` follows.
+        sample: only those members that this node probes are needed; ``SampleKnown`` follows.
     """
 
     sample: bool = False
@@ -62,7 +62,7 @@ class ReadMembers:
 
 @dataclass(frozen=True, slots=True)
 class ListParts:
-    """Find out which parts of rounds there are; ``PartsSeen`` follows, if the store answers.
+    """List all parts of rounds in the store; ``PartsSeen`` follows, if the store answers.
 
     Attributes:
         version: of the round's record.

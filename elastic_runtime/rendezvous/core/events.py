@@ -1,6 +1,6 @@
-"""What happens to one node: what its agent says, and what comes of its probes, reads and writes.
+"""What happens to one node: events of its agent, and results of its probes, reads and writes.
 
-An agent hands an ``AgentEvent`` to ``Participant.say``. What a store tells is in
+An agent passes an ``AgentEvent`` to ``Participant.say``. The events of a store are in
 ``store_contract``.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.protocol.records import FaultReport, NodeRecord
 
-# ---------------------------------------------------------------- what the agent says
+# ---------------------------------------------------------------- from the agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RecoversInPlace:
 
 @dataclass(frozen=True, slots=True)
 class LookForMembers:
-    """All workers of this round wait for each other: are the other members in reach?
+    """All workers of this round wait for each other: probe the other members.
 
     ``notices.Surveyed`` says what was found.
     """
@@ -89,7 +89,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """This node was asked to leave, once its workers have stopped at a step boundary."""
+    """This node was asked to leave; it does so once its workers have stopped at a step boundary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,31 +116,31 @@ class NewNode:
     record: NodeRecord
 
 
-# ---------------------------------------------------------------- what probes find
+# ---------------------------------------------------------------- results of probes
 
 ALIVE = "alive"
 BUSY = "busy"  # alive, and one of its workers makes no steps, as its script has said
 REFUSED = "refused"  # nothing listens there
-OTHER = "other"  # another life answers
+OTHER = "other"  # another agent process answers there
 SILENT = "silent"  # no answer in time: no proof of anything
-# A proof of death that needs no probe: a later life of the node of this name.
+# A proof of death that needs no probe: a later agent process has registered under this name.
 REPLACED = "replaced"
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe of a node came to its end."""
+    """A probe of a node has ended, with this answer."""
 
     node: str
     answer: str
 
 
-# ---------------------------------------------------------------- what reads and writes find
+# ---------------------------------------------------------------- results of reads and writes
 
 
 @dataclass(frozen=True, slots=True)
 class SampleKnown:
-    """Those members of a round are known whom this node is to look for.
+    """The members of a round that this node is to probe are known now.
 
     Attributes:
         group: as in the round's record.
@@ -151,11 +151,11 @@ class SampleKnown:
 
 @dataclass(frozen=True, slots=True)
 class PartsGone:
-    """The members of the round that the store shows are not there, and have not been for a while.
+    """The parts with the members of the present round have been missing from the store for a while.
 
     Attributes:
         version: of the round's record.
-        wrong: parts that are there, but not as they were written, by key, and why.
+        wrong: parts that are there but damaged, by key, and why.
     """
 
     version: int
@@ -164,12 +164,12 @@ class PartsGone:
 
 @dataclass(frozen=True, slots=True)
 class PartsSeen:
-    """All parts of rounds that lie in the store.
+    """All parts of rounds that are in the store.
 
     Attributes:
         version: of the round's record when they were asked for.
-        intact: keys of those that are what was written there.
-        wrong: keys of the others.
+        intact: keys of the undamaged ones.
+        wrong: keys of the damaged ones.
     """
 
     version: int
@@ -179,7 +179,7 @@ class PartsSeen:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A transaction came to its end.
+    """A transaction has ended.
 
     Attributes:
         tag: as in ``ApplyTransaction``.

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def restore(state: NodeState, ours: RoundRecord, now: float) -> Decision:
-    """Gives a store that lost its memory a round back, and the job that it belongs to.
+    """Writes a round, and the job that it belongs to, into a store that has lost its data.
 
-    Of a round of which not all members are known it gets the record alone: what becomes of that is
-    told in ``roll_call``.
+    If not all members of the round are known, only its record is written; ``roll_call`` says what
+    follows from that.
 
     The round comes first: where the two are not written at once, a job without a round would look
     like one that has not begun.
@@ -45,13 +45,13 @@ def restore(state: NodeState, ours: RoundRecord, now: float) -> Decision:
             known = replace(_new_job(state, 0), incarnation=ours.incarnation)
         puts = (*puts, Put(JOB, known.encode()))
     give_back = Transaction((Expect(ROUND, shown.round.version),), puts)
-    return write(state, ROUND, give_back, now, "the store has lost its memory", first=parts)
+    return write(state, ROUND, give_back, now, "the store has lost its data", first=parts)
 
 
 def write_round_again(state: NodeState, last: RoundRecord, now: float) -> Decision:
     """Writes the record of a round again whose parts are gone from the store.
 
-    Who keeps all its members looks for the parts then, and gives them back.
+    Nodes that know all its members then check the parts, and write them again.
     """
     head = head_of(last, state.policy.layout.first)
     same = Expect(ROUND, state.shown.round.version)
@@ -65,20 +65,20 @@ def create_job(state: NodeState, now: float) -> Decision:
     shown, history = state.shown, state.history
     forgotten = history.job is not None and shown.job.version == 0
     if forgotten or shown.round.version or shown.job.unreadable:
-        # A running job was here: its members have the first word.
+        # A job was running here: its members get the chance to say so first.
         state = state.start(Timer.NO_JOB, now)
         due = state.timers[Timer.NO_JOB] + state.policy.settle
         if now < due:
             return wait(state, "the store shows no job, but one may be running", until=due)
     unaware = state.contact.behind or (state.policy.resuming and not forgotten)
     if unaware and not shown.round.version:
-        # Its members may be training out of sight of the store, also those of an incarnation that
+        # Its members may be training without contact to the store, or those of an incarnation that
         # began while we had no contact. They have stopped, or have given it back, when the fence
         # is over.
         state = state.start(Timer.RESUMING, now)
         due = state.timers[Timer.RESUMING] + state.policy.timeouts.fence_timeout
         if now < due:
-            text = "the store is empty, but the job has run before: its members may still train"
+            text = "the store is empty, but the job has run before: members may still train"
             text = f"{text}; waiting for them, at most for --fence-timeout"
             return wait(state, text, until=due)
     known, ours = history.round, history.job
@@ -132,11 +132,11 @@ def _is_over(state: NodeState, member: Member) -> bool:
 def _await_silent(state: NodeState, silent: list[Member], lingering: bool) -> Decision:
     names = listed([member.name for member in silent])
     if lingering:
-        return wait(state, f"the last life of this job is still ending on {names}")
+        return wait(state, f"the last incarnation of this job is still ending on {names}")
     asked = [state.reach.answers.get(member.node) for member in silent]
     if any(answer in (None, REFUSED, OTHER) for answer in asked):
         return Decision(state)
-    text = f"an earlier life of this job may still run on {names} (no word from there); "
+    text = f"an earlier incarnation of this job may still run on {names} (no answer); "
     return wait(
         state, text + f"waiting {state.policy.timeouts.fence_timeout:g} s (--fence-timeout)"
     )
@@ -168,8 +168,8 @@ def _new_job(state: NodeState, first_round: int) -> JobRecord:
 def _bounds(state: NodeState) -> tuple[int, int]:
     """The fewest and the most nodes of a new incarnation.
 
-    What ``elasticctl scale`` has set holds until the job ends, and not only until all its nodes
-    have died: people do not learn that a new incarnation has begun.
+    What ``elasticctl scale`` has set stays until the job ends, also when all its nodes have died in
+    between: people do not see that a new incarnation has begun.
     """
     policy, before = state.policy, state.history.job
     assert state.own.record is not None

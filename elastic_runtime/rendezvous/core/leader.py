@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
-# How many members a node looks for in a second, at least.
+# How many members a node can probe in a second, at least.
 _PROBES_A_SECOND = 500
 # Only a leader refers to these: they mean nothing after it has not led for a while.
 _LEADERS = frozenset(Timer) - {
@@ -92,7 +92,7 @@ def lead(state: NodeState, now: float) -> Decision:
     if now < state.remembers_at:
         return Decision(state.start(Timer.NO_JOB, now), wake=state.remembers_at)
     for tag in (JOB, ROUND):
-        if state.held(tag, now):  # what was written last is not seen yet
+        if state.pending(tag, now):  # what was written last is not seen yet
             return Decision(state, wake=state.in_flight[tag].until)
     job = state.job_record
     if job is None:
@@ -152,14 +152,14 @@ def _lead_round(state: NodeState, job: JobRecord, record: RoundRecord, now: floa
 
 
 def _order_out(state: NodeState, last: LastRound, now: float) -> Decision:
-    """Orders everybody out of a round that broke, or that should change."""
+    """Orders all members to leave a round that broke, or that should change."""
     if _with_more_workers(state, last):
         state = state.start(Timer.WORKERS_BACK, now)
     else:
         state = state.stop(Timer.WORKERS_BACK)
     wake = NEVER
     if any(record_of(state, member.node) is None for member in last.round.members):
-        wake = state.settled_at if now < state.settled_at else NEVER
+        wake = state.absence_counts_at if now < state.absence_counts_at else NEVER
     reason = broken = _why_broken(state, last)
     if not broken:
         reason, ripe = _why_change(state, last, now)
@@ -188,7 +188,7 @@ def _why_broken(state: NodeState, last: LastRound) -> str:
         fault = fault_of(state, member, last.round)
         if fault is not None and (fault.kind not in (ASKED, PLANNED) or not planned):
             return f"{fault.reason} on {member.name}"
-        # Who goes without a word about this round was not in it: no rank gets past connecting.
+        # A node that goes without a report on this round was not in it: no rank can connect to it.
         if fault is None and (not planned or not _has_left(state, member.node, last.round)):
             return f"{called(member.name)} left"
     return ""
@@ -208,7 +208,7 @@ def _why_change(state: NodeState, last: LastRound, now: float) -> tuple[str, flo
     if last.round.size > last.job.max_nodes:
         return f"the job was scaled to at most {last.job.max_nodes} nodes", NEVER
     if MemberStatus.ENDED_WELL in last.statuses.values():
-        return "", NEVER  # the end has begun: nobody is let in any more
+        return "", NEVER  # the job is ending: no node joins any more
     growth, grows_at = _why_grow(state, last, now)
     if growth:
         return growth, grows_at
@@ -226,7 +226,7 @@ def _with_more_workers(state: NodeState, last: LastRound) -> list[str]:
 
 
 def _which_workers_are_back(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
-    """Who has more workers by now, once more of them were waited for for a little while."""
+    """The members that have more workers by now, after a short wait for further ones."""
     names = _with_more_workers(state, last)
     if not names:
         return "", NEVER
@@ -235,7 +235,7 @@ def _which_workers_are_back(state: NodeState, last: LastRound, now: float) -> tu
 
 
 def _why_grow(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
-    """Who joins, once joiners were gathered for a little while; and when to look again."""
+    """The nodes that join, after a short wait for further ones; and when to look again."""
     job, members = last.job, last.round.members
     wake = next_trial(state, now)
     here = [record for one in members if (record := record_of(state, one.node))]
@@ -258,7 +258,7 @@ def _why_grow(state: NodeState, last: LastRound, now: float) -> tuple[str, float
 
 
 def _reaching(here: list[NodeRecord], fresh: list[NodeRecord]) -> list[NodeRecord]:
-    """Those who reach all members: to compare the others with everybody would be in vain."""
+    """The nodes that reach all members: only these are worth a comparison with one another."""
     members = {record.node for record in here}
     missed = {node for record in here for node in record.unreachable}
     return [
@@ -267,7 +267,7 @@ def _reaching(here: list[NodeRecord], fresh: list[NodeRecord]) -> list[NodeRecor
 
 
 def _who_comes(nodes: list[NodeRecord], last: RoundRecord) -> str:
-    """Nodes that are let in, for people: one that left a round of this job and stayed is back."""
+    """Which nodes join, for people; a node that left an earlier round and stayed "is back"."""
     one = len(nodes) == 1
     names = listed([node.name for node in nodes])
     subject = called(names) if one else f"nodes {names}"
@@ -296,10 +296,10 @@ def _gather(state: NodeState, last: LastRound, now: float) -> Decision:
 
 def _await(state: NodeState, missing: list[Member], now: float) -> Decision:
     """Probes the members of a broken round that are not back."""
-    settled = state.settled_at if now < state.settled_at else NEVER
+    waits_until = state.absence_counts_at if now < state.absence_counts_at else NEVER
     reason = f"waiting for {listed([member.name for member in missing])}"
-    waiting = Decision(state, wake=settled, reason=reason)
-    assert state.switch_record is not None  # or nobody would be waited for
+    waiting = Decision(state, wake=waits_until, reason=reason)
+    assert state.switch_record is not None  # else the wait would end at once
     if not state.switch_record.broken:
         return waiting
     slowdown = probe_slowdown(len(missing))
@@ -312,7 +312,7 @@ def _await(state: NodeState, missing: list[Member], now: float) -> Decision:
 
 
 def _go_on(state: NodeState, last: LastRound, now: float) -> Decision:
-    """What follows from a round of which nobody is waited for any more."""
+    """What follows from a broken round once it waits for no member any more."""
     cost = cost_of(state, last)
     if cost.ends:
         cause, members = cost.cause, last.round.members
@@ -330,10 +330,10 @@ def _go_on(state: NodeState, last: LastRound, now: float) -> Decision:
 
 
 def _order_survey(state: NodeState, last: LastRound, now: float) -> tuple[Decision, bool]:
-    """Has the members say whom they reach, as nobody knows why the round broke.
+    """Asks the members which nodes they reach, as no report says why the round broke.
 
     Returns:
-        What follows, and whether all have said it, or had the time to.
+        What follows, and whether all have answered, or their time is over.
     """
     switch = state.switch_record
     back = [member.node for member in last.with_status(MemberStatus.BACK)]
@@ -343,14 +343,14 @@ def _order_survey(state: NodeState, last: LastRound, now: float) -> tuple[Decisi
         if is_cause_known(state, last):
             return Decision(state), True
         order = replace(switch, survey=True)
-        return _write_switch(state, order, now, "asking the members whom they reach"), False
+        return _write_switch(state, order, now, "asking the members which nodes they reach"), False
     state = state.start(Timer.SURVEY_ORDERED, now)
-    # Each looks for all others, which takes longer the more there are.
+    # Each member probes all others, which takes longer the more there are.
     longest = state.policy.check + last.round.size // _PROBES_A_SECOND
     due = state.timers[Timer.SURVEY_ORDERED] + longest
     open_ = [node for node in back if not has_checked(record_of(state, node), last.round)]
     if open_ and now < due:
-        reason = "waiting for members to say whom they reach"
+        reason = "waiting for members to say which nodes they reach"
         return Decision(state, wake=due, reason=reason), False
     return Decision(state), True
 

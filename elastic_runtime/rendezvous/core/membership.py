@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.events import Event
     from elastic_runtime.rendezvous.policy import Policy
 
-# A node decides again after so many seconds at most, so that nothing which it waits for can be
-# waited for for ever.
+# A node decides again after so many seconds at most, so that no wait can last for ever.
 LOOK_AROUND = 60.0
 
 

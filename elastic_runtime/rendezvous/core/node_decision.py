@@ -1,4 +1,4 @@
-"""What follows from what a node knows, as a value; and the ways to ask for something.
+"""``Decision``: what a node does next, as a value; and functions that make common ones.
 
 Each function that decides takes the state and the moment, and returns a ``Decision``. What is
 decided next builds on its state: ``decision.followed_by(rule(decision.state, now))``.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store_contract import Transaction
 
 NEVER = float("inf")
-# A probe that has not come to its end by then was lost with the thread that sent it (seconds).
+# A probe without a result after so long was lost with the thread that sent it (seconds).
 LONGEST_PROBE = 5.0
-# Each count is told up to this one, and then the next tenth.
+# Counts of nodes are shown one by one up to this one, and then each tenth more.
 _EACH = 20
-# So many members of a broken round are probed as often as a single one, while they are not back.
+# Up to so many missing members of a broken round are each probed as often as a single one would be.
 _FEW = 64
 # How often all members of a round are asked for, while they are not known (seconds).
 _AGAIN = 1.0
@@ -76,10 +76,10 @@ def write(
     first: tuple[Transaction, ...] = (),
 ) -> Decision:
     """Performs a transaction, unless one with this tag is under way or has just failed."""
-    if state.held(tag, now):
+    if state.pending(tag, now):
         return Decision(state, wake=state.in_flight[tag].until, reason=reason)
     return Decision(
-        state.hold(tag, NEVER), (ApplyTransaction(tag, transaction, first),), reason=reason
+        state.with_pending(tag, NEVER), (ApplyTransaction(tag, transaction, first),), reason=reason
     )
 
 
@@ -109,10 +109,10 @@ def probe(
 
 
 def probe_slowdown(missing: int) -> float:
-    """How much later and more seldom members are probed that are not back, for their number.
+    """By what factor probes of missing members are delayed and spread, by the number of those.
 
-    The more are missing, the more of them are merely not back yet: a thousand probes would keep
-    this node from hearing of them. Who is dead is missing still when few are.
+    When many are missing, most of them are merely not back yet, and a thousand probes would keep
+    this node from hearing of them. A dead one is still missing when few are.
     """
     return max(1.0, missing / _FEW)
 
@@ -121,12 +121,12 @@ def ask_for_members(
     state: NodeState, last: RoundRecord, now: float, *, sample: bool = False
 ) -> Decision:
     """Asks for all members of a round of which this node knows only some, or for a sample."""
-    if state.held(GROUP, now):
+    if state.pending(GROUP, now):
         return Decision(state, wake=state.in_flight[GROUP].until)
-    which = "those to be looked for" if sample else "all members"
+    which = "the ones to probe" if sample else "all of them"
     again = now + _AGAIN
-    reason = f"{which} of round {last.number} are asked for"
-    return Decision(state.hold(GROUP, again), (ReadMembers(sample),), again, reason)
+    reason = f"reading the members of round {last.number} ({which})"
+    return Decision(state.with_pending(GROUP, again), (ReadMembers(sample),), again, reason)
 
 
 def wait(
@@ -143,9 +143,9 @@ def wait(
     Args:
         state: the present knowledge.
         reason: for people.
-        have: how many nodes are there.
+        have: how many nodes have registered.
         until: when to decide again at the latest.
-        counts: it is for a lack of nodes.
+        counts: the number of nodes is what it waits for.
         outside: the others train, and this node alone waits.
     """
     job, policy = state.job_record, state.policy
@@ -159,5 +159,5 @@ def wait(
 
 
 def _rung(have: int) -> int:
-    """Alike for counts of which people need to see one: thousands of nodes come one by one."""
+    """The same for counts of which people need to see only one: nodes come by the thousand."""
     return have if have < _EACH else _EACH + round(math.log(have / _EACH, 1.1))

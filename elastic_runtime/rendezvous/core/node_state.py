@@ -1,7 +1,7 @@
 """What one node knows of the rendezvous.
 
-``reducer`` takes events into a ``NodeState``. What follows is decided in ``own_node`` (for this
-node) and ``leader`` (for all, when this node leads); ``membership`` puts the three together.
+``reducer`` updates a ``NodeState`` from events. ``own_node`` decides what this node does, and
+``leader`` what all do if this node leads; ``membership`` puts the three together.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy
 
-# A write that failed so long ago, and was not tried again, says nothing about the store (seconds).
+# A write that failed so long ago and was not tried again says nothing about the store (seconds).
 STALE = 15.0
-# The tag under which a node writes its own key; other writes go by the key that they write.
+# The tag of writes of the node's own key; the tag of any other write is the key that it writes.
 OWN = "own"
 
 
@@ -45,7 +45,7 @@ class StoreProblem:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another node as the store shows it; ``seen`` is when it first did (our clock)."""
+    """Another node's record in the store; ``seen`` is when it was first read (our clock)."""
 
     record: NodeRecord
     created: int
@@ -79,7 +79,7 @@ COMMON: Mapping[str, type[Record]] = MappingProxyType(
 
 
 class Timer(Enum):
-    """A moment that later decisions refer to: when something began that is still so."""
+    """Names of timers: each says since when a condition holds without interruption."""
 
     WAITING = auto()  # this node waits for what comes through the store: a round, the end
     OUTAGE_TOLD = auto()  # people were told last that the store does not serve this node
@@ -107,12 +107,12 @@ class OwnNode:
     Attributes:
         record: as it wants to be stored; None before it joins.
         stored, version, created: as the store has it.
-        registered: it was in the store once.
+        registered: its key has been in the store.
         workers_ready: as those of a job in place must be before the node is registered.
-        excluded: it was told to begin anew.
+        excluded: it was told to join again as a new node.
         lease_lost: the lease may have ended; nothing is done until the store has shown our key.
-        round: the round that it runs, from ``Sealed`` until ``LeftRound``; None outside.
-        old_outcome: version of the outcome that was there when it joined: not ours.
+        round: the round that it runs, from ``Sealed`` until ``LeftRound``; None: none.
+        old_outcome: version of the outcome that was there when it joined: that of another start.
     """
 
     record: NodeRecord | None = None
@@ -138,7 +138,7 @@ class StoreContact:
         acked_at: when the request was sent that last kept our lease, as of its loss, or of that
             of contact.
         regained_at: when contact was regained last.
-        forgot_at: when the store was last found to have lost its memory.
+        forgot_at: when the store was last found to have lost its data.
         behind: there was no contact for so long that an incarnation of the job that we know nothing
             of may have begun meanwhile; until the store shows a job.
     """
@@ -165,9 +165,9 @@ class StoreView:
         job … outcome: the common records.
         peers: the other nodes that are followed, by uuid.
         unreadable: keys among those of nodes that cannot be read, and since when.
-        sampled: the ``group`` of the round whose members this node knows as far as it is to look
-            for them.
-        parts: what was seen of the parts of rounds, and not acted upon yet.
+        sampled: the ``group`` of the round of which this node knows the members that it is to
+            probe.
+        parts: the last list of all parts of rounds, if it was not acted upon yet.
     """
 
     complete: bool = False
@@ -214,9 +214,9 @@ class Reach:
     Attributes:
         sent: when the last probe was sent; ``answers``: the last answers, and ``answered`` when
             the probes were sent that they answer.
-        dead: nodes proven dead, by a probe or a later life, with the proof.
-        missed: nodes that this one has found out of reach.
-        wanted: the round whose members the agent wants to be looked for; 0: none.
+        dead: nodes proven dead, by a probe or by a later process of that name, with the proof.
+        missed: nodes that this one does not reach.
+        wanted: the round whose members the agent wants to be probed; 0: none.
     """
 
     sent: Mapping[str, float] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A request that was made, and of which nothing was seen yet.
+    """A request whose effect was not seen yet.
 
     Attributes:
         until: not to be made again before this moment (our clock).
@@ -248,9 +248,9 @@ class NodeState:
         policy: the settings.
         own, contact, shown, history, reach: see there.
         in_flight: requests that were made, by tag.
-        timers: when what is still so began.
+        timers: since when each condition holds; see ``Timer``.
         notices: to be handed to the agent with the next decision.
-        given: names of notices that are given once, and were.
+        given: names of the notices that are given only once and were given.
     """
 
     policy: Policy
@@ -268,7 +268,7 @@ class NodeState:
 
     @property
     def me(self) -> str:
-        """This life's uuid."""
+        """This node's uuid."""
         assert self.own.record is not None
         return self.own.record.node
 
@@ -279,7 +279,7 @@ class NodeState:
 
     @property
     def secret(self) -> str:
-        """With which nodes of this job prove themselves to each other; "" if it is not known."""
+        """The secret with which nodes of this job prove themselves to each other; "": not known."""
         job = self.job_record or self.history.job
         return job.secret if job else ""
 
@@ -328,33 +328,33 @@ class NodeState:
         if not contact.connected:
             since = contact.lost_at or self.timers.get(Timer.WAITING, 0.0)
             return StoreProblem(since, contact.lost_why)
-        # What is needed is tried again and again; an old failure is nobody's concern any more.
+        # A write that is still needed is tried again and again; an old failure does not matter.
         return contact.unwritten if now < contact.refused_at + STALE else None
 
     @property
     def remembers_at(self) -> float:
-        """From when on a running group has spoken, if the store has lost its memory."""
+        """Until when a running group may write itself into a store that has lost its data."""
         return self.contact.forgot_at + self.policy.settle
 
     @property
-    def settled_at(self) -> float:
+    def absence_counts_at(self) -> float:
         """From when on an absent key proves that its owner's lease has ended."""
         seen = (self.contact.regained_at, *self.shown.unreadable.values())
         return max(seen) + self.policy.settle
 
-    def parted(self, now: float) -> bool:
-        """Whether this node's goodbye is said: the store has it, or has nothing of this node."""
+    def goodbye_done(self, now: float) -> bool:
+        """Whether this node's goodbye is done: the store has it, or has no key of this node."""
         own = self.own
         if own.record is None or own.record.status != records.GONE:
             return False
-        unseen = own.version == ABSENT and not self.held(OWN, now)
+        unseen = own.version == ABSENT and not self.pending(OWN, now)
         return unseen or own.stored == own.record
 
-    def held(self, tag: str, now: float) -> bool:
-        """Whether a request with this tag is in flight, or must wait."""
+    def pending(self, tag: str, now: float) -> bool:
+        """Whether a request with this tag is in flight, or must wait before it is made again."""
         return tag in self.in_flight and self.in_flight[tag].until > now
 
-    def hold(self, tag: str, until: float) -> NodeState:
+    def with_pending(self, tag: str, until: float) -> NodeState:
         """With a request that is not to be made again before this moment."""
         tries = self.in_flight[tag].tries if tag in self.in_flight else 0
         return replace(self, in_flight={**self.in_flight, tag: InFlight(until, tries)})

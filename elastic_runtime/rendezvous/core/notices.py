@@ -1,4 +1,4 @@
-"""What the rendezvous tells its agent."""
+"""Notices: what the rendezvous reports to the agent of its node."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """The job went on without this node: stop the workers, then join again as a new life."""
+    """The job went on without this node: stop the workers, then join again as a new node."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """This node has looked for the other members of its round.
+    """This node has probed the other members of its round.
 
     Attributes:
         round: the round's number.
         missed: the names of those that it does not reach.
-        busy: of those that have a worker which is busy with something else than training.
+        busy: the names of those with a worker that is busy with something else than training.
     """
 
     round: int
@@ -58,7 +58,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The job recovers in place: have the workers ready before this node asks in."""
+    """The job recovers in place: the workers must be ready before this node registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Waiting:
 
     Attributes:
         reason: for people.
-        have, minimum, maximum: how many nodes are here, and how many there may be.
+        have, minimum, maximum: how many nodes have registered, and the bounds.
         outside: the others train, and this node alone waits.
     """
 
@@ -94,7 +94,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The store was lost (``up`` False), answers again, or has forgotten everything."""
+    """The store was lost (``up`` False), answers again, or has lost all its data (``forgot``)."""
 
     up: bool
     why: str = ""
@@ -104,7 +104,7 @@ class StoreState:
 
 @dataclass(frozen=True, slots=True)
 class StoreTrouble:
-    """The store still does not serve this node, which waits for nothing; told time and again.
+    """The store still does not serve this node; repeated from time to time.
 
     Attributes:
         why: for people.

@@ -1,6 +1,6 @@
 """How each event changes what a node knows: pure, and without any decision.
 
-What a store tells is taken in by ``store_reducer``, all else here.
+``store_reducer`` handles the events of the store, this file all others.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 # Answers that prove a death, a refusal where it is believed; silence proves nothing.
 _PROOFS: tuple[str, ...] = (REFUSED, OTHER)
-# How long a decision that was written, refused or not answered waits to be seen, in seconds. What
-# was written is in the store, and will be seen; a store that is late with it has enough to do.
+# How long to wait for the effect of a write that was done, refused or not answered (seconds). What
+# was written will be seen; a store that is late with it has enough to do.
 _PAUSES = {True: 5.0, False: 0.05, None: 0.2}
 # ... and at most so long, if it was tried again and again.
 _LONGEST_PAUSE = 10.0
@@ -160,7 +160,7 @@ def _lease_lost(state: NodeState, acked_at: float | None, now: float) -> NodeSta
 
 
 def _acked(state: NodeState, acked_at: float | None, now: float) -> NodeState:
-    """Notes when others may have heard of us last."""
+    """Notes when others may last have had a sign of us."""
     contact = state.contact
     last = now if acked_at is None else max(contact.acked_at, acked_at)
     return replace(state, contact=replace(contact, acked_at=last))
@@ -181,8 +181,8 @@ def _applied(state: NodeState, event: Applied, now: float) -> NodeState:
         return state  # what it did, or what was in its way, was seen already
     pause, tries = _PAUSES[event.ok], state.in_flight[event.tag].tries
     if event.ok is not None:
-        # What is seen late is written again, which makes a store that has much to tell later still.
-        # What was not answered is no such load: it is tried as soon as it may work again.
+        # A write that is seen late is repeated, and repeated writes make a busy store later still.
+        # One that was not answered is no such load: it is tried as soon as it may work again.
         pause = min(_LONGEST_PAUSE, pause * 2 ** min(tries, 10))
         tries += 1
     if contact.unwritten is not None and now - contact.unwritten.since > _LONG:
@@ -223,25 +223,26 @@ def _believed(state: NodeState, node: str) -> bool:
     """Whether a refusal proves that this node is dead.
 
     A firewall between two nodes refuses as well, and the key of a node that it hides stays in the
-    store. A member of the last round may still believe it: what it forms then holds a member that
-    has left. Anybody else would take a whole job that trains for dead, and begin another beside it.
+    store. A member of the last round may still believe it: any round that it forms contains a
+    member that has left. Any other node would take a whole job that trains for dead, and begin
+    another one beside it.
     """
     last, peer, record = state.round_record, state.shown.peers.get(node), state.own.record
     if last is not None and last.rank_of(state.me) >= 0:
         return True
     if peer is None:
         return state.shown.wide  # its key is gone as well
-    # From this machine itself it is no firewall's word.
+    # On this machine itself no firewall is in between.
     return record is not None and peer.record.address == record.address
 
 
-# ---------------------------------------------------------------- what the agent says
+# ---------------------------------------------------------------- from the agent
 
 
 def _new_node(state: NodeState, record: NodeRecord, now: float) -> NodeState:
-    """What is known of the store and of others stays, but what only members believe.
+    """Keeps what is known of the store and of others, except for what only a member may believe.
 
-    Whom it reached before it was left out says nothing: it may have been cut off since.
+    Which nodes it reached before it was left out is forgotten: it may have been cut off since.
     """
     dead = {node: how for node, how in state.reach.dead.items() if how != REFUSED}
     asked = (False, frozenset(node_key(node) for node in dead))
@@ -285,9 +286,9 @@ def _done(state: NodeState, event: Done, now: float) -> NodeState:
 
 
 def _of_incarnation(state: NodeState) -> NodeRecord | None:
-    """Our record, to say something of a round; None: this node has not joined.
+    """Our record, to be changed for a report on a round; None: this node has not joined.
 
-    What it says of rounds of another incarnation means nothing in that of the round that it runs.
+    What it says about rounds of another incarnation is removed.
     """
     record, ran = state.own.record, state.own.round
     if record is None or ran is None or ran.incarnation == record.incarnation:

@@ -1,4 +1,4 @@
-"""How what a store tells changes what a node knows: pure, and without any decision."""
+"""How events of the store change what a node knows: pure, and without any decision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def merged(changes: Iterable[Changed]) -> Iterator[Changed]:
 
 
 def regained(state: NodeState, now: float) -> NodeState:
-    """There is contact to the store."""
+    """The store answers again."""
     contact = state.contact
     if (
         contact.ever
@@ -63,7 +63,7 @@ def regained(state: NodeState, now: float) -> NodeState:
 
 
 def reduce_snapshot(state: NodeState, event: StoreSnapshot, now: float) -> NodeState:
-    """All that is followed is shown anew."""
+    """A snapshot replaces all that was known of the followed keys."""
     if event.forgot:
         contact = replace(state.contact, forgot_at=now, regained_at=now)
         own = replace(state.own, registered=False, stored=None, version=ABSENT)
@@ -88,9 +88,9 @@ def reduce_snapshot(state: NodeState, event: StoreSnapshot, now: float) -> NodeS
 
 
 def _former_outcome(state: NodeState) -> int:
-    """The version of an outcome that says nothing to this node: that of an earlier start.
+    """The version of an outcome that is not for this node: that of an earlier start of the job.
 
-    What the nodes of its own start have come to is an end for it as well, however late it comes.
+    An outcome of nodes that were started together with this one is its own, however late it comes.
     """
     job, outcome, own = state.job_record, state.outcome_record, state.policy.invocation
     if job is None or outcome is None or not own or job.invocation != own:
@@ -99,7 +99,7 @@ def _former_outcome(state: NodeState) -> int:
 
 
 def reduce_changed(state: NodeState, event: Changed, now: float) -> NodeState:
-    """Some of what is followed has changed."""
+    """Some of the followed keys have changed."""
     put = {entry.key for entry in event.puts}
     own = node_key(state.me) if state.own.record else ""
     seen = {OWN if key == own else key for key in (*put, *event.deletes)}
@@ -109,7 +109,7 @@ def reduce_changed(state: NodeState, event: Changed, now: float) -> NodeState:
     state = _without_keys(state, [key for key in event.deletes if key not in put], own)
     before = state.shown.peers.keys()
     state = _take(state, event.puts, now)
-    # Who writes its key anew lives, though a firewall may have refused for it while it was cut off.
+    # A node that writes its key again is alive, though a firewall may have refused our probes.
     reach, peers = state.reach, state.shown.peers
     refused = [node for node, how in reach.dead.items() if how == REFUSED]
     anew = {node for node in refused if node in peers and node not in before}
@@ -144,7 +144,7 @@ def _without_own_key(state: NodeState) -> NodeState:
 
 
 def _take(state: NodeState, entries: Iterable[StoreEntry], now: float) -> NodeState:
-    """Takes in what lies under these keys."""
+    """Takes in the records under these keys."""
     peers = dict(state.shown.peers)
     done: dict[str, int] = {}
     for entry in entries:
@@ -175,11 +175,11 @@ def _take(state: NodeState, entries: Iterable[StoreEntry], now: float) -> NodeSt
 def _take_node(
     state: NodeState, entry: StoreEntry, now: float
 ) -> tuple[NodeRecord | None, NodeState]:
-    """The record of a node; None: it is none. Takes in whether it is, and what is our own."""
+    """The record of a node, None if it cannot be read; notes which, and takes in our own record."""
     node, state = _read_node(state, entry)
     own, shown = state.own, state.shown
     if node is None:
-        # Something that is no node's record. Its owner writes it again.
+        # This is no node's record. The owner of the key writes it again.
         if own.record and entry.key == node_key(state.me):
             return None, replace(state, own=replace(own, stored=None, version=entry.version))
         unreadable = {entry.key: now, **shown.unreadable}
@@ -253,14 +253,14 @@ def _with_round(state: NodeState, common: CommonRecord) -> NodeState:
 
 
 def _without_former_lives(state: NodeState, changed: Iterable[str] | None = None) -> NodeState:
-    """Takes nodes for dead that a later life of the same name has followed.
+    """Notes as dead all nodes whose name a later agent process has taken.
 
     Args:
         state: the present state.
-        changed: the nodes whose keys have changed; None: any may have. Others need no second look.
+        changed: the nodes whose keys have changed; None: any may have.
     """
     if state.own.record is None or not state.own.record.life:
-        return state  # who launched us does not number lives, and so it is with the others
+        return state  # our launcher does not number agent processes, so no other does
     if changed is not None:
         names = {state.shown.peers[node].record.name for node in changed}
         if not names:

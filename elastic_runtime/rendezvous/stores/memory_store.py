@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store_contract import Listener, StoreEvent, Transaction
 
 _STOPPED = "the memory store was stopped"
-# How often it is looked whether a lease has ended, without anybody asking (seconds).
+# How often a thread checks for leases that have ended (seconds).
 _PATROL = 0.1
 
 
@@ -107,7 +107,7 @@ class MemoryServer:
                 lease.renewed = self._clock.now()
 
     def forget(self) -> None:
-        """Loses its memory, as a server does that starts again on an empty disk."""
+        """Loses its data, as a server does that starts again on an empty disk."""
         with self._lock:
             for kept in (self._entries, self._nodes, self._groups, self._common, self._leases):
                 kept.clear()
@@ -189,7 +189,7 @@ class MemoryServer:
         return gone
 
     def _end_lease(self, lease: _Lease) -> None:
-        gone = self._remove([key for key, held in self._leases.items() if held is lease])
+        gone = self._remove([key for key, one in self._leases.items() if one is lease])
         for store in self._stores:
             if store._lease is lease:
                 store._lease = None

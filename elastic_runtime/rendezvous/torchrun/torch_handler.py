@@ -1,8 +1,8 @@
 """torch's ``RendezvousHandler`` on top of a ``Participant``.
 
 torch's agent only ever asks: it enters a round with ``next_rendezvous`` and polls
-``num_nodes_waiting`` while its workers are healthy. So everything that asks it out of a round (a
-member is gone, a change is planned, the job is over) is told by that number. It counts restarts by
+``num_nodes_waiting`` while its workers are healthy. So every reason to leave a round (a member is
+gone, a change is planned, the job is over) is reported by that number. It counts restarts by
 itself; the job's own budget stays untouched.
 """
 
@@ -230,7 +230,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             self._leave(self._round, reason or f"the workers ended on {self._identity.name}")
 
     def _begin_anew(self) -> None:
-        """The job went on without this node: it comes back as another."""
+        """The job went on without this node: it joins again as a new one."""
         with self._news:
             self._sealed, self._out = None, ""
         self._round, self._round_store = None, None
@@ -335,10 +335,10 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         found = {e.key: e for key in (JOB, OUTCOME) for e in self._store.read(key) if e.key == key}
         if JOB not in found:
             return
-        life, old = JobRecord.decode(JOB, found[JOB].value).incarnation, found.get(OUTCOME)
-        if old is not None and OutcomeRecord.decode(OUTCOME, old.value).incarnation == life:
+        incarnation, old = JobRecord.decode(JOB, found[JOB].value).incarnation, found.get(OUTCOME)
+        if old is not None and OutcomeRecord.decode(OUTCOME, old.value).incarnation == incarnation:
             return
-        record = OutcomeRecord(life, False, EXIT_FAILED, reason, node=self._identity.name)
+        record = OutcomeRecord(incarnation, False, EXIT_FAILED, reason, node=self._identity.name)
         expected = (Expect(OUTCOME, old.version if old else ABSENT),)
         # If one is there meanwhile, the job is over as well.
         self._store.apply(Transaction(expected, (Put(OUTCOME, record.encode()),)))
@@ -386,6 +386,6 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             self._news.notify_all()
 
     def _keep_beating(self) -> None:
-        """torch's agent is silent for minutes where it waits; its process lives all the same."""
+        """torch's agent is silent for minutes where it waits; its process runs all the same."""
         while not self._gone.wait(AGENT_BEAT):
             self._participant.beat()

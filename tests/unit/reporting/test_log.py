@@ -70,13 +70,13 @@ def test_who_is_left_says_that_it_waits() -> None:
 
 OUTSIDE: Happened = (
     "job.waiting",
-    {"reason": "waiting to be let in", "have": 2, "minimum": 1, "maximum": 3, "outside": True},
+    {"reason": "waiting to be admitted", "have": 2, "minimum": 1, "maximum": 3, "outside": True},
 )
 
 
 def test_a_joiner_says_that_it_waits_and_when_it_does_no_more() -> None:
     assert _seen(OUTSIDE, _round(2, rank=2), _round(3, rank=2), node="b") == [
-        "b: waiting to be let in (2 nodes in the job)",
+        "b: waiting to be admitted (2 nodes in the job)",
         "b: admitted: round 2: 3 workers on 3 nodes (all are here)",
     ]
 
@@ -87,7 +87,7 @@ def test_a_node_that_is_back_at_once_has_not_waited(monkeypatch: pytest.MonkeyPa
     console.lines(read(*_round(1, rank=2)))
     assert console.lines(read(*OUTSIDE)) == []
     assert console.holds
-    assert console.overdue() == ["b: waiting to be let in (2 nodes in the job)"]
+    assert console.overdue() == ["b: waiting to be admitted (2 nodes in the job)"]
     assert console.lines(read(*_round(3, rank=2))) == [
         "b: admitted: round 3: 3 workers on 3 nodes (all are here)"
     ]

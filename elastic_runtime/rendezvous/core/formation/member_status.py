@@ -1,4 +1,4 @@
-"""Who leads, how each member of the last round stands to it, and what that costs: pure."""
+"""Which node leads, the status of each member of the last round, and what that costs: pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class MemberStatus(Enum):
-    """How a member of the last round stands now."""
+    """The status of a member of the last round."""
 
     RUNNING = "running"  # as far as we know
     BACK = "back"  # its workers have ended, it wants to go on
@@ -45,7 +45,7 @@ class MemberStatus(Enum):
     LEASE_ENDED = "absent"
 
 
-# Nobody waits for these any more; of the lost ones nothing was heard before.
+# No node waits for these any more; the lost ones have not said goodbye.
 OVER = (MemberStatus.LEFT, MemberStatus.DEAD, MemberStatus.LEASE_ENDED)
 LOST_STATUSES = (MemberStatus.DEAD, MemberStatus.LEASE_ENDED)
 _PROOF_MESSAGES = {
@@ -79,13 +79,13 @@ def alone(state: NodeState) -> bool:
 
 
 def accompanied(state: NodeState) -> bool:
-    """Whether another node is known to take part in the job that was not asked to leave."""
+    """Whether the job is known to have another node that was not asked to leave."""
     there = (peer for peer in state.shown.peers.values() if eligible(state, peer))
     return state.contact.connected and any(peer.record.status == IN for peer in there)
 
 
 def record_of(state: NodeState, node: str) -> NodeRecord | None:
-    """What this node says of itself, as far as it is seen."""
+    """This node's own record, as far as it has been read back."""
     if state.own.record is not None and node == state.me:
         return state.own.record
     peer = state.shown.peers.get(node)
@@ -99,7 +99,7 @@ class LastRound:
     Attributes:
         job: the job.
         round: the round, with all members that are known.
-        statuses: how they stand to it, by node.
+        statuses: theirs, by node.
     """
 
     job: JobRecord
@@ -107,18 +107,18 @@ class LastRound:
     statuses: Mapping[str, MemberStatus]
 
     def with_status(self, *wanted: MemberStatus) -> list[Member]:
-        """The members that stand so."""
+        """The members with one of these statuses."""
         return [one for one in self.round.members if self.statuses[one.node] in wanted]
 
 
 def last_round(state: NodeState, job: JobRecord, last: RoundRecord, now: float) -> LastRound:
-    """The last round with how each member of it stands to it."""
+    """The last round with the status of each of its members."""
     statuses = {member.node: status_of(state, member, last, now) for member in last.members}
     return LastRound(job, last, statuses)
 
 
 def status_of(state: NodeState, member: Member, last: RoundRecord, now: float) -> MemberStatus:
-    """How a member of the last round stands to it."""
+    """The status of a member of the last round."""
     node = member.node
     if node in state.reach.dead:
         return MemberStatus.DEAD
@@ -127,7 +127,7 @@ def status_of(state: NodeState, member: Member, last: RoundRecord, now: float) -
         return _said_status(record, last)
     if state.history.ended_well.get(node) == last.number:
         return MemberStatus.ENDED_WELL
-    # If it lives, it is about to write its key again: after amnesia, or over what is not its own.
+    # If it is alive, it is about to write its key again: the store lost it, or it is unreadable.
     unreadable = state.shown.unreadable.get(node_key(node), float("-inf"))
     if now - max(state.contact.regained_at, unreadable) < state.policy.settle:
         return MemberStatus.RUNNING
@@ -135,7 +135,7 @@ def status_of(state: NodeState, member: Member, last: RoundRecord, now: float) -
 
 
 def _said_status(record: NodeRecord, last: RoundRecord) -> MemberStatus:
-    """How a member stands to the last round, as it says itself."""
+    """The status of a member by its own record."""
     ours = record.incarnation == last.incarnation
     if ours and record.left >= last.number:
         return MemberStatus.LEFT if record.status == GONE else MemberStatus.BACK
@@ -172,12 +172,12 @@ def cost_of(state: NodeState, last: LastRound) -> RoundCost:
 
 
 def is_cause_known(state: NodeState, last: LastRound) -> bool:
-    """Whether it is known why the last round broke, or only that its members miss each other."""
+    """Whether the cause of the broken round is known, or only that members miss each other."""
     return names_cause(_reports(state, last))
 
 
 def _reports(state: NodeState, last: LastRound) -> list[FaultReport]:
-    """Why the members left the last round, as they say, and who of them was lost."""
+    """The members' reports on why they left the last round, and one for each lost member."""
     reports = []
     for member in last.round.members:
         fault = fault_of(state, member, last.round)
@@ -190,7 +190,7 @@ def _reports(state: NodeState, last: LastRound) -> list[FaultReport]:
 
 
 def fault_of(state: NodeState, member: Member, last: RoundRecord) -> FaultReport | None:
-    """Why a member left the last round, as it says."""
+    """A member's report on why it left the last round."""
     record = record_of(state, member.node)
     fault = record.fault if record else None
     return fault if fault and fault.round == last.number else None

@@ -1,8 +1,8 @@
 """Keeps the parts of rounds in the store as they should be: pure.
 
 A leader that dies after it has written the parts of a round, and before the round, leaves parts
-that nobody names; and parts may be lost or overwritten while no one reads them. So the leader looks
-from time to time, as long as nothing else is to be decided.
+that no round names; and parts may be lost or overwritten while no one reads them. So the leader
+checks them from time to time, as long as nothing else is to be decided.
 
 Parts of no round may be those of one that another node is about to seal. They are deleted in one
 transaction that writes the present round's record again, as it is: whoever seals compares its
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 # How long a round has been there before the parts are looked at, and how often then (seconds).
 _FIRST, _EVERY = 10.0, 60.0
-# The tag of the question which parts there are.
+# The tag of the request for a list of the parts.
 _PARTS = "parts"
 
 
 def clean_up_parts(state: NodeState, last: LastRound, now: float) -> Decision:
-    """Gives back what is missing of the present round, and deletes what belongs to none.
+    """Writes parts of the present round that are missing again, and deletes those of no round.
 
     Args:
         state: of the leader; no round is being sealed or left.
@@ -52,9 +52,9 @@ def clean_up_parts(state: NodeState, last: LastRound, now: float) -> Decision:
     seen, version = state.shown.parts, state.shown.round.version
     if seen is not None and seen.version == version:
         return _clean_up(state, last, seen, now)
-    if state.held(_PARTS, now):
+    if state.pending(_PARTS, now):
         return Decision(state, wake=state.in_flight[_PARTS].until)
-    return Decision(_without_parts(state).hold(_PARTS, now + _EVERY), (ListParts(version),))
+    return Decision(_without_parts(state).with_pending(_PARTS, now + _EVERY), (ListParts(version),))
 
 
 def _without_parts(state: NodeState) -> NodeState:
@@ -68,12 +68,12 @@ def _clean_up(state: NodeState, last: LastRound, seen: PartsSeen, now: float) ->
     if ours - seen.intact:
         given_back = restore(state, last.round, now)
         return given_back.because("parts of the round are gone from the store")
-    strays = sorted((seen.intact | seen.wrong) - ours)
-    if not strays:
+    leftover = sorted((seen.intact | seen.wrong) - ours)
+    if not leftover:
         asked = state.in_flight.get(_PARTS)
         return Decision(state, wake=asked.until if asked else now)
     shown, own = state.shown, state.own
     expects = (Expect(ROUND, shown.round.version), Expect(node_key(state.me), own.version))
     again = Put(ROUND, head_of(last.round, state.policy.layout.first).encode())
-    without = Transaction(expects, (again,), tuple(strays[:AT_ONCE]))
+    without = Transaction(expects, (again,), tuple(leftover[:AT_ONCE]))
     return write(state, ROUND, without, now, "the store has parts of no round")

@@ -1,9 +1,9 @@
-"""Who reaches whom, and who of them can form a round: pure.
+"""Which nodes reach each other, and which of them can form a round: pure.
 
-Each node says whom it does not reach (``survey``). A pair reaches each other unless one of the two
-says that it does not: a cut may well be in sight from one side only, and a group needs all its
-pairs. What nobody has said is taken to be well, so that a node whose probe port alone is shut takes
-part until a round has broken for want of another reason.
+Each node writes down which nodes it does not reach (``reachability_survey``). A pair reaches each
+other unless one of the two says that it does not: a cut may well be visible from one side only, and
+a group needs all its pairs. A pair that no report names counts as connected, so that a node of
+which only the probe port is closed takes part until a round breaks without any other cause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.protocol.records import NodeRecord
 
-# Up to so many nodes that miss somebody, every choice among them is looked at; above, those that
+# Up to so many nodes that miss another one, every choice among them is tried; above, those that
 # miss most are left out one by one, which is as good where a network falls into parts.
 _EXACT = 10
 # So many survivors are tried then, if that leaves out all of them.
@@ -44,7 +44,7 @@ def severed_pairs(nodes: Sequence[NodeRecord]) -> list[tuple[NodeRecord, NodeRec
 
 
 def cut_message(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
-    """Who does not reach whom, for people."""
+    """Which nodes do not reach each other, for people."""
     missed: dict[str, list[str]] = {}
     for one, two in pairs:
         missed.setdefault(one.name, []).append(two.name)
@@ -62,17 +62,17 @@ def choose_connected(
 ) -> list[NodeRecord]:
     """The nodes that are to form a round: of those that all reach each other, the best set.
 
-    Enough of them comes first; then survivors, who hold what was reached; then their number, as
-    far as there is use for it; then who stands further to the front, rank 0 first of all.
+    Enough of them comes first; then survivors, who have the training state; then their number, as
+    far as there is use for it; then those further to the front, rank 0 first of all.
 
     Args:
-        nodes: who wants in, in the order of ranks: survivors first.
+        nodes: those that want to take part, in the order of ranks: survivors first.
         survivors: how many of them, the first ones, were in the last round. If there are any, the
             set holds at least one of them.
         fitting: how large a world so many nodes can form.
         least: fewest nodes of a round.
-        looked_for: whom each node has looked for, where that is not everybody: who is cut off from
-            a node shows then also in who has found whom.
+        looked_for: which nodes each node has probed, where that is not all: which nodes are cut
+            off shows then also in which have found which.
 
     Returns:
         The set, in the same order. All of the nodes if no two are known to be cut off.
@@ -112,7 +112,7 @@ def _missing(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> dict[str, set[st
 
 
 def _all_sets(names: list[str], missing: dict[str, set[str]]) -> list[tuple[str, ...]]:
-    """Every set of these nodes in which nobody misses anybody."""
+    """Every set of these nodes in which no node misses another one."""
     return [
         some
         for size in range(len(names) + 1)
@@ -124,9 +124,9 @@ def _all_sets(names: list[str], missing: dict[str, set[str]]) -> list[tuple[str,
 def _few_sets(
     names: list[str], survivors: list[str], missing: dict[str, set[str]]
 ) -> list[tuple[str, ...]]:
-    """A good set in which nobody misses anybody, and one around each of the first survivors.
+    """A good set in which no node misses another, and one around each of the first survivors.
 
-    The good one need not hold any of them: those who were there may be the ones that miss most.
+    The good one need not contain any survivor: they may be the ones that miss most.
     """
     sets = [_filled(_thinned(names, missing), names, missing)]
     if not set(survivors) & set(sets[0]):
@@ -141,8 +141,8 @@ def _sides(
 ) -> list[tuple[str, ...]]:
     """A good set among those that have found each other, or one another's finds, for each side.
 
-    Two nodes that have not looked for each other miss each other all the same if a cut runs between
-    them. Nobody has found anybody across it.
+    Two nodes that have not probed each other miss each other all the same if a cut runs between
+    them. No node has found another one across it.
     """
     there, sides = dict.fromkeys(names), []
     while there:
@@ -169,7 +169,7 @@ def _sides(
 def _filled(
     kept: tuple[str, ...], names: list[str], missing: dict[str, set[str]]
 ) -> tuple[str, ...]:
-    """With whoever can be taken back, those to the front first."""
+    """With all that can be taken back in, those to the front first."""
     found = set(kept)
     for name in names:
         if not missing[name] & found:

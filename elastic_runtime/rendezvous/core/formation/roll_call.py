@@ -1,10 +1,11 @@
-"""The way out of a large round of which nobody has all members any more: pure.
+"""The way out of a large round of which no node has all members any more: pure.
 
-Its parts are gone from the store, and so are the keepers who could give them back. Each member
-knows its own place, and all who live have a key: so the leader has everybody leave the round, at a
-step boundary if all its nodes are there, and each says which place it had (``NodeRecord.rank``).
-Who had none says that, so that nobody is waited for in vain. Whoever has answered is what is left
-of the round, and the next one follows from it as from any other.
+Its parts are gone from the store, and so are the keepers that could write them again. Each member
+knows its own rank, and every live node has a key: so the leader orders all to leave the round, at a
+step boundary if all its nodes are there, and each writes which rank it had (``NodeRecord.rank``).
+A node that was not in the round writes that, so that the leader does not wait for it in vain. The
+nodes that have answered are what is left of the round, and the next one follows from it as from any
+other.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
-# For so long those who keep the members are waited for, as a multiple of ``settle``.
+# How long to wait for the keepers of the members, as a multiple of ``settle``.
 _KEEPERS = 2.0
 
 
 def call_roll(
     state: NodeState, job: JobRecord, last: RoundRecord, now: float
 ) -> tuple[Decision, RoundRecord | None]:
-    """Finds out who is left of a round whose members are gone from the store.
+    """Finds out which nodes are left of a round whose members are gone from the store.
 
     Args:
         state: of the leader.
@@ -58,7 +59,7 @@ def call_roll(
 
     Returns:
         What follows; and what is left of the round, with all members that are known, once there is
-        nobody more to wait for.
+        no node more to wait for.
     """
     state = state.start(Timer.ROLL_CALL, now)
     switch = state.switch_record
@@ -71,15 +72,15 @@ def call_roll(
         text = "the script ended well on all"
         return end_job(state, OutcomeRecord(job.incarnation, True, EXIT_DONE, text), now), None
     broken = _why_broken(state, last, there, now)
-    # A member that was heard of last may be about to write its key again.
-    settled = state.settled_at if not broken and now < state.settled_at else NEVER
+    # A member without a key may be about to write it again.
+    waits_until = state.absence_counts_at if not broken and now < state.absence_counts_at else NEVER
     if not called or (broken and switch is not None and not switch.broken):
         if switch is None and not broken and any(_is_done(node, last) for node in there):
-            return Decision(state, wake=settled, reason="the end has begun"), None
-        return _order(state, last, broken, now).by(settled), None
+            return Decision(state, wake=waits_until, reason="the end has begun"), None
+        return _order(state, last, broken, now).by(waits_until), None
     silent = [node for node in there if node.status != GONE and not _has_left(node, last)]
     gathered, ready = _gather(state, silent, now)
-    gathered = gathered.by(settled)
+    gathered = gathered.by(waits_until)
     if not ready:
         return gathered, None
     if not any(_has_left(node, last) and node.rank >= 0 for node in there):
@@ -88,7 +89,7 @@ def call_roll(
 
 
 def _there(state: NodeState) -> list[NodeRecord]:
-    """What all nodes say that are not known to be dead, ourselves among them."""
+    """The records of all nodes that are not known to be dead, our own among them."""
     assert state.own.record is not None
     job = state.job_record
     others = (
@@ -120,7 +121,7 @@ def _why_broken(state: NodeState, last: RoundRecord, there: list[NodeRecord], no
         fault = node.fault if _has_left(node, last) and node.rank >= 0 else None
         if fault is not None and fault.kind not in (ASKED, PLANNED):
             return f"{fault.reason} on {node.name}"
-    if now < state.settled_at:
+    if now < state.absence_counts_at:
         return ""
     ended = {node for node, number in state.history.ended_well.items() if number == last.number}
     inside = {node.node for node in there if not _has_left(node, last) or node.rank >= 0} | ended
@@ -129,9 +130,9 @@ def _why_broken(state: NodeState, last: RoundRecord, there: list[NodeRecord], no
 
 
 def _order(state: NodeState, last: RoundRecord, broken: str, now: float) -> Decision:
-    """Has everybody leave the round, and say where it was."""
+    """Orders all nodes to leave the round, and to write which rank they had."""
     known = state.switch_record
-    text = f"the store has lost who is in round {last.number}, and no node knows all of them"
+    text = f"the store has lost the members of round {last.number}, and no node knows all of them"
     reason = f"{text}; {broken}" if broken else text
     if known is not None and known.broken:
         reason, broken = known.reason, known.reason
@@ -143,14 +144,14 @@ def _order(state: NodeState, last: RoundRecord, broken: str, now: float) -> Deci
 
 
 def _gather(state: NodeState, silent: list[NodeRecord], now: float) -> tuple[Decision, bool]:
-    """Waits until everybody who lives has left the round, or had the time to."""
+    """Waits until every live node has left the round, or its time to do so is over."""
     state = state.start(Timer.GATHERING, now)
     policy, switch, begun = state.policy, state.switch_record, state.timers[Timer.GATHERING]
     due = begun + policy.timeouts.rejoin_timeout
     if not silent or now >= due:
         return Decision(state), True
     names = listed([node.name for node in silent])
-    waiting = Decision(state, wake=due, reason=f"waiting for {names} to say where they were")
+    waiting = Decision(state, wake=due, reason=f"waiting for {names} to report their ranks")
     if switch is None or not switch.broken:
         return waiting, False
     slowdown = probe_slowdown(len(silent))
@@ -162,7 +163,7 @@ def _gather(state: NodeState, silent: list[NodeRecord], now: float) -> tuple[Dec
 
 
 def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
-    """What is left of the round: who said where it was, and who is known from before."""
+    """What is left of the round: the nodes that wrote their rank, and those known from before."""
     places = {last.rank_of(member.node): member for member in last.members}
     for node in there:
         if _has_left(node, last) and node.rank >= 0:
@@ -172,13 +173,13 @@ def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
 
 
 def _begin_anew(state: NodeState, silent: list[NodeRecord], now: float) -> Decision:
-    """Begins another incarnation when nobody who was in the round can be training any more."""
+    """Begins another incarnation when no node of the round can be training any more."""
     state = state.start(Timer.OLD_LIFE_SILENT, now)
     due = state.timers[Timer.OLD_LIFE_SILENT] + state.policy.timeouts.fence_timeout
     if now >= due and not silent:
         return begin_incarnation(state, now)
     text = (
-        "the store has lost who was in the last round, and nobody who was is here: they may train"
+        "the store has lost the members of the last round, and none of them is here: they may train"
     )
     waiting = wait(
         state, f"{text}; waiting {state.policy.timeouts.fence_timeout:g} s (--fence-timeout)"

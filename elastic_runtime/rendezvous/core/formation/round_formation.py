@@ -51,17 +51,17 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
-# A joiner with whom a round failed stays out for this long, doubled with each strike (seconds).
+# A joiner whose round failed is kept out for this long, doubled with each strike (seconds).
 _SUSPICION = Backoff(first=4.0, longest=60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """Who is to form the next round, and why no more.
+    """The nodes that are to form the next round, and why there are no more.
 
     Attributes:
         nodes: in the order of their ranks.
-        cut: who of all that want in does not reach whom, for people; "": nobody, as far as known.
+        cut: which of all that want to take part do not reach each other, for people; "": none.
     """
 
     nodes: list[NodeRecord]
@@ -69,7 +69,7 @@ class _Candidates:
 
 
 def end_job(state: NodeState, outcome: OutcomeRecord, now: float) -> Decision:
-    """Writes down the end of the job."""
+    """Writes the end of the job into the store."""
     shown = state.shown
     expects = (
         Expect(OUTCOME, shown.outcome.version),
@@ -83,7 +83,7 @@ def end_job(state: NodeState, outcome: OutcomeRecord, now: float) -> Decision:
 def form_first(state: NodeState, job: JobRecord, now: float) -> Decision:
     """Seals the first round of the job's incarnation."""
     if state.shown.round.version != ABSENT:
-        # A round of another incarnation: if that runs somewhere, it has the first word.
+        # A round of another incarnation: if that runs somewhere, it gets the time to show itself.
         state = state.start(Timer.OTHER_ROUND, now)
         due = state.timers[Timer.OTHER_ROUND] + state.policy.settle
         if now < due:
@@ -139,7 +139,7 @@ def _candidates(state: NodeState, last: LastRound, now: float) -> _Candidates:
         back = trusted
     switch = state.switch_record
     if switch is not None and switch.survey:
-        # Who does not say whom it reaches may be let in when it has.
+        # A node that has not written yet which nodes it reaches may join once it has.
         back = [node for node in back if has_checked(node, last.round)]
         fresh = [node for node in fresh if has_checked(node, last.round)]
     return _in_reach(last.job, [*back, *fresh], len(back), sampled(last.round))
@@ -152,7 +152,7 @@ def largest_world(job: JobRecord, nodes: int) -> int:
 
 
 def has_checked(node: NodeRecord | None, last: RoundRecord) -> bool:
-    """Whether a node has looked for the members of this round."""
+    """Whether a node has probed the members of this round."""
     return node is not None and node.checked >= last.number
 
 
@@ -171,7 +171,7 @@ def _in_reach(
 
 
 def sampled(last: RoundRecord) -> Callable[[str], Iterable[str]] | None:
-    """Whom each node looks for in a large round, by uuid; None: everybody."""
+    """Which nodes each node probes in a large round, by uuid; None: all."""
     if not last.group or len(last.members) < last.size:
         return None
     members = looked_for(last)
@@ -179,7 +179,7 @@ def sampled(last: RoundRecord) -> Callable[[str], Iterable[str]] | None:
 
 
 def joiners(state: NodeState, last: RoundRecord | None, now: float) -> list[NodeRecord]:
-    """Nodes that want in and were not in the last round, the oldest first."""
+    """Nodes that want to join and were not in the last round, the oldest first."""
     record, job = state.own.record, state.job_record
     nodes = [
         (peer.created, peer.record) for peer in state.shown.peers.values() if eligible(state, peer)
@@ -280,8 +280,8 @@ def _seal(
     state: NodeState, following: RoundRecord, last: RoundRecord | None, reason: str, now: float
 ) -> Decision:
     """Writes the next round, for this reason, and deletes what belonged to the last one only."""
-    if state.held(OWN, now):
-        # The seal is fenced by the version of our own key, which is about to be another one.
+    if state.pending(OWN, now):
+        # The seal compares the version of our own key, which is about to change.
         reason = "our own key is being written"
         return Decision(state, wake=state.in_flight[OWN].until, reason=reason)
     sealed = replace(following, reason=reason)
@@ -316,7 +316,7 @@ def member_of(node: NodeRecord) -> Member:
 
 
 def _late_keys(state: NodeState, last: RoundRecord | None, kept: frozenset[str]) -> list[str]:
-    """The keys of members that neither returned nor died in time: they find their key gone."""
+    """The keys, to be deleted, of members that neither came back nor were proven dead in time."""
     late = []
     for member in last.members if last else ():
         peer = state.shown.peers.get(member.node)

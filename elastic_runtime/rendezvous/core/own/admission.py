@@ -1,7 +1,7 @@
-"""When a node that is new may show itself: pure.
+"""When a new node may register: pure.
 
-A joiner that sees the store but not the group would break the group for nothing, and a node of
-another job must not be counted, let alone lead. So both find out first, without being seen.
+A joiner that reaches the store but not the group would break the group for nothing, and a node of
+another job must not be counted, let alone lead. So both find out first, before they register.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 # How often a joiner that cannot reach the group tries again, in seconds.
 UNREACHABLE_PAUSE = 1.0
-# For so long an answer to a probe says that a node is in reach, in seconds.
+# For so long after an answer to a probe a node counts as reached, in seconds.
 FRESH = 5.0
 
 
 def may_register(state: NodeState, now: float) -> tuple[bool, Decision]:
-    """Whether a node that was not seen before may write its key now, and what it does for it."""
+    """Whether a node that has not registered yet may write its key now, and what it does first."""
     if now < state.remembers_at and state.history.took_part == "":
-        # A running group says who it is first.
+        # A running group writes its round first.
         return False, Decision(state, wake=state.remembers_at)
     job = state.job_record
     if job is not None and job.in_place and not (state.own.workers_ready or state.stranger):
         return False, Decision(state.tell(Prepare(), once="prepare"))
     leader = leader_of(state)
     if leader is None:
-        return True, Decision(state)  # nobody is there who could be disturbed
+        return True, Decision(state)  # there is no node that could be disturbed
     if _other_job(state, leader):
         return False, _await_other(state, leader, now)
     if job is not None and state.policy.secret and not job.secret:
@@ -55,7 +55,7 @@ def _other_job(state: NodeState, leader: Peer) -> bool:
 
 
 def _await_other(state: NodeState, leader: Peer, now: float) -> Decision:
-    """Another job holds the run id, if it lives."""
+    """Another job has the run id, if one of its nodes is alive."""
     name = leader.record.name
     if state.outcome_record is not None:
         return wait(state, f"the last job under this run id is ending on {name}")
@@ -67,7 +67,9 @@ def _await_other(state: NodeState, leader: Peer, now: float) -> Decision:
     if answer != SILENT:
         return asked
     what = "a job of another version" if _other_version(state) else "another job"
-    return asked.followed_by(wait(asked.state, f"{what} may live under this run id on {name}"))
+    return asked.followed_by(
+        wait(asked.state, f"{what} may be running under this run id on {name}")
+    )
 
 
 def _reaches_group(state: NodeState, leader: Peer, now: float) -> tuple[bool, Decision]:

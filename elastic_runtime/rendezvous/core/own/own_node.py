@@ -1,7 +1,7 @@
 """What one node does about itself: pure.
 
-It keeps its own key true, finds out who leads, and tells its agent what concerns it: a round that
-it is in, an order to leave it, the end, or that the job went on without it.
+It keeps its own key up to date, finds out which node leads, and notifies its agent: of a round that
+it is in, of an order to leave it, of the end, or that the job went on without it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.records import SwitchRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
-# So many members look after a leader who is silent soon after each other.
+# So many members probe a silent leader soon after each other.
 _SOON = 32
 
 
@@ -47,7 +47,7 @@ def decide_for_own_node(state: NodeState, now: float) -> Decision:
     if not (state.contact.connected and state.shown.complete):
         if state.own.round is None or state.contact.connected:
             return decision
-        # Whom this node reaches it can find out without the store.
+        # Which nodes this one reaches it can find out without the store.
         return decision.followed_by(survey_members(decision.state, now))
     for rule in (
         _check_excluded,
@@ -86,11 +86,11 @@ def _why_excluded(state: NodeState, now: float) -> str:
     if ours is not None:
         if isinstance(last, RoundRecord):
             if last.incarnation != ours.incarnation:
-                return "another life of the job holds the store"
+                return "another incarnation of the job is in the store"
             if last.number >= ours.number and last.identity != ours.identity:
                 return f"round {last.number} was formed without this node"
         elif job and job.incarnation != ours.incarnation and now >= state.remembers_at:
-            return "another life of the job has begun"
+            return "another incarnation of the job has begun"
     if state.own.registered and state.own.version == ABSENT:
         # Our lease ran out; while nobody has gone on without us, we are a member still.
         if not _is_member(state):
@@ -99,14 +99,14 @@ def _why_excluded(state: NodeState, now: float) -> str:
         lead = leader_of(state)
         peers = state.shown.peers.values() if state.shown.wide else [lead] if lead else []
         if any(eligible(state, p) and _of_job(state, p.record.settings) for p in peers):
-            return "another job holds this run id"
+            return "another job has this run id"
     return ""
 
 
 def _is_member(state: NodeState) -> bool:
-    """Whether this node is in the store's round: runs it, has left it, or is to hear of it.
+    """Whether this node is in the store's round: runs it, has left it, or is about to learn of it.
 
-    What its workers hold may be held by nobody else: it does not begin anew as a stranger.
+    The state of its workers may exist nowhere else, so it does not join again as a new node.
     """
     record, last = state.own.record, state.round_record
     if record is None or last is None or last.rank_of(record.node) < 0:
@@ -120,7 +120,7 @@ def _of_job(state: NodeState, settings: str) -> bool:
 
 
 def _give_round_back(state: NodeState, now: float) -> Decision:
-    """Gives a store that lost its memory our round back; numbers go on."""
+    """Writes our round into a store that has lost its data, so that the numbers go on."""
     ours, shown, job = _to_restore(state), state.shown.round, state.job_record
     if ours is None or _record(state).status == GONE:
         return Decision(state)
@@ -130,10 +130,10 @@ def _give_round_back(state: NodeState, now: float) -> Decision:
     knows_round = is_ours and not shown.unreadable and shown.version != ABSENT
     newer = isinstance(last, RoundRecord) and last.number > ours.number
     if (knows_job and knows_round) or newer or (is_ours and not ours.whole):
-        # Who knows some of the members leaves it to the leader.
+        # A node that knows only some of the members leaves it to the leader.
         return Decision(state.stop(Timer.NO_ROUND))
     if not ours.whole:
-        # Those who know all come first; if there are none, others at least say that it is there.
+        # Nodes that know all of them come first; if none is left, others write the record at least.
         state, settle = state.start(Timer.NO_ROUND, now), state.policy.settle
         turn = min(state.policy.ahead * ours.rank_of(state.me), settle / 4)
         due = state.timers[Timer.NO_ROUND] + settle / 2 + turn
@@ -143,23 +143,23 @@ def _give_round_back(state: NodeState, now: float) -> Decision:
 
 
 def _to_restore(state: NodeState) -> RoundRecord | None:
-    """The round that the store should know of: ours, or, if it knows of none, our last one."""
+    """The round that should be in the store: ours, or our last one if the store has none."""
     known = state.history.round
     if state.own.round is not None or known is None or state.own.record is None:
         return state.own.round
-    # Others may have heard of it, and have begun.
+    # Other nodes may have seen it, and have begun.
     known = state.history.unseen or known
     forgotten = state.contact.forgot_at > float("-inf") and state.shown.job.version == ABSENT
     if state.contact.behind:
-        return None  # it may be older than what the store has forgotten
+        return None  # it may be older than the one that the store has lost
     return known if forgotten and known.rank_of(state.own.record.node) >= 0 else None
 
 
 def _skip_called_off(state: NodeState, now: float) -> Decision:
-    """A round that was called off before this node heard of it is left without having begun.
+    """A round that was broken before this node learned of it is left without having begun.
 
-    So is one that the node was not in, where nobody knows any more who was. One that is only to be
-    left at a common step is entered first: the ranks of the others are connecting to ours.
+    So is one that the node was not in, if no node knows its members any more. One that is only to
+    be left at a common step is entered first: the ranks of the others are connecting to ours.
     """
     record, last, switch = _record(state), state.round_record, state.switch_record
     if state.own.round is not None or last is None or switch is None or record.status != IN:
@@ -188,9 +188,9 @@ def _keep_own_key(state: NodeState, now: float) -> Decision:
     if own.stored == record and not own.lease_lost:
         return Decision(state)
     if own.version == ABSENT and record.status == GONE:
-        # Nobody sees us, nobody needs a goodbye.
-        held = state.held(OWN, now)
-        return Decision(state, wake=state.in_flight[OWN].until) if held else Decision(state)
+        # No node sees us, so none needs a goodbye.
+        pending = state.pending(OWN, now)
+        return Decision(state, wake=state.in_flight[OWN].until) if pending else Decision(state)
     admitted = Decision(state)
     if not own.registered and own.round is None:
         ready, admitted = may_register(state, now)
@@ -199,7 +199,7 @@ def _keep_own_key(state: NodeState, now: float) -> Decision:
     key = node_key(record.node)
     expects = [Expect(key, own.version)]
     if own.registered and own.version == ABSENT:
-        # Our lease ran out while nobody could seal: we are still a member if nobody has yet.
+        # Our lease ran out while no round could be sealed: if none was, we are a member still.
         expects.append(Expect(ROUND, state.shown.round.version))
     put = Put(key, record.encode(), leased=record.status != GONE)
     own_key = Transaction(tuple(expects), (put,))
@@ -207,7 +207,7 @@ def _keep_own_key(state: NodeState, now: float) -> Decision:
 
 
 def _tell_agent(state: NodeState, now: float) -> Decision:
-    """Tells the agent what concerns it."""
+    """Notifies the agent of what has changed for it."""
     own, job, outcome = state.own, state.job_record, state.outcome_record
     if outcome is not None:
         ours = outcome.incarnation == state.history.took_part
@@ -239,10 +239,10 @@ def _why_outside(state: NodeState, last: RoundRecord) -> str:
     job = state.job_record
     if state.reach.missed:
         names = listed(sorted(member.name for member in state.reach.missed.values()))
-        return f"waiting to be let in: this node does not reach {names}"
+        return f"waiting to be admitted: this node does not reach {names}"
     if job is not None and last.size >= job.max_nodes:
         return "the world is full, this node is a spare"
-    return "waiting to be let in"
+    return "waiting to be admitted"
 
 
 def _find_leader(state: NodeState, now: float) -> Decision:
@@ -259,7 +259,7 @@ def _find_leader(state: NodeState, now: float) -> Decision:
             return Decision(state)
         wanted = (False, passed_over)
     elif passed_over:
-        # Somebody younger may be hidden behind a node that is out of the question.
+        # A younger leader may be hidden behind a node that cannot lead.
         wanted = (False, shown.asked[1] | passed_over)
     elif leads:
         wanted = (True, shown.asked[1])
@@ -270,7 +270,7 @@ def _find_leader(state: NodeState, now: float) -> Decision:
 
 
 def _watch_leader(state: NodeState, now: float) -> Decision:
-    """A member that waits for the next round makes sure that somebody is there to seal it."""
+    """A member that waits for the next round checks that the leader, who seals it, is alive."""
     leader, record, last = leader_of(state), _record(state), state.round_record
     if leader is None or state.own.round is not None or record.status == GONE:
         return Decision(state)
@@ -287,8 +287,8 @@ def _watch_leader(state: NodeState, now: float) -> Decision:
 def _turn(rank: int, ahead: float) -> float:
     """How many seconds later a member of this rank probes the leader than the first one.
 
-    Those who lead next have to know of its death early, and the first of them tells all others. So
-    the many that come after them wait longer and longer, or a round of a thousand nodes would have
-    its leader probed by all of them while it has the most to do.
+    The nodes that would lead next have to learn of its death early, and the first of them acts for
+    all. The many after them wait longer and longer: else all of a thousand nodes would probe the
+    leader while it has the most to do.
     """
     return ahead * rank * max(1.0, rank / _SOON)

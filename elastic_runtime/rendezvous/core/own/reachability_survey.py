@@ -1,10 +1,10 @@
-"""Whom this node reaches: when it looks around, and what it says of it: pure.
+"""Which nodes this one reaches: when it probes them, and what it writes about it: pure.
 
-A node looks around when the leader asks for it, because a round broke and nobody knows why; when
-its own agent asks, because all workers wait for each other; and when it waits outside of a round
-after it was cut off. In the middle of the work nobody probes anybody: a fault that has a cause is
-not held up, and a healthy round is not disturbed. Whom a node has missed it looks for again, until
-it is there or known to be dead.
+A node makes a survey when the leader asks for it, because a round broke and no report says why;
+when its own agent asks, because all workers wait for each other; and while it waits outside of a
+round after it was cut off. While a round works, nothing is probed: a fault that has a known cause
+is not delayed, and a healthy round is not disturbed. A node that did not answer is probed again
+until it answers or is known to be dead.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
-# Silence counts if a probe that is sent so much later meets it as well: a packet may be lost, a
-# moment be busy (seconds).
+# Silence counts if a probe that is sent so much later gets no answer either: a packet may be lost,
+# a node be busy for a moment (seconds).
 CERTAIN = 0.4
-# How often a node looks for those that it missed, in seconds.
+# How often a node that did not answer is probed again, in seconds.
 AGAIN = 1.0
 # Between two probes of a node while its silence is not certain yet, in seconds.
 _PAUSE = 0.1
-# A node names so many at most that it does not reach: more than it looks for in one round.
+# A node names at most so many that it does not reach: more than it probes in one round.
 _MOST = 256
 
 
 def survey_members(state: NodeState, now: float) -> Decision:
-    """Looks around if there is reason to."""
+    """Makes a survey if there is reason to."""
     record = state.own.record
     if record is None or record.status == GONE:
         return Decision(state)
@@ -47,12 +47,12 @@ def survey_members(state: NodeState, now: float) -> Decision:
 
 
 def _asked_for(state: NodeState) -> RoundRecord | None:
-    """The round whose members this node should look for; None: there is no reason to."""
+    """The round whose members this node should probe; None: there is no reason to."""
     record, current, last = state.own.record, state.own.round, state.round_record
     if current is not None:
         if state.reach.wanted != current.number:
             return None
-        # The store may have shown more of its members since.
+        # More of its members may have been read since.
         return last if last is not None and last.identity == current.identity else current
     if record is None or last is None or record.checked >= last.number:
         return None
@@ -62,8 +62,8 @@ def _asked_for(state: NodeState) -> RoundRecord | None:
 
 
 def _look_around(state: NodeState, last: RoundRecord, now: float) -> Decision:
-    """Probes everybody, or a sample of a large round; says what was found once all have answered,
-    or are certainly silent."""
+    """Probes all members, or a sample of a large round; writes the result once all have answered or
+    are certainly silent."""
     if not (last.whole or state.shown.sampled == last.group):
         # Without the store no other round could follow from what was found, either.
         connected = state.contact.connected
@@ -97,7 +97,7 @@ def _look_around(state: NodeState, last: RoundRecord, now: float) -> Decision:
 
 
 def _look_again(state: NodeState, now: float) -> Decision:
-    """Looks for those that were missed."""
+    """Probes those again that did not answer."""
     reach = state.reach
     missed = {
         node: member
@@ -109,7 +109,7 @@ def _look_again(state: NodeState, now: float) -> Decision:
 
 
 def _with_missed(state: NodeState, missed: dict[str, Member], checked: int = 0) -> NodeState:
-    """With these nodes out of reach, and told to the others; ``checked``: in this round."""
+    """Notes these nodes as out of reach, in our record, too; ``checked``: in this round."""
     record = state.own.record
     assert record is not None
     record = replace(

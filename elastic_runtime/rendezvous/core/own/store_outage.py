@@ -1,15 +1,16 @@
 """What a node does while the store does not serve it, and when it gives up: pure.
 
-A node is *served* while it hears of what happens, its writes are taken, and its lease is kept. If
-it is not, three things follow, each at its own time:
+A node is *served* while changes reach it, its writes are done, and its lease is kept. If it is not,
+three things follow, each at its own time:
 
 - **The fence.** Others may take it for dead once its lease has run out, and go on without it after
   ``--fence-timeout``. What counts is when the last request was *sent* that the store acknowledged:
-  the others may have heard nothing since then. After 0.8 of the fence it stops its workers.
+  the others may have had no sign of it since then. After 0.8 of the fence it stops its workers.
 - **The end.** What a node waits for (a round, the end of the job) comes through the store. So it
   gives up when it has waited for ``--join-timeout`` without being served. This is the one place
   that knows of it: a node waits if and only if ``Timer.WAITING`` runs.
-- **A word**, at once and again every half a minute: nobody should have to ask why nothing happens.
+- **A message**, at once and again every half a minute: people should not have to ask why nothing
+  happens.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 # An agent without contact stops its workers a little before the others stop waiting for it.
 FENCE_SHARE = 0.8
-# Seconds from one word about the same trouble to the next; a write may fail for this long before
+# Seconds from one message about the same trouble to the next; a write may fail for this long before
 # the first.
 AGAIN = 30.0
 _SHORT = 1.0
@@ -53,7 +54,7 @@ def _fence(state: NodeState, now: float) -> Decision:
         return Decision(state)
     limit = contact.acked_at + FENCE_SHARE * state.policy.timeouts.fence_timeout
     if contact.connected:
-        # We may have stood still ourselves, and the store is about to tell us how things are.
+        # Perhaps we stood still ourselves, and the store's answer is about to come.
         limit = max(limit, contact.regained_at + state.policy.answer)
     if now < limit:
         return Decision(state, wake=limit)
@@ -64,9 +65,9 @@ def _fence(state: NodeState, now: float) -> Decision:
 
 
 def _speak(state: NodeState, problem: StoreProblem, now: float) -> Decision:
-    """Says that the store does not serve this node, and how long it goes on waiting for it."""
+    """Reports that the store does not serve this node, and how long it goes on waiting for it."""
     last = state.timers.get(Timer.OUTAGE_TOLD)
-    # The loss of contact is told when it happens.
+    # The loss of contact itself is reported when it happens.
     first = problem.since + (_SHORT if state.contact.connected else AGAIN)
     due = first if last is None else last + AGAIN
     if now < due:

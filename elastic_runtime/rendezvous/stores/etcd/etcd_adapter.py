@@ -141,7 +141,7 @@ class EtcdStore:
         return True
 
     def beat(self) -> None:
-        """Says that the agent's main loop lives."""
+        """Says that the agent's main loop runs."""
         self._lease.beat()
 
     def read(self, prefix: str) -> tuple[StoreEntry, ...]:

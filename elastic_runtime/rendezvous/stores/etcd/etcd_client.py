@@ -44,7 +44,8 @@ _OPTIONS = (
     # This one is the time that an attempt to connect may take.
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A silent server is noticed by pings. etcd hangs up on who pings more often than every 5 s.
+    # A silent server is noticed by pings. etcd closes the connection of a client that pings more
+    # often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.http2.ping_timeout_ms", 3000),
@@ -70,7 +71,7 @@ class NoEtcd(StoreUnavailable):
 
 
 class StoreFull(StoreUnavailable):
-    """The store takes no writes until somebody makes room. The call had no effect."""
+    """The store is full, and takes no writes until space is freed. The call had no effect."""
 
 
 class RequestTooLarge(StoreUnavailable):
@@ -102,7 +103,7 @@ class HistoryGone(StoreUnavailable):
 
 
 class HistoryUnknown(StoreUnavailable):
-    """A revision that was asked for does not exist yet: the store has lost its memory."""
+    """A revision that was asked for does not exist yet: the store has lost its data."""
 
 
 _BY_DETAILS: tuple[tuple[str, type[StoreUnavailable]], ...] = (
@@ -136,7 +137,7 @@ def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
 
     Args:
         error: as raised by, or taken from, a call.
-        where: whom it was made to.
+        where: the endpoint it was made to.
     """
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.UNIMPLEMENTED:
@@ -148,7 +149,7 @@ def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
         return known
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return TokenRejected(f"the store {where} answers: {details}")
-    # gRPC tells the whole way to the cause; the cause comes last.
+    # gRPC names the whole chain of causes; the first cause comes last.
     cause = details.rpartition(": ")[2].strip("[]. ") or code
     return StoreUnavailable(f"the store {where} cannot be reached: {cause}")
 
@@ -165,7 +166,7 @@ def _no_etcd(where: str) -> str:
 
 
 def _access(where: Endpoint) -> str:
-    """With what we asked to be let in, and so where to look if we were not."""
+    """The user and prefix of this endpoint, for a message that access was refused."""
     if not where.password:
         return f"user {where.user!r} without a password: give --etcd-password-file"
     return f"user {where.user!r}, prefix /{where.prefix}"
@@ -189,7 +190,7 @@ class _Way:
 
     Attributes:
         host: as in the endpoint.
-        strange: the last word from there was that it is no etcd.
+        strange: the last answer from there showed that it is no etcd.
     """
 
     def __init__(self, host: str, credentials: Any) -> None:
@@ -221,7 +222,7 @@ class _Way:
         )
 
     def answered(self) -> None:
-        """A call has come to an end that shows somebody at the other one."""
+        """A call has ended in a way that shows a server at the other end."""
         self._silent = 0
         self.strange = False
 
@@ -229,7 +230,7 @@ class _Way:
         """A call ran out of time. After a few in a row the connection is given up for a new one.
 
         gRPC keeps a connection that opened and on which pings are answered, as by a proxy whose
-        backend has gone; who connects anew may come to one that lives.
+        backend has gone; a new connection may come to one that works.
         """
         with self._guard:
             self._silent += 1
@@ -441,7 +442,7 @@ class WatchCall:
 
     Args:
         call: gRPC's.
-        failure: tells what an error of gRPC's means.
+        failure: turns an error of gRPC's into one of ours.
     """
 
     def __init__(self, call: Any, failure: Callable[[grpc.RpcError], StoreUnavailable]) -> None:

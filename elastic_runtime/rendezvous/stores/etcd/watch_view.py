@@ -8,10 +8,10 @@ key is watched from the past, as it is not known before the look; changes of tha
 what was missed while the store was lost, may come later than younger ones.
 
 **When the stream of watches breaks**, the view asks the store for the same ranges *as of the last
-revision that it delivered*. A store that answers what we knew has kept its memory, and the
+revision that it delivered*. A store that answers what we knew has kept its data, and the
 watches go on from there: nothing is lost, nothing comes twice. One that answers anything else has
-another past. Its revision alone would not tell: after a restart on an empty disk, others may have
-written more than there was before until we are back.
+another history. Its revision alone would not show it: after a restart on an empty disk, others may
+have written more than there was before until we are back.
 
 **The narrow view** follows the oldest node. When that one vanishes, or when our own key appears
 and there was nobody to follow, the view finds the next one by itself, and tells of both at once
@@ -96,7 +96,7 @@ class View:
         self.revision = 0
         # A look was asked for and has not been answered.
         self._owed = True
-        # Whether the store has kept its memory is an open question, to be settled by _recall.
+        # Whether the store has kept its data is not known yet; _recall finds out.
         self._doubtful = False
         # What we know: each followed range with the first revision that is not known of it, and
         # the versions of the keys in them. It stays true, if old, while nothing is watched.
@@ -132,7 +132,7 @@ class View:
             goal.wide if wide is None else wide,
             goal.without if without is None else without,
         )
-        # An open question about the store's memory comes first; the answer leads to this look.
+        # First it must be known whether the store has kept its data; the answer leads to this look.
         self._owed = True
         if self._listener is not None and not self._doubtful:
             self._look()
@@ -200,7 +200,7 @@ class View:
         forgot = look.forgot or answers[0].header.revision < before
         sight = self._keys.seen(answers, look.goal, heirs)
         if sight is None or (forgot and heirs):
-            # Heirs of another past say nothing, and one that is gone makes room for the next.
+            # Heirs of another history say nothing; one that is gone is followed by the next.
             gone = heir_of(look.goal, heirs)
             self._heirs = () if forgot else tuple(heir for heir in heirs if heir != gone)
             look.forgot = forgot
@@ -277,7 +277,7 @@ class View:
             return
         if isinstance(error, TokenRejected):
             self._hub.client.sign_out()
-        # Who was let in once is not turned away for good: a running job outlives a new password.
+        # A node that had access once tries on: a running job survives a new password.
         if not self._next:
             refused = str(error) if isinstance(error, StoreRefused) else ""
             if not refused and not self._hub.connected_once:
@@ -302,7 +302,7 @@ class View:
         self._hub.later(self._pause * random.uniform(0.5, 1.0), again)
 
     def _lose(self, error: StoreUnavailable) -> None:
-        # What the store itself complains of is worth more than the first guess.
+        # What the store itself reports is worth more than the first guess.
         complains = isinstance(error, _COMPLAINTS) and str(error) != self._lost
         if complains or not self._lost:
             self._lost = str(error)

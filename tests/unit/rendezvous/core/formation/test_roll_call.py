@@ -86,7 +86,9 @@ def test_then_all_are_asked_to_leave_at_a_step_boundary_and_are_told_why() -> No
     order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert (order.round, order.broken, order.roll) == (3, False, True)
-    assert order.reason == "the store has lost who is in round 3, and no node knows all of them"
+    assert (
+        order.reason == "the store has lost the members of round 3, and no node knows all of them"
+    )
 
 
 def test_where_nodes_are_gone_nobody_waits_for_a_step_boundary() -> None:

@@ -117,15 +117,15 @@ def test_a_goodbye_outlives_the_lease_and_is_known_to_be_said() -> None:
     transaction = tested.transaction("own")
     assert transaction is not None
     assert not transaction.puts[0].leased
-    assert not tested.state.parted(tested.now)
+    assert not tested.state.goodbye_done(tested.now)
     tested.changes(node("b", status=GONE))
-    assert tested.state.parted(tested.now)
+    assert tested.state.goodbye_done(tested.now)
 
 
 def test_nobody_needs_the_goodbye_of_a_node_that_was_never_seen() -> None:
     tested = NodeUnderTest().feed(Goodbye()).sees(wide=False)
     assert tested.transaction("own") is None
-    assert tested.state.parted(tested.now)
+    assert tested.state.goodbye_done(tested.now)
 
 
 def test_a_member_whose_lease_ran_out_returns_if_nobody_went_on_without_it() -> None:
@@ -152,7 +152,7 @@ def test_a_member_is_told_its_rank_once() -> None:
 
 @pytest.mark.parametrize(
     ("high", "reason"),
-    [(2, "the world is full, this node is a spare"), (4, "waiting to be let in")],
+    [(2, "the world is full, this node is a spare"), (4, "waiting to be admitted")],
 )
 def test_a_node_outside_the_round_is_told_why(high: int, reason: str) -> None:
     shown = (job(1, high), sealed(3, "a", "b"), node("a"), node("c"))
