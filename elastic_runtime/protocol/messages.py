@@ -1,4 +1,4 @@
-"""What an agent and its workers say to each other: one JSON object a line over a Unix socket.
+"""The messages of an agent and its workers: one JSON object a line over a Unix socket.
 
 A worker connects to the path in ``ELASTIC_CHANNEL`` the first time that the library is used in
 it; a script that never imports this package never does. The step that a worker has committed is
@@ -313,7 +313,7 @@ class ProgressFile:
         """Maps the file at ``path``.
 
         Args:
-            path: the file; "": memory that nobody else sees, for a worker without such a file.
+            path: the file; "": memory of this process alone, for a worker without such a file.
             create: it is made, or taken over, and says "no step yet".
 
         Raises:

@@ -1,8 +1,8 @@
 """How two processes of one job prove to each other that they know its secret.
 
-The secret is in the job's record: whoever may read the job in the store knows it. It is never sent
-to anybody. For each purpose a key is derived from it, and on each connection both sides show that
-they have the key, over what both have drawn for this connection alone::
+The secret is in the job's record: a process that may read the job in the store knows it. It is
+never sent to another one. For each purpose a key is derived from it, and on each connection both
+sides show that they have the key, over what both have drawn for this connection alone::
 
     client ──▶ server   a line that says what it is for; its nonce (32 random bytes)
     server ──▶ client   its nonce
@@ -10,9 +10,9 @@ they have the key, over what both have drawn for this connection alone::
     server ──▶ client   its proof, and what it answers
 
 A proof is HMAC-SHA256 (RFC 2104) over the side that speaks, both nonces and what is said with it.
-So what was heard once is worth nothing on another connection, nor to the other side, and nothing of
-it can be changed on its way. It is not encrypted. Who cannot prove itself gets no answer; who does
-not even begin like this, such as a version that knows no proofs, gets not one byte.
+So a recorded proof is worth nothing on another connection, nor to the other side, and nothing of it
+can be changed on its way. It is not encrypted. A client without a valid proof gets no answer; one
+that does not even begin like this, such as a version without proofs, gets not one byte.
 """
 
 from __future__ import annotations
@@ -95,5 +95,5 @@ class Exchange:
         return hmac.digest(self.key.encode(), message, hashlib.sha256)
 
     def _holds(self, proof: bytes, expected: bytes) -> bool:
-        # Anybody can make the proof of an empty key.
+        # A proof with an empty key can be made without knowing any secret.
         return bool(self.key) and hmac.compare_digest(proof, expected)

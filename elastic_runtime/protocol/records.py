@@ -84,7 +84,7 @@ def event_key(group_rank: int, count: int) -> str:
 
     Args:
         group_rank: of the node in its last round; below 0: it was in none, as all newcomers.
-        count: how many events it has told so far.
+        count: how many events it has written so far.
     """
     place = str(group_rank) if group_rank >= 0 else "new"
     return f"{EVENTS}{place}-{count % EVENT_SLOTS}"
@@ -178,8 +178,8 @@ class JobRecord(Record):
         in_place: survivors keep their processes.
         first_round: the number below the first round of this incarnation; numbers never repeat.
         settings: fingerprint of the launch settings; a node with another one is of another job.
-        secret: with which its nodes prove themselves to each other (``protocol.peer_proof``), the same
-            in all incarnations; "" in the record of a version that knew none.
+        secret: with which its nodes prove themselves to each other (``protocol.peer_proof``), the
+            same in all incarnations; "" in the record of a version that knew none.
         invocation: the command that has started the node which began this incarnation; "": that
             node alone. Its nodes do not begin another one when this one has an outcome.
         protocol: of what its nodes say to each other (``config.PROTOCOL``), a part of ``settings``;

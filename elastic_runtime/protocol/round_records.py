@@ -112,7 +112,7 @@ class RoundRecord(Record):
 
     @property
     def version(self) -> int:
-        """Who does not know of parts would take the first members for all."""
+        """2 with parts: a program without them would take the first members for all."""
         return 2 if self.group else 1
 
     def check(self) -> None:

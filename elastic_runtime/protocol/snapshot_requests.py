@@ -10,10 +10,10 @@ workers of other nodes::
     client ──▶ server   {"file": …, "offset": …, "length": …}, one line of JSON
     server ──▶ client   how many bytes follow (−1: refused) and the size of the file; the bytes
 
-The last two repeat; ``protocol.peer_proof`` says what the others are. The key is the same for all
-agents of the job. Workers find theirs in a file that only their user can read, and tell it to
-nobody: it is neither in their environment, which all processes inherit that they start, nor among
-what ranks tell each other.
+The last two repeat; ``protocol.peer_proof`` defines the others. The key is the same for all agents
+of the job. Workers find theirs in a file that only their user can read, and never pass it on: it is
+neither in their environment, which all processes inherit that they start, nor among what ranks
+send each other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FILE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMemory:
-    """What an agent tells its workers, and these the other ranks, of its memory for snapshots.
+    """An agent's memory for snapshots, as it describes it to its workers, and they to other ranks.
 
     Attributes:
         directory: in tmpfs.
@@ -101,7 +101,7 @@ class SnapshotRequest:
 
     @classmethod
     def decode(cls, line: bytes) -> Self:
-        """Reads a line, whoever sent it.
+        """Reads a line of any client.
 
         Raises:
             ValueError: it asks for nothing that a snapshot has.

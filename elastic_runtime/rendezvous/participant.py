@@ -167,8 +167,8 @@ class Participant:
     def say(self, event: AgentEvent) -> None:
         """Passes an event of this node to the rendezvous; returns at once.
 
-        With ``Join`` it begins to follow the store. Whether a ``Goodbye`` has arrived,
-        ``wait_for_goodbye`` tells.
+        With ``Join`` it begins to follow the store. ``wait_for_goodbye`` says
+        whether a ``Goodbye`` has arrived.
 
         Args:
             event: what happens.
@@ -233,7 +233,7 @@ class Participant:
         """Waits until every other node has said goodbye or is gone, if the store is hosted here.
 
         It would end with this process, and the others still have to read the outcome. A store
-        tells nobody when the last one has gone, so this asks until it is so.
+        does not report when the last one has gone, so this asks until it is so.
 
         Args:
             timeout: seconds to wait at most; a node that died unseen must not keep us for ever.

@@ -127,12 +127,12 @@ class ProbeServer:
         proof = await reader.readexactly(PROOF)
         question = await reader.readuntil(b"\n")
         if exchange.is_asked(proof, question):
-            answer = json.dumps(self._told(question)).encode() + b"\n"
+            answer = json.dumps(self._reply(question)).encode() + b"\n"
             writer.write(exchange.answering(answer) + answer)
             writer.close()
             await writer.wait_closed()
 
-    def _told(self, line: bytes) -> dict[str, Any]:
+    def _reply(self, line: bytes) -> dict[str, Any]:
         """The answer to a client that knows the secret."""
         answer = self._answer()
         return answer if answer["node"] == json.loads(line)["node"] else {"node": ""}
@@ -158,7 +158,7 @@ class _Asking:
         """Nothing more is to be expected."""
         return self._heard.endswith(b"\n", NONCE + PROOF) or len(self._heard) > _MAX_ANSWER
 
-    def hears(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """Takes in received bytes; returns the bytes to be sent."""
         self._heard += data
         if self._exchange is not None or len(self._heard) < NONCE:
@@ -168,7 +168,7 @@ class _Asking:
         return self._exchange.asking(question) + question
 
     def answer(self) -> dict[str, Any]:
-        """The answer, once all is heard.
+        """The answer, once all is received.
 
         Raises:
             ConnectionResetError: there is none, or none of an agent that knows the secret.
@@ -210,7 +210,7 @@ def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict
             data = connection.recv(_MAX_LINE)
             if not data:
                 break
-            connection.sendall(asking.hears(data))
+            connection.sendall(asking.receive(data))
     return asking.answer()
 
 
@@ -238,7 +238,7 @@ def _judged(node: str, body: dict[str, Any]) -> str:
 class Prober:
     """Sends probes from a thread of its own, many at a time, and at most one of each node.
 
-    Most nodes never probe anybody: the thread begins with the first probe. ``probe`` and ``close``
+    Most nodes never send a probe: the thread begins with the first probe. ``probe`` and ``close``
     are for one thread at a time.
 
     Args:
@@ -321,7 +321,7 @@ class Prober:
                 data = await self._loop.sock_recv(connection, _MAX_LINE)
                 if not data:
                     break
-                if said := asking.hears(data):
+                if said := asking.receive(data):
                     await self._loop.sock_sendall(connection, said)
             return asking.answer()
 

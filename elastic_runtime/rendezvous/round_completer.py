@@ -1,4 +1,4 @@
-"""Reads the members of large rounds, which lie in the store in parts (see ``core.round_parts``)."""
+"""Reads the members of large rounds, which are stored in parts (see ``core.round_parts``)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parts_seen(read: Read, version: int) -> PartsSeen | None:
 
 
 def _needs_all(known: RoundRecord, node: str, keepers: int) -> bool:
-    """Whether who knows its own part needs all of them."""
+    """Whether this node needs all parts, and not only its own: a keeper, or no member."""
     rank = known.rank_of(node)
     return rank < 0 or rank % -(-known.size // keepers) == 0
 
@@ -90,25 +90,27 @@ class RoundCompleter:
 
     def __init__(self, read: Read, keepers: int) -> None:
         self.wanted = False
-        self._sample_wanted = False  # ..., or only those whom it is to look for
+        self._sample_wanted = False  # ..., or with those only that it is to probe
         self._due = float("inf")
-        self._served = False  # by the store, which there is no use in asking without contact
+        self._served = False  # the store answers; without contact it is not asked
         self._read = read
         self._keepers = keepers
-        self._held: list[Event] = []
-        self._told: StoreEntry | None = None  # the round as the store told it last
+        self._delayed: list[Event] = []
+        self._entry: StoreEntry | None = None  # the round's record as the store showed it last
         self._read_last: tuple[bytes, RoundRecord | None] = (b"", None)  # see _head
-        self._shown: tuple[StoreEntry, str, RoundRecord] | None = None  # ..., to whom, completed
+        self._shown: tuple[StoreEntry, str, RoundRecord] | None = (
+            None  # ..., for which node, completed
+        )
         self._known: RoundRecord | None = None  # the last large round of which all is known,
         self._seen_at: int | None = None  # and the version of its record when its parts were there
         self._missed_at: float | None = None  # when parts were not there first
         self._pause = _PAUSE_FIRST
-        self._wrong: dict[str, str] = {}  # parts that are not what was written, and why
+        self._wrong: dict[str, str] = {}  # damaged parts, and why
 
     @property
     def owed(self) -> bool:
         """Whether events are delayed."""
-        return bool(self._held)
+        return bool(self._delayed)
 
     @property
     def due(self) -> float:
@@ -124,7 +126,7 @@ class RoundCompleter:
             wide: it needs to know all members, as a leader does.
             now: seconds on the node's own monotonic clock.
         """
-        before, events = len(self._held), [*self._held, *events]
+        before, events = len(self._delayed), [*self._delayed, *events]
         for event in events[before:]:
             if isinstance(event, StoreSnapshot | Changed | Found | Lost):
                 self._served = not isinstance(event, Lost)
@@ -133,15 +135,15 @@ class RoundCompleter:
             if isinstance(event, StoreSnapshot) or (
                 isinstance(event, Changed) and ROUND in event.deletes
             ):
-                self._told = None
+                self._entry = None
             if (entry := _of_round(event)) is not None:
-                self._told, self._missed_at, self._due = entry, None, now
+                self._entry, self._missed_at, self._due = entry, None, now
         asked = [event for event in events if self._head(_of_round(event)) is not None]
         if not asked and not self.wanted and not self._sample_wanted:
-            self._held, self._due = [], float("inf")
+            self._delayed, self._due = [], float("inf")
             return events
         completed, gone = None, False
-        if self._head(self._told) is not None:
+        if self._head(self._entry) is not None:
             if now < self.due:
                 return self._hold(events)
             completed = self._completed(node, wide, now)
@@ -151,7 +153,7 @@ class RoundCompleter:
                 return self._hold(events)
             if completed is None:
                 completed, gone = self._as_known(node), True
-        self._held, self._due, self._pause = [], float("inf"), _PAUSE_FIRST
+        self._delayed, self._due, self._pause = [], float("inf"), _PAUSE_FIRST
         shown = [_with_round(event, completed) if event in asked else event for event in events]
         if (self.wanted or self._sample_wanted) and completed is not None:
             shown.append(Changed((completed,)))
@@ -205,21 +207,23 @@ class RoundCompleter:
         return joined(some, found) if len(found) == len(near) else None
 
     def _hold(self, events: list[Event]) -> list[Event]:
-        told = [isinstance(event, StoreSnapshot | Changed) for event in events]
-        self._held = [event for event, by_store in zip(events, told, strict=True) if by_store]
-        return [event for event, by_store in zip(events, told, strict=True) if not by_store]
+        of_store = [isinstance(event, StoreSnapshot | Changed) for event in events]
+        self._delayed = [
+            event for event, by_store in zip(events, of_store, strict=True) if by_store
+        ]
+        return [event for event, by_store in zip(events, of_store, strict=True) if not by_store]
 
     def _completed(self, node: str, wide: bool, now: float) -> StoreEntry | None:
         """The round's record with the members that this node needs; None: they are not there."""
-        head = self._head(self._told)
-        assert self._told is not None and head is not None
+        head = self._head(self._entry)
+        assert self._entry is not None and head is not None
         whole = wide or self.wanted
         if self._shown is not None:
-            told, who, full = self._shown
-            if (told, who) == (self._told, node) and (
+            entry, uuid, full = self._shown
+            if (entry, uuid) == (self._entry, node) and (
                 full.whole or not (whole or self._sample_wanted)
             ):
-                return replace(told, value=full.encode())
+                return replace(entry, value=full.encode())
         self._wrong.clear()
         try:
             found = self._read_members(head, node, whole)
@@ -228,8 +232,8 @@ class RoundCompleter:
         if found is None:
             self._missed_at = now if self._missed_at is None else self._missed_at
             return None
-        self._shown = (self._told, node, found)
-        return replace(self._told, value=found.encode())
+        self._shown = (self._entry, node, found)
+        return replace(self._entry, value=found.encode())
 
     def _lost(self, now: float) -> bool:
         """Whether the members have been missing for so long that they do not come any more.
@@ -237,7 +241,7 @@ class RoundCompleter:
         For a moment they may: the round after this one has been sealed, and its event is on its
         way. A node that knows the members all the same can write them again, and does not wait.
         """
-        head = self._head(self._told)
+        head = self._head(self._entry)
         if self._missed_at is None or head is None:
             return False
         ours = self._known is not None and self._known.group == head.group
@@ -245,20 +249,20 @@ class RoundCompleter:
 
     def _as_known(self, node: str) -> StoreEntry:
         """The round's record with the members that this node knew before they were gone."""
-        head = self._head(self._told)
-        assert self._told is not None and head is not None
+        head = self._head(self._entry)
+        assert self._entry is not None and head is not None
         before = [self._known] if self._known else []
         if self._shown is not None and self._shown[1] == node:
             before.append(self._shown[2])
         known = next((one for one in before if one.group == head.group), head)
         head = replace(head, members=known.members, ranks=known.ranks, firsts=known.firsts)
-        return replace(self._told, value=head.encode())
+        return replace(self._entry, value=head.encode())
 
     def _read_members(self, head: RoundRecord, node: str, whole: bool) -> RoundRecord | None:
-        assert self._told is not None
+        assert self._entry is not None
         known = self._known if self._known and self._known.group == head.group else None
-        if known is not None and self._seen_at in (None, self._told.version):
-            self._seen_at = self._told.version
+        if known is not None and self._seen_at in (None, self._entry.version):
+            self._seen_at = self._entry.version
             return replace(head, members=known.members, ranks=(), firsts=())
         if not whole:
             own = keys(head)[part_of(node, head.parts)]
@@ -271,7 +275,7 @@ class RoundCompleter:
         full = joined(head, decoded(self._read(f"{GROUP}{head.group}/"), self._wrong))
         if not full.whole:
             return None
-        self._known, self._seen_at = full, self._told.version
+        self._known, self._seen_at = full, self._entry.version
         return full
 
 

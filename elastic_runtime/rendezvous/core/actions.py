@@ -73,7 +73,7 @@ class ListParts:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Tell the agent."""
+    """Pass a notice to the agent."""
 
     notice: Notice
 

@@ -91,7 +91,7 @@ def create_job(state: NodeState, now: float) -> Decision:
 
 
 def begin_incarnation(state: NodeState, now: float) -> Decision:
-    """Begins a new incarnation once nobody of the old one can be training any more."""
+    """Begins a new incarnation once no node of the old one can be training any more."""
     last = state.round_record
     silent = [m for m in (last.members if last else ()) if not _is_over(state, m)]
     asked = probe(state, silent, 4 * state.policy.probe_every, now)

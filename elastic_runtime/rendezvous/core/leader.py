@@ -1,7 +1,7 @@
 """What the leader decides for all: pure.
 
 The leader is the oldest node that is not known to be dead. It is never elected, and nothing else
-depends on it: whoever finds the older ones dead is the leader. Each of its writes is fenced by
+depends on it: a node that finds the older ones dead is the leader. Each of its writes is fenced by
 the version of what it replaces, so two nodes that both think that they lead cannot both succeed.
 """
 
@@ -74,7 +74,7 @@ _PROBES_A_SECOND = 500
 # Only a leader refers to these: they mean nothing after it has not led for a while.
 _LEADERS = frozenset(Timer) - {
     Timer.WAITING,
-    Timer.OUTAGE_TOLD,
+    Timer.OUTAGE_REPORTED,
     Timer.NO_ROUND,
     Timer.SURVEY,
     Timer.RESUMING,

@@ -1,4 +1,4 @@
-"""Who is in, when a round is sealed, who gets which rank, and why: one pure step.
+"""Which nodes are members, when a round is sealed, which ranks they get: one pure step.
 
 ``step(state, event, now)`` is all there is. The participant feeds it what happens and performs
 what it asks for; the model test feeds it simulated worlds.
@@ -27,7 +27,7 @@ LOOK_AROUND = 60.0
 
 
 def begin(policy: Policy) -> NodeState:
-    """The knowledge of a node that has heard nothing yet."""
+    """The state of a node before its first event."""
     return NodeState(policy)
 
 

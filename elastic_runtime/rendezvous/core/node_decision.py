@@ -138,7 +138,7 @@ def wait(
     counts: bool = True,
     outside: bool = False,
 ) -> Decision:
-    """Tells the agent why nothing happens.
+    """Notifies the agent of why nothing happens.
 
     Args:
         state: the present knowledge.
@@ -155,7 +155,7 @@ def wait(
     name = f"waiting/{state.history.last_number}/{reason}/{_rung(have)}"
     shown = (have, low) if counts else (0, 0)
     notice = Waiting(reason, *shown, high, outside)
-    return Decision(state.tell(notice, once=name), wake=until, reason=reason)
+    return Decision(state.with_notice(notice, once=name), wake=until, reason=reason)
 
 
 def _rung(have: int) -> int:

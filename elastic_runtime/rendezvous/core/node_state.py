@@ -82,9 +82,9 @@ class Timer(Enum):
     """Names of timers: each says since when a condition holds without interruption."""
 
     WAITING = auto()  # this node waits for what comes through the store: a round, the end
-    OUTAGE_TOLD = auto()  # people were told last that the store does not serve this node
+    OUTAGE_REPORTED = auto()  # the last message that the store does not serve this node
     NO_ROUND = auto()  # the store has not known our round, of which we know some members only
-    SURVEY = auto()  # this node has looked for the others
+    SURVEY = auto()  # this node has probed the others
     # The others are the leader's.
     NO_JOB = auto()  # the store has shown no job, though one may be running
     RESUMING = auto()  # ..., and the job has run before
@@ -93,8 +93,8 @@ class Timer(Enum):
     LAST_CALL = auto()  # enough nodes for a first round have been there
     TOO_FEW = auto()  # there have been too few nodes for a round
     NO_SURVIVOR = auto()  # all members of the last round have been silent
-    GATHERING = auto()  # the members of the last round have been waited for
-    SURVEY_ORDERED = auto()  # they have been asked whom they reach
+    GATHERING = auto()  # the leader has waited for the members of the last round
+    SURVEY_ORDERED = auto()  # they have been asked which nodes they reach
     WORKERS_BACK = auto()  # a member has had more workers than it takes part with
     ROLL_CALL = auto()  # the members of the last round have not been known
     PARTS_CLEANUP = auto()  # nothing else was to be decided
@@ -194,7 +194,7 @@ class History:
         ended_well: nodes seen to have ended well, with the round.
         draft: a large round that this node has tried to seal, and whose parts it has written.
         unseen: a round that this node has sealed, as far as it knows, and was not shown yet.
-        suspects: joiners with whom a round failed, with strikes and when to try them again.
+        suspects: joiners whose round failed, with strikes and when to try them again.
     """
 
     job: JobRecord | None = None
@@ -373,7 +373,7 @@ class NodeState:
             return self
         return replace(self, timers={k: v for k, v in self.timers.items() if k not in timers})
 
-    def tell(self, notice: Notice, once: str = "") -> NodeState:
+    def with_notice(self, notice: Notice, once: str = "") -> NodeState:
         """With a notice for the agent; with ``once``, only if none of that name was given."""
         if once and once in self.given:
             return self

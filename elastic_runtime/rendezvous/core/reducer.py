@@ -105,11 +105,11 @@ def reduce(state: NodeState, event: Event, now: float) -> NodeState:
         case Lost(why, acked_at):
             return _lost(state, why, acked_at, now)
         case Found():
-            return regained(state, now).tell(StoreState(True))
+            return regained(state, now).with_notice(StoreState(True))
         case LeaseLost(acked_at):
             return _lease_lost(state, acked_at, now)
         case Refused(why):
-            return state.tell(StoreState(False, why, refused=True), once="refused")
+            return state.with_notice(StoreState(False, why, refused=True), once="refused")
         case Applied():
             return _applied(state, event, now)
         case Probed():
@@ -150,7 +150,9 @@ def _lost(state: NodeState, why: str, acked_at: float | None, now: float) -> Nod
     if not contact.connected and contact.lost_at:
         return replace(state, contact=replace(contact, lost_why=why))
     contact = replace(contact, connected=False, lost_at=now, lost_why=why)
-    return _acked(replace(state, contact=contact), acked_at, now).tell(StoreState(False, why))
+    return _acked(replace(state, contact=contact), acked_at, now).with_notice(
+        StoreState(False, why)
+    )
 
 
 def _lease_lost(state: NodeState, acked_at: float | None, now: float) -> NodeState:
@@ -197,9 +199,9 @@ def _parts_gone(state: NodeState, event: PartsGone) -> NodeState:
     if shown.round.version != event.version:
         return state
     for key, why in event.wrong.items():
-        state = state.tell(BadRecord(key, why), once=f"bad/{key}")
+        state = state.with_notice(BadRecord(key, why), once=f"bad/{key}")
     text = "its members are not in the store"
-    state = state.tell(BadRecord(ROUND, text), once=f"bad/{ROUND}/{event.version}")
+    state = state.with_notice(BadRecord(ROUND, text), once=f"bad/{ROUND}/{event.version}")
     return replace(state, shown=replace(shown, round=replace(shown.round, unreadable=True)))
 
 

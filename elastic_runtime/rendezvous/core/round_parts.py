@@ -1,17 +1,17 @@
-"""The members of a large round, which lie in the store in parts: pure.
+"""The members of a large round, which are stored in parts: pure.
 
 n nodes that each read a list of n members would read n² of them, and a list of 10,000 is larger
 than what etcd takes in one request. So the record of a large round names its first members only,
 and all of them are under ``group/<id>/``, in parts of some 16. Which part a node is in follows
-from its uuid: a member reads that one, and knows its own rank. All parts are read by those who
-need all members: the leader, who is not a member and wants to be, who looks for the others, and
-the *keepers*, eight members spread over the ranks, who can give the round back to a store that
-has lost its memory.
+from its uuid: a member reads that one, and knows its own rank. All parts are read by nodes that
+need all members: the leader, a node that wants to join, a node that probes all others, and the
+*keepers*, eight members spread over the ranks, which can write the round into a store that has
+lost its data.
 
-The id is a hash of what the parts say. So who writes them a second time changes nothing, two
-leaders that write at the same time do not mix, and parts are there before the round that names
-them is. Each part ends with a hash of itself and of its key, so that who reads that one alone sees
-whether it is what was written there; one that is not counts as missing.
+The id is a hash of what the parts say. So a second write of them changes nothing, two leaders that
+write at the same time do not mix, and parts are there before the round that names them is. Each
+part ends with a hash of itself and of its key, so that a node that reads that one alone sees
+whether it is undamaged; a damaged one counts as missing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     Read = Callable[[str], Sequence[StoreEntry]]
 
-# The members of so many parts are looked for by each node, some 256; of a round in one piece, all
-# are. So many of the parts are its own and those after it, in each round.
+# Each node probes the members of so many parts, some 256; of a round in one piece, it probes all.
+# So many of the parts are its own and those after it, in each round.
 _AROUND, _NEXT = 16, 2
 # So many parts are written at once: half a megabyte, of the 1.5 that etcd takes by default.
 AT_ONCE = 100
@@ -54,7 +54,7 @@ def split_round(last: RoundRecord, layout: Layout) -> tuple[RoundRecord, tuple[T
 
     Args:
         last: the round, with all its members.
-        layout: how it is to lie there.
+        layout: how it is to be stored.
 
     Returns:
         Its record, and the writes that come before it.
@@ -86,7 +86,7 @@ def split_round(last: RoundRecord, layout: Layout) -> tuple[RoundRecord, tuple[T
 
 
 def head_of(last: RoundRecord, first: int) -> RoundRecord:
-    """The record of a round whose members lie in parts, as far as its first ones are known.
+    """The record of a round whose members are stored in parts, if its first members are known.
 
     Args:
         last: the round, with some of its members or all.
@@ -129,13 +129,13 @@ def joined(head: RoundRecord, parts: Iterable[GroupRecord]) -> RoundRecord:
 
 
 def sample_of(last: RoundRecord, node: str) -> tuple[str, ...]:
-    """The keys of the parts whose members a node looks for, its own first.
+    """The keys of the parts whose members a node probes, its own first.
 
     In which part a node is follows from its uuid, and so has nothing to do with where it is: these
-    are a fair sample of the round. As neighbouring parts look for each other, all samples together
-    connect all nodes that reach each other. The rest is another one in the next round, and there
-    are twice as many after each round without progress: a single pair that is cut is found before
-    the job gives up.
+    are a fair sample of the round. As members of neighbouring parts probe each other, all samples
+    together connect all nodes that reach each other. The other parts change with every round, and
+    their number doubles after each round without progress: a single pair that is cut is found
+    before the job gives up.
     """
     parts, own = keys(last), part_of(node, last.parts)
     steps: Sequence[int] = range(len(parts))
@@ -148,7 +148,7 @@ def sample_of(last: RoundRecord, node: str) -> tuple[str, ...]:
 
 
 def looked_for(last: RoundRecord) -> Callable[[str], Sequence[Member]]:
-    """Whom of the members of a round each node looks for; all of them must be known."""
+    """Which members of a round each node probes; all of them must be known."""
     if not last.group:
         return lambda node: last.members
     parts: dict[str, list[Member]] = {key: [] for key in keys(last)}
@@ -173,7 +173,7 @@ def _signed(key: str, value: bytes) -> bytes:
 
 
 def intact(entry: StoreEntry) -> bool:
-    """Whether this part is what was written there."""
+    """Whether this part is undamaged."""
     end = len(_FIELD) + _DIGITS + len(_END)
     return _signed(entry.key, entry.value[:-end] + b"}") == entry.value
 

@@ -67,13 +67,13 @@ def reduce_snapshot(state: NodeState, event: StoreSnapshot, now: float) -> NodeS
     if event.forgot:
         contact = replace(state.contact, forgot_at=now, regained_at=now)
         own = replace(state.own, registered=False, stored=None, version=ABSENT)
-        state = replace(state, contact=contact, own=own).tell(StoreState(True, forgot=True))
+        state = replace(state, contact=contact, own=own).with_notice(StoreState(True, forgot=True))
     entries = {entry.key for entry in event.entries}
     for key in COMMON:
         if key not in entries:
             state = _with_common(state, key, NOTHING_STORED)
     if not state.contact.connected:
-        state = regained(state, now).tell(StoreState(True))
+        state = regained(state, now).with_notice(StoreState(True))
     shown = state.shown
     kept = {node: peer for node, peer in shown.peers.items() if node_key(node) in entries}
     unreadable = {key: since for key, since in shown.unreadable.items() if key in entries}
@@ -289,7 +289,7 @@ def _read_node(state: NodeState, entry: StoreEntry) -> tuple[NodeRecord | None, 
     node, state = _read(state, NodeRecord, entry)
     if node is not None and node_key(node.node) != entry.key:
         once = f"bad/{entry.key}"
-        return None, state.tell(BadRecord(entry.key, "it describes another node"), once=once)
+        return None, state.with_notice(BadRecord(entry.key, "it describes another node"), once=once)
     return node, state
 
 
@@ -298,4 +298,4 @@ def _read(state: NodeState, cls: type[_R], entry: StoreEntry) -> tuple[_R | None
         return cls.decode(entry.key, entry.value), state
     except RecordError as error:
         once = f"bad/{entry.key}/{entry.version}"
-        return None, state.tell(BadRecord(error.key, error.why), once=once)
+        return None, state.with_notice(BadRecord(error.key, error.why), once=once)

@@ -50,7 +50,7 @@ class MemoryServer:
     Args:
         clock: the time by which leases end.
         revision: where versions begin.
-        patrolled: whether a thread looks for leases that have ended; if not, whoever made the
+        patrolled: whether a thread looks for leases that have ended; if not, the owner of the
             server calls ``expire_due``.
 
     Attributes:
@@ -70,7 +70,7 @@ class MemoryServer:
         self._common: dict[str, None] = {}
         self._leases: dict[str, _Lease] = {}
         self._stores: dict[MemoryStore, None] = {}
-        # Of the keys of nodes: who follows all of them, and who this one.
+        # Of the keys of nodes: which stores follow all of them, and which this one.
         self._wide: dict[MemoryStore, None] = {}
         self._followers: dict[str, dict[MemoryStore, None]] = {}
         self._due = float("inf")  # no lease ends before

@@ -115,7 +115,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._gone = threading.Event()
         self._crash = ""
         self._unwatch = threads.watch(self._crashed)
-        # What was heard; guarded, and waited for.
+        # The last notices; guarded by this condition.
         self._news = threading.Condition()
         self._sealed: Sealed | None = None
         self._switch: Switch | None = None
@@ -186,7 +186,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         Where there is no job, none is made in order to be closed: only this handler is closed then.
 
         Raises:
-            RendezvousConnectionError: the store does not answer, so that nobody else hears of it.
+            RendezvousConnectionError: the store does not answer, so no other node learns of it.
         """
         if not self._close_job(f"torchrun closed the rendezvous on {self._identity.name}"):
             raise RendezvousConnectionError(

@@ -12,8 +12,8 @@ The rules:
 - *Progress* is a higher step than ever before; for scripts that report no steps it is a long
   enough run, or an error that has changed. Rounds in a row without progress are counted
   whatever ended them.
-- A worker that its machine has no room for costs nothing, but how long the others have waited for
-  it is no progress.
+- A worker that could not be started for lack of resources costs nothing, but the time that the
+  others have waited for it is no progress.
 - A round whose members no longer reach each other costs nothing and is no round without progress.
 """
 
@@ -77,14 +77,14 @@ class RoundCost:
 def root_cause(reports: Sequence[FaultReport]) -> FaultReport | None:
     """The report that tells most about why the round broke.
 
-    Errors that only echo the end of a peer come after all causes, and nodes that left because
-    they were told to come last.
+    Errors that only echo the end of a peer come after all causes, and nodes that left on
+    request come last.
     """
     return min(
         reports,
         key=lambda report: (
             report.kind == PLANNED,
-            not report.signature.startswith(USAGE),  # nothing else can have led to it
+            not report.signature.startswith(USAGE),  # nothing else can have caused it
             report.consequence,
             _TELLING.get(report.kind, 9),
             report.lifetime,
@@ -111,7 +111,7 @@ def assess(
         members: how many nodes the round had.
         max_restarts: failures of user code that the job may have.
         workers: how many workers all its nodes had together; 0: one each.
-        planned: everybody was told to leave for a change of the membership, so that errors which
+        planned: all were ordered to leave for a change of the membership, so that errors which
             only echo the end of a peer are part of it.
         cut: which members did not reach each other, for people; "": all did, as far as is known.
 

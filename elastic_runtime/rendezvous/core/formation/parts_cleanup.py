@@ -5,8 +5,8 @@ that no round names; and parts may be lost or overwritten while no one reads the
 checks them from time to time, as long as nothing else is to be decided.
 
 Parts of no round may be those of one that another node is about to seal. They are deleted in one
-transaction that writes the present round's record again, as it is: whoever seals compares its
-version, and so finds that it has to begin anew, with its parts.
+transaction that writes the present round's record again, as it is: a node that seals compares
+its version, and so finds that it has to write its parts again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def _without_parts(state: NodeState) -> NodeState:
 def _clean_up(state: NodeState, last: LastRound, seen: PartsSeen, now: float) -> Decision:
     state, ours = _without_parts(state), frozenset(keys(last.round))
     for key in sorted(ours & seen.wrong):
-        state = state.tell(BadRecord(key, "its hash is that of something else"), once=f"bad/{key}")
+        state = state.with_notice(
+            BadRecord(key, "its hash is that of something else"), once=f"bad/{key}"
+        )
     if ours - seen.intact:
         given_back = restore(state, last.round, now)
         return given_back.because("parts of the round are gone from the store")

@@ -32,7 +32,7 @@ def may_register(state: NodeState, now: float) -> tuple[bool, Decision]:
         return False, Decision(state, wake=state.remembers_at)
     job = state.job_record
     if job is not None and job.in_place and not (state.own.workers_ready or state.stranger):
-        return False, Decision(state.tell(Prepare(), once="prepare"))
+        return False, Decision(state.with_notice(Prepare(), once="prepare"))
     leader = leader_of(state)
     if leader is None:
         return True, Decision(state)  # there is no node that could be disturbed
@@ -61,7 +61,7 @@ def _await_other(state: NodeState, leader: Peer, now: float) -> Decision:
         return wait(state, f"the last job under this run id is ending on {name}")
     answer = state.reach.answers.get(leader.record.node)
     if answer in (ALIVE, BUSY):
-        return Decision(state.tell(Conflict(_conflict_text(state, leader)), once="conflict"))
+        return Decision(state.with_notice(Conflict(_conflict_text(state, leader)), once="conflict"))
     every = UNREACHABLE_PAUSE if answer == SILENT else state.policy.probe_every
     asked = probe(state, [leader.record], every, now)
     if answer != SILENT:

@@ -73,7 +73,7 @@ def _check_excluded(state: NodeState, now: float) -> Decision:
     if not reason:
         return Decision(state)
     state = replace(state, own=replace(state.own, excluded=True))
-    return Decision(state.tell(Excluded(reason)), reason=reason)
+    return Decision(state.with_notice(Excluded(reason)), reason=reason)
 
 
 def _record(state: NodeState) -> NodeRecord:
@@ -92,7 +92,7 @@ def _why_excluded(state: NodeState, now: float) -> str:
         elif job and job.incarnation != ours.incarnation and now >= state.remembers_at:
             return "another incarnation of the job has begun"
     if state.own.registered and state.own.version == ABSENT:
-        # Our lease ran out; while nobody has gone on without us, we are a member still.
+        # Our lease ran out; while no round was formed without us, we are a member still.
         if not _is_member(state):
             return "this node's key is gone from the store"
     if ours is None and state.own.registered and state.stranger and state.history.took_part == "":
@@ -213,7 +213,7 @@ def _tell_agent(state: NodeState, now: float) -> Decision:
         ours = outcome.incarnation == state.history.took_part
         if state.shown.outcome.version == own.old_outcome and not ours:
             return Decision(state)
-        return Decision(state.tell(Ended(outcome), once=f"ended/{outcome.incarnation}"))
+        return Decision(state.with_notice(Ended(outcome), once=f"ended/{outcome.incarnation}"))
     if job is not None and own.stored is not None and not state.stranger:
         if state.history.took_part != job.incarnation:
             state = replace(state, history=replace(state.history, took_part=job.incarnation))
@@ -223,13 +223,13 @@ def _tell_agent(state: NodeState, now: float) -> Decision:
             return Decision(state)
         name = f"switch/{switch.incarnation}/{switch.round}/{switch.broken}"
         notice = Switch(switch.round, switch.broken, switch.reason)
-        return Decision(state.tell(notice, once=name))
+        return Decision(state.with_notice(notice, once=name))
     if last is None or record.status != IN:
         return Decision(state)
     rank = last.rank_of(record.node)
     if rank >= 0 and not _is_called_off(switch) and not _has_left(record, last):
         state = replace(state, own=replace(own, round=last)).stop(Timer.WAITING)
-        return Decision(state.tell(Sealed(last, rank)))
+        return Decision(state.with_notice(Sealed(last, rank)))
     if rank < 0 and own.stored is not None:
         return wait(state, _why_outside(state, last), last.size, outside=True)
     return Decision(state)

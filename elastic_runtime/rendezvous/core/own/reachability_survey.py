@@ -93,7 +93,7 @@ def _look_around(state: NodeState, last: RoundRecord, now: float) -> Decision:
     asked = [node for node in others if reach.answered.get(node, float("-inf")) >= begun]
     busy = tuple(others[node].name for node in asked if reach.answers[node] == BUSY)
     state = replace(state, reach=replace(state.reach, wanted=0))
-    return Decision(state.tell(Surveyed(last.number, names, busy)))
+    return Decision(state.with_notice(Surveyed(last.number, names, busy)))
 
 
 def _look_again(state: NodeState, now: float) -> Decision:

@@ -40,7 +40,7 @@ def handle_outage(state: NodeState, now: float) -> Decision:
     fenced = _fence(state, now)
     problem = fenced.state.problem(now)
     if problem is None:
-        return fenced.followed_by(Decision(fenced.state.stop(Timer.OUTAGE_TOLD)))
+        return fenced.followed_by(Decision(fenced.state.stop(Timer.OUTAGE_REPORTED)))
     said = fenced.followed_by(_speak(fenced.state, problem, now))
     return said.followed_by(_give_up(said.state, problem, now))
 
@@ -60,22 +60,22 @@ def _fence(state: NodeState, now: float) -> Decision:
         return Decision(state, wake=limit)
     silent = now - contact.acked_at
     text = f"no contact to the store for {silent:.0f} s; others may go on without us"
-    state = state.tell(Fenced(text), once=f"fence/{contact.acked_at}")
+    state = state.with_notice(Fenced(text), once=f"fence/{contact.acked_at}")
     return Decision(state, reason="no contact to the store for too long")
 
 
 def _speak(state: NodeState, problem: StoreProblem, now: float) -> Decision:
     """Reports that the store does not serve this node, and how long it goes on waiting for it."""
-    last = state.timers.get(Timer.OUTAGE_TOLD)
+    last = state.timers.get(Timer.OUTAGE_REPORTED)
     # The loss of contact itself is reported when it happens.
     first = problem.since + (_SHORT if state.contact.connected else AGAIN)
     due = first if last is None else last + AGAIN
     if now < due:
         return Decision(state, wake=due)
-    state = state.restart(Timer.OUTAGE_TOLD, now)
+    state = state.restart(Timer.OUTAGE_REPORTED, now)
     if not state.waits:
         notice = StoreTrouble(problem.why, now - problem.since)
-        return Decision(state.tell(notice), wake=now + AGAIN)
+        return Decision(state.with_notice(notice), wake=now + AGAIN)
     left = max(0.0, _deadline(state, problem) - now)
     text = f"{problem.why}; giving up in {left:.0f} s"
     return wait(state, text, counts=False, until=now + AGAIN)
@@ -93,7 +93,7 @@ def _give_up(state: NodeState, problem: StoreProblem, now: float) -> Decision:
     else:
         text = f"{problem.why}, for {now - problem.since:.0f} s; this node cannot go on without it"
         text += f" (--join-timeout){state.policy.remedy and '; '}{state.policy.remedy}"
-    state = state.tell(StoreTimeout(text), once=f"timeout/{due}")
+    state = state.with_notice(StoreTimeout(text), once=f"timeout/{due}")
     return Decision(state, reason="the store has not served this node for too long")
 
 

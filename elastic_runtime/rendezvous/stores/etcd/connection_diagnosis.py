@@ -1,8 +1,8 @@
 """Why nothing answers that we understand: asked once more, by plain means.
 
 gRPC says "unavailable" for a server that is down, for one with a certificate that we do not
-trust, and for one that is no etcd at all. The first may come back, the others never will, and
-whoever typed the address wants to know which it is. So before the first contact, each host is
+trust, and for one that is no etcd at all. The first may come back, the others never will, and the
+person who typed the address wants to know which it is. So before the first contact, each host is
 asked for ``/version`` over HTTP/1.1, which etcd answers on the same port, also without a password.
 """
 
@@ -22,7 +22,7 @@ _TIMEOUT = 1.0
 
 
 def refusal(endpoint: Endpoint) -> str:
-    """Why the store will never take us; "" if it may yet, or if that cannot be told.
+    """Why the store will never take us; "" if it may yet, or if that is not known.
 
     Blocks for at most a second or so a host. Only what all hosts agree in is a refusal.
     """

@@ -97,7 +97,7 @@ class EtcdStore:
         self._hub.post(lambda: self._view.aim(wide=wide, without=without))
 
     def _lease_lost(self) -> None:
-        self._hub.post(lambda: self._view.tell(LeaseLost(self._lease.acked_at)))
+        self._hub.post(lambda: self._view.emit(LeaseLost(self._lease.acked_at)))
 
     # ------------------------------------------------------------ blocking operations
 

@@ -4,7 +4,7 @@ It keeps nothing but the channels and the auth token. Each server has a channel 
 names are looked up again and certificates are checked against the name of the very server (a
 channel to several addresses has one name for all); one is used until it fails, then the next.
 
-Retries are left to those who know what is safe to repeat; only a call that was turned away for
+Retries are left to callers, which know what is safe to repeat; only a call that was turned away for
 its token is made again here, as it had no effect.
 
 A process that has a channel must not be forked: the child would hang in it.
@@ -95,7 +95,7 @@ class LeaseGone(StoreUnavailable):
 
 
 class AuthenticationOff(StoreUnavailable):
-    """The store asks nobody for a password."""
+    """The store works without passwords."""
 
 
 class HistoryGone(StoreUnavailable):

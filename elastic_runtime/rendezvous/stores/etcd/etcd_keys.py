@@ -63,7 +63,7 @@ class Heir:
     """One of the oldest nodes, as it was seen once: its key, and the revision that created it.
 
     Nodes that come later are younger. So the first of the oldest ones that is there still, and
-    has not come a second time, is the oldest of all; nobody has to have them put in order again.
+    has not come a second time, is the oldest of all; no request has to sort them again.
     When a leader dies, each node asks who is the oldest now, and for that etcd goes through all
     nodes: a thousand of them at the same moment kept it busy for seconds.
     """
@@ -246,7 +246,7 @@ class RunKeys:
 
 
 def heir_of(goal: Goal, heirs: Sequence[Heir]) -> Heir | None:
-    """The oldest node, if it is there still; None: nobody is known that may be it."""
+    """The oldest node, if it is there still; None: it is not known."""
     return next((heir for heir in heirs if heir.key not in goal.without), None)
 
 

@@ -3,7 +3,7 @@
 An etcd of 3.5.1, for one, ends with a panic if a transaction that only reads is given up by its
 client, or its client dies, while it is served (etcd issue 14110): one node killed in the wrong
 microsecond would take the store of all jobs with it. So the first range is read by itself, and
-tells the revision at which the others are read.
+gives the revision at which the others are read.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Who wants to hear of a watch; called on the hub's thread."""
+    """Gets the responses of a watch, on the hub's thread."""
 
-    def heard(self, watch: int, response: rpc.WatchResponse) -> None:
+    def on_response(self, watch: int, response: rpc.WatchResponse) -> None:
         """A response of the watch has come."""
 
     def broken(self, error: StoreUnavailable) -> None:
@@ -64,7 +64,7 @@ class Hub:
             return hub
 
     def release(self) -> None:
-        """Closes the connection, if nobody else uses it."""
+        """Closes the connection, if no other store uses it."""
         with self._guard:
             self._users -= 1
             if self._users:
@@ -144,7 +144,7 @@ class Hub:
         return number
 
     def unwatch(self, number: int) -> None:
-        """Ends a watch; nothing of it is heard any more."""
+        """Ends a watch; no response of it is passed on any more."""
         if self._watchers.pop(number, None) and self._stream is not None:
             cancel = rpc.WatchCancelRequest(watch_id=number)
             self._stream.send(rpc.WatchRequest(cancel_request=cancel))
@@ -154,7 +154,7 @@ class Hub:
             return
         watcher = self._watchers.get(response.watch_id)
         if watcher is not None:
-            watcher.heard(response.watch_id, response)
+            watcher.on_response(response.watch_id, response)
         elif response.canceled and response.watch_id == _NO_WATCH:
             stream.close()
             self._broken(stream, canceled(response, self.endpoint))

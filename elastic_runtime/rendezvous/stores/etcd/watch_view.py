@@ -1,7 +1,7 @@
 """What one store follows, from the first look over lost connections to the last event.
 
 **A look** watches first and reads then: all that is followed, as it was at one revision. What the
-watches tell of up to that revision is dropped, what came meanwhile is delivered after it. The
+watches report up to that revision is dropped, what came meanwhile is delivered after it. The
 other order, to read and then to watch from the next revision, would be slower: any write in
 between makes a watch one of the past, which etcd serves up to 100 ms late. Only the oldest node's
 key is watched from the past, as it is not known before the look; changes of that one key, and
@@ -14,7 +14,7 @@ another history. Its revision alone would not show it: after a restart on an emp
 have written more than there was before until we are back.
 
 **The narrow view** follows the oldest node. When that one vanishes, or when our own key appears
-and there was nobody to follow, the view finds the next one by itself, and tells of both at once
+and there was no node to follow, the view finds the next one by itself, and reports both at once
 (by a ``Changed``, or by a ``StoreSnapshot`` if it has to look again). Else every node would have to
 look wide to find out who is the oldest now.
 
@@ -62,7 +62,7 @@ _PAUSE_FIRST, _PAUSE_MOST = 0.1, 1.0
 
 @dataclass(slots=True)
 class _Look:
-    """A look under way: what for, and what the watches told meanwhile."""
+    """A look under way: what for, and what the watches reported meanwhile."""
 
     goal: Goal
     forgot: bool
@@ -150,13 +150,13 @@ class View:
             self._break_off()
             self._resume()
 
-    def tell(self, event: StoreEvent) -> None:
+    def emit(self, event: StoreEvent) -> None:
         """Hands an event to the listener."""
         if self._listener is not None:
             self._listener(event)
 
     def stop(self) -> None:
-        """Follows and tells nothing any more."""
+        """Follows and reports nothing any more."""
         self._listener = None
         self._break_off()
 
@@ -214,7 +214,7 @@ class View:
         self._leader = sight.leader
         self._owed, self._looking = False, None
         self._found()
-        self.tell(StoreSnapshot(sight.entries, look.goal.wide, forgot))
+        self.emit(StoreSnapshot(sight.entries, look.goal.wide, forgot))
         for watch, what in list(self._watches.items()):
             if what not in self._next:
                 self._unwatch(watch)
@@ -283,7 +283,7 @@ class View:
             if not refused and not self._hub.connected_once:
                 refused = refusal(self._endpoint)
             if refused:
-                self.tell(Refused(refused))
+                self.emit(Refused(refused))
                 return
         if isinstance(error, StoreRefused):
             self._pause = _PAUSE_MOST
@@ -306,12 +306,12 @@ class View:
         complains = isinstance(error, _COMPLAINTS) and str(error) != self._lost
         if complains or not self._lost:
             self._lost = str(error)
-            self.tell(Lost(self._lost, self._acked_at()))
+            self.emit(Lost(self._lost, self._acked_at()))
 
     def _found(self) -> None:
         if self._lost:
             self._lost = ""
-            self.tell(Found())
+            self.emit(Found())
 
     # ------------------------------------------------------------ watching
 
@@ -340,7 +340,7 @@ class View:
             self._failed(error)
             self._pause = min(2 * self._pause, _PAUSE_MOST)
 
-    def heard(self, watch: int, response: rpc.WatchResponse) -> None:
+    def on_response(self, watch: int, response: rpc.WatchResponse) -> None:
         """A response of one of our watches has come."""
         look, what = self._looking, self._watches[watch]
         if response.canceled and response.compact_revision:
@@ -383,12 +383,12 @@ class View:
             self._look()
             return
         for changed in changes:
-            self.tell(changed)
+            self.emit(changed)
 
     def _succeed(self, gone: str) -> None:
-        """The oldest node has gone: follows the next one, and tells of both at once.
+        """The oldest node has gone: follows the next one, and reports both at once.
 
-        It asks for one key only, and what else the watches tell is delivered meanwhile: when a
+        It asks for one key only, and what else the watches report is delivered meanwhile: when a
         leader dies, all nodes do this at the moment when they wait for a round.
         """
         heir, before = heir_of(self._goal, self._heirs), self.revision
@@ -410,7 +410,7 @@ class View:
                 self._found()
                 self._follow(found[0], revision)
                 puts = tuple(found) if heir.key != self._goal.own else ()
-                self.tell(Changed(puts, (gone,)))
+                self.emit(Changed(puts, (gone,)))
 
         self._ask((self._keys.one(heir.key).read(),), came)
 
