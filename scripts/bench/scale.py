@@ -4,15 +4,17 @@
 The participants and all that they decide are the real ones. A job of n nodes comes together; then
 the last one dies, two neighbours notice, all leave the round, and the survivors form the next one;
 then the oldest node, which leads, dies, and all notice it. Each round makes a step, so no pause
-follows for want of progress. Two stores:
+follows for want of progress. Three stores:
 
 - ``memory``: the store in this process, and one thread that plays all nodes in turn. So the seconds
   are the processor time of all nodes together, and show what grows faster than n. A probe of the
   dead node is answered by the bench.
 - ``etcd``: a real etcd and real threads, spread over a few processes; who leads, and who leads
   next, are in one of their own.
+- ``embedded``: as with etcd, but the store is the one that a job hosts itself, in a process of its
+  own.
 
-    scripts/bench/scale.py --nodes 1000 4000 10000 --stores memory etcd --most-etcd 1000
+    scripts/bench/scale.py --nodes 200 1000 4000 10000 --stores memory etcd embedded --most 1000
 
 Bytes are those of keys and values, as nodes write and receive them. Only the two nodes that die
 have a port for probes, which nobody answers while they live, and which refuses afterwards.
@@ -34,12 +36,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_runtime.rendezvous.core.events import Join
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
-from scripts.bench.scale_etcd import over_etcd
 from scripts.bench.scale_nodes import LIMIT, Counted, Node, Round, Traffic
+from scripts.bench.scale_server import over_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_STORES = ("memory", "etcd", "embedded")
 _FOR_EVER = 1e6  # where one thread plays all nodes, none can say in time that it is alive
 
 
@@ -142,16 +145,16 @@ def in_memory(total: int) -> list[Round]:
 def shown(store: str, total: int, rounds: Sequence[Round]) -> str:
     """The rounds of one job as lines."""
     return "\n".join(
-        f"{store:8}{total:7}  {one.what:16}{one.seconds:9.2f}{one.written / 1e6:11.2f}"
+        f"{store:9}{total:6}  {one.what:16}{one.seconds:9.2f}{one.written / 1e6:11.2f}"
         f"{one.received / 1e6:11.2f}{one.leader_cpu:13.3f}{1000 * one.member_cpu:14.2f}"
-        f"{one.nodes_cpu:12.2f}{one.etcd_cpu:11.2f}"
+        f"{one.nodes_cpu:12.2f}{one.store_cpu:12.2f}"
         for one in rounds
     )
 
 
 _HEAD = (
-    f"{'store':8}{'nodes':>7}  {'round':16}{'seconds':>9}{'MB written':>11}{'MB read':>11}"
-    f"{'leader CPU s':>13}{'member CPU ms':>14}{'nodes CPU s':>12}{'etcd CPU s':>11}"
+    f"{'store':9}{'nodes':>6}  {'round':16}{'seconds':>9}{'MB written':>11}{'MB read':>11}"
+    f"{'leader CPU s':>13}{'member CPU ms':>14}{'nodes CPU s':>12}{'store CPU s':>12}"
 )
 
 
@@ -159,10 +162,8 @@ def main() -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 4000, 10000])
-    parser.add_argument(
-        "--stores", nargs="+", choices=["memory", "etcd"], default=["memory", "etcd"]
-    )
-    parser.add_argument("--most-etcd", type=int, default=1000, help="no more nodes over etcd")
+    parser.add_argument("--stores", nargs="+", choices=_STORES, default=list(_STORES))
+    parser.add_argument("--most", type=int, default=1000, help="no more nodes over a server")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--json", help="where the figures are written")
     args = parser.parse_args()
@@ -170,9 +171,12 @@ def main() -> int:
     print(_HEAD, flush=True)
     for store in args.stores:
         for total in args.nodes:
-            if store == "etcd" and total > args.most_etcd:
+            if store == "memory":
+                rounds = in_memory(total)
+            elif total <= args.most:
+                rounds = over_server(store, total, args.processes)
+            else:
                 continue
-            rounds = in_memory(total) if store == "memory" else over_etcd(total, args.processes)
             print(shown(store, total, rounds), flush=True)
             results += [{"store": store, "job": total, **vars(one)} for one in rounds]
     if args.json:

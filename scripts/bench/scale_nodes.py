@@ -174,7 +174,7 @@ class Round:
     """What one round has cost; ``seconds`` from the fault, or the start, to its last member.
 
     ``leader_cpu`` and ``member_cpu`` are those of their own threads; ``nodes_cpu`` is all that the
-    processes of nodes have used, with what they share to speak to etcd.
+    processes of nodes have used, with what they share to speak to the store.
     """
 
     what: str
@@ -185,4 +185,4 @@ class Round:
     leader_cpu: float
     member_cpu: float
     nodes_cpu: float = 0.0
-    etcd_cpu: float = 0.0
+    store_cpu: float = 0.0

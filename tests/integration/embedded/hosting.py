@@ -32,6 +32,11 @@ class HostProcess:
         assert self._process.stdout
         self.port = int(self._process.stdout.readline())
 
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
     def pause(self) -> None:
         """SIGSTOP; returns when it has stopped."""
         self._process.send_signal(signal.SIGSTOP)

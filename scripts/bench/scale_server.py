@@ -1,4 +1,4 @@
-"""The rounds of ``scale.py`` over a real etcd: the nodes of a job, spread over a few processes."""
+"""The rounds of ``scale.py`` over a store in a process of its own, and nodes in a few others."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_runtime.config import Endpoint
+from elastic_runtime.config import LOOPBACK, Endpoint
+from elastic_runtime.endpoint import C10D
 from elastic_runtime.rendezvous.core.events import Join
-from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
+from elastic_runtime.rendezvous.stores.open_store import open_store
 from scripts.bench.scale_nodes import LIMIT, TTL, Counted, Node, Round, Traffic
 from tests.etcd_server import EtcdProcess
+from tests.integration.embedded.hosting import HostProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+_CONNECT = 30.0
 _ELDERS = 2  # who lead have a process to themselves, as every agent has
 
 
-def share(endpoint: str, run_id: str, first: int, count: int, total: int) -> None:
+def share(backend: str, server: str, run_id: str, first: int, count: int, total: int) -> None:
     """One process of nodes; obeys the words on stdin, and says what happens."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -48,9 +51,9 @@ def share(endpoint: str, run_id: str, first: int, count: int, total: int) -> Non
             if there[number] == alive:
                 say(round=number, at=time.monotonic(), size=size)
 
-    where = Endpoint("etcd", (endpoint,), prefix="bench")
+    endpoint = Endpoint(backend, (server,), prefix="bench", hosted_here=backend == C10D)
     for number in range(first, first + count):
-        store = Counted(EtcdStore(where, run_id, TTL, 30.0), traffic)
+        store = Counted(open_store(endpoint, run_id, TTL, _CONNECT), traffic)
         dies = number in (0, total - 1)
         nodes[number] = Node(number, store, total, sealed, dies)  # type: ignore[arg-type]
     threading.Thread(target=_beat, args=(nodes,), daemon=True).start()
@@ -131,25 +134,40 @@ class Share:
         return line
 
 
+@dataclass(frozen=True)
+class _Server:
+    """A store in a process of its own.
+
+    Attributes:
+        backend: how endpoints call it.
+        where: ``host:port``.
+        pid: of the process.
+    """
+
+    backend: str
+    where: str
+    pid: int
+
+
 class _Job:
     """A job over etcd: its processes, and what each round of it costs.
 
     Args:
-        etcd: where its nodes meet.
+        server: where its nodes meet.
         total: its nodes.
         processes: over how many the nodes are spread that do not lead.
         stack: ends them.
     """
 
-    def __init__(self, etcd: EtcdProcess, total: int, processes: int, stack: ExitStack) -> None:
+    def __init__(self, server: _Server, total: int, processes: int, stack: ExitStack) -> None:
         self.rounds: list[Round] = []
         self.shares: list[Share] = []
-        self._etcd = etcd
+        self._server = server
         run_id, first = uuid.uuid4().hex, 0
         others = max(0, total - _ELDERS)
         shared = [others // processes + (one < others % processes) for one in range(processes)]
         for count in (total - others, *shared):
-            arguments = [etcd.endpoint, run_id, str(first), str(count), str(total)]
+            arguments = [server.backend, server.where, run_id, str(first), str(count), str(total)]
             process = subprocess.Popen(
                 [sys.executable, __file__, *arguments],
                 stdin=subprocess.PIPE,
@@ -183,10 +201,10 @@ class _Job:
             left: nodes that it has.
             begin: what it begins with.
         """
-        before, etcd_before, begun = self._costs(), _cpu(self._etcd.pid), time.monotonic()
+        before, store_before, begun = self._costs(), _cpu(self._server.pid), time.monotonic()
         begin()
         ends = [one.hear("round") for one in self.shares]
-        after, etcd_after = self._costs(), _cpu(self._etcd.pid)
+        after, store_after = self._costs(), _cpu(self._server.pid)
         assert {end["size"] for end in ends} == {left}, ends
         cpus = [
             (new[0] - old[0], new[1])
@@ -207,7 +225,7 @@ class _Job:
                 max((one for one, wide in cpus if wide), default=0.0),
                 sum(one for one, wide in cpus if not wide) / len(cpus),
                 more("used"),
-                etcd_after - etcd_before,
+                store_after - store_before,
             )
         )
 
@@ -217,12 +235,28 @@ class _Job:
         return [one.hear("cpu") for one in self.shares]
 
 
-def over_etcd(total: int, processes: int) -> list[Round]:
-    """The rounds of a job of this size, over a real etcd."""
-    with ExitStack() as stack:
+@contextmanager
+def _serving(store: str) -> Iterator[_Server]:
+    """A store in a process of its own, while the block runs."""
+    if store == "etcd":
         etcd = EtcdProcess()
-        stack.callback(etcd.close)
-        job, last = _Job(etcd, total, processes, stack), total - 1
+        try:
+            yield _Server(store, etcd.endpoint, etcd.pid)
+        finally:
+            etcd.close()
+        return
+    host = HostProcess()
+    try:
+        yield _Server(C10D, f"{LOOPBACK}:{host.port}", host.pid)
+    finally:
+        host.kill()
+
+
+def over_server(store: str, total: int, processes: int) -> list[Round]:
+    """The rounds of a job of this size, over a store in another process."""
+    with ExitStack() as stack:
+        server = stack.enter_context(_serving(store))
+        job, last = _Job(server, total, processes, stack), total - 1
         job.measure("start", total, job.start)
         job.measure("a node dies", last, lambda: job.kill(last, f"{last - 1} {last - 2}"))
         job.measure("the leader dies", last - 1, lambda: job.kill(0, ""))
@@ -230,5 +264,5 @@ def over_etcd(total: int, processes: int) -> list[Round]:
 
 
 if __name__ == "__main__":
-    endpoint, run_id, first, count, total = sys.argv[1:]
-    share(endpoint, run_id, int(first), int(count), int(total))
+    backend, where, run_id, first, count, total = sys.argv[1:]
+    share(backend, where, run_id, int(first), int(count), int(total))
