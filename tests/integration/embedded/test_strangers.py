@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import struct
 import threading
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ from elastic_runtime.rendezvous.stores.embedded import store_sessions
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from tests import processes
+from tests.integration.embedded.hosting import HostProcess
 from tests.strangers import GARBAGE
 
 if TYPE_CHECKING:
@@ -160,6 +163,21 @@ def _ends(line: socket.socket) -> bool:
         return not line.recv(2**20)
     except OSError:
         return True
+
+
+def test_a_host_has_more_clients_than_it_may_open_files_at_first() -> None:
+    host = HostProcess()
+    try:
+        _, most = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (40, most))
+        with ExitStack() as stack:
+            for number in range(60):
+                line = socket.create_connection(("127.0.0.1", host.port), timeout=20.0)
+                stack.enter_context(line)
+                line.sendall(wire.PREFACE + _hello(session=str(number)))
+                assert line.recv(1)
+    finally:
+        host.kill()
 
 
 def test_a_store_takes_no_more_than_it_can_hold(

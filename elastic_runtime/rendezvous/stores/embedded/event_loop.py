@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,7 +97,16 @@ async def _watched(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What no task has caught: a defect, unless the machine has no descriptor for a client."""
+    """What no task has caught: a defect, unless there is no descriptor left for a client."""
     error = context.get("exception")
-    if error is not None and not isinstance(error, OSError):
+    if isinstance(error, OSError):
+        if error.errno == errno.EMFILE:
+            _allow_more_files()  # asyncio accepts again after a second
+    elif error is not None:
         threads.report(error)
+
+
+def _allow_more_files() -> None:
+    """Raises our limit of open files (often 1024) as far as we may: each node is a connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
