@@ -17,7 +17,9 @@ as in Raft (Ongaro, "Consensus: Bridging Theory and Practice", 2014, chapters 4 
   whose port refuses, but only for ``WITNESS`` seconds after the death of a host that had heard them
   a moment before. Later there may be another host, which has dropped them from the list.
 - A voter is dropped from the list only after a longer silence (``SILENCE``).
-- While the list changes, most of both lists are needed, until enough of the former one know it.
+- While the list changes, most of both lists are needed. That ends when everybody on the former
+  list knows the new one, but for the dead and those who were silent for so long that they may
+  not leave out the dead. So whoever is elected without the dead is elected by the present list.
 """
 
 from __future__ import annotations
@@ -179,9 +181,9 @@ def turn(ballot: Ballot, now: float) -> Ballot:
     if voters.before:
         know = {id for id, version in ballot.knows.items() if version >= voters.version}
         alive = voters.before - ballot.dead
-        others = alive - ballot.fallen_silent(now) - {ballot.me}
-        # Whoever is elected by the former list needs one of these: this host may be dead by then.
-        if _enough(alive, know, hosts=True) and _enough(others, know, hosts=False):
+        # One that does not know it could be elected by the former list, without all that die now.
+        waited_for = alive - ballot.fallen_silent(now) - {ballot.me}
+        if _enough(alive, know, hosts=True) and waited_for <= know:
             voters = Voters(voters.version + 1, voters.now)
     elif (wanted := _wanted(ballot, now)) != voters.now:
         before = frozenset(voter.id for voter in voters.now)

@@ -75,7 +75,7 @@ def test_who_parts_or_is_long_silent_still_counts(now: float, silently: bool) ->
     assert not heard(ballot, 20.0, A).may_write(20.0)
 
 
-def test_most_of_the_former_list_are_needed_until_enough_of_it_know_the_new_one() -> None:
+def test_most_of_the_former_list_are_needed_until_all_of_it_know_the_new_one() -> None:
     ballot = heard(ballot_of(A, D, before=(A, B, C)), 10.0, A, D)
     assert not ballot.may_write(10.0)
     ballot = heard(ballot, 10.0, B)
@@ -83,6 +83,17 @@ def test_most_of_the_former_list_are_needed_until_enough_of_it_know_the_new_one(
     ballot = heard(ballot, 10.0, C)
     after = succession.turn(ballot, 10.0).voters
     assert (after.before, after.now, after.version) == (frozenset(), (A, D), 6)
+
+
+def test_the_list_changes_only_when_nobody_can_be_elected_by_the_former_one() -> None:
+    """If A, B and C die now, D, which leaves them out, would be all that is left of its list."""
+    new = tuple(Voter(name, f"{name}:1") for name in "ef")
+    ballot = heard(ballot_of(A, B, C, D, *new, before=(A, B, C, D)), 10.0, A, B, C, *new)
+    ballot = succession.echoed(ballot, D.id, 10.0, ballot.voters.version - 1)
+    assert succession.turn(ballot, 10.0).voters.before == {"a", "b", "c", "d"}
+    assert not succession.turn(heard(ballot, 11.0, D), 11.0).voters.before
+    silent = heard(ballot, 10.1 + SILENCE, A, B, C, *new)
+    assert not succession.turn(silent, 10.1 + SILENCE).voters.before
 
 
 def test_the_list_takes_in_who_comes_and_drops_who_is_silent() -> None:
@@ -180,7 +191,8 @@ class Play:
     def act(self, node: Node) -> None:
         me = node.me.id
         if node.ballot is None:
-            if node.voters is not None and self.now >= node.until and self.chance.random() < 0.3:
+            votes = node.voters is not None and node.me in node.voters.now
+            if votes and self.now >= node.until and self.chance.random() < 0.3:
                 self.stand(node)
             return
         if node.ballot.hosts or self.now >= node.until or node.promised == me:
@@ -225,6 +237,21 @@ class Play:
             self.cut ^= {frozenset((node.me.id, other))} if other != node.me.id else set()
         elif what < 0.8:
             self.cut.clear()
+        elif what < 0.9:
+            self.befall_many()
+        elif sum(not one.dead for one in self.nodes.values()) < MOST_VOTERS:
+            name = f"n{len(self.nodes)}"
+            self.nodes[name] = Node(Voter(name, f"{name}:1"))
+
+    def befall_many(self) -> None:
+        """Several die at once, and those who are left lose sight of each other."""
+        alive = [one for one in self.nodes.values() if not one.dead]
+        for one in self.chance.sample(alive, len(alive) // 2):
+            self.die(one)
+        names = list(self.nodes)
+        here = set(self.chance.sample(names, self.chance.randint(1, len(names))))
+        for one in here:
+            self.cut |= {frozenset((one, other)) for other in names if other not in here}
 
     def die(self, node: Node) -> None:
         node.dead = True
