@@ -97,7 +97,7 @@ def test_of_two_the_one_that_loses_sight_of_the_host_waits(open_at: OpenAt) -> N
         stopped.pause()
         node.ear.hears(Lost)
         # It has given itself its vote, under the second term, and that was not enough.
-        processes.wait_for(lambda: hosting_of(node)._obeyed > 1, 60.0, "it stands for host")
+        processes.wait_for(lambda: hosting_of(node)._promised_term > 1, 60.0, "it stands for host")
         stopped.unpause()
         node.ear.hears(Found)
         node.ear.has(node.key)

@@ -1,8 +1,9 @@
 """A node's end of an embedded store; see ``store_contract.Store``.
 
-One connection carries requests, their answers and events. A task keeps it: it connects again when
-it was lost, says every few seconds that it lives, and ends a connection over which nothing comes
-back. The session on the host lasts as long as its lease, so after a short loss nothing is gone.
+One connection carries requests, their answers and events. A task keeps it open: it connects again
+when the connection is lost, sends a keep-alive every few seconds, and closes a connection over
+which no answer comes. The session on the host lasts as long as its lease, so a short loss costs
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from elastic_runtime.rendezvous.store_contract import (
 )
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
 from elastic_runtime.rendezvous.stores.embedded.event_loop import Loop
-from elastic_runtime.rendezvous.stores.embedded.store_connection import Line, NotOurs
+from elastic_runtime.rendezvous.stores.embedded.store_connection import HostConnection, HostRefused
 from elastic_runtime.rendezvous.stores.embedded.store_hosting import Hosting
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.stores.embedded.wire_protocol import Message
 
 # Seconds: between attempts to connect; after which a store that never answered is reported as lost;
-# between two words at most; for the last ones.
-_AGAIN = 0.1
+# between two keep-alives at most; to say goodbye.
+_RETRY = 0.1
 _QUIET = 1.0
-_PACE = 2.0
+_KEEP_ALIVE = 2.0
 _FAREWELL = 1.0
 _MIN_TTL = 1.0
 
@@ -82,11 +83,11 @@ class EmbeddedStore:
         self._loop: Loop | None = None
         self._task: Future[None] | None = None
         self._closed = False
-        # Guards the line for the threads that wait for one.
+        # Guards the connection for the threads that wait for one.
         self._ready = threading.Condition()
-        self._line: Line | None = None
+        self._connection: HostConnection | None = None
         self._beaten = time.monotonic()
-        # The loop's thread only, but for a look.
+        # Written by the loop's thread only.
         self._own = ""
         self._wide = False
         self._without: frozenset[str] = frozenset()
@@ -115,15 +116,15 @@ class EmbeddedStore:
         self._own, self._listener = own_key, listener
         self._loop = Loop()
         self._hosting.listen()
-        self._task = self._loop.begin(self._keep())
+        self._task = self._loop.begin(self._stay_connected())
 
     def follow(self, own_key: str) -> None:
-        """Changes the own key; gives the old lease up."""
+        """Changes the own key; ends the old lease."""
 
         def change() -> None:
             self._own, self._leased, self._acked_at = own_key, False, None
-            if self._line is not None:
-                self._line.send({"do": "follow", "own": own_key})
+            if self._connection is not None:
+                self._connection.send({"do": "follow", "own": own_key})
             else:
                 self._token = secrets.token_hex(16)  # the old session ends with its lease
 
@@ -134,31 +135,33 @@ class EmbeddedStore:
 
         def change() -> None:
             self._wide, self._without = wide, without
-            self._show()
+            self._request_snapshot()
 
         self._post(change)
 
     def apply(self, transaction: Transaction) -> bool:
         """Performs a transaction."""
-        line = self._wait_for_line()
+        connection = self._wait_for_connection()
         silent = time.monotonic() - self._beaten
         leased = any(put.leased for put in transaction.puts)
         if leased and not self._leased and silent > self._ttl:
             raise MainLoopSilent(silent)
         sent = time.monotonic()
-        answer = self._ask(line, "apply", **wire.of_transaction(transaction))
+        answer = self._ask(connection, "apply", **wire.of_transaction(transaction))
         if answer.get("silent") is True:
             raise MainLoopSilent(silent)
-        self._kept(answer, sent)
+        self._note_lease(answer, sent)
         return wire.field(answer, "ok", bool)
 
     def beat(self) -> None:
-        """Says that the agent's main loop lives."""
+        """Says that the agent's main loop runs."""
         self._beaten = time.monotonic()
 
     def read(self, prefix: str) -> tuple[StoreEntry, ...]:
         """All entries under a prefix."""
-        return wire.to_entries(self._ask(self._wait_for_line(), "read", prefix=prefix), "entries")
+        return wire.to_entries(
+            self._ask(self._wait_for_connection(), "read", prefix=prefix), "entries"
+        )
 
     def runs(self) -> list[str]:
         """The ids of all runs that have left something in the store.
@@ -166,7 +169,7 @@ class EmbeddedStore:
         Raises:
             StoreUnavailable: no answer.
         """
-        return wire.strings(self._ask(self._wait_for_line(), "runs"), "runs")
+        return wire.strings(self._ask(self._wait_for_connection(), "runs"), "runs")
 
     def close(self) -> None:
         """Gives the lease back and stops; a store that is hosted here ends."""
@@ -174,13 +177,13 @@ class EmbeddedStore:
             return
         self._closed = True
         with self._ready:
-            line = self._line
+            connection = self._connection
             self._ready.notify_all()
         if self._loop is None:
             return
-        if line is not None:
+        if connection is not None:
             with suppress(StoreUnavailable, TimeoutError):
-                self._loop.run(line.ask("bye"), _FAREWELL)
+                self._loop.run(connection.ask("bye"), _FAREWELL)
         if self._task is not None:
             self._task.cancel()
         self._hosting.close()
@@ -192,19 +195,21 @@ class EmbeddedStore:
         if self._loop is not None and not self._closed:
             self._loop.post(call)
 
-    def _wait_for_line(self) -> Line:
+    def _wait_for_connection(self) -> HostConnection:
         with self._ready:
-            if self._line is None and not self._store_id:
-                self._ready.wait_for(lambda: self._line or self._closed, self._connect_timeout)
-            if self._line is None or self._closed:
+            if self._connection is None and not self._store_id:
+                self._ready.wait_for(
+                    lambda: self._connection or self._closed, self._connect_timeout
+                )
+            if self._connection is None or self._closed:
                 raise StoreUnavailable(self._hosting.no("it is not connected"))
-            return self._line
+            return self._connection
 
-    def _ask(self, line: Line, what: str, **fields: Any) -> Message:
+    def _ask(self, connection: HostConnection, what: str, **fields: Any) -> Message:
         assert self._loop is not None
         alive = time.monotonic() - self._beaten <= self._ttl
         try:
-            answer = self._loop.run(line.ask(what, alive=alive, **fields), STORE_ANSWER)
+            answer = self._loop.run(connection.ask(what, alive=alive, **fields), STORE_ANSWER)
         except TimeoutError:
             raise StoreUnavailable(self._hosting.no(_SLOW)) from None
         if (error := answer.get("error")) is not None and answer.get("silent") is not True:
@@ -213,21 +218,21 @@ class EmbeddedStore:
 
     # ------------------------------------------------------------ the connection
 
-    async def _keep(self) -> None:
+    async def _stay_connected(self) -> None:
         since = time.monotonic()
-        sight = asyncio.create_task(self._hosting.keep_in_sight())
+        reachable = asyncio.create_task(self._hosting.stay_reachable())
         while True:
             try:
-                line = await self._hosting.connect(self._hello())
-                await self._serve(line)
-            except NotOurs as error:
+                connection = await self._hosting.connect(self._hello())
+                await self._serve(connection)
+            except HostRefused as error:
                 self._listener(Refused(str(error)))
-                sight.cancel()
+                reachable.cancel()
                 return
             except StoreUnavailable as error:
                 if self._store_id or time.monotonic() - since > _QUIET:
-                    self._tell_lost(str(error))
-            await asyncio.sleep(_AGAIN)
+                    self._report_lost(str(error))
+            await asyncio.sleep(_RETRY)
 
     def _hello(self) -> Message:
         return {
@@ -241,33 +246,33 @@ class EmbeddedStore:
             "without": sorted(self._without),
         }
 
-    async def _serve(self, line: Line) -> None:
-        """Delivers what the host tells, until the connection is lost.
+    async def _serve(self, connection: HostConnection) -> None:
+        """Delivers the host's events until the connection is lost.
 
         Raises:
-            StoreUnavailable: it was.
+            StoreUnavailable: the connection is lost.
         """
-        self._forgot = self._forgot or self._store_id not in ("", line.store_id)
-        kept = self._leased and line.leased and not self._forgot
+        self._forgot = self._forgot or self._store_id not in ("", connection.store_id)
+        kept = self._leased and connection.leased and not self._forgot
         if self._lost:
             self._lost = False
             self._listener(Found())
         if self._leased and not kept and not self._forgot:
             self._listener(LeaseLost(self._acked_at))
-        self._leased = line.leased
+        self._leased = connection.leased
         with self._ready:
-            self._store_id = line.store_id
-            self._line = line
+            self._store_id = connection.store_id
+            self._connection = connection
             self._ready.notify_all()
-        pulse = asyncio.create_task(self._pulse(line))
+        keep_alive = asyncio.create_task(self._keep_alive(connection))
         try:
             while True:
-                self._deliver(await line.event())
+                self._deliver(await connection.event())
         finally:
-            pulse.cancel()
+            keep_alive.cancel()
             with self._ready:
-                self._line = None
-            line.close()
+                self._connection = None
+            connection.close()
 
     def _deliver(self, event: StoreEvent) -> None:
         match event:
@@ -278,49 +283,50 @@ class EmbeddedStore:
                 self._leased = False
                 event = LeaseLost(self._acked_at)
             case Lost(why):
-                self._tell_lost(self._hosting.no(why))
+                self._report_lost(self._hosting.no(why))
                 return
             case Found():
                 self._lost = False
         self._listener(event)
 
-    def _tell_lost(self, why: str) -> None:
+    def _report_lost(self, why: str) -> None:
         if not self._lost:
             self._lost = True
             self._listener(Lost(why, self._acked_at))
 
-    def _show(self) -> None:
+    def _request_snapshot(self) -> None:
         """Asks for a ``StoreSnapshot``; a connection that is not there yet will bring one."""
-        if self._line is not None:
+        if self._connection is not None:
             without = sorted(self._without)
-            self._line.send({"do": "look", "wide": self._wide, "without": without})
+            self._connection.send({"do": "look", "wide": self._wide, "without": without})
 
     # ------------------------------------------------------------ the lease
 
-    async def _pulse(self, line: Line) -> None:
-        """Says that this node lives, and notices if the host does not, or this process did not."""
-        pace = min(_PACE, self._ttl / 3)
+    async def _keep_alive(self, connection: HostConnection) -> None:
+        """Sends keep-alives; notices a host that does not answer, or a pause of this process."""
+        pace = min(_KEEP_ALIVE, self._ttl / 3)
         while True:
             sent = time.monotonic()
             try:
                 async with asyncio.timeout(STORE_ANSWER):
                     alive = sent - self._beaten <= self._ttl
-                    answer = await line.ask("beat", alive=alive)
+                    answer = await connection.ask("beat", alive=alive)
             except TimeoutError:
-                line.fail(_SLOW)
+                connection.fail(_SLOW)
                 return
             except StoreUnavailable:
                 return
             self._hosting.answered(sent)
             if alive:
-                self._kept(answer, sent)
+                self._note_lease(answer, sent)
             begun = time.monotonic()
             await asyncio.sleep(pace)
             if self._leased and time.monotonic() - begun > self._ttl:
-                # We stood still: the host may have ended our lease, and told us, but not yet.
+                # This process was stopped. The host may have ended our lease; its message to say
+                # so may still be on the way.
                 self._listener(LeaseLost(self._acked_at))
-                self._show()
+                self._request_snapshot()
 
-    def _kept(self, answer: Message, sent: float) -> None:
+    def _note_lease(self, answer: Message, sent: float) -> None:
         if answer.get("leased") is True:
             self._leased, self._acked_at = True, max(sent, self._acked_at or 0.0)

@@ -1,4 +1,4 @@
-"""The one event loop, in a thread of its own, for what this process hosts and asks."""
+"""The event loop, in a thread of its own, of all embedded stores and servers in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _JOIN = 2.0
 
 
 class Loop:
-    """A share of the loop; the thread ends with the last one."""
+    """A reference to the loop; its thread ends when the last reference is released."""
 
     _lock = threading.Lock()
     _shares = 0
@@ -41,10 +41,10 @@ class Loop:
         self._released = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
-        """Has work done there, and waits for it; not for the loop's own thread.
+        """Runs a coroutine there and waits for its result; never call it on the loop's own thread.
 
         Raises:
-            TimeoutError: it takes longer than so many seconds; it is cancelled then.
+            TimeoutError: it takes longer than ``timeout`` seconds; it is cancelled.
         """
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
@@ -54,15 +54,15 @@ class Loop:
             raise
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Has work begun there; what it does not catch itself is a defect, and told as one."""
+        """Starts a coroutine there; an exception that it does not catch is reported as a defect."""
         return asyncio.run_coroutine_threadsafe(_watched(work), self.loop)
 
     def post(self, call: Callable[[], object]) -> None:
-        """Has a function called there."""
+        """Calls a function there."""
         self.loop.call_soon_threadsafe(call)
 
     def release(self) -> None:
-        """Gives the share back. Idempotent."""
+        """Releases the reference. Idempotent."""
         with Loop._lock:
             if self._released:
                 return
@@ -97,7 +97,7 @@ async def _watched(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What no task has caught: a defect, unless there is no descriptor left for a client."""
+    """An exception that no task caught: a defect, unless a client found no free descriptor."""
     error = context.get("exception")
     if isinstance(error, OSError):
         if error.errno == errno.EMFILE:
@@ -107,6 +107,6 @@ def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 
 
 def _allow_more_files() -> None:
-    """Raises our limit of open files (often 1024) as far as we may: each node is a connection."""
+    """Raises our soft limit of open files (often 1024) to the hard one: each node needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

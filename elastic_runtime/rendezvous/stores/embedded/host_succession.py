@@ -1,25 +1,28 @@
 """Who may host the store, and who hosts it next: pure.
 
-There must never be two hosts that both take writes, or a job could go on twice. So a host takes
-writes only while it has a *mandate*: promises of most of the *voters* to obey nobody else. Voters
-are the host and the first nodes that came and may host (``MOST_VOTERS``: their list goes to every
-node). It is a leader's lease with terms, and a list of voters that is changed by joint consensus,
-as in Raft (Ongaro, "Consensus: Bridging Theory and Practice", 2014, chapters 4 and 6.4):
+There must never be two hosts that both accept writes, or a job could continue twice. So a host
+accepts writes only while it has a *quorum*: valid promises of enough *voters* to follow no other
+host. Voters are the host and the first nodes that connected and may host (``MOST_VOTERS``: their
+list is sent to every node). It is a leader lease with terms, and a list of voters that is changed
+by joint consensus, as in Raft (Ongaro, "Consensus: Bridging Theory and Practice", 2014, chapters 4
+and 6.4):
 
-- The host sends *ticks* with its time and its *term*, the number of the host, which grows. A voter
-  that echoes one has promised not to vote for anybody else for ``PROMISE`` seconds from when it
-  came; the host counts them from when it was *sent*. So the host loses its mandate before the first
-  voter is free again, whoever stands still meanwhile. Nobody obeys a lower term than before.
-- A host needs half of the voters, itself included; whoever wants to become one needs more than
-  half. So of two nodes that lose sight of each other the host goes on, and the other one waits.
-- A *dead* voter counts no more. To the host that is one that said goodbye, or whose connection
-  ended without a word while its promise held: who lives says that it parts. To the others it is one
-  whose port refuses, but only for ``WITNESS`` seconds after the death of a host that had heard them
-  a moment before. Later there may be another host, which has dropped them from the list.
-- A voter is dropped from the list only after a longer silence (``SILENCE``).
+- The host sends *ticks* with its time and its *term*, a number that grows with each host. A voter
+  that echoes a tick promises to vote for no other node for ``PROMISE`` seconds after it *received*
+  the tick; the host counts them from when it *sent* the tick. So the host loses its quorum before
+  the first voter is free again, also if processes are stopped in between. No node follows a lower
+  term than before.
+- A host needs half of the voters, itself included; a candidate needs more than half. So if two
+  nodes are cut off from each other, the host continues and the other node waits.
+- A *dead* voter is not counted. For the host, a voter is dead if it said goodbye, or if its
+  connection ended without a message while its promise was valid: a node that is alive says that it
+  disconnects. For a candidate, a voter is dead if its port refuses connections; but only within
+  ``DEAD_WINDOW`` seconds after the death of a host that had answered the candidate just before.
+  Later there may be another host, which has removed the candidate from the list.
+- A voter is removed from the list only after a longer silence (``SILENCE``).
 - While the list changes, most of both lists are needed. That ends when everybody on the former
-  list knows the new one, but for the dead and those who were silent for so long that they may
-  not leave out the dead. So whoever is elected without the dead is elected by the present list.
+  list knows the new one, except for the dead and for those whose silence was so long that they
+  must count the dead. So a candidate that leaves out the dead knows the present list.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-# Seconds that a voter's promise lasts; between two ticks; in which the dead need not be counted
-# after the death of a host; after which a silent voter is dropped. The last is more than the sum of
-# the promise and of that.
+# Seconds: of a voter's promise; between two ticks; after the death of a host in which a candidate
+# need not count dead voters; after which a silent voter is removed. The last one is more than
+# ``PROMISE`` and ``DEAD_WINDOW`` together.
 PROMISE = 4.0
-PACE = 1.0
-WITNESS = 8.0
+TICK = 1.0
+DEAD_WINDOW = 8.0
 SILENCE = 14.0
 MOST_VOTERS = 9
 
@@ -45,8 +48,8 @@ class Voter(NamedTuple):
     """Who may host.
 
     Attributes:
-        id: of one life of a node.
-        where: ``host:port`` at which it listens as long as it lives.
+        id: of one process of a node.
+        where: ``host:port`` at which it listens until it ends.
     """
 
     id: str
@@ -59,8 +62,8 @@ class Voters:
 
     Attributes:
         version: grows with each change.
-        now: in the order in which they came; the first one that lives is to host next.
-        before: ids of those of the list before, as long as it counts as well.
+        now: in the order in which they connected; the first one that is alive hosts next.
+        before: ids of the former list, while the change needs both; else empty.
     """
 
     version: int
@@ -68,10 +71,10 @@ class Voters:
     before: frozenset[str] = frozenset()
 
     def enough(self, willing: Collection[str], dead: Collection[str], hosts: bool) -> bool:
-        """Whether those who are willing make a host of the one who asks.
+        """Whether a node may host with these promises.
 
         Args:
-            willing: ids of voters that obey it, itself included.
+            willing: ids of voters that have promised to follow it, itself included.
             dead: ids of voters that are certainly dead.
             hosts: it is the host already.
         """
@@ -86,7 +89,7 @@ def _enough(group: Collection[str], willing: Collection[str], hosts: bool) -> bo
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What one who hosts, or stands for it, knows of its voters. Times are on its own clock.
+    """What a host or a candidate knows of its voters. Times are on its own clock.
 
     Attributes:
         me: its id.
@@ -94,9 +97,9 @@ class Ballot:
         hosts: it was elected.
         heard: of each voter, when the last tick was sent that it has echoed.
         knows: of each voter, the version of the list that it has.
-        present: voters, and who would like to be one, that are connected.
+        present: connected nodes that are voters or may become one.
         dead: voters that are certainly dead.
-        since: when it began to stand.
+        since: when it became a candidate.
     """
 
     me: str
@@ -109,61 +112,63 @@ class Ballot:
     since: float = 0.0
 
     def promises(self, now: float) -> set[str]:
-        """Who obeys this node and nobody else."""
+        """Ids of the voters whose promise to this node is valid."""
         return {id for id, sent in self.heard.items() if now < sent + PROMISE}
 
     def fallen_silent(self, now: float) -> set[str]:
-        """Voters that nothing was heard of for long."""
+        """Ids of the voters that have echoed nothing for ``SILENCE`` seconds."""
         ids = {one.id for one in self.voters.now} | self.voters.before
         return {id for id in ids if now > self.heard.get(id, self.since) + SILENCE}
 
-    def may_write(self, now: float) -> bool:
-        """Whether it has the mandate."""
+    def has_quorum(self, now: float) -> bool:
+        """Whether it may accept writes now."""
         return self.voters.enough(self.promises(now), self.dead, self.hosts)
 
 
-def begin(me: Voter) -> Ballot:
-    """The ballot of one who founds a store: it is its only voter."""
+def first_host(me: Voter) -> Ballot:
+    """The ballot of the node that creates a store: it is the only voter."""
     return Ballot(me.id, Voters(1, (me,)), hosts=True, present={me.id: me})
 
 
-def stand(me: Voter, voters: Voters, dead: Collection[str], now: float) -> Ballot:
-    """The ballot of one who wants to host after another.
+def candidate(me: Voter, voters: Voters, dead: Collection[str], now: float) -> Ballot:
+    """The ballot of a node that wants to replace a lost host.
 
     Args:
-        me: it.
+        me: the node.
         voters: the list that it knows.
-        dead: voters that need not be counted.
-        now: the moment.
+        dead: ids of voters that need not be counted.
+        now: the present time.
     """
     gone = frozenset(dead) - {me.id}
     return Ballot(me.id, voters, present={me.id: me}, dead=gone, since=now)
 
 
-def came(ballot: Ballot, voter: Voter, voters: Voters | None) -> Ballot:
-    """Somebody is connected that may host, and has this list."""
+def voter_connected(ballot: Ballot, voter: Voter, voters: Voters | None) -> Ballot:
+    """A node has connected that may host, and knows this list (None: it knows none)."""
     if voters is not None and not ballot.hosts and voters.version > ballot.voters.version:
         ballot = replace(ballot, voters=voters)
     present = {**ballot.present, voter.id: voter}
     return replace(ballot, present=present, dead=ballot.dead - {voter.id})
 
 
-def echoed(ballot: Ballot, id: str, sent: float, version: int) -> Ballot:
-    """A voter has echoed the tick that was sent at a moment, and has this list."""
+def tick_echoed(ballot: Ballot, id: str, sent: float, version: int) -> Ballot:
+    """A voter has echoed the tick that was sent at this time, and has this version of the list."""
     sent = max(sent, ballot.heard.get(id, sent))
     heard, knows = {**ballot.heard, id: sent}, {**ballot.knows, id: version}
     return replace(ballot, heard=heard, knows=knows)
 
 
-def ended(ballot: Ballot, id: str, now: float, goodbye: bool, silently: bool) -> Ballot:
+def voter_disconnected(
+    ballot: Ballot, id: str, now: float, goodbye: bool, silently: bool
+) -> Ballot:
     """The connection of a voter has ended.
 
     Args:
         ballot: the ballot before.
         id: the voter.
         now: when.
-        goodbye: it said that it leaves for good.
-        silently: it was closed at the other end, and nothing was said.
+        goodbye: it said that it leaves the job.
+        silently: the other end closed it without a message.
     """
     present = {other: voter for other, voter in ballot.present.items() if other != id}
     died = goodbye or (silently and id in ballot.promises(now))
@@ -172,16 +177,17 @@ def ended(ballot: Ballot, id: str, now: float, goodbye: bool, silently: bool) ->
     return replace(ballot, present=present, dead=dead, heard=heard)
 
 
-def turn(ballot: Ballot, now: float) -> Ballot:
-    """What follows at this moment: an election, a change of the list."""
-    if not ballot.may_write(now):
+def advance(ballot: Ballot, now: float) -> Ballot:
+    """What follows now: the candidate is elected, or the list of voters changes."""
+    if not ballot.has_quorum(now):
         return ballot
     ballot = replace(ballot, hosts=True)
     voters = ballot.voters
     if voters.before:
         know = {id for id, version in ballot.knows.items() if version >= voters.version}
         alive = voters.before - ballot.dead
-        # One that does not know it could be elected by the former list, without all that die now.
+        # A voter that does not know the new list could be elected by the former one, if enough of
+        # the others died now.
         waited_for = alive - ballot.fallen_silent(now) - {ballot.me}
         if _enough(alive, know, hosts=True) and waited_for <= know:
             voters = Voters(voters.version + 1, voters.now)
@@ -192,7 +198,7 @@ def turn(ballot: Ballot, now: float) -> Ballot:
 
 
 def _wanted(ballot: Ballot, now: float) -> tuple[Voter, ...]:
-    """Voters that can be counted on: those who are there first, then those who came after them."""
+    """The next list: present voters that are not silent, then connected nodes in their order."""
     promised, gone = ballot.promises(now), ballot.fallen_silent(now) | ballot.dead
     stay = [one for one in ballot.voters.now if one.id not in gone]
     ids = {one.id for one in stay}

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 _LIMIT = 2**16
 _LAST_PORT = 2**16 - 1
-# Seconds in which the last word must have been sent.
+# Seconds after which a connection that is being closed is aborted.
 _FAREWELL = 2.0
 
 Ticked = Callable[["Message"], "Message | None"]
 
 
-class NotOurs(StoreUnavailable):
-    """Who listens there will never take us."""
+class HostRefused(StoreUnavailable):
+    """The host will never accept this node."""
 
 
-class Unanswered(StoreUnavailable):
-    """Nobody answers there.
+class HostUnreachable(StoreUnavailable):
+    """No store answers there.
 
     Attributes:
-        refused: nobody listens.
+        refused: nobody listens there.
     """
 
     def __init__(self, why: str, refused: bool = False) -> None:
@@ -41,12 +41,12 @@ class Unanswered(StoreUnavailable):
         self.refused = refused
 
 
-class Moved(StoreUnavailable):
-    """There is no store there, but perhaps elsewhere.
+class HostMoved(StoreUnavailable):
+    """A node answers that does not host the store, but may know who does.
 
     Attributes:
-        where: ``host:port``; "": it is not known.
-        term: the number of the host there.
+        where: ``host:port`` of the host; "": it is not known.
+        term: of that host.
     """
 
     def __init__(self, why: str, where: str, term: int) -> None:
@@ -55,14 +55,14 @@ class Moved(StoreUnavailable):
         self.term = term
 
 
-class Line:
-    """A connection to a host that has welcomed us. Everything runs on the loop's thread.
+class HostConnection:
+    """A connection to a host that has accepted us. Everything runs on the loop's thread.
 
     Attributes:
-        store_id: of the store; it lasts as long as its memory.
-        term: the number of its host.
-        host: where the host is as a voter.
-        leased: whether our session had its lease still.
+        store_id: of the store; a store that has lost its contents has another one.
+        term: of its host.
+        host: ``host:port`` of the host as a voter.
+        leased: whether our session still had its lease.
     """
 
     def __init__(
@@ -86,40 +86,40 @@ class Line:
     @classmethod
     async def open(
         cls, where: str, hello: Message, limit: float, ticked: Ticked = lambda message: None
-    ) -> Line:
+    ) -> HostConnection:
         """Connects.
 
         Args:
             where: ``host:port`` at which the host listens.
             hello: what we say first.
-            limit: seconds without a word.
-            ticked: called with each tick; gives what is answered.
+            limit: seconds without a message.
+            ticked: called with each tick; returns the answer, None: none.
 
         Raises:
-            NotOurs: the host refuses us, as of another version.
-            Moved: it is elsewhere.
-            Unanswered: nobody listens there, or nobody who speaks our protocol.
+            HostRefused: the host refuses us, as we are of another version.
+            HostMoved: the host is elsewhere.
+            HostUnreachable: nobody listens there, or nobody with our protocol.
         """
         host, _, port = where.rpartition(":")
         if not port.isdecimal() or int(port) > _LAST_PORT:
-            raise Unanswered(_no(where, "that is no host:port"))
+            raise HostUnreachable(_no(where, "that is no host:port"))
         try:
             async with asyncio.timeout(limit) as deadline:
                 streams = await _connected(host.strip("[]"), int(port), limit)
-                line = cls(*streams, where, ticked)
+                connection = cls(*streams, where, ticked)
                 try:
-                    await line._greet(hello, deadline, limit)
+                    await connection._greet(hello, deadline, limit)
                 except BaseException:
-                    line.close()
+                    connection.close()
                     raise
-                return line
+                return connection
         except TimeoutError:
-            raise Unanswered(_no(where, f"no answer within {limit:g} s")) from None
+            raise HostUnreachable(_no(where, f"no answer within {limit:g} s")) from None
         except OSError as error:
             refused = isinstance(error, ConnectionRefusedError)
-            raise Unanswered(_no(where, error.strerror or str(error)), refused) from None
+            raise HostUnreachable(_no(where, error.strerror or str(error)), refused) from None
         except (wire.WireError, EOFError):
-            raise Unanswered(
+            raise HostUnreachable(
                 _no(where, "whoever listens there is no store of this version of elastic-runtime")
             ) from None
 
@@ -127,8 +127,8 @@ class Line:
         self._writer.write(wire.PREFACE + wire.frame(hello))
         while "welcome" not in (answer := await wire.read_frame(self._reader)):
             if (why := answer.get("refused")) is not None:
-                raise NotOurs(f"the c10d store at {self._where} does not take this node: {why}")
-            self._take_notice(answer)
+                raise HostRefused(f"the c10d store at {self._where} does not take this node: {why}")
+            self._handle_control(answer)
             deadline.reschedule(asyncio.get_running_loop().time() + limit)
         welcome = wire.field(answer, "welcome", dict)
         self.store_id = wire.field(welcome, "store", str)
@@ -136,11 +136,11 @@ class Line:
         self.host = wire.field(welcome, "host", str)
         self.leased = wire.field(welcome, "leased", bool)
 
-    def _take_notice(self, message: Message) -> None:
-        """Takes in what is no event and no answer.
+    def _handle_control(self, message: Message) -> None:
+        """Handles ticks, and that the host is elsewhere.
 
         Raises:
-            Moved: the host says so.
+            HostMoved: the host is elsewhere.
         """
         if "tick" in message:
             if (echo := self._ticked(message)) is not None:
@@ -148,7 +148,7 @@ class Line:
         elif "moved" in message:
             where = wire.field(message, "moved", str)
             why = self._end(f"the store is at {where}" if where else "nobody hosts the store now")
-            raise Moved(why, where, wire.field(message, "term", int))
+            raise HostMoved(why, where, wire.field(message, "term", int))
 
     def send(self, message: Message) -> None:
         """Sends a frame."""
@@ -172,7 +172,7 @@ class Line:
             self._answers.pop(number, None)
 
     async def event(self) -> StoreEvent:
-        """The next event; answers that come before it go to who asked.
+        """The next event; answers that come before it complete their requests.
 
         Raises:
             StoreUnavailable: the connection has ended.
@@ -182,19 +182,20 @@ class Line:
                 message = await wire.read_frame(self._reader)
                 if "event" in message:
                     return wire.to_event(message)
-                self._take_notice(message)
+                self._handle_control(message)
             except (OSError, EOFError):
                 raise StoreUnavailable(self._end("the connection was lost")) from None
             except wire.WireError as error:
                 raise StoreUnavailable(self._end(f"it said {error}")) from None
-            asked = self._answers.get(message.get("re", 0))
-            if asked is not None and not asked.done():
-                asked.set_result(message)
+            number = message.get("re")
+            request = self._answers.get(number) if isinstance(number, int) else None
+            if request is not None and not request.done():
+                request.set_result(message)
 
     def fail(self, why: str) -> None:
         """Ends the connection; ``event`` raises."""
         self._end(why)
-        # It must not look as if this process had died.
+        # Without it the host would take this process for dead.
         self.send({"do": "part"})
         self._writer.close()
         loop, transport = asyncio.get_running_loop(), self._writer.transport
@@ -229,7 +230,7 @@ async def _connected(
 
     Raises:
         ConnectionRefusedError: nobody listens at any of them.
-        OSError: there is no telling.
+        OSError: at least one of them does not answer.
     """
     errors: list[OSError] = []
     addresses = await _addresses(host, port)
@@ -244,8 +245,8 @@ async def _connected(
 
 
 async def _addresses(host: str, port: int) -> list[Any]:
-    """The addresses of a host; a look-up that hangs is waited for by nobody."""
-    with suppress(socket.gaierror):  # what is an address already needs no thread
+    """The addresses of a host; a look-up that hangs can be cancelled by its caller."""
+    with suppress(socket.gaierror):  # an address needs no look-up, and no thread
         return _look_up(host, port, socket.AI_NUMERICHOST)
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[Any]] = loop.create_future()

@@ -1,10 +1,10 @@
 """Finding the host of an embedded store, or becoming it.
 
 A node that may host listens from its start (``store_server``) and is a voter. It looks for the host
-where it was last, at the voters and at the endpoint, all at once. If nobody hosts, the first voter
-that answers stands for it, and the others wait there (``host_succession``). A host that is not at
-the endpoint looks there every second, and where hosts were before, and tells whoever hosts there of
-itself; whoever is on the endpoint's machine listens there as soon as it can, to send newcomers on.
+at its last address, at the voters and at the endpoint, all at once. If no node hosts, the first
+voter that answers becomes a candidate, and the others wait there (``host_succession``). Each second
+a host connects to the endpoint and to former hosts, so that another host there learns of it. A node
+on the endpoint's machine listens there as soon as it can, to tell new nodes where the host is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.defaults import STORE_ANSWER
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
-from elastic_runtime.rendezvous.stores.embedded.host_succession import PACE, PROMISE, WITNESS
-from elastic_runtime.rendezvous.stores.embedded.store_connection import Line, Moved, Unanswered
+from elastic_runtime.rendezvous.stores.embedded.host_succession import DEAD_WINDOW, PROMISE, TICK
+from elastic_runtime.rendezvous.stores.embedded.store_connection import (
+    HostConnection,
+    HostMoved,
+    HostUnreachable,
+)
 from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
 from elastic_runtime.system.listening import listen, where_reached
 
@@ -26,27 +30,29 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.stores.embedded.host_succession import Voters
     from elastic_runtime.rendezvous.stores.embedded.wire_protocol import Message
 
-# Seconds: that an election may take; without a word from another node; in which the founder of a
-# store serves nobody, if one may live on another machine: its host looks here every second; after
-# which a store that was founded anew is better than none.
+# Seconds after which a host of a lower term than the last one is accepted: better than none.
 _PATIENCE = 30.0
+# Seconds of an election, at most, where no dead voter is left out.
 _ELECTION = 3.0
+# Seconds to wait for an answer of another node.
 _LOOK = 2.0
+# Seconds in which a new store serves no request: an older one may exist on another machine, whose
+# host connects to the endpoint every second.
 _WAIT = 1.5
 
 
 class SeveralMachines(ValueError):
-    """A name that stands for several machines is no place where one store can be."""
+    """The endpoint's name stands for several machines: each of them would host a store."""
 
 
 class Hosting:
-    """Where the store is, as one node knows; and the store itself, while it is here.
+    """Where the store is, as far as this node knows; and its server, if this node may host.
 
-    Everything but the making and ``close`` runs on the loop's thread.
+    Everything except ``__init__``, ``listen`` and ``close`` runs on the loop's thread.
 
     Args:
-        endpoint: where it is, or is to be.
-        address: where others reach this node; "": on loopback, or as the way to the endpoint is.
+        endpoint: where the store is, or is to be.
+        address: where others reach this node; "": at any of its addresses.
 
     Attributes:
         server: where this node listens; None: it may not host.
@@ -66,20 +72,20 @@ class Hosting:
         self._former: set[str] = {self._endpoint}
         self._term = 0
         self._voters: Voters | None = None
-        self._dead: set[str] = set()  # where nobody listens any more
-        # To whom this voter has promised its vote last, of which term, and until when.
-        self._promised, self._obeyed, self._until = "", 0, 0.0
-        # When it sent what its host has answered last; until when it need not count the dead.
-        self._answered = self._witness = float("-inf")
+        self._dead: set[str] = set()  # addresses at which nobody listens any more
+        # To which store this voter has given its last promise, in which term, and until when.
+        self._promised_to, self._promised_term, self._promise_ends = "", 0, 0.0
+        # When the last answered request was sent; until when dead voters are left out.
+        self._answered = self._dead_window_ends = float("-inf")
         self._lost_at = float("inf")
 
     def no(self, why: str) -> str:
-        """That the store does not answer, for people."""
+        """The message that the store does not answer."""
         where = self._known or self._endpoint
         return f"the c10d store at {where} does not answer: {why}{self._hint}"
 
     def answered(self, sent: float) -> None:
-        """The host has answered what was sent at this moment (monotonic)."""
+        """The host has answered a request that was sent at this time (monotonic)."""
         self._answered = max(self._answered, sent)
 
     @property
@@ -102,7 +108,7 @@ class Hosting:
             self._hint = f"; {error}"
         shown = f"[{self._address}]" if ":" in self._address else self._address
         port = listener.getsockname()[1]
-        self.server = StoreServer(listener, f"{shown}:{port}", founds=False)
+        self.server = StoreServer(listener, f"{shown}:{port}", creates_store=False)
 
     def close(self) -> None:
         """Ends the store, if it is here."""
@@ -111,118 +117,121 @@ class Hosting:
 
     # ------------------------------------------------------------ finding it
 
-    async def connect(self, hello: Message) -> Line:
-        """Connects to the host; founds the store, or stands for host, if it is this node's turn.
+    async def connect(self, hello: Message) -> HostConnection:
+        """Connects to the host; creates the store or becomes a candidate if it is our turn.
 
         Raises:
-            NotOurs: the host will never take us.
-            StoreUnavailable: nobody hosts, as far as is seen.
+            HostRefused: the host will never accept this node.
+            StoreUnavailable: no host is found.
         """
         self._lost_at = min(self._lost_at, time.monotonic())
-        hello = {**hello, "term": max(self._term, self._obeyed), "host": "", "voter": None}
+        hello = {**hello, "term": max(self._term, self._promised_term), "host": "", "voter": None}
         if self.server is not None:
             hello["voter"] = list(self.server.me)
         if self._voters is not None:
             hello["voters"] = wire.of_voters(self._voters)
         silent: set[str] = set()
         try:
-            line = await self._look_everywhere(hello, silent)
-        except Unanswered as error:
-            if self._is_next(silent):
-                line = await self._run_for_host(hello)
-            elif self._founds():
-                line = await self._go_to(self._endpoint, hello, STORE_ANSWER)
+            connection = await self._look_everywhere(hello, silent)
+        except HostUnreachable as error:
+            if self._is_first_in_line(silent):
+                connection = await self._stand_for_host(hello)
+            elif self._create_store():
+                connection = await self._go_to(self._endpoint, hello, STORE_ANSWER)
             else:
-                raise Unanswered(f"{error}{self._hint}", error.refused) from None
-        self._arrived(line)
-        return line
+                raise HostUnreachable(f"{error}{self._hint}", error.refused) from None
+        self._welcomed_by(connection)
+        return connection
 
-    async def _look_everywhere(self, hello: Message, silent: set[str]) -> Line:
-        """Asks wherever the host may be, at once, and goes where the last one is."""
+    async def _look_everywhere(self, hello: Message, silent: set[str]) -> HostConnection:
+        """Asks at all addresses where the host may be, and connects to the one of highest term."""
         others = [one.where for one in self._voters.now] if self._voters is not None else []
         places = list(dict.fromkeys([self._known or self._endpoint, *others, self._endpoint]))
         if len(places) == 1:
             try:
                 return await self._go_to(places[0], hello, STORE_ANSWER)
-            except Moved as moved:
+            except HostMoved as moved:
                 if not moved.where:
-                    raise Unanswered(str(moved)) from None
+                    raise HostUnreachable(str(moved)) from None
                 return await self._go_to(moved.where, hello, _LOOK)
         me = self.server.me.where if self.server is not None else ""
-        answers: list[Moved | str] = []
-        tries = [asyncio.ensure_future(self._ask(one)) for one in places if one != me]
+        answers: list[HostMoved | str] = []
+        tries = [asyncio.ensure_future(self._ask_for_host(one)) for one in places if one != me]
         try:
             for each in asyncio.as_completed(tries):
                 answers.append(answer := await each)
-                if isinstance(answer, Moved) and answer.where and answer.term > self._term:
+                if isinstance(answer, HostMoved) and answer.where and answer.term > self._term:
                     break  # whoever is silent knows nothing newer
         finally:
             for one in tries:
                 one.cancel()
         silent.update(one for one in answers if isinstance(one, str))
-        hosts = {(one.term, one.where) for one in answers if isinstance(one, Moved)}
+        hosts = {(one.term, one.where) for one in answers if isinstance(one, HostMoved)}
         for term, where in sorted(hosts, reverse=True):
             old = term < self._term and time.monotonic() < self._lost_at + _PATIENCE
             if where and not old and where not in self._dead | silent:
                 return await self._go_to(where, hello, _LOOK)
-        raise Unanswered(self.no("nobody hosts it at the moment"), refused=True)
+        raise HostUnreachable(self.no("nobody hosts it at the moment"), refused=True)
 
-    async def _ask(self, where: str) -> Moved | str:
-        """Asks who hosts, and tells of the host that is here.
+    async def _ask_for_host(self, where: str) -> HostMoved | str:
+        """Asks a node who hosts; says so to it if this node hosts.
 
         Returns:
-            The answer; where nobody answers, "" if nobody listens there either.
+            Its answer; else ``where`` if nothing answers, "" if nobody listens there.
         """
         mine = self.server.me.where if self.server is not None and self.hosts else ""
         term = self.server.term if self.server is not None else 0
         hello = {"protocol": wire.PROTOCOL, "asks": True, "term": term, "host": mine}
         try:
-            (await Line.open(where, hello, _LOOK)).close()
-        except Moved as moved:
+            (await HostConnection.open(where, hello, _LOOK)).close()
+        except HostMoved as moved:
             self._dead.discard(where)
             return moved
-        except Unanswered as error:
+        except HostUnreachable as error:
             if not error.refused:
                 return where
-            self._refused(where)
+            self._nobody_listens(where)
         return ""
 
-    def _refused(self, where: str) -> None:
-        """Nobody listens there, so who did is dead."""
+    def _nobody_listens(self, where: str) -> None:
+        """Nobody listens there any more, so the process that did is dead."""
         self._dead.add(where)
         now = time.monotonic()
         if where == self._known and now < self._answered + PROMISE:
-            # To whom this voter has promised is dead, and had not dropped it from its list before.
-            self._until, self._witness = 0.0, now + WITNESS
+            # The host of our promise is dead, and had not removed us from its list before.
+            self._promise_ends, self._dead_window_ends = 0.0, now + DEAD_WINDOW
             self._answered = float("-inf")
 
-    async def _go_to(self, where: str, hello: Message, limit: float) -> Line:
-        """Connects to a host, or to one who stands for it, and waits for the election.
+    async def _go_to(self, where: str, hello: Message, limit: float) -> HostConnection:
+        """Connects to a host, or to a candidate, and waits until it is elected.
 
         Raises:
-            Unanswered: nobody answers there, or nobody of the present store.
+            HostUnreachable: no store answers there.
         """
         try:
-            line = await Line.open(where, hello, limit, self._ticked)
-        except Unanswered as error:
+            connection = await HostConnection.open(where, hello, limit, self._promise)
+        except HostUnreachable as error:
             if error.refused:
-                self._refused(where)
+                self._nobody_listens(where)
             raise
         self._dead.discard(where)
-        return line
+        return connection
 
-    def _arrived(self, line: Line) -> None:
+    def _welcomed_by(self, connection: HostConnection) -> None:
         self._former.add(self._known or self._endpoint)
-        self._known, self._term, self._lost_at = line.host, line.term, float("inf")
-        if self.server is not None and self.server.me.where != line.host:
-            self.server.follow(line.host, line.term)
+        self._known, self._term, self._lost_at = connection.host, connection.term, float("inf")
+        if self.server is not None and self.server.me.where != connection.host:
+            self.server.follow(connection.host, connection.term)
 
     # ------------------------------------------------------------ becoming it
 
-    def _founds(self) -> bool:
-        """Whether it is this node that begins: nobody listens at the endpoint, and it can.
+    def _create_store(self) -> bool:
+        """Creates a store if this node can listen at the endpoint, and nobody else does.
 
-        Nor does anybody listen who may know more: a host is lost with all voters that it had.
+        Not while a known voter listens: it may know of the present host.
+
+        Returns:
+            Whether it has created one.
         """
         voters = self._voters.now if self._voters is not None else ()
         places = {self._endpoint, *(one.where for one in voters)}
@@ -230,65 +239,69 @@ class Hosting:
             return False
         if not (self._at_endpoint or self._listen_at_endpoint()):
             return False
-        self.server.found(max(self._term, self._obeyed) + 1, 0.0 if self._alone else _WAIT)
+        self.server.create_store(
+            max(self._term, self._promised_term) + 1, 0.0 if self._alone else _WAIT
+        )
         return True
 
     @property
     def _alone(self) -> bool:
-        """Whether no other machine takes part, so that nothing is ever cut off."""
+        """Whether all nodes are on this machine, so that none can be cut off from the others."""
         return self.server is not None and self.server.me.where.startswith(("127.", "[::1]"))
 
-    def _is_next(self, silent: set[str]) -> bool:
+    def _is_first_in_line(self, silent: set[str]) -> bool:
         if self._voters is None or self.server is None:
             return False
         me = self.server.me
         gone = self._dead | silent
         return next((one for one in self._voters.now if one.where not in gone), None) == me
 
-    async def _run_for_host(self, hello: Message) -> Line:
+    async def _stand_for_host(self, hello: Message) -> HostConnection:
         assert self.server is not None and self._voters is not None
-        left = _ELECTION if self._alone else self._witness - time.monotonic()
+        left = _ELECTION if self._alone else self._dead_window_ends - time.monotonic()
         dead = {one.id for one in self._voters.now if one.where in self._dead and left > 0}
-        self.server.stand(self._voters, dead, max(self._term, self._obeyed) + 1)
+        self.server.become_candidate(self._voters, dead, max(self._term, self._promised_term) + 1)
         try:
             async with asyncio.timeout(left if dead else _ELECTION):
                 return await self._go_to(self.server.me.where, hello, _LOOK)
         except TimeoutError:
-            raise Unanswered(self.no("too few nodes agree on the next host")) from None
+            raise HostUnreachable(self.no("too few nodes agree on the next host")) from None
         finally:
             if not self.hosts:
                 self.server.follow("", self._term)
 
-    def _ticked(self, message: Message) -> Message | None:
-        """Answers a tick with a promise, if this node is free to give one."""
+    def _promise(self, message: Message) -> Message | None:
+        """Answers a tick with a promise, if no other promise of this node is still valid."""
         of, now = wire.field(message, "of", str), time.monotonic()
         term = wire.field(message, "term", int)
         if (given := message.get("voters")) is not None:
             voters = wire.to_voters(given)
             known = self._voters.version if self._voters is not None else 0
-            if self.server is None or of == self._promised or voters.version > known:
+            if self.server is None or of == self._promised_to or voters.version > known:
                 self._voters = voters
-        same = of == self._promised and term >= self._obeyed
-        if self.server is None or not (same or (now >= self._until and term > self._obeyed)):
+        same = of == self._promised_to and term >= self._promised_term
+        if self.server is None or not (
+            same or (now >= self._promise_ends and term > self._promised_term)
+        ):
             return None
-        self._promised, self._obeyed, self._until = of, term, now + PROMISE
+        self._promised_to, self._promised_term, self._promise_ends = of, term, now + PROMISE
         version = self._voters.version if self._voters is not None else 0
         return {"do": "echo", "tick": message["tick"], "version": version}
 
     # ------------------------------------------------------------ so that others find it
 
-    async def keep_in_sight(self) -> None:
-        """Is at the endpoint as soon as it can be, and tells other hosts of this one."""
+    async def stay_reachable(self) -> None:
+        """Listens at the endpoint as soon as it can; if it hosts, informs other hosts."""
         while self.server is not None:
-            await asyncio.sleep(PACE)
+            await asyncio.sleep(TICK)
             self._listen_at_endpoint()
             if self.hosts:
                 elsewhere = self._former - {self.server.me.where}
                 if self._at_endpoint:
                     elsewhere.discard(self._endpoint)
-                for one in await asyncio.gather(*(self._ask(one) for one in elsewhere)):
-                    if isinstance(one, Moved):
-                        self.server.hear_of(one.where, one.term)
+                for one in await asyncio.gather(*(self._ask_for_host(one) for one in elsewhere)):
+                    if isinstance(one, HostMoved):
+                        self.server.learn_of_host(one.where, one.term)
 
     def _listen_at_endpoint(self) -> bool:
         if self._at_endpoint or self.server is None:
@@ -297,7 +310,7 @@ class Hosting:
             return False
         try:
             self.server.listen_at(listen(self._endpoint_here, self._port))
-        except OSError:  # somebody does
+        except OSError:  # another process listens there
             return False
         self._at_endpoint = True
         return True
@@ -333,7 +346,7 @@ def listening_address(host: str, port: int) -> str | None:
 
 
 def _is_ours(ip: str, family: int) -> bool:
-    """Only an address of this machine can be bound; names and look-ups tell less surely."""
+    """Whether an address is one of this machine: only these can be bound."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as trial:  # without IPv6 there is none
             trial.bind((ip, 0))
@@ -343,9 +356,9 @@ def _is_ours(ip: str, family: int) -> bool:
 
 
 def _leads_away(ip: str, family: int) -> bool:
-    """Whether there is a way to an address; a datagram socket that is connected sends nothing.
+    """Whether there is a route to an address: none to one of IPv6 if we have only IPv4.
 
-    A name may have an address of IPv6 also where machines have none.
+    Connecting a datagram socket sends nothing.
     """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as trial:

@@ -1,4 +1,4 @@
-"""What lies in an embedded store: that of ``memory_store``, one for each run, and who is at it."""
+"""The contents of an embedded store: one ``memory_store`` for each run, and their clients."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOST_STORED = 2**28
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A client, from its first connection until it leaves or its lease ends.
+    """A client, from its first connection until it says goodbye or its lease ends.
 
     Attributes:
-        store: what it does goes there.
+        store: performs what it asks for.
         client: its present connection; None: it has none.
     """
 
@@ -36,10 +36,10 @@ class Sessions:
     """All runs, and all sessions.
 
     Attributes:
-        held: why nothing is served; "": it is.
+        paused: why no request is served; "": requests are served.
     """
 
-    held: str = ""
+    paused: str = ""
     _runs: dict[str, MemoryServer] = field(default_factory=dict)
     _sessions: dict[tuple[str, str], Session] = field(default_factory=dict)
 
@@ -49,33 +49,33 @@ class Sessions:
         if found is None:
             server = self._runs.get(run)
             if server is None:
-                # No version of a store that has forgotten may ever come again.
+                # A version of a store that was lost must never be used again.
                 server = MemoryServer(revision=secrets.randbits(40) << 10, patrolled=False)
                 self._runs[run] = server
-                if self.held:
-                    server.stop(self.held)
+                if self.paused:
+                    server.stop(self.paused)
             found = self._sessions[run, token] = Session(MemoryStore(server, ttl))
         return found
 
-    def hold(self, why: str) -> None:
-        """Serves nobody until ``go_on``; nothing is lost."""
-        self.held = why
+    def pause(self, why: str) -> None:
+        """Serves no request until ``resume``; nothing is lost."""
+        self.paused = why
         for server in self._runs.values():
             server.stop(why)
 
-    def go_on(self) -> None:
-        """Serves again; no lease has ended meanwhile."""
-        self.held = ""
+    def resume(self) -> None:
+        """Serves requests again; no lease has ended meanwhile."""
+        self.paused = ""
         for server in self._runs.values():
             server.resume()
 
     def renew_all(self) -> None:
-        """Gives every lease its whole time again."""
+        """Starts the time of every lease anew."""
         for server in self._runs.values():
             server.renew_all()
 
-    def look_at_leases(self) -> None:
-        """Ends the leases whose time has come, and the sessions that have nothing left."""
+    def end_overdue(self) -> None:
+        """Ends leases whose time is over, and sessions without a connection and a lease."""
         for server in self._runs.values():
             server.expire_due()
         over = [
@@ -87,10 +87,10 @@ class Sessions:
             self._sessions.pop(name).store.close()
 
     def answer(self, asked: str, message: Message, store: MemoryStore) -> Message:
-        """Does what a client asks for.
+        """Performs a request; returns the answer.
 
         Raises:
-            WireError: nobody asks so.
+            WireError: there is no such request.
         """
         try:
             match asked:

@@ -1,4 +1,4 @@
-"""What nodes and the host of an embedded store say to each other.
+"""The messages between nodes and the host of an embedded store.
 
 A client begins with ``PREFACE``; then both sides send frames: four bytes of length (big-endian),
 and that much JSON, one object. Values are bytes: as JSON text each byte is the character with its
@@ -6,19 +6,19 @@ number (Latin-1), which leaves the ASCII of records as it is.
 
 ::
 
-    client ──▶ host    hello: protocol and release; run, session, lease; what is to be followed;
-                       who it is as a voter, and what it knows of hosts (see ``host_succession``)
+    client ──▶ host    hello: protocol and release; run, session, lease; which keys it follows;
+                       its id as a voter, and which hosts it knows (see ``host_succession``)
     host   ──▶ client  welcome: the store's id and term, whether the session still has its lease;
-                       or moved (the store is elsewhere, or it is not known where), or refused
-                       (why); then it hangs up. One that stands for host sends ticks until then
+                       or moved (where the host is; "": unknown), or refused (why), and closes
+                       the connection. A candidate sends ticks until it is elected
     client ──▶ host    apply, read, runs, beat, bye: each with an ``id``; follow and look without;
-                       part: it hangs up, and lives
+                       part: it closes this connection, but its process goes on
     host   ──▶ client  the answer to an ``id``; events, in their order; ticks, some with the voters
     client ──▶ host    the echo of a tick: a promise
 
-A session outlives its connection for as long as its lease lasts, so a client that connects again
-keeps its keys; what it has missed it gets as a ``StoreSnapshot``. Each frame is checked before it
-is believed: ``WireError`` is all that a foreign one comes to.
+A session outlasts its connection until its lease ends, so a client that connects again keeps its
+keys; what it has missed it gets as a ``StoreSnapshot``. Each frame is checked before it is used;
+one that is wrong raises ``WireError`` and nothing else.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
     from elastic_runtime.rendezvous.store_contract import StoreEvent
 
-# With what a client begins: no torch client, browser or scanner does.
+# The first bytes of a client: no torch client, browser or scanner sends them.
 PREFACE = b"elastic-runtime store\n"
-# Of these frames. Who speaks another one is told so by name.
+# The version of these frames. A client of another version is refused with both versions.
 PROTOCOL = 1
-# Bytes of a frame. A round of 10,000 nodes lies in parts; a snapshot of all their keys has 5 MB.
+# Bytes of a frame. A snapshot of all keys of 10,000 nodes has 5 MB; their round lies in parts.
 MOST = 32 * 2**20
-# Bytes of the first one, from whoever may come in. It names the nodes that are known to be dead.
+# Bytes of a client's first frame, which anybody can send. It has the keys of nodes known as dead.
 MOST_HELLO = 2**20
 
 _LENGTH = struct.Struct(">I")
@@ -62,11 +62,11 @@ Message = dict[str, Any]
 
 
 class WireError(Exception):
-    """What was heard is no frame of this protocol."""
+    """What was received is no frame of this protocol."""
 
 
 def frame(message: Message) -> bytes:
-    """One object, as it goes over the wire."""
+    """One object as bytes."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
 
@@ -79,7 +79,7 @@ async def read_frame(reader: asyncio.StreamReader, most: int = MOST) -> Message:
         most: bytes that it may have.
 
     Raises:
-        WireError: it is none, or a larger one.
+        WireError: it is no object, or larger than ``most``.
         OSError, EOFError: the connection has ended.
     """
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -95,10 +95,10 @@ async def read_frame(reader: asyncio.StreamReader, most: int = MOST) -> Message:
 
 
 def field(message: Message, name: str, kind: type[_T]) -> _T:
-    """A field of an object, which must be of this very type.
+    """A field of an object, which must have exactly this type.
 
     Raises:
-        WireError: it is missing, or another one.
+        WireError: it is missing, or of another type.
     """
     return _of(message.get(name), kind, name)
 

@@ -9,11 +9,11 @@ import pytest
 
 from elastic_runtime.rendezvous.stores.embedded import host_succession as succession
 from elastic_runtime.rendezvous.stores.embedded.host_succession import (
+    DEAD_WINDOW,
     MOST_VOTERS,
-    PACE,
     PROMISE,
     SILENCE,
-    WITNESS,
+    TICK,
     Ballot,
     Voter,
     Voters,
@@ -31,7 +31,7 @@ def ballot_of(*voters: Voter, hosts: bool = True, before: tuple[Voter, ...] = ()
 
 def heard(ballot: Ballot, now: float, *voters: Voter) -> Ballot:
     for one in voters:
-        ballot = succession.echoed(ballot, one.id, now, ballot.voters.version)
+        ballot = succession.tick_echoed(ballot, one.id, now, ballot.voters.version)
     return ballot
 
 
@@ -51,37 +51,39 @@ def test_half_keeps_a_host_and_most_make_one(
     voters: tuple[Voter, ...], willing: tuple[Voter, ...], host: bool, challenger: bool
 ) -> None:
     for hosts, expected in ((True, host), (False, challenger)):
-        assert heard(ballot_of(*voters, hosts=hosts), 10.0, *willing).may_write(11.0) == expected
+        assert heard(ballot_of(*voters, hosts=hosts), 10.0, *willing).has_quorum(11.0) == expected
 
 
 def test_a_promise_counts_from_when_its_tick_was_sent() -> None:
     ballot = heard(ballot_of(A, B, C), 10.0, A, B)
-    assert ballot.may_write(10.0 + PROMISE - 0.01)
-    assert not ballot.may_write(10.0 + PROMISE)
+    assert ballot.has_quorum(10.0 + PROMISE - 0.01)
+    assert not ballot.has_quorum(10.0 + PROMISE)
 
 
 def test_who_dies_while_its_promise_holds_counts_no_more() -> None:
     ballot = heard(ballot_of(A, B, C), 10.0, A, B, C)
     for gone in (B, C):
-        ballot = succession.ended(ballot, gone.id, 11.0, goodbye=False, silently=True)
-    assert heard(ballot, 20.0, A).may_write(20.0)
+        ballot = succession.voter_disconnected(ballot, gone.id, 11.0, goodbye=False, silently=True)
+    assert heard(ballot, 20.0, A).has_quorum(20.0)
 
 
 @pytest.mark.parametrize(("now", "silently"), [(11.0, False), (10.0 + PROMISE, True)])
 def test_who_parts_or_is_long_silent_still_counts(now: float, silently: bool) -> None:
     ballot = heard(ballot_of(A, B, C), 10.0, A, B, C)
     for gone in (B, C):
-        ballot = succession.ended(ballot, gone.id, now, goodbye=False, silently=silently)
-    assert not heard(ballot, 20.0, A).may_write(20.0)
+        ballot = succession.voter_disconnected(
+            ballot, gone.id, now, goodbye=False, silently=silently
+        )
+    assert not heard(ballot, 20.0, A).has_quorum(20.0)
 
 
 def test_most_of_the_former_list_are_needed_until_all_of_it_know_the_new_one() -> None:
     ballot = heard(ballot_of(A, D, before=(A, B, C)), 10.0, A, D)
-    assert not ballot.may_write(10.0)
+    assert not ballot.has_quorum(10.0)
     ballot = heard(ballot, 10.0, B)
-    assert succession.turn(ballot, 10.0).voters == ballot.voters  # A may die at this moment
+    assert succession.advance(ballot, 10.0).voters == ballot.voters  # A may die at this moment
     ballot = heard(ballot, 10.0, C)
-    after = succession.turn(ballot, 10.0).voters
+    after = succession.advance(ballot, 10.0).voters
     assert (after.before, after.now, after.version) == (frozenset(), (A, D), 6)
 
 
@@ -89,32 +91,32 @@ def test_the_list_changes_only_when_nobody_can_be_elected_by_the_former_one() ->
     """If A, B and C die now, D, which leaves them out, would be all that is left of its list."""
     new = tuple(Voter(name, f"{name}:1") for name in "ef")
     ballot = heard(ballot_of(A, B, C, D, *new, before=(A, B, C, D)), 10.0, A, B, C, *new)
-    ballot = succession.echoed(ballot, D.id, 10.0, ballot.voters.version - 1)
-    assert succession.turn(ballot, 10.0).voters.before == {"a", "b", "c", "d"}
-    assert not succession.turn(heard(ballot, 11.0, D), 11.0).voters.before
+    ballot = succession.tick_echoed(ballot, D.id, 10.0, ballot.voters.version - 1)
+    assert succession.advance(ballot, 10.0).voters.before == {"a", "b", "c", "d"}
+    assert not succession.advance(heard(ballot, 11.0, D), 11.0).voters.before
     silent = heard(ballot, 10.1 + SILENCE, A, B, C, *new)
-    assert not succession.turn(silent, 10.1 + SILENCE).voters.before
+    assert not succession.advance(silent, 10.1 + SILENCE).voters.before
 
 
 def test_the_list_takes_in_who_comes_and_drops_who_is_silent() -> None:
-    ballot = heard(succession.begin(A), 0.0, A)
+    ballot = heard(succession.first_host(A), 0.0, A)
     for one in (B, C):
-        ballot = heard(succession.came(ballot, one, None), 0.0, one)
-    ballot = succession.turn(succession.turn(ballot, 0.0), 0.0)
+        ballot = heard(succession.voter_connected(ballot, one, None), 0.0, one)
+    ballot = succession.advance(succession.advance(ballot, 0.0), 0.0)
     assert ballot.voters.now == (A, B, C)
-    ballot = succession.turn(heard(ballot, 0.0, A, B, C), 0.0)
+    ballot = succession.advance(heard(ballot, 0.0, A, B, C), 0.0)
     later = SILENCE + 0.1
     for _ in range(3):  # it is changed, known, and settled
-        ballot = succession.turn(heard(ballot, later, A, B), later)
+        ballot = succession.advance(heard(ballot, later, A, B), later)
     assert (ballot.voters.now, ballot.voters.before) == ((A, B), frozenset())
 
 
 def test_the_list_has_an_end() -> None:
-    ballot = heard(succession.begin(A), 0.0, A)
+    ballot = heard(succession.first_host(A), 0.0, A)
     for number in range(3 * MOST_VOTERS):
         one = Voter(f"n{number}", f"n{number}:1")
-        ballot = heard(succession.came(ballot, one, None), 0.0, one)
-    assert len(succession.turn(ballot, 0.0).voters.now) == MOST_VOTERS
+        ballot = heard(succession.voter_connected(ballot, one, None), 0.0, one)
+    assert len(succession.advance(ballot, 0.0).voters.now) == MOST_VOTERS
 
 
 # ---------------------------------------------------------------- all of them together
@@ -148,13 +150,13 @@ class Play:
         self.cut: set[frozenset[str]] = set()
         self.calm = 0.0
         first = self.nodes["n0"]
-        first.ballot, first.hosts_term, first.promised = succession.begin(first.me), 1, "n0"
+        first.ballot, first.hosts_term, first.promised = succession.first_host(first.me), 1, "n0"
 
     def sees(self, one: str, other: str) -> bool:
         return frozenset((one, other)) not in self.cut
 
     def turn(self) -> None:
-        self.now += self.chance.choice((0.1, 0.5, PACE))
+        self.now += self.chance.choice((0.1, 0.5, TICK))
         for node in self.chance.sample(list(self.nodes.values()), len(self.nodes)):
             if node.runs and not node.dead and self.chance.random() < 0.8:
                 self.read(node)
@@ -168,8 +170,8 @@ class Play:
                 self.hear_tick(node, other, term, moment)
             elif node.ballot is not None and term == node.hosts_term:
                 sender = self.nodes[other]
-                node.ballot = succession.came(node.ballot, sender.me, sender.voters)
-                node.ballot = succession.echoed(node.ballot, other, moment, version)
+                node.ballot = succession.voter_connected(node.ballot, sender.me, sender.voters)
+                node.ballot = succession.tick_echoed(node.ballot, other, moment, version)
                 sender.answered = max(sender.answered, moment)
 
     def hear_tick(self, node: Node, host: str, term: int, moment: float) -> None:
@@ -198,13 +200,13 @@ class Play:
         if node.ballot.hosts or self.now >= node.until or node.promised == me:
             node.promised, node.until, node.term = me, self.now + PROMISE, node.hosts_term
             version = node.ballot.voters.version
-            node.ballot = succession.echoed(node.ballot, me, self.now, version)
-        node.ballot = succession.turn(node.ballot, self.now)
+            node.ballot = succession.tick_echoed(node.ballot, me, self.now, version)
+        node.ballot = succession.advance(node.ballot, self.now)
         node.voters = node.ballot.voters
         seen = [one for one in self.nodes.values() if one is not node and self.sees(me, one.me.id)]
         highest = max((one.term for one in seen if not one.dead), default=0)
         if highest > node.hosts_term:
-            if node.ballot.hosts and node.ballot.may_write(self.now):
+            if node.ballot.hosts and node.ballot.has_quorum(self.now):
                 node.hosts_term = highest + 1  # it outbids
             else:
                 node.ballot = None
@@ -221,7 +223,7 @@ class Play:
         if self.now < node.witness:
             # Who is dead is seen by its port, by whoever sees its machine.
             dead = {id for id, one in self.nodes.items() if one.dead and self.sees(id, node.me.id)}
-        node.ballot = succession.stand(node.me, node.voters, dead, self.now)
+        node.ballot = succession.candidate(node.me, node.voters, dead, self.now)
         node.hosts_term = node.term + 1
 
     def befall(self) -> None:
@@ -259,11 +261,11 @@ class Play:
             if not self.sees(other.me.id, node.me.id) or not other.runs or other.dead:
                 continue
             if other.ballot is not None:
-                other.ballot = succession.ended(
+                other.ballot = succession.voter_disconnected(
                     other.ballot, node.me.id, self.now, goodbye=False, silently=True
                 )
             elif other.promised == node.me.id and self.now < other.answered + PROMISE:
-                other.until, other.witness = 0.0, self.now + WITNESS
+                other.until, other.witness = 0.0, self.now + DEAD_WINDOW
 
     def writers(self) -> list[str]:
         """Who would take a write at this very moment, standing still or not."""
@@ -273,7 +275,7 @@ class Play:
             if not node.dead
             and node.ballot is not None
             and node.ballot.hosts
-            and node.ballot.may_write(self.now)
+            and node.ballot.has_quorum(self.now)
         ]
 
 

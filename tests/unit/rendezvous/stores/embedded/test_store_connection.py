@@ -11,7 +11,10 @@ import pytest
 
 from elastic_runtime.rendezvous.stores.embedded import store_connection
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
-from elastic_runtime.rendezvous.stores.embedded.store_connection import Line, Unanswered
+from elastic_runtime.rendezvous.stores.embedded.store_connection import (
+    HostConnection,
+    HostUnreachable,
+)
 from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
 from elastic_runtime.system.listening import listen
 
@@ -40,9 +43,9 @@ def test_an_address_that_never_answers_leaves_time_for_the_next_one(
         monkeypatch.setattr(store_connection, "_look_up", look_up)
 
         async def connect() -> str:
-            line = await Line.open(f"host:{port}", _HELLO, 4.0)
-            line.close()
-            return line.store_id
+            connection = await HostConnection.open(f"host:{port}", _HELLO, 4.0)
+            connection.close()
+            return connection.store_id
 
         assert asyncio.run(connect()) == server.store_id
 
@@ -57,7 +60,7 @@ def test_an_address_that_never_answers_leaves_time_for_the_next_one(
     ],
 )
 def test_what_is_no_address_is_told_as_that(where: str, why: str) -> None:
-    with pytest.raises(Unanswered) as caught:
-        asyncio.run(Line.open(where, _HELLO, 20.0))
+    with pytest.raises(HostUnreachable) as caught:
+        asyncio.run(HostConnection.open(where, _HELLO, 20.0))
     assert str(caught.value).endswith(f"does not answer: {why}")
     assert not caught.value.refused
