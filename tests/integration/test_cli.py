@@ -54,7 +54,7 @@ def test_a_program_can_read_each_line_of_the_stream_with_the_events(tmp_path: Pa
     (tmp_path / "train.py").write_text("import os\nos.write(2, b'half')\nprint('out')\n1 / 0\n")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "elastic_runtime", "--log-format", "json"),
+            *(sys.executable, "-m", "elastic_runtime", "--cold", "--log-format", "json"),
             *("--max-restarts", "0", "--log-file", "logs/events.json", "train.py"),
         ],
         stdout=subprocess.PIPE,
@@ -79,7 +79,7 @@ def test_a_timer_file_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     wanted = str(tmp_path / "nowhere" / "timers")
     done = subprocess.run(
-        [sys.executable, "-m", "elastic_runtime", "train.py"],
+        [sys.executable, "-m", "elastic_runtime", "--cold", "train.py"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -55,7 +55,8 @@ def fail(marker):
 
 
 if __name__ == "__main__":
-    config = JobConfig(workers=2, max_restarts=0, log_format="json")
+    cold = sys.argv[1] == "give"
+    config = JobConfig(workers=2, max_restarts=0, log_format="json", cold=cold)
     if sys.argv[1] == "square":
         print("values", launch(config, square, 7))
     elif sys.argv[1] == "give":
@@ -118,7 +119,7 @@ if __name__ == "__main__":
 
     store = StoreServer(listen("127.0.0.1"))
     endpoint = Endpoint("c10d", (f"127.0.0.1:{{store.port}}",), hosted_here=True)
-    config = JobConfig(Entry("function", ""), endpoint, "x", log_format="json")
+    config = JobConfig(Entry("function", ""), endpoint, "x", log_format="json", cold=True)
     try:
         launch(config, {call})
     except UsageError as error:

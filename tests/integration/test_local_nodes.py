@@ -64,7 +64,7 @@ def job(tmp_path: Path) -> Iterator[_Job]:
     mark = f"local-nodes-{os.getpid()}-{tmp_path.name}"
     process = subprocess.Popen(
         [sys.executable, "-m", "elastic_runtime", "--local-nodes", "2", "train.py"],
-        env={**os.environ, MARKER: mark, "ELASTIC_GRACE": "5"},
+        env={**os.environ, MARKER: mark, "ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"},
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
@@ -104,7 +104,7 @@ def test_nodes_do_not_outlive_who_started_them(job: _Job) -> None:
     job.started()
     job.process.kill()
     job.process.wait()
-    wait_for(lambda: not marked(job.mark), 20, "the end of the nodes and their workers")
+    wait_for(lambda: not marked(job.mark), 60, "the end of the nodes and their workers")
 
 
 def test_nodes_that_were_all_killed_are_named(job: _Job) -> None:
@@ -123,8 +123,8 @@ def test_one_of_the_nodes_says_how_the_job_has_ended(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "elastic_runtime", "--local-nodes", "2", "--min", "3"),
-            *("--max", "3", "--join-timeout", "1", "train.py"),
+            *(sys.executable, "-m", "elastic_runtime", "--cold", "--local-nodes", "2"),
+            *("--min", "3", "--max", "3", "--join-timeout", "1", "train.py"),
         ],
         cwd=tmp_path,
         capture_output=True,

@@ -38,10 +38,12 @@ _JOBS = (
         lines=4,
         environ={"ELASTIC_LEASE_TLL": "3"},
     ),
-    Mistake("--log-dir train.py train.py", "train.py cannot be used (File exists): name a"),
-    Mistake("noworld.py", "does not take the one argument … write def <lambda>(world)", lines=3),
+    Mistake("--cold --log-dir train.py train.py", "train.py cannot be used (File exists): name a"),
     Mistake(
-        "--min 2 --max 2 --join-timeout 1 train.py",
+        "--cold noworld.py", "does not take the one argument … write def <lambda>(world)", lines=3
+    ),
+    Mistake(
+        "--cold --min 2 --max 2 --join-timeout 1 train.py",
         "1 of at least 2 nodes came together within 1 s (--join-timeout)",
         code=3,
         lines=4,

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-OURS = (sys.executable, "-m", "elastic_runtime", "--max-restarts", "0")
+OURS = (sys.executable, "-m", "elastic_runtime", "--cold", "--max-restarts", "0")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 RAISES = """
 from torch.distributed.elastic.multiprocessing.errors import record

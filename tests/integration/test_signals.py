@@ -18,7 +18,7 @@ from tests import processes
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 SCRIPT = """
 import os, pathlib, signal, sys, time
 
@@ -72,8 +72,8 @@ def test_nobody_waits_for_a_c10d_store_that_says_nothing_in_order_to_leave(
     "launcher",
     [
         ("torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        ("elastic_runtime", "--nproc-per-node", "2"),
-        ("elastic_runtime", "--local-nodes", "2", "--min", "2"),
+        ("elastic_runtime", "--cold", "--nproc-per-node", "2"),
+        ("elastic_runtime", "--cold", "--local-nodes", "2", "--min", "2"),
     ],
 )
 def test_a_script_that_saves_on_a_signal_of_its_own(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Start = Callable[..., subprocess.Popen[bytes]]
 
 _SLOW = Path(__file__).with_name("slow_starts")
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 def _mark(folder: Path) -> str:
@@ -82,7 +82,7 @@ def test_a_node_that_boots_after_the_end_does_not_begin_anew(start: Start, tmp_p
     (tmp_path / "train.py").write_text(
         "import os\nprint('ran on', os.environ['ELASTIC_NODE_NAME'], flush=True)\n"
     )
-    options = ("--local-nodes", "3", "--min", "2", "--max", "2", "--log-format", "json")
+    options = ("--cold", "--local-nodes", "3", "--min", "2", "--max", "2", "--log-format", "json")
     command = start(*options, "train.py", ELASTIC_TEST_LATE="node2")
     processes.wait_for(
         lambda: log.read_text().count('"job.done"') == 2, _PATIENCE, "the end", log.read_text

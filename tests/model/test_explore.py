@@ -5,8 +5,6 @@ A run without ``--all`` plays a thousand of them.
 
 from __future__ import annotations
 
-import multiprocessing
-
 import pytest
 
 from tests.model.explore import Result, explore, explore_many
@@ -14,7 +12,8 @@ from tests.model.mutants import MUTANTS, Patch
 from tests.model.themes import ENDING, MIXED, Theme
 
 SCHEDULES = 10_000
-PROCESSES = 2
+# So many tests, as each process of pytest-xdist takes one when it has time.
+PARTS = 8
 # A broken variant must be caught within so many schedules of its theme.
 ENOUGH = 2500
 
@@ -28,12 +27,10 @@ def _told(failed: list[Result]) -> str:
 
 
 @pytest.mark.timeout(900)
-def test_no_schedule_breaks_the_rendezvous(share_of_schedules: float) -> None:
-    schedules = int(SCHEDULES * share_of_schedules)
-    chunk = schedules // (4 * PROCESSES)
-    chunks = [range(at, at + chunk) for at in range(0, schedules, chunk)]
-    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        failed = [result for part in pool.imap_unordered(explore_many, chunks) for result in part]
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_schedule_breaks_the_rendezvous(share_of_schedules: float, part: int) -> None:
+    schedules = int(SCHEDULES * share_of_schedules) // PARTS
+    failed = explore_many(range(part * schedules, (part + 1) * schedules))
     assert not failed, _told(failed)
 
 

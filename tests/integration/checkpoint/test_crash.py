@@ -372,6 +372,7 @@ def test_an_agent_or_a_node_that_dies_during_a_save(
     assert check(path, old) == found
 
 
+@pytest.mark.slow("two jobs")
 def test_a_job_that_is_started_again_under_another_name_goes_on(
     copies: Any, tmp_path: Path
 ) -> None:

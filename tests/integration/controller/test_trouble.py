@@ -55,7 +55,7 @@ def test_broken_watches_go_on(cluster: FakeCluster, running: Run) -> None:
     cluster.wait_for(other(cluster, "digits-worker-0", before), "a new pod")
     # What a new list shows is dealt with at once, perhaps before the watch that follows it begins.
     again = "a further watch"
-    processes.wait_for(lambda: cluster.counts()["watch pods"] > watches, 30.0, again, cluster.story)
+    processes.wait_for(lambda: cluster.counts()["watch pods"] > watches, 60.0, again, cluster.story)
 
 
 def test_what_happened_in_a_gap_is_seen(cluster: FakeCluster, running: Run) -> None:
@@ -84,7 +84,7 @@ def test_a_watch_of_jobs_that_is_too_old_lists_anew(
         cluster.break_watches()
         again = "another list"
         processes.wait_for(
-            lambda: cluster.counts()["list elasticjobs"] > lists, 30.0, again, cluster.story
+            lambda: cluster.counts()["list elasticjobs"] > lists, 60.0, again, cluster.story
         )
 
     cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"replicas": 3}}}})

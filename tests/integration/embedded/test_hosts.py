@@ -138,7 +138,7 @@ def _wait_for_voters(nodes: list[Node], count: int) -> None:
         lists = [hosting_of(node)._voters for node in nodes]
         return all(one is not None and len(one.now) == count and not one.before for one in lists)
 
-    processes.wait_for(known, 20.0, "all know who votes")
+    processes.wait_for(known, 60.0, "all know who votes")
 
 
 def test_who_must_not_host_waits_for_the_host_to_come_back(open_at: OpenAt) -> None:

@@ -40,7 +40,7 @@ def test_strangers_are_told_what_is_here_and_stop_nothing(
 ) -> None:
     node = open_at(here.port, "a")
     node.ear.hears(StoreSnapshot)
-    with socket.create_connection(("127.0.0.1", here.port), timeout=20.0) as line:
+    with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as line:
         line.sendall(said)
         line.shutdown(socket.SHUT_WR)
         heard = b"".join(iter(lambda: line.recv(65536), b""))
@@ -77,7 +77,7 @@ def test_a_frame_that_is_none_ends_its_own_connection_only(
     node = open_at(here.port, "a")
     node.ear.hears(StoreSnapshot)
     for greeting in (b"", _hello()):
-        with socket.create_connection(("127.0.0.1", here.port), timeout=20.0) as line:
+        with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as line:
             line.sendall(wire.PREFACE + greeting + frame)
             line.shutdown(socket.SHUT_WR)
             while line.recv(65536):
@@ -91,13 +91,13 @@ def test_the_first_frame_of_a_stranger_is_a_small_one(
     here: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_PATIENCE", 3600.0)
-    with socket.create_connection(("127.0.0.1", here.port), timeout=20.0) as line:
+    with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as line:
         line.sendall(wire.PREFACE + struct.pack(">I", wire.MOST_HELLO + 1))
         assert line.recv(65536) == b""
 
 
 def test_a_store_of_another_version_is_named(here: StoreServer, open_at: OpenAt) -> None:
-    with socket.create_connection(("127.0.0.1", here.port), timeout=20.0) as line:
+    with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as line:
         line.sendall(wire.PREFACE + _hello(protocol=wire.PROTOCOL + 1, release="9.9"))
         heard = b"".join(iter(lambda: line.recv(65536), b""))
     told = json.loads(heard[4:])["refused"]
@@ -149,12 +149,12 @@ def test_who_reads_nothing_is_dropped_and_the_others_hear_all(
     monkeypatch.setattr(server, "_MOST_UNREAD", 100_000)
     node = open_at(here.port, "a")
     node.ear.hears(StoreSnapshot)
-    with socket.create_connection(("127.0.0.1", here.port), timeout=20.0) as deaf:
+    with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as deaf:
         deaf.sendall(wire.PREFACE + _hello(run=run_id))
         assert deaf.recv(1)
         for i in range(200):  # more than the system keeps for whoever does not read
             node.put("switch", b"%05d" % i + bytes(100_000))
-        processes.wait_for(lambda: _ends(deaf), 20.0, "the connection ends")
+        processes.wait_for(lambda: _ends(deaf), 60.0, "the connection ends")
     assert sum(isinstance(event, Changed) for event in node.ear.events) == 200
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow("several faults in a row")
 def test_nobody_can_swallow_a_change_and_an_error_of_the_users_costs_a_restart(
     tmp_path: Path,
 ) -> None:

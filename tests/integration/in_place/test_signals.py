@@ -25,7 +25,10 @@ def all_twice(job: Job) -> None:
     processes.send(processes.marked(job.mark), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("script", ["steps.py", "plain.py"])
+_PLAIN = pytest.param("plain.py", marks=pytest.mark.slow("the same for another kind of script"))
+
+
+@pytest.mark.parametrize("script", ["steps.py", _PLAIN])
 def test_a_job_whose_processes_all_get_sigterm_saves_a_common_step(
     script: str, tmp_path: Path
 ) -> None:
@@ -64,6 +67,7 @@ def test_a_sigterm_to_a_worker_alone_ends_it(tmp_path: Path) -> None:
         job.finish()
 
 
+@pytest.mark.slow("a job of two nodes")
 def test_a_plain_script_dies_of_the_signal_and_has_not_failed(tmp_path: Path) -> None:
     with Job(tmp_path, "plain.py", *_TWO_NODES, seconds=0.2) as job:
         job.ranks(2)

@@ -52,7 +52,7 @@ class Run:
         except subprocess.TimeoutExpired:
             raise processes.Overdue(f"it still runs:\n{self.story()}") from None
         processes.wait_for(
-            lambda: not processes.marked(self.mark), 10.0, "no process is left", self._left
+            lambda: not processes.marked(self.mark), 60.0, "no process is left", self._left
         )
         return code
 

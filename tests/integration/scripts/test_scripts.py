@@ -8,6 +8,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_LEFT
 from tests.etcd_server import free_port
 
@@ -35,6 +37,7 @@ def test_address_from_the_environment(start: Start) -> None:
     assert_says(cold.succeeds(), *BOTH_COUNTED)
 
 
+@pytest.mark.slow("two jobs")
 def test_address_of_its_own(start: Start) -> None:
     nodes = start(*TWO_NODES, "own_address.py", str(free_port()))
     workers = start(*TWO_WORKERS, "own_address.py", str(free_port()))
@@ -42,6 +45,7 @@ def test_address_of_its_own(start: Start) -> None:
     assert_says(workers.succeeds(), *BOTH_COUNTED)
 
 
+@pytest.mark.slow("two jobs")
 def test_address_by_url(start: Start) -> None:
     nodes = start(*TWO_NODES, "tcp_address.py", str(free_port()))
     workers = start(*TWO_WORKERS, "tcp_address.py", str(free_port()))
@@ -49,6 +53,7 @@ def test_address_by_url(start: Start) -> None:
     assert_says(workers.succeeds(), *BOTH_COUNTED)
 
 
+@pytest.mark.slow("three jobs")
 def test_processes_of_its_own(start: Start) -> None:
     spawns = start("spawns.py", str(free_port()))
     forks = start("forks.py")
@@ -93,6 +98,7 @@ def test_habits(start: Start) -> None:
         )
 
 
+@pytest.mark.slow("two jobs")
 def test_leaves_abruptly(start: Start) -> None:
     well = start("leaves_abruptly.py", "0")
     badly = start("--max-restarts", "0", "leaves_abruptly.py", "3")
@@ -102,6 +108,7 @@ def test_leaves_abruptly(start: Start) -> None:
     assert_says(badly.output, "leaving abruptly", "exitcode  : 3")
 
 
+@pytest.mark.slow("two jobs")
 def test_ignores_sigterm(start: Start) -> None:
     once = start("--grace", "1", "ignores_sigterm.py")
     twice = start("--grace", "600", "ignores_sigterm.py")
