@@ -6,7 +6,9 @@ on the command line runs in any case.
 
 Among several processes (pytest-xdist) tests are handed out file by file; what shares something
 that exists only once as one piece; and single long tests one by one. The longest folders come
-first, so that no process is left alone with a long test at the end.
+first, so that no process is left alone with a long test at the end. What runs many processes of its
+own runs in half of the processes at most: four jobs of several nodes at once would starve each
+other until something is too late.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from xdist.workermanage import WorkerController
 
 TESTS = Path(__file__).parent
 SLOW = ("chaos", "partitions", "images", "cluster")
@@ -30,6 +34,11 @@ ORDER = ("images", "cluster", "chaos", "partitions", "integration", "model", "un
 TOGETHER = {"cluster": "images", "images": "images"}
 # A test of these is long, and shares nothing with its neighbours.
 ONE_BY_ONE = ("chaos", "partitions", "model")
+# Jobs of several nodes, each of many processes.
+HEAVY = tuple(
+    f"tests/{folder}/"
+    for folder in ("chaos", "partitions", "integration/in_place", "integration/snapshots")
+)
 # Integration tests wait more than they compute.
 PROCESSES_A_CORE = 2
 FEW_SCHEDULES = 0.1
@@ -108,6 +117,36 @@ class _Pieces(LoadScopeScheduling):  # type: ignore[misc]
         folder = _folder(nodeid)
         path = nodeid.split("::")[0]
         return nodeid if folder in ONE_BY_ONE else TOGETHER.get(folder, path)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        pieces = (work for other, work in self.assigned_work.items() if other is not node)
+        heavy = sum(any(map(_is_heavy, _unfinished(work))) for work in pieces)
+        piece = next_piece(self.workqueue, heavy, len(self.nodes))
+        self.workqueue.move_to_end(piece, last=False)
+        super()._assign_work_unit(node)
+
+
+def next_piece(waiting: Iterable[str], heavy: int, processes: int) -> str:
+    """What a process runs next.
+
+    Args:
+        waiting: all pieces that nobody has yet, at least one, in order.
+        heavy: how many other processes have a heavy one.
+        processes: how many there are.
+    """
+    pieces = list(waiting)
+    if 2 * heavy < processes:
+        return pieces[0]
+    return next((piece for piece in pieces if not _is_heavy(piece)), pieces[0])
+
+
+def _is_heavy(piece: str) -> bool:
+    return piece.startswith(HEAVY)
+
+
+def _unfinished(work: Mapping[str, Mapping[str, bool]]) -> list[str]:
+    """Of the pieces that a process was given, each with what it has done of it."""
+    return [piece for piece, tests in work.items() if not all(tests.values())]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:

@@ -30,6 +30,9 @@ from elastic_runtime.rendezvous.store_contract import (
 )
 from tests.conformance.listening import Ear
 
+# Seconds of a lease whose end is waited for: longer than a busy machine stands still.
+LEASE = 3.0
+
 
 @dataclass
 class Node:
@@ -342,7 +345,7 @@ class StoreContract:
         node.ear.until(lambda: old not in node.ear.known, "no trace of the first life")
 
     def test_without_beats_the_lease_ends(self, open_node: OpenNode) -> None:
-        silent, other = open_node("silent", ttl=1.0), open_node("b", wide=True)
+        silent, other = open_node("silent", ttl=LEASE), open_node("b", wide=True)
         silent.register()
         other.ear.has(silent.key)
         other.ear.lacks(silent.key)
@@ -358,9 +361,9 @@ class StoreContract:
     def test_a_participant_whose_main_loop_hangs_stays_away_until_it_turns(
         self, open_node: OpenNode, new_store: NewStore
     ) -> None:
-        other, silent = open_node("b", wide=True), open_node("silent", ttl=1.0)
+        other, silent = open_node("b", wide=True), open_node("silent", ttl=LEASE)
         identity = NodeIdentity("hangs", "127.0.0.1", 1)
-        participant = Participant(new_store(1.0), Policy(), identity, lambda notice: None)
+        participant = Participant(new_store(LEASE), Policy(), identity, lambda notice: None)
         try:
             participant.say(Join())
             key = node_key(participant.node)
@@ -379,7 +382,7 @@ class StoreContract:
             participant.close()
 
     def test_beats_keep_the_lease(self, open_node: OpenNode) -> None:
-        alive, silent = open_node("alive", ttl=1.0), open_node("silent", ttl=1.0)
+        alive, silent = open_node("alive", ttl=LEASE), open_node("silent", ttl=LEASE)
         other = open_node("b", wide=True)
         alive.register()
         silent.register()

@@ -1,4 +1,4 @@
-"""What a person sees of a test run while it goes on."""
+"""What a person sees of a test run while it goes on, and which process runs what."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.lanes import TESTS
+from tests.lanes import TESTS, next_piece
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,3 +45,11 @@ def test_a_failed_test_is_named_when_it_fails(tmp_path: Path) -> None:
         "tests/unit/test_some.py::test_fails failed: AssertionError: first line",
         "tests/unit/test_some.py::test_cannot_begin failed in its setup: KeyError: 'no such thing'",
     ]
+
+
+def test_half_of_the_processes_at_most_run_jobs_of_several_nodes() -> None:
+    heavy, light = "tests/chaos/test_x.py::test_x", "tests/unit/test_y.py"
+    assert next_piece([heavy, light], 1, 4) == heavy
+    assert next_piece([heavy, light], 2, 4) == light
+    assert next_piece([heavy, heavy], 2, 4) == heavy, "nobody waits while there is work"
+    assert next_piece([light, heavy], 0, 4) == light, "in order else"

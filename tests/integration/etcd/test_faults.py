@@ -240,7 +240,7 @@ def test_a_restart_that_keeps_the_data_is_no_loss_of_memory(new_etcd: NewEtcd) -
 
 
 def test_a_lease_ends_by_our_own_clock_when_the_store_is_silent(etcd: EtcdServer) -> None:
-    with Proxy(etcd.endpoint) as network, Listening(network.endpoint, ttl=1) as node:
+    with Proxy(etcd.endpoint) as network, Listening(network.endpoint, ttl=3) as node:
         node.start()
         node.register()
         network.mute = True

@@ -260,8 +260,8 @@ def test_a_closed_store_answers_no_more(etcd: EtcdServer) -> None:
 def test_a_beating_loop_keeps_its_lease_and_a_silent_one_loses_it(etcd: EtcdServer) -> None:
     with (
         Listening(etcd.endpoint) as watcher,
-        Listening(etcd.endpoint, watcher.run_id, "lives", ttl=1) as lives,
-        Listening(etcd.endpoint, watcher.run_id, "hangs", ttl=1) as hangs,
+        Listening(etcd.endpoint, watcher.run_id, "lives", ttl=3) as lives,
+        Listening(etcd.endpoint, watcher.run_id, "hangs", ttl=3) as hangs,
     ):
         watcher.start()
         watcher.store.look(wide=True, without=frozenset())
@@ -294,7 +294,7 @@ def test_a_beating_loop_keeps_its_lease_and_a_silent_one_loses_it(etcd: EtcdServ
 HOLDER = """
 import sys, threading
 from tests.integration.etcd.listening import Listening
-node = Listening(sys.argv[1], sys.argv[2], "holder", ttl=1)
+node = Listening(sys.argv[1], sys.argv[2], "holder", ttl=3)
 node.register()
 print("registered", flush=True)
 while not threading.Event().wait(0.1):

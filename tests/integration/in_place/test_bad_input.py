@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_OPTIONS = ("--nproc-per-node", "2", "--hang-timeout", "3")
+_OPTIONS = ("--nproc-per-node", "2", "--hang-timeout", "5")
 
 
 def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
