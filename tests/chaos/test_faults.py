@@ -50,6 +50,7 @@ def test_an_agent_is_killed(tmp_path: Path, endpoint: str) -> None:
         assert cluster.exit_codes() == {EXIT_DONE, -9}
 
 
+@pytest.mark.slow("two starts, one after the other")
 def test_a_node_joins(tmp_path: Path, endpoint: str) -> None:
     with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 2), options=_QUICK) as cluster:
         cluster.start()
