@@ -55,8 +55,7 @@ def fail(marker):
 
 
 if __name__ == "__main__":
-    cold = sys.argv[1] == "give"
-    config = JobConfig(workers=2, max_restarts=0, log_format="json", cold=cold)
+    config = JobConfig(workers=2, max_restarts=0, log_format="json")
     if sys.argv[1] == "square":
         print("values", launch(config, square, 7))
     elif sys.argv[1] == "give":

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import assert_type
 
+import pytest
 import torch
 from torch import nn
 
@@ -53,6 +54,7 @@ later(train)
 """
 
 
+@pytest.mark.slow("a type checker reads the whole package")
 def test_a_type_checker_knows_the_forms_of_run_and_the_objects_of_a_state(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(USE + WRONG)
