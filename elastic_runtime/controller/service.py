@@ -94,7 +94,7 @@ class Controller:
                 stop.cancel()
                 await _ended(work)
         finally:
-            server.close()
+            await server.close()
 
     async def _work(self, client: ApiClient) -> None:
         await self._installed(client)

@@ -33,7 +33,7 @@ from elastic_runtime.protocol.peer_proof import (
 )
 from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, OTHER, REFUSED, SILENT
 from elastic_runtime.system import threads
-from elastic_runtime.system.listening import BACKLOG, listen
+from elastic_runtime.system.listening import BACKLOG, listen, stop_listening
 
 if TYPE_CHECKING:
     import threading
@@ -101,7 +101,7 @@ class ProbeServer:
             self._serve, sock=self._socket, limit=_MAX_LINE, backlog=BACKLOG
         )
         await self._over.wait()
-        server.close()  # the clients' tasks end with the loop
+        await stop_listening(server)  # the clients' tasks end with the loop
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

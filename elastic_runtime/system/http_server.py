@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from elastic_runtime.system import threads
-from elastic_runtime.system.listening import BACKLOG
+from elastic_runtime.system.listening import BACKLOG, stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,10 +77,10 @@ class HttpServer:
             self._serve, sock=self._socket, limit=_MOST_BYTES, backlog=BACKLOG
         )
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stops listening; the clients' tasks end by their deadlines, or with the loop."""
         if self._server:
-            self._server.close()
+            await stop_listening(self._server)
         self._socket.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,7 +158,7 @@ class HttpServerThread:
         self._loop.set_exception_handler(lambda loop, context: None)
         await self._server.start()
         await self._over.wait()
-        self._server.close()
+        await self._server.close()
 
 
 def _encoded(answer: Answer, *, with_body: bool) -> bytes:

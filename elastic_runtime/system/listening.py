@@ -1,7 +1,8 @@
-"""Where this process listens for others."""
+"""Where this process listens for others, and how it stops."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import socket
@@ -89,3 +90,17 @@ def listen(address: str = "", port: int = 0) -> socket.socket:
     return socket.create_server(
         (address, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
     )
+
+
+async def stop_listening(server: asyncio.Server) -> None:
+    """Closes a server of the running loop; those whom it has accepted are clients of it as before.
+
+    ``Server.close`` alone would forget whom it has accepted in the same turn of the loop: such a
+    client would wait for an answer on a connection that nobody holds any more
+    (https://github.com/python/cpython/issues/109564).
+    """
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
+    await asyncio.sleep(0)  # whom it has accepted, it takes for its client in this turn
+    server.close()

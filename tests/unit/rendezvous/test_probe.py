@@ -85,6 +85,22 @@ def test_a_node_answers_until_it_ends() -> None:
     assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == REFUSED
 
 
+def test_who_asks_at_the_last_moment_is_not_left_waiting() -> None:
+    late: list[socket.socket] = []
+
+    def end() -> dict[str, Any]:
+        late.append(socket.create_connection((LOCAL, server.port), timeout=PATIENCE))
+        with suppress(RuntimeError):  # its thread cannot wait for itself
+            server.close()
+        return dict(FIELDS)
+
+    server = _serving(end)
+    probe("a", LOCAL, server.port, PATIENCE, SECRET)
+    server.close()
+    with late[0], suppress(ConnectionResetError):
+        assert late[0].recv(1) == b""
+
+
 def test_an_answer_that_cannot_be_given_proves_nothing_and_is_not_the_last_one() -> None:
     answers = iter([{"node": "a"}])
     broken = [True]

@@ -7,7 +7,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -202,6 +202,24 @@ def test_after_the_end_nothing_listens_and_nobody_is_left() -> None:
         connect(server.port)
     assert "metrics-server" not in {thread.name for thread in threading.enumerate()}
     server.close()
+
+
+def test_who_connects_at_the_last_moment_is_not_left_waiting() -> None:
+    late: list[socket.socket] = []
+
+    def end(path: str) -> Answer:
+        late.append(connect(server.port))
+        with suppress(RuntimeError):  # its thread cannot wait for itself
+            server.close()
+        return answer(path)
+
+    server = HttpServerThread(LOCAL, 0, end)
+    with connect(server.port) as line:
+        line.sendall(b"GET /x HTTP/1.0\r\n\r\n")
+        everything(line)
+    server.close()
+    with late[0]:
+        assert everything(late[0]) == b""
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])

@@ -221,18 +221,20 @@ class EmbeddedStore:
     async def _stay_connected(self) -> None:
         since = time.monotonic()
         reachable = asyncio.create_task(self._hosting.stay_reachable())
-        while True:
-            try:
-                connection = await self._hosting.connect(self._hello())
-                await self._serve(connection)
-            except HostRefused as error:
-                self._listener(Refused(str(error)))
-                reachable.cancel()
-                return
-            except StoreUnavailable as error:
-                if self._store_id or time.monotonic() - since > _QUIET:
-                    self._report_lost(str(error))
-            await asyncio.sleep(_RETRY)
+        try:
+            while True:
+                try:
+                    connection = await self._hosting.connect(self._hello())
+                    await self._serve(connection)
+                except HostRefused as error:
+                    self._listener(Refused(str(error)))
+                    return
+                except StoreUnavailable as error:
+                    if self._store_id or time.monotonic() - since > _QUIET:
+                        self._report_lost(str(error))
+                await asyncio.sleep(_RETRY)
+        finally:  # else it would listen at the endpoint for a store that has been closed
+            reachable.cancel()
 
     def _hello(self) -> Message:
         return {

@@ -102,7 +102,8 @@ def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
     if isinstance(error, OSError):
         if error.errno == errno.EMFILE:
             _allow_more_files()  # asyncio accepts again after a second
-    elif error is not None:
+    # asyncio of Python 3.11 tells that a client's task was cancelled, as it is at the end.
+    elif error is not None and not isinstance(error, asyncio.CancelledError):
         threads.report(error)
 
 

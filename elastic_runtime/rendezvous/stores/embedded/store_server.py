@@ -23,7 +23,7 @@ from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
 from elastic_runtime.rendezvous.stores.embedded.event_loop import Loop
 from elastic_runtime.rendezvous.stores.embedded.host_succession import Ballot, Voter, Voters
 from elastic_runtime.rendezvous.stores.embedded.store_sessions import Session, Sessions
-from elastic_runtime.system.listening import BACKLOG
+from elastic_runtime.system.listening import BACKLOG, stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -124,6 +124,7 @@ class StoreServer:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._servers: list[asyncio.Server] = []
         self._listeners = [listener]
+        self._ends = False
         self._checked = time.monotonic()
         self._ticked = 0.0
         self._loop = Loop()
@@ -141,8 +142,11 @@ class StoreServer:
         self._listeners.append(listener)
 
         async def accept() -> None:
-            start = asyncio.start_server(self._serve, sock=listener, backlog=BACKLOG)
-            self._servers.append(await start)
+            server = await asyncio.start_server(
+                self._serve, sock=listener, backlog=BACKLOG, start_serving=False
+            )
+            self._servers.append(server)  # before it serves: whatever serves is closed
+            await server.start_serving()
 
         task = self._loop.loop.create_task(accept())
         self._tasks.add(task)
@@ -157,12 +161,13 @@ class StoreServer:
         self._loop.release()
 
     async def _end(self) -> None:
+        self._ends = True
         if self._patrol_task is not None:
             self._patrol_task.cancel()
-        for server in self._servers:
-            server.close()
         for task in (tasks := tuple(self._tasks)):
             task.cancel()
+        for server in self._servers:
+            await stop_listening(server)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------ what it is
@@ -258,6 +263,9 @@ class StoreServer:
     # ------------------------------------------------------------ one client
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._ends:  # it came at the last moment
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
