@@ -32,10 +32,11 @@ def parse(data: str | bytes) -> Any:
     """The plain values that JSON says.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: it is not JSON in UTF-8, or nested too deeply.
     """
     try:
-        return json.loads(data)
+        # Bytes would be searched for signs of UTF-16, which is a fifth of the time of a short one.
+        return json.loads(data if isinstance(data, str) else data.decode())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

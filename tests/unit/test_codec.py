@@ -61,7 +61,7 @@ def test_a_number_of_another_library_is_written_as_a_number() -> None:
     assert codec.encode(Part("a", Float64(1.5))) == b'{"name":"a","size":1.5}'
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", "{}".encode("utf-16"), b"[" * 100_000])
 def test_what_is_no_json_is_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(ValueError):
         codec.parse(data)
