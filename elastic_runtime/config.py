@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import defaults
-from elastic_runtime.defaults import STORE_ANSWER
+from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.errors import UsageError
 from elastic_runtime.reporting.json_lines import AUTO
 
@@ -141,6 +141,9 @@ _FORMER_NAMES = {
     "rejoin": "rejoin_timeout",
     "fence": "fence_timeout",
     "hang": "hang_timeout",
+    "kill": "kill_timeout",
+    "batch": "join_batch",
+    "probe": "probe_timeout",
 }
 
 
@@ -187,9 +190,9 @@ class Timeouts:
         lease_ttl: the lease asked for; the store may grant a longer one.
         grace: between SIGTERM and SIGKILL for a worker that is asked to end.
         broken_grace: the same for a worker whose group is broken already.
-        kill: how long a killed worker may take to be gone.
-        batch: how long the first joiner of a running job waits for others.
-        probe: how long a probe may take.
+        kill_timeout: how long a killed worker may take to be gone.
+        join_batch: how long the first joiner of a running job waits for others.
+        probe_timeout: how long a probe of a node may take (``rendezvous.probe``).
         hang_timeout: how long no step may be committed in place, at least; 0: for ever.
     """
 
@@ -201,21 +204,21 @@ class Timeouts:
     lease_ttl: float = defaults.LEASE_TTL
     grace: float = defaults.GRACE
     broken_grace: float = defaults.BROKEN_GRACE
-    kill: float = defaults.KILL
-    batch: float = defaults.BATCH
-    probe: float = defaults.PROBE
+    kill_timeout: float = defaults.KILL_TIMEOUT
+    join_batch: float = defaults.JOIN_BATCH
+    probe_timeout: float = defaults.PROBE_TIMEOUT
     hang_timeout: float = defaults.HANG_TIMEOUT
 
     @property
     def stop(self) -> float:
         """How long the workers of a node take to end, when it has to be quick."""
-        return self.broken_grace + self.kill
+        return self.broken_grace + self.kill_timeout
 
     @property
     def lag(self) -> float:
         """After which a node certainly knows that its lease is lost: when its own clock says so, a
         write is under way that the store does not answer, and one more is tried."""
-        return self.lease_ttl + 2 * STORE_ANSWER
+        return self.lease_ttl + 2 * STORE_TIMEOUT
 
     @property
     def shortest_fence(self) -> float:
@@ -384,7 +387,7 @@ class JobConfig:
         raise InvalidSetting(
             "too short for a node that has lost the store: it stops its workers after four fifths "
             f"of it, but knows of the loss only after {times.lag:g} s (--lease-ttl "
-            f"{times.lease_ttl:g} s + 2 × {STORE_ANSWER:g} s for a write to fail), and they need "
+            f"{times.lease_ttl:g} s + 2 × {STORE_TIMEOUT:g} s for a write to fail), and they need "
             f"{times.stop:g} s to end; give {times.shortest_fence:g} s or more",
             fence_timeout=times.fence_timeout,
         )

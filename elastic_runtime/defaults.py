@@ -53,14 +53,14 @@ GRACE = 30.0
 # The same for a worker whose group is broken already: it can save nothing any more.
 BROKEN_GRACE = 0.2
 # A killed process may take this long to be gone: the kernel takes its memory down, and a GPU's.
-KILL = 1.8
+KILL_TIMEOUT = 1.8
 # The first one to join a running job waits so long for others: one change for all of them costs
 # the members their processes once.
-BATCH = 2.0
+JOIN_BATCH = 2.0
 # ... and where the members keep their processes, so that a change costs them little.
-BATCH_IN_PLACE = 0.2
+JOIN_BATCH_IN_PLACE = 0.2
 # One probe over the network between the nodes, with several packets lost.
-PROBE = 0.5
+PROBE_TIMEOUT = 0.5
 # No step may be committed in place for this long, at least; a collective that hangs never ends by
 # itself. Evaluation and saving are known to the agent and do not count.
 HANG_TIMEOUT = 30.0
@@ -69,7 +69,7 @@ HANG_TIMEOUT = 30.0
 
 # A write to the store that has no answer by then has failed. The shortest fence follows from it:
 # a node must know in time that it has lost the store (``Timeouts.shortest_fence``).
-STORE_ANSWER = 4.0
+STORE_TIMEOUT = 4.0
 # How long an absent key proves nothing, after contact with the store was regained or it has lost
 # its memory: at least this long, and a lease. Three back-offs of a connection fit into it.
 SETTLE = 3.0
@@ -78,10 +78,10 @@ SETTLE = 3.0
 PROBE_AFTER = 0.03
 PROBE_EVERY = 0.25
 # How long the leader waits for members to say whom they reach: several probes each.
-CHECK = 3.0
+SURVEY_TIMEOUT = 3.0
 # Extra wait for each rank before a waiting member probes the leader: a thousand that ask at once
 # would be a storm.
-AHEAD = 0.005
+PROBE_STAGGER = 0.005
 
 # ---------------------------------------------------------------- the agent
 

@@ -61,7 +61,7 @@ class Job:
                     case Excluded(reason):
                         self.excluded.append(reason)
 
-        timeouts = Timeouts(last_call=60.0, batch=0.1)
+        timeouts = Timeouts(last_call=60.0, join_batch=0.1)
         few = Policy(min_nodes=1, max_nodes=NODES, timeouts=timeouts, layout=LAYOUT)
         identity = NodeIdentity(f"n{number}", "127.0.0.1", 1 + number % 3)
         part = Participant(self.store(), replace(few, settle=self.settle), identity, hear)

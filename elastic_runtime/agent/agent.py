@@ -160,7 +160,7 @@ class ElasticAgent:
             config.node_life,
         )
         return Participant(
-            store, Policy.of(config), identity, self._inbox.put, config.timeouts.probe
+            store, Policy.of(config), identity, self._inbox.put, config.timeouts.probe_timeout
         )
 
     # ------------------------------------------------------------ for whoever runs it

@@ -39,13 +39,15 @@ class Policy:
         secret: the job's, if we write its first record; "" for an agent of a test.
         max_restarts: failures of user code that the job may have.
         timeouts: the job's.
-        batch_in_place: ``timeouts.batch`` where a change does not cost the members their processes.
+        join_batch_in_place: ``timeouts.join_batch`` where a change does not cost the members
+            their processes.
         settle: after contact to the store was regained, or it lost its data, how long an absent
             key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
         probe_after, probe_every: when a silent node is probed first, and how often.
-        check: how long the leader waits for members to say which nodes they reach.
-        ahead: extra wait per rank before a waiting member probes the leader, against storms.
-        answer: how long a write may take to succeed or to fail.
+        survey_timeout: how long the leader waits for members to say which nodes they reach.
+        probe_stagger: extra wait per rank before a waiting member probes the leader, against
+            storms.
+        write_timeout: how long a write may take to succeed or to fail.
         remedy: what people can do about a store that is lost for good.
         layout: how the members of a large round lie in the store.
         resuming: the job has run before, as the launcher of this node says: a store that shows
@@ -62,13 +64,13 @@ class Policy:
     secret: str = field(default="", repr=False)
     max_restarts: int = defaults.MAX_RESTARTS
     timeouts: Timeouts = field(default_factory=Timeouts)
-    batch_in_place: float = defaults.BATCH_IN_PLACE
+    join_batch_in_place: float = defaults.JOIN_BATCH_IN_PLACE
     settle: float = defaults.SETTLE
     probe_after: float = defaults.PROBE_AFTER
     probe_every: float = defaults.PROBE_EVERY
-    check: float = defaults.CHECK
-    ahead: float = defaults.AHEAD
-    answer: float = defaults.STORE_ANSWER
+    survey_timeout: float = defaults.SURVEY_TIMEOUT
+    probe_stagger: float = defaults.PROBE_STAGGER
+    write_timeout: float = defaults.STORE_TIMEOUT
     remedy: str = ""
     layout: Layout = Layout()
     resuming: bool = False

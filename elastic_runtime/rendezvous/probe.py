@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 _MAX_LINE = 4096
 _HELLO = hello(PROBES)
 _MAX_ANSWER = NONCE + PROOF + _MAX_LINE
-# For one whole exchange, in seconds.
-_CLIENT_PATIENCE = 1.0
+# How long the server serves one client, in seconds. How long a probe may take at the other end, and
+# with it when a node counts as silent, is ``defaults.PROBE_TIMEOUT``.
+_SERVER_PATIENCE = 1.0
 # Clients at the same time; when one more comes, the one that has been there longest has to go.
 _MOST_CLIENTS = 512
 # Probes under way at the same time; further ones wait for their turn.
@@ -69,7 +70,7 @@ class ProbeServer:
         address: str,
         answer: Callable[[], dict[str, Any]],
         secret: Callable[[], str],
-        patience: float = _CLIENT_PATIENCE,
+        patience: float = _SERVER_PATIENCE,
     ) -> None:
         self._answer = answer
         self._secret = secret
@@ -242,7 +243,8 @@ class Prober:
     are for one thread at a time.
 
     Args:
-        timeout: seconds that a probe may take, from when it is its turn.
+        timeout: seconds that a probe may take, from when it is its turn; an agent gives
+            ``Timeouts.probe_timeout``.
         done: called with the node and the answer, in the prober's thread; must not block.
     """
 

@@ -37,7 +37,7 @@ time.sleep(1000)
 _PATIENT = """
 import sys
 from elastic_runtime.rendezvous.stores.embedded import store_hosting
-store_hosting.STORE_ANSWER = 600.0
+store_hosting.STORE_TIMEOUT = 600.0
 from elastic_runtime.cli.run.elastic_run import main
 sys.exit(main())
 """

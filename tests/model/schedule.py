@@ -25,7 +25,7 @@ POLICY = Policy(
         join_timeout=12.0,
         rejoin_timeout=3.0,
         fence_timeout=8.0,
-        batch=0.4,
+        join_batch=0.4,
         connect_timeout=6.0,
     ),
     settle=1.5,

@@ -121,9 +121,9 @@ def test_the_first_round_of_others_waits_for_the_last_call() -> None:
 def test_joiners_are_gathered_then_taken_in() -> None:
     scene = _Scene(2, high=5)
     scene.world.add()
-    scene.clock.run(scene.clock.now + POLICY.timeouts.batch / 2, lambda: False)
+    scene.clock.run(scene.clock.now + POLICY.timeouts.join_batch / 2, lambda: False)
     scene.world.add()
-    assert scene.until(lambda: scene.whole(4), 5.0) < POLICY.timeouts.batch + SOON
+    assert scene.until(lambda: scene.whole(4), 5.0) < POLICY.timeouts.join_batch + SOON
     assert scene.world.seals == 2
 
 

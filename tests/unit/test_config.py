@@ -60,7 +60,7 @@ def test_a_flag_of_a_time_out_is_called_as_its_field() -> None:
     assert {option.dest for option in OURS if "time-outs" in option.group} <= names
 
 
-@pytest.mark.parametrize("former", ["connect", "join", "rejoin", "fence", "hang"])
+@pytest.mark.parametrize("former", ["connect", "join", "rejoin", "fence", "hang", "kill", "probe"])
 def test_a_former_name_still_works_and_warns(former: str) -> None:
     with pytest.warns(
         DeprecationWarning, match=f"Timeouts.{former} is now called {former}_timeout"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.format import manifest as layout
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
-from elastic_runtime.checkpoint.storage.storage_contract import PROBE, Storage, explained
+from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE, Storage, explained
 from elastic_runtime.errors import CheckpointFailed, CheckpointUsageError, DamagedCheckpoint
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class LocalStorage(Storage):
     def prepare(self) -> None:
         with explained(f"save checkpoints in {self.path}"):
             self._make()
-            probe = self.path / PROBE
+            probe = self.path / PROBE_FILE
             probe.unlink(missing_ok=True)
             try:
                 with suppress(FileExistsError):  # another process looks, too

@@ -25,7 +25,7 @@ from elastic_runtime.checkpoint.storage.credentials import (
     without_credentials,
 )
 from elastic_runtime.checkpoint.storage.first_contact import FirstContactTimeout, Patience, ask
-from elastic_runtime.checkpoint.storage.storage_contract import PROBE, Storage
+from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE, Storage
 from elastic_runtime.errors import (
     CheckpointFailed,
     CheckpointUsageError,
@@ -90,7 +90,7 @@ class RemoteStorage(Storage):
         return fs, root.rstrip("/")
 
     def prepare(self) -> None:
-        probe = f"{self._root}/{PROBE}"
+        probe = f"{self._root}/{PROBE_FILE}"
         with self._explained(f"save checkpoints in {self.where}"):
             self._make_directory(self._root)
             self._try(lambda: self._fs.pipe_file(probe, b""))

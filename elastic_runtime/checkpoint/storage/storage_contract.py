@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # format. The size of a write is ``WRITE_SIZE`` in ``save/file_writer.py``.
 READ_SIZE = 1 << 20
 
-PROBE = ".elastic-probe"  # is made and deleted to see whether a place can be written
+PROBE_FILE = ".elastic-probe"  # is made and deleted to see whether a place can be written
 
 _REMEDY = {
     errno.ENOSPC: "free some space or lower keep=",

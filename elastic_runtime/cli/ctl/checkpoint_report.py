@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, half_pruned, highest_term
 from elastic_runtime.checkpoint.storage.catalog import CatalogEntry, CheckpointStatus
-from elastic_runtime.checkpoint.storage.storage_contract import PROBE
+from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,7 +75,7 @@ def take(
         None,
     )
     takes = first.which if first and first.status is CheckpointStatus.WHOLE else None
-    ours = {one.which.name for one in found} | set(half_pruned(names)) | {PROBE}
+    ours = {one.which.name for one in found} | set(half_pruned(names)) | {PROBE_FILE}
     ours |= {one.which.aside_name for one in found}
     foreign = sorted(n for n in names if n not in ours and highest_term([n]) == 0)
     return Inventory(

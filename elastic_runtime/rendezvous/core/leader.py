@@ -230,7 +230,7 @@ def _which_workers_are_back(state: NodeState, last: LastRound, now: float) -> tu
     names = _with_more_workers(state, last)
     if not names:
         return "", NEVER
-    due = state.timers.get(Timer.WORKERS_BACK, now) + state.policy.batch_in_place
+    due = state.timers.get(Timer.WORKERS_BACK, now) + state.policy.join_batch_in_place
     return ("", due) if now < due else (f"a worker of {listed(names)} is back", NEVER)
 
 
@@ -250,7 +250,7 @@ def _why_grow(state: NodeState, last: LastRound, now: float) -> tuple[str, float
         return "", wake
     peers = state.shown.peers
     seen = [peers[node.node].seen for node in fresh if node.node in peers]
-    batch = state.policy.batch_in_place if job.in_place else state.policy.timeouts.batch
+    batch = state.policy.join_batch_in_place if job.in_place else state.policy.timeouts.join_batch
     due = max([state.shown.round.seen, *seen[:1]]) + batch
     if size < job.max_nodes and now < due:
         return "", min(wake, due)
@@ -346,7 +346,7 @@ def _order_survey(state: NodeState, last: LastRound, now: float) -> tuple[Decisi
         return _write_switch(state, order, now, "asking the members which nodes they reach"), False
     state = state.start(Timer.SURVEY_ORDERED, now)
     # Each member probes all others, which takes longer the more there are.
-    longest = state.policy.check + last.round.size // _PROBES_A_SECOND
+    longest = state.policy.survey_timeout + last.round.size // _PROBES_A_SECOND
     due = state.timers[Timer.SURVEY_ORDERED] + longest
     open_ = [node for node in back if not has_checked(record_of(state, node), last.round)]
     if open_ and now < due:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.defaults import STORE_ANSWER
+from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.store_contract import (
     Found,
@@ -36,7 +36,7 @@ def test_a_stopped_host_holds_nobody_for_ever(host: HostProcess, open_at: OpenAt
     node.ear.hears(Lost)
     begun = time.monotonic()
     leaving.store.close()
-    assert time.monotonic() - begun < STORE_ANSWER
+    assert time.monotonic() - begun < STORE_TIMEOUT
     with pytest.raises(StoreUnavailable):
         node.put("job", b"j")
     host.unpause()
@@ -72,7 +72,7 @@ def test_who_hears_nothing_ends_the_connection(open_at: OpenAt) -> None:
         node = open_at(silent.getsockname()[1], "a")
         node.ear.hears(Lost)
         (lost,) = (event for event in node.ear.events if isinstance(event, Lost))
-        assert f"no answer within {STORE_ANSWER:g} s" in lost.why
+        assert f"no answer within {STORE_TIMEOUT:g} s" in lost.why
 
 
 class _Relay:

@@ -59,7 +59,7 @@ def test_a_client_of_torch_is_not_kept_waiting(here: StoreServer) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        struct.pack(">I", wire.MOST + 1),
+        struct.pack(">I", wire.MAX_FRAME + 1),
         struct.pack(">I", 2) + b"[]",
         struct.pack(">I", 3) + b"\xff{}",
         struct.pack(">I", 200_000) + b"[" * 200_000,

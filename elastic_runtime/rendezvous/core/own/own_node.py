@@ -135,7 +135,7 @@ def _give_round_back(state: NodeState, now: float) -> Decision:
     if not ours.whole:
         # Nodes that know all of them come first; if none is left, others write the record at least.
         state, settle = state.start(Timer.NO_ROUND, now), state.policy.settle
-        turn = min(state.policy.ahead * ours.rank_of(state.me), settle / 4)
+        turn = min(state.policy.probe_stagger * ours.rank_of(state.me), settle / 4)
         due = state.timers[Timer.NO_ROUND] + settle / 2 + turn
         if now < due:
             return Decision(state, wake=due)
@@ -277,7 +277,7 @@ def _watch_leader(state: NodeState, now: float) -> Decision:
     if last is None or not _has_left(record, last):
         return Decision(state)
     policy = state.policy
-    turn = _turn(max(0, last.rank_of(record.node)), policy.ahead)
+    turn = _turn(max(0, last.rank_of(record.node)), policy.probe_stagger)
     due = state.timers.get(Timer.WAITING, now) + policy.probe_after + turn
     if now < due:
         return Decision(state, wake=due)

@@ -55,7 +55,7 @@ def _fence(state: NodeState, now: float) -> Decision:
     limit = contact.acked_at + FENCE_SHARE * state.policy.timeouts.fence_timeout
     if contact.connected:
         # Perhaps we stood still ourselves, and the store's answer is about to come.
-        limit = max(limit, contact.regained_at + state.policy.answer)
+        limit = max(limit, contact.regained_at + state.policy.write_timeout)
     if now < limit:
         return Decision(state, wake=limit)
     silent = now - contact.acked_at

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import __version__
-from elastic_runtime.defaults import STORE_ANSWER
+from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.node_address import own_address
 from elastic_runtime.rendezvous.store_contract import (
@@ -52,7 +52,7 @@ _KEEP_ALIVE = 2.0
 _FAREWELL = 1.0
 _MIN_TTL = 1.0
 
-_SLOW = f"no answer within {STORE_ANSWER:g} s"
+_SLOW = f"no answer within {STORE_TIMEOUT:g} s"
 
 
 class EmbeddedStore:
@@ -209,7 +209,7 @@ class EmbeddedStore:
         assert self._loop is not None
         alive = time.monotonic() - self._beaten <= self._ttl
         try:
-            answer = self._loop.run(connection.ask(what, alive=alive, **fields), STORE_ANSWER)
+            answer = self._loop.run(connection.ask(what, alive=alive, **fields), STORE_TIMEOUT)
         except TimeoutError:
             raise StoreUnavailable(self._hosting.no(_SLOW)) from None
         if (error := answer.get("error")) is not None and answer.get("silent") is not True:
@@ -310,7 +310,7 @@ class EmbeddedStore:
         while True:
             sent = time.monotonic()
             try:
-                async with asyncio.timeout(STORE_ANSWER):
+                async with asyncio.timeout(STORE_TIMEOUT):
                     alive = sent - self._beaten <= self._ttl
                     answer = await connection.ask("beat", alive=alive)
             except TimeoutError:

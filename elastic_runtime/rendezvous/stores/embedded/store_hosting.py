@@ -14,7 +14,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from elastic_runtime.defaults import STORE_ANSWER
+from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
 from elastic_runtime.rendezvous.stores.embedded.host_succession import DEAD_WINDOW, PROMISE, TICK
 from elastic_runtime.rendezvous.stores.embedded.store_connection import (
@@ -137,7 +137,7 @@ class Hosting:
             if self._is_first_in_line(silent):
                 connection = await self._stand_for_host(hello)
             elif self._create_store():
-                connection = await self._go_to(self._endpoint, hello, STORE_ANSWER)
+                connection = await self._go_to(self._endpoint, hello, STORE_TIMEOUT)
             else:
                 raise HostUnreachable(f"{error}{self._hint}", error.refused) from None
         self._welcomed_by(connection)
@@ -149,7 +149,7 @@ class Hosting:
         places = list(dict.fromkeys([self._known or self._endpoint, *others, self._endpoint]))
         if len(places) == 1:
             try:
-                return await self._go_to(places[0], hello, STORE_ANSWER)
+                return await self._go_to(places[0], hello, STORE_TIMEOUT)
             except HostMoved as moved:
                 if not moved.where:
                     raise HostUnreachable(str(moved)) from None

@@ -41,7 +41,7 @@ _STOPPED = 1.0
 # Clients without a first message, at a time; if there are more, the oldest is dropped.
 _MOST_UNIDENTIFIED = 256
 # Bytes that one client may leave unread.
-_MOST_UNREAD = 2 * wire.MOST
+_MOST_UNREAD = 2 * wire.MAX_FRAME
 
 _ALONE = "its host has no contact with most of the nodes that could host it instead"
 _NO_FRAME = (

@@ -51,7 +51,7 @@ PREFACE = b"elastic-runtime store\n"
 # The version of these frames. A client of another version is refused with both versions.
 PROTOCOL = 1
 # Bytes of a frame. A snapshot of all keys of 10,000 nodes has 5 MB; their round lies in parts.
-MOST = 32 * 2**20
+MAX_FRAME = 32 * 2**20
 # Bytes of a client's first frame, which anybody can send. It has the keys of nodes known as dead.
 MOST_HELLO = 2**20
 
@@ -71,7 +71,7 @@ def frame(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-async def read_frame(reader: asyncio.StreamReader, most: int = MOST) -> Message:
+async def read_frame(reader: asyncio.StreamReader, most: int = MAX_FRAME) -> Message:
     """The next object.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import tenacity
 
-from elastic_runtime.defaults import STORE_ANSWER
+from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.store_contract import LeaseLost, MainLoopSilent
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # Seconds for a blocking operation with its retries, and for giving the lease back at the end.
-_OPERATION = STORE_ANSWER
+_OPERATION = STORE_TIMEOUT
 _FAREWELL = 1.0
 # To try again is of no use.
 _FINAL = (StoreRefused, StoreFull, RequestTooLarge, MainLoopSilent)

@@ -346,8 +346,10 @@ def test_joiners_are_gathered_unless_they_fill_the_world() -> None:
     shown = (job(1, 4), sealed(3, "a"), node("a"))
     tested = NodeUnderTest().sees(*shown).changes(node("b"), after=10.0)
     assert tested.transaction(SWITCH) is None
-    assert tested.changes(node("c"), after=POLICY.timeouts.batch / 2).transaction(SWITCH) is None
-    order = tested.feed(Tick(), POLICY.timeouts.batch / 2).written(SwitchRecord, SWITCH)
+    assert (
+        tested.changes(node("c"), after=POLICY.timeouts.join_batch / 2).transaction(SWITCH) is None
+    )
+    order = tested.feed(Tick(), POLICY.timeouts.join_batch / 2).written(SwitchRecord, SWITCH)
     assert order is not None
     assert order.reason == "nodes b, c join"
     full = NodeUnderTest().sees(job(1, 2), sealed(3, "a"), node("a")).changes(node("b"), after=10.0)
@@ -429,7 +431,7 @@ def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
     tested.changes(
         sealed(4, "a", survivors=1), replace(other, checked=4), gone=("switch",), after=0.01
     )
-    assert tested.feed(Tick(), POLICY.timeouts.batch).transaction(SWITCH) is None
+    assert tested.feed(Tick(), POLICY.timeouts.join_batch).transaction(SWITCH) is None
     assert tested.feed(Tick(), 10.0).transaction(SWITCH) is not None
 
 

@@ -39,7 +39,7 @@ from tests.processes import wait_for
 PATIENCE = 60.0
 assert RESOLVER  # importing it has set it
 
-TIMEOUTS = Timeouts(last_call=0.2, batch=0.05, rejoin_timeout=5.0, connect_timeout=2.0)
+TIMEOUTS = Timeouts(last_call=0.2, join_batch=0.05, rejoin_timeout=5.0, connect_timeout=2.0)
 POLICY = Policy(timeouts=TIMEOUTS, settle=0.5)
 
 NewHandler = Callable[..., ElasticRendezvousHandler]

@@ -77,7 +77,7 @@ def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_de
 def test_who_was_left_out_behind_a_firewall_does_not_take_the_others_for_dead_for_ever() -> None:
     far = node("a", address="10.0.0.1")
     tested = member().feed(LeftRound(3, FaultReport(3, "failed")))
-    tested.feed(Tick(), POLICY.probe_after + POLICY.ahead).feed(Probed("a", REFUSED), 0.001)
+    tested.feed(Tick(), POLICY.probe_after + POLICY.probe_stagger).feed(Probed("a", REFUSED), 0.001)
     assert "a" in tested.state.reach.dead
     tested.feed(NewNode(node("c"))).sees(job(), sealed(4, "a"), far)
     assert (own_record(tested), tested.transaction(JOB)) == (None, None)

@@ -263,7 +263,7 @@ def test_a_leader_that_said_goodbye_hides_nobody() -> None:
 def test_who_waits_for_the_next_round_makes_sure_that_somebody_leads() -> None:
     tested = member().feed(LeftRound(3, FaultReport(3, "failed")))
     assert tested.probes() == []
-    turn = POLICY.ahead
+    turn = POLICY.probe_stagger
     assert tested.feed(Tick(), POLICY.probe_after + turn).probes() == ["a"]
     assert tested.feed(Probed("a", SILENT), 0.1).probes() == []
     assert tested.feed(Tick(), POLICY.probe_every).probes() == ["a"]

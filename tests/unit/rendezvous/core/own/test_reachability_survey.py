@@ -109,7 +109,7 @@ def test_a_hang_of_members_that_all_reach_each_other_is_one() -> None:
 
 def test_who_says_nothing_in_time_is_left_out() -> None:
     tested = _leader(_checked("b"), back("c", 3), asked=True, checked=3)
-    assert tested.feed(Tick(), POLICY.check).members() == ["a", "b"]
+    assert tested.feed(Tick(), POLICY.survey_timeout).members() == ["a", "b"]
 
 
 def test_where_too_few_reach_each_other_it_is_said_who_does_not() -> None:

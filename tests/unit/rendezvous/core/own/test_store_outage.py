@@ -59,7 +59,7 @@ def test_a_lease_that_is_lost_behind_a_dead_connection_is_a_loss_of_the_store() 
     tested = member()
     tested.feed(LeaseLost(acked_at=tested.now), 5.0)
     assert tested.transaction("own") is not None
-    tested.feed(Applied("own", None, "no answer"), POLICY.answer)
+    tested.feed(Applied("own", None, "no answer"), POLICY.write_timeout)
     assert not tested.feed(Tick(), FENCE_SHARE * POLICY.timeouts.fence_timeout - 9.1).told(Fenced)
     assert tested.feed(Tick(), 0.1).told(Fenced)
 
@@ -70,7 +70,7 @@ def test_a_node_that_stood_still_asks_the_store_before_it_stops_its_workers() ->
     assert not tested.told(Fenced)
     assert tested.transaction("own") is not None
     assert not tested.changes(node("b"), after=0.1).told(Fenced)
-    assert not tested.feed(Tick(), POLICY.answer).told(Fenced)
+    assert not tested.feed(Tick(), POLICY.write_timeout).told(Fenced)
 
 
 def test_contact_that_comes_back_in_time_saves_the_group() -> None:
