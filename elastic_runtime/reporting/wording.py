@@ -1,4 +1,4 @@
-"""Words for people: numbers, durations, and the fields of events."""
+"""Words for people: numbers of bytes, durations, and the fields of events."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Fields = Mapping[str, Any]
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 class Shown(dict[str, str]):
@@ -54,3 +55,15 @@ def again(step: int, reached: int | None) -> str:
     if reached is None or reached <= step:
         return ""
     return f" ({count(reached - step, 'step')} again)"
+
+
+def size(count: int) -> str:
+    """A number of bytes for people: ``512 bytes``, ``1.5 GiB``."""
+    if count < 1024:
+        return f"{count} bytes"
+    value = float(count)
+    for unit in _UNITS:
+        value /= 1024
+        if value < 1000 or unit == _UNITS[-1]:
+            break
+    return f"{value:.3g} {unit}"

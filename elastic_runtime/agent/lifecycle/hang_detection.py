@@ -343,7 +343,7 @@ def look_for_stuck_workers(state: AgentState, inside: tuple[int, ...], now: floa
         why = "; ".join(dict.fromkeys(stuck.values()))
         actions.append(TellPeople(WorkerStuck(why, list(stuck))))
         actions.append(KillWorkers(tuple(stuck), f"did not leave the broken round: {why}"))
-    actions.append(SetAlarm(now + state.settings.stuck))
+    actions.append(SetAlarm(now + state.settings.look_for_stuck))
     reason = "workers that do not leave the round"
     return Step(_inquire(state, asking=False), tuple(actions), reason)
 

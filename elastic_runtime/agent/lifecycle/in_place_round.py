@@ -68,7 +68,7 @@ def interrupt_round(state: AgentState, reason: str, actions: list[Action], now: 
         if in_place.interrupted_at is None:
             inquiry = replace(in_place.inquiry, asking=False, overdue=0.0)
             in_place = replace(in_place, interrupted_at=now, inquiry=inquiry)
-            actions.append(SetAlarm(now + state.settings.stuck))
+            actions.append(SetAlarm(now + state.settings.look_for_stuck))
         actions.append(TellWorkers(Interrupt(last.number, reason), inside))
     return leave_if_empty(replace(state, in_place=in_place), actions, now)
 

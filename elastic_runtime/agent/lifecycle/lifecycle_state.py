@@ -131,14 +131,15 @@ class LifecycleSettings:
         min_workers: in place, how many of them are enough for the node to go on.
         max_restarts: only shown to people: the leader's budget decides.
         timeouts: the job's.
-        stuck: seconds that workers have to leave a round, before they are asked where they are.
+        look_for_stuck: seconds that workers have to leave a round, before they are asked where
+            they are.
     """
 
     workers: int
     min_workers: int = defaults.MIN_WORKERS
     max_restarts: int = defaults.MAX_RESTARTS
     timeouts: Timeouts = field(default_factory=Timeouts)
-    stuck: float = defaults.LOOK_FOR_STUCK
+    look_for_stuck: float = defaults.LOOK_FOR_STUCK
 
     @classmethod
     def of(cls, config: JobConfig) -> LifecycleSettings:

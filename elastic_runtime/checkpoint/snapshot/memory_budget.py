@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.reporting.wording import size
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Part of a machine's memory that nobody takes for snapshots.
 _RESERVE = 0.05
-_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,3 @@ def refusal(nodes: Sequence[NodeMemory]) -> Refusal | None:
                 "left to others",
             )
     return None
-
-
-def size(count: int) -> str:
-    """A number of bytes for people: ``512 bytes``, ``1.5 GiB``."""
-    if count < 1024:
-        return f"{count} bytes"
-    value = float(count)
-    for unit in _UNITS:
-        value /= 1024
-        if value < 1000 or unit == _UNITS[-1]:
-            break
-    return f"{value:.3g} {unit}"

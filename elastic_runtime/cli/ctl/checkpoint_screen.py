@@ -6,14 +6,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from elastic_runtime.checkpoint.format.manifest import half_pruned
 from elastic_runtime.checkpoint.storage.catalog import CheckpointStatus
 from elastic_runtime.cli.ctl.checkpoint_report import names_of
-from elastic_runtime.reporting.wording import count
+from elastic_runtime.reporting.wording import count, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,7 +71,7 @@ def _cells(found: CatalogEntry) -> list[str]:
         str(found.which.term),
         str(manifest.round) if manifest else "",
         str(manifest.world) if manifest else "",
-        decimal(found.bytes),
+        size(found.bytes),
         _time(manifest.saved_at) if manifest else "",
     ]
 
@@ -101,7 +100,7 @@ def one(found: CatalogEntry) -> RenderableType:
     for title in ("size", "items", "crc32c"):
         table.add_column(title, justify="right", no_wrap=True)
     for file in manifest.files:
-        table.add_row(file.name, decimal(file.bytes), str(file.items), f"{file.crc32c:08x}")
+        table.add_row(file.name, size(file.bytes), str(file.items), f"{file.crc32c:08x}")
     return Group(*parts, Text(), table)
 
 

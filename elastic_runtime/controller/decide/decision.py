@@ -32,7 +32,7 @@ from elastic_runtime.controller.decide.job_types import (
 from elastic_runtime.controller.decide.job_types import RUNNING as POD_RUNNING
 from elastic_runtime.controller.decide.manifests import ETCD_IMAGE, selector
 from elastic_runtime.controller.decide.plan_context import PlanContext
-from elastic_runtime.controller.decide.pod_failures import Meaning, PodEnd, end_of
+from elastic_runtime.controller.decide.pod_failures import Meaning, PodEnd, end_of, pause
 from elastic_runtime.controller.decide.status_builder import (
     CREATED,
     FAILED,
@@ -170,9 +170,7 @@ def _next_attempt(context: PlanContext, end: PodEnd, short: bool) -> JobPlan:
         return _end_job(context, FAILED, reason, end.message + tried)
     failures = memory.failures
     status.values["attempt"] = status.attempt + 1
-    memory.until = (
-        math.ceil(context.now + pod_planning.pause(failures)) if short and failures > 1 else 0
-    )
+    memory.until = math.ceil(context.now + pause(failures)) if short and failures > 1 else 0
     memory.launch = (spec.minimum, spec.maximum)
     memory.slots, memory.counted = {}, {}
     memory.begun = memory.done = False

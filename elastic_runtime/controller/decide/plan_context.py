@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import manifests
 from elastic_runtime.controller.decide.job_types import NEVER, JobPlan
+from elastic_runtime.controller.decide.pod_failures import LONGEST_PAUSE
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_spec import JobSpec
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
         Problem,
     )
     from elastic_runtime.controller.decide.status_builder import StatusBuilder
-
-# Between two tries, in seconds.
-LONGEST_PAUSE = 60
 
 
 @dataclass

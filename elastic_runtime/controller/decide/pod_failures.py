@@ -1,4 +1,4 @@
-"""What the end of a pod means for its job: a pure reading of exit codes and reasons."""
+"""What the end of a pod means for its job, and how long to wait before another one: pure."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from elastic_runtime.errors import (
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_spec import JobSpec
     from elastic_runtime.controller.decide.job_types import PodView
+# The longest wait for another pod after failures, in seconds.
+LONGEST_PAUSE = 60
 
 
 class Meaning(Enum):
@@ -155,3 +157,9 @@ def _how(pod: PodView) -> str:
     first = " ".join(pod.message.split())[:200]
     details = ", ".join(part for part in (code, reason, known or first) if part)
     return f"{pod.name} ended: {details}" if details else f"{pod.name} ended"
+
+
+def pause(falls: int) -> int:
+    """Seconds to wait before another try: none after the first fall, then 1, 2, 4 … 60."""
+    # Beyond this the power only grows.
+    return 0 if falls < 2 else min(2 ** min(falls - 2, 6), LONGEST_PAUSE)

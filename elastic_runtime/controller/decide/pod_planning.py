@@ -18,8 +18,7 @@ from elastic_runtime.controller.decide.job_types import (
     DeleteOwned,
     DeletePod,
 )
-from elastic_runtime.controller.decide.plan_context import LONGEST_PAUSE
-from elastic_runtime.controller.decide.pod_failures import Meaning, end_of
+from elastic_runtime.controller.decide.pod_failures import Meaning, end_of, pause
 from elastic_runtime.controller.decide.status_builder import PodSlot
 
 if TYPE_CHECKING:
@@ -31,12 +30,6 @@ if TYPE_CHECKING:
 SHORT_LIFE = 30.0
 # Whatever is in the way may go without a word.
 LOOK_AGAIN = 60.0
-
-
-def pause(falls: int) -> int:
-    """Seconds to wait before another try: none after the first fall, then 1, 2, 4 … 60."""
-    # Beyond this the power only grows.
-    return 0 if falls < 2 else min(2 ** min(falls - 2, 6), LONGEST_PAUSE)
 
 
 # ---------------------------------------------------------------- what stands around the workers

@@ -87,6 +87,16 @@ def _enough(group: Collection[str], willing: Collection[str], hosts: bool) -> bo
     return not group or yes > len(group) or (hosts and yes == len(group))
 
 
+def first_in_line(voters: Voters, gone: Collection[str]) -> Voter | None:
+    """The voter that becomes a candidate when the host is gone; None: no voter is left.
+
+    Args:
+        voters: the last list that is known.
+        gone: addresses at which nobody answers.
+    """
+    return next((one for one in voters.now if one.where not in gone), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Ballot:
     """What a host or a candidate knows of its voters. Times are on its own clock.

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
-from elastic_runtime.rendezvous.stores.embedded.host_succession import DEAD_WINDOW, PROMISE, TICK
+from elastic_runtime.rendezvous.stores.embedded.host_succession import (
+    DEAD_WINDOW,
+    PROMISE,
+    TICK,
+    first_in_line,
+)
 from elastic_runtime.rendezvous.stores.embedded.store_connection import (
     HostConnection,
     HostMoved,
@@ -252,9 +257,7 @@ class Hosting:
     def _is_first_in_line(self, silent: set[str]) -> bool:
         if self._voters is None or self.server is None:
             return False
-        me = self.server.me
-        gone = self._dead | silent
-        return next((one for one in self._voters.now if one.where not in gone), None) == me
+        return first_in_line(self._voters, self._dead | silent) == self.server.me
 
     async def _stand_for_host(self, hello: Message) -> HostConnection:
         assert self.server is not None and self._voters is not None

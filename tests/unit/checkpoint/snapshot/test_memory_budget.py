@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, refusal, size
+from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, refusal
+from elastic_runtime.reporting.wording import size
 
 MIB = 1 << 20
 NODE = NodeMemory(

@@ -9,7 +9,7 @@ from elastic_runtime.controller.decide.job_types import (
     CreatePod,
     DeleteJob,
 )
-from elastic_runtime.controller.decide.pod_planning import pause
+from elastic_runtime.controller.decide.pod_failures import pause
 from elastic_runtime.controller.decide.status_builder import moment
 from tests.unit.controller.jobs import CLASSIC, UID, job
 from tests.unit.controller.simulated import BEGINNING, Cluster, running
