@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     environ = {"TMPDIR": str(tmp_path / "tmp")}
-    with Job(tmp_path, "steps.py", "--nproc-per-node", "3", environ=environ) as job:
+    options = ("--nproc-per-node", "3")
+    with Job(tmp_path, "steps.py", *options, environ=environ, kind="slow") as job:
         before = job.ranks(3)
+        (tmp_path / "slow").touch()  # its replacement is not there before the others go on
         job.kill(before[0])
         fewer = job.ranks(2, after=before[0].round)
         # Those who stay keep their process and their order, and rank 0 is one of them.

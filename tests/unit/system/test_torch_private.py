@@ -44,6 +44,7 @@ def groups_built_within() -> list[str]:
     torch_private.tend_groups(noted)
     torch_private.tend_groups(noted)  # once is enough
     dist.new_group(backend="gloo")
+    dist.barrier()  # who ends first would cut the other's last connection
     return seen
 
 
