@@ -1,142 +1,34 @@
-"""Snapshots of one process: taken, read from another node, refused, given up."""
+"""Snapshots of one process: taken, gone on from, refused, given up."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from elastic_runtime.agent.snapshot_server import SnapshotServer
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.description import Description
-from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, Manifest
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.save.rank_share import FileContent
 from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.save_interval import Every
 from elastic_runtime.checkpoint.snapshot.buddies import Nodes
-from elastic_runtime.checkpoint.snapshot.peer_reader import ConnectionPool, PeerFile, SnapshotSource
 from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
 from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
 from elastic_runtime.checkpoint.snapshot.snapshot_writer import SnapshotWriter
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.errors import DamagedCheckpoint
-from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory, write_key
+from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory
 from elastic_runtime.worker import context as contexts
 from elastic_runtime.worker.agreement import Wish
 from elastic_runtime.worker.peers import Peers
 from tests import small_checkpoints
 from tests.checkpoints import plan_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.unit.checkpoint.snapshot.memories import memory_of
 
 WHICH = CheckpointId(term=1, step=3)
-KEY = "5ec4e7"
-
-
-def memory_of(path: Path, port: int = 1, limit: int = 1 << 30) -> SnapshotMemory:
-    return SnapshotMemory(str(path), limit, "127.0.0.1", port, "n0", "m0")
-
-
-# Reading from another node
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[SnapshotStore, SnapshotMemory]]:
-    """What another node has, and its server."""
-    path = tmp_path / "theirs"
-    path.mkdir()
-    write_key(str(tmp_path), KEY)
-    server = SnapshotServer(str(path), lambda: KEY, "127.0.0.1")
-    store = SnapshotStore(memory_of(path, server.port), "runs")
-    store.create(WHICH)
-    store.storage.discard(WHICH)
-    small_checkpoints.put(store.storage, 3)
-    yield store, store.memory
-    server.close()
-
-
-def open_from(store: SnapshotStore, memory: SnapshotMemory, own: Path) -> SnapshotSource:
-    others = {MANIFEST: memory, small_checkpoints.FILE: memory}
-    return SnapshotSource(LocalStorage(own), store.key, others, "n0", str(own.parent))
-
-
-def test_a_snapshot_of_another_node(
-    served: tuple[SnapshotStore, SnapshotMemory], tmp_path: Path
-) -> None:
-    store, memory = served
-    snapshot = open_from(store, memory, tmp_path / "own")
-    assert snapshot.has_manifest(WHICH)
-    manifest = snapshot.read_manifest(WHICH)
-    assert manifest is not None
-    assert snapshot.sizes(WHICH) == {file.name: file.bytes for file in manifest.files}
-    buffer = bytearray(4)
-    with snapshot.reader(WHICH, small_checkpoints.FILE) as reader:
-        reader.readinto(6, [memoryview(buffer)])
-    assert buffer == b"of 3"
-    assert snapshot.fetched > len(buffer)
-    snapshot.close()
-
-
-def test_a_snapshot_that_has_gone(
-    served: tuple[SnapshotStore, SnapshotMemory], tmp_path: Path
-) -> None:
-    store, memory = served
-    snapshot = open_from(store, memory, tmp_path / "own")
-    store.keep_only(None)
-    assert not snapshot.has_manifest(WHICH)
-    with pytest.raises(DamagedCheckpoint, match="missing"):
-        snapshot.read_manifest(WHICH)
-    with (
-        snapshot.reader(WHICH, small_checkpoints.FILE) as reader,
-        pytest.raises(DamagedCheckpoint, match=r"of n0 is damaged: it is missing or too short"),
-    ):
-        reader.readinto(0, [memoryview(bytearray(4))])
-    snapshot.close()
-
-
-def test_a_node_that_cannot_be_reached(tmp_path: Path) -> None:
-    write_key(str(tmp_path), KEY)
-    file = PeerFile(ConnectionPool(memory_of(tmp_path), str(tmp_path)), "x", "x")
-    with pytest.raises(DamagedCheckpoint, match=r"of n0 cannot be reached .* port 1: .*refused"):
-        file.readinto(0, [memoryview(bytearray(4))])
-
-
-# What a node has
-
-
-def test_what_a_node_offers(tmp_path: Path) -> None:
-    store = SnapshotStore(memory_of(tmp_path), "runs")
-    assert store.offers() == []
-    store.storage.prepare()
-    for step in (3, 5, 7):
-        small_checkpoints.put(store.storage, step)
-    path = store.storage.path
-    (path / "step-5.term-1" / small_checkpoints.FILE).write_bytes(b"short")
-    (path / "step-7.term-1" / MANIFEST).unlink()
-    offers = store.offers()
-    assert [(offer.which.step, len(offer.present)) for offer in offers] == [(5, 0), (3, 1)]
-    before = store.used()
-    store.tidy()
-    assert len(list(path.iterdir())) == 2
-    assert 0 < store.used() < before
-    store.keep_only(WHICH)
-    assert [one.name for one in path.iterdir()] == [WHICH.name]
-
-
-def test_places_do_not_share_a_directory(tmp_path: Path) -> None:
-    memory = memory_of(tmp_path)
-    assert (
-        SnapshotStore(memory, "a").key
-        == SnapshotStore(memory, "a").key
-        != SnapshotStore(memory, "b").key
-    )
-
-
-# Taking one
 
 
 @pytest.fixture

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import subprocess
-import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, Manifest
-from elastic_runtime.checkpoint.storage.catalog import (
-    CheckpointStatus,
-    inspect_checkpoint,
-    prune,
-    verify,
-)
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.checkpoint.storage.open_storage import open_storage
-from elastic_runtime.checkpoint.storage.retention import Retention
 from elastic_runtime.errors import (
-    EXIT_USAGE,
     CheckpointError,
-    CheckpointUsageError,
     DamagedCheckpoint,
     Superseded,
 )
@@ -100,11 +85,6 @@ def test_a_term_of_somebody_unknown_is_followed_by_the_next(
     assert storage.take_term(_holder(1)) == 5
 
 
-def test_a_place_that_can_never_be_made_is_refused_at_the_first_look() -> None:
-    with pytest.raises(CheckpointUsageError, match="/proc/nowhere"):
-        LocalStorage("/proc/nowhere").first_look()
-
-
 def test_the_holder_of_an_older_term_is_stopped_and_told_by_whom(storage: Storage) -> None:
     older = storage.take_term(HOLDER)
     which = CheckpointId(term=older, step=9)
@@ -157,36 +137,6 @@ def test_what_is_removed_is_gone_and_nothing_else(storage: Storage) -> None:
     storage.finish_removals()
 
 
-@pytest.mark.parametrize("bad", [b"state of 1", b"state of 100", b"state 0f 10", b""])
-def test_verify_finds_every_damage(tmp_path: Path, bad: bytes) -> None:
-    storage = LocalStorage(tmp_path)
-    manifest = put(storage, 10)
-    assert verify(storage, manifest) == []
-    assert inspect_checkpoint(storage, manifest.id).status is CheckpointStatus.WHOLE
-    path = tmp_path / manifest.id.name / FILE
-    path.write_bytes(bad)
-    same_size = len(bad) == manifest.files[0].bytes
-    assert inspect_checkpoint(storage, manifest.id).status is (
-        CheckpointStatus.WHOLE if same_size else CheckpointStatus.DAMAGED
-    )
-    if len(bad) <= manifest.files[0].bytes:
-        (problem,) = verify(storage, manifest)
-        assert str(path) in problem
-        if same_size:
-            assert "bytes 6 to 11" in problem
-
-
-def test_verify_does_not_rely_on_the_parts_alone(storage: Storage) -> None:
-    manifest = put(storage, 10)
-    (file,) = manifest.files
-    other = replace(manifest, files=(replace(file, crc32c=file.crc32c ^ 1),))
-    (problem,) = verify(storage, other)
-    assert "its checksum does not match" in problem
-
-
-# Only of a directory
-
-
 def test_a_term_that_looks_free_in_a_stale_listing_is_not_enough(tmp_path: Path) -> None:
     class Stale(LocalStorage):
         listings = 0
@@ -197,159 +147,3 @@ def test_a_term_that_looks_free_in_a_stale_listing_is_not_enough(tmp_path: Path)
 
     (tmp_path / "term-5").touch()
     assert Stale(tmp_path).take_term(HOLDER) == 6
-
-
-def test_a_file_system_that_takes_nothing_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage, which = LocalStorage(tmp_path), CheckpointId(1, 1)
-    storage.create(which)
-    monkeypatch.setattr(os, "pwritev", lambda *args: 0)
-    with pytest.raises(CheckpointError, match="Input/output error"):
-        write(storage, which, FILE, b"some bytes")
-
-
-def test_a_half_done_deletion_is_finished(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    manifest = put(storage, 10)
-    half = tmp_path / manifest.id.pruned_name
-    (tmp_path / manifest.id.name).rename(half)
-    (half / FILE).unlink()
-    storage.finish_removals()
-    assert storage.names() == []
-
-
-def test_what_no_manifest_lists_is_not_deleted(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    broken, shared = put(storage, 10), put(storage, 20)
-    for manifest in (broken, shared):
-        (tmp_path / manifest.id.name).rename(tmp_path / manifest.id.pruned_name)
-    (tmp_path / broken.id.pruned_name / MANIFEST).write_bytes(b"broken")
-    (tmp_path / shared.id.pruned_name / "notes.txt").write_text("a person's")
-    storage.finish_removals()
-    assert (tmp_path / broken.id.pruned_name / FILE).exists()
-    assert os.listdir(tmp_path / shared.id.pruned_name) == ["notes.txt"]
-
-
-def test_a_manifest_from_elsewhere_is_damage(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    put(storage, step=8)
-    (tmp_path / "step-8.term-1").rename(tmp_path / "step-9.term-1")
-    with pytest.raises(DamagedCheckpoint, match=r"manifest of step-8\.term-1"):
-        storage.read_manifest(CheckpointId(term=1, step=9))
-
-
-def test_a_file_is_no_checkpoint_directory(tmp_path: Path) -> None:
-    file = tmp_path / "runs"
-    file.write_text("precious")
-    for path in (file, file / "digits"):
-        with pytest.raises(CheckpointError, match=f"{path}: .*choose a directory") as caught:
-            LocalStorage(path).first_look()
-        assert caught.value.exit_code == EXIT_USAGE
-        assert "\n" not in str(caught.value)
-    assert file.read_text() == "precious"
-
-
-def test_a_link_that_leads_nowhere_is_called_so(tmp_path: Path) -> None:
-    link = tmp_path / "runs"
-    link.symlink_to("/nowhere/runs")
-    for path in (link, link / "digits"):
-        wrong = rf"in {path}: {link} is a symbolic link to /nowhere/runs, which is not there"
-        with pytest.raises(CheckpointError, match=wrong) as caught:
-            LocalStorage(path).first_look()
-        assert caught.value.exit_code == EXIT_USAGE
-
-
-def test_a_relative_directory_stays_where_it_was_when_the_process_goes_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    storages = [open_storage("runs"), open_storage("file://runs"), LocalStorage("runs")]
-    monkeypatch.chdir("elsewhere")
-    for step, storage in enumerate(storages, 1):
-        storage.prepare()
-        assert storage.where == str(tmp_path / "runs")
-        put(storage, step=step)
-    assert len([n for n in os.listdir(tmp_path / "runs") if n.startswith("step-")]) == 3
-    assert not os.listdir(tmp_path / "elsewhere")
-
-
-def test_a_relative_directory_in_one_that_is_gone_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(CheckpointUsageError, match=r"runs is relative.*absolute path"):
-        open_storage("runs")
-    assert open_storage(tmp_path / "runs").where == str(tmp_path / "runs")
-
-
-def test_a_directory_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"/sys/elastic: "):
-        LocalStorage("/sys/elastic").prepare()
-
-
-def test_no_directory_means_no_checkpoints(tmp_path: Path) -> None:
-    assert LocalStorage(tmp_path / "none").names() == []
-
-
-def test_a_save_that_cannot_fit_does_not_begin(tmp_path: Path) -> None:
-    storage, which = LocalStorage(tmp_path), CheckpointId(1, 1)
-    storage.create(which)
-    with (
-        pytest.raises(CheckpointError, match=f"{tmp_path}.*No space left.*free some space"),
-        storage.writer(which, FILE, 1 << 62),
-    ):
-        pass
-    assert storage.sizes(which) == {}
-
-
-_FILL = """
-import sys
-from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.checkpoint.format.manifest import CheckpointId
-from elastic_runtime.errors import CheckpointError
-storage, which = LocalStorage(sys.argv[1]), CheckpointId(1, 1)
-storage.create(which)
-try:
-    with storage.writer(which, "file", 1 << 20) as out:
-        for _ in range(64):
-            out.write([memoryview(bytes(1 << 16))])
-except CheckpointError as error:
-    print(error)
-"""
-
-
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
-    # A limit on the size of files fails at the same place as a disk without space.
-    done = subprocess.run(
-        [sys.executable, "-c", _FILL, str(tmp_path)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
-    assert done.stdout == (
-        f"cannot save to {tmp_path}/step-1.term-1/file: File too large; "
-        "raise the limit on file sizes (ulimit -f)\n"
-    )
-
-
-def test_what_only_has_the_name_of_a_checkpoint_is_in_nobodys_way(tmp_path: Path) -> None:
-    (tmp_path / "step-9.term-1").write_text("precious")
-    (tmp_path / "step-8.term-1").symlink_to("/nowhere")
-    storage = LocalStorage(tmp_path)
-    for step in (1, 2):
-        put(storage, step=step, term=2)
-    prune(storage, Retention(1), 2)
-    assert [p.name for p in tmp_path.glob("step-*.term-2")] == ["step-2.term-2"]
-    assert (tmp_path / "step-9.term-1").read_text() == "precious"
-
-
-def test_a_checkpoint_that_may_not_be_seen_is_not_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "step-9.term-1").symlink_to("step-9.term-1")
-    with pytest.raises(CheckpointError, match=r"cannot read .*step-9\.term-1"):
-        LocalStorage(tmp_path).has_manifest(CheckpointId(term=1, step=9))

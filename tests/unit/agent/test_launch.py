@@ -1,22 +1,28 @@
-"""Who of several nodes in one terminal says how the job has ended."""
+"""How a launch ends: who in a terminal says so, and what a signal does that comes once more."""
 
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.agent import launch
 from elastic_runtime.agent.launch import has_last_word
 from elastic_runtime.config import Siblings
+from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.protocol.records import OutcomeRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 NAMES = ("a", "b", "c")
+
+
+# Who says how the job has ended
 
 
 def _end(failed_on: str) -> OutcomeRecord:
@@ -68,3 +74,40 @@ def test_who_ends_for_a_reason_of_its_own_says_so(siblings: Siblings) -> None:
 
 def test_who_is_alone_in_its_terminal_says_everything() -> None:
     assert has_last_word("a", _end("b"), None)
+
+
+# Signals that come once more while a process ends that was asked to leave
+
+
+@pytest.fixture
+def handled() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, _leave)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit
+
+
+def _run(code: int, *, ends: bool) -> None:
+    asked: list[int] = []
+    agent: Any = SimpleNamespace(ask_to_leave=asked.append, finish=None)
+    config: Any = SimpleNamespace(signals=("SIGTERM",))
+    with launch._signals(config, agent, ends=ends):
+        os.kill(os.getpid(), signal.SIGTERM)
+        agent.finish = SimpleNamespace(exit_code=code)
+    assert asked == [signal.SIGTERM]
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("code", [EXIT_LEFT, EXIT_FAILED, EXIT_DONE])
+def test_a_request_after_the_end_replaces_no_exit_code(code: int) -> None:
+    _run(code, ends=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("handled")
+def test_in_a_process_that_goes_on_signals_are_as_before() -> None:
+    _run(EXIT_LEFT, ends=False)
+    assert signal.getsignal(signal.SIGTERM) is _leave
