@@ -135,3 +135,8 @@ def kill_self() -> None:
 def entries_of(directory: Path) -> list[str]:
     """The names in a directory, in order."""
     return sorted(path.name for path in directory.iterdir())
+
+
+def saves(directory: Path) -> list[str]:
+    """The names of the checkpoints in a directory, unfinished ones too."""
+    return [name for name in entries_of(directory) if name.startswith("step-")]

@@ -17,14 +17,10 @@ from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.peers import Peers
-from tests.ranks import entries_of, run_ranks, values
+from tests.ranks import entries_of, run_ranks, saves, values
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def saves(path: Path) -> list[str]:
-    return [name for name in entries_of(path) if name.startswith("step-")]
 
 
 def job() -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:

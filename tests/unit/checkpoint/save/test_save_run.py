@@ -16,14 +16,10 @@ from elastic_runtime.checkpoint.save.background_thread import Abandoned
 from elastic_runtime.checkpoint.storage import local_storage
 from elastic_runtime.checkpoint.storage.catalog import remove_unfinished
 from elastic_runtime.errors import CheckpointFailed
-from tests.ranks import entries_of, run_ranks
+from tests.ranks import run_ranks, saves
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def saves(path: Path) -> list[str]:
-    return [name for name in entries_of(path) if name.startswith("step-")]
 
 
 def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:

@@ -18,17 +18,13 @@ from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.storage import local_storage
 from elastic_runtime.errors import CheckpointError, CheckpointUsageError, Superseded
 from elastic_runtime.worker.context import WorkerContext
-from tests.ranks import entries_of
+from tests.ranks import entries_of, saves
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 ENTRIES = ["model", "optim"]
-
-
-def saves(path: Path) -> list[str]:
-    return [name for name in entries_of(path) if name.startswith("step-")]
 
 
 def term_in(path: Path, run: str = "digits") -> SaveTerm:
