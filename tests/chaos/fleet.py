@@ -138,9 +138,9 @@ class Fleet:
 
     # What is seen of it
 
-    def wait(self, happened: Callable[[], bool], what: str, patience: float = _PATIENCE) -> None:
+    def wait(self, happened: Callable[[], Any], what: str, patience: float = _PATIENCE) -> Any:
         """Waits until something is true of the job; else fails with the ends of all logs."""
-        processes.wait_for(happened, patience, what, self.story, pause=0.05)
+        return processes.wait_for(happened, patience, what, self.story, pause=0.05)
 
     def wait_for_end(self, patience: float) -> None:
         """Waits until all nodes have ended, and nothing of them is left."""

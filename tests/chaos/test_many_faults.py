@@ -37,7 +37,8 @@ def test_thirty_faults_in_a_row(tmp_path: Path, etcd: EtcdServer) -> None:
         for number in range(_FAULTS):
             if draw.random() < 0.5:
                 cluster.wait_for_steps(1, world=_MOST)
-            members = cluster.members()
+            # None for a moment while the workers of a broken round are started again.
+            members = cluster.wait(cluster.members, "a node that trains")
             victim = draw.choice(members)
             name = draw.choice(list(_strikes(cluster)) if len(members) > 1 else [_WORKER])
             print(f"fault {number}: {name}, {victim.name} of {len(members)}, step {cluster.step}")
