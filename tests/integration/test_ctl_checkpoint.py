@@ -12,7 +12,7 @@ import pytest
 
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, OUTLINE, CheckpointId
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.checkpoint.storage.storage_contract import PROBE
+from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE
 from elastic_runtime.cli.ctl.elasticctl import main
 from tests.checkpoints import write
 from tests.hostile import make_newer
@@ -61,7 +61,7 @@ def test_list_says_what_there_is_and_what_resume_would_take(
     storage: LocalStorage, capsys: Capture
 ) -> None:
     (storage.path / "mine").mkdir()
-    (storage.path / PROBE).touch()  # a process was killed while it looked
+    (storage.path / PROBE_FILE).touch()  # a process was killed while it looked
     found = report(capsys, "list", storage.path)
     assert found["resume"] == {"step": 15, "term": 2} and "newest whole one" in found["why"]
     assert found["term"] == 2 and found["foreign"] == ["mine"]

@@ -29,7 +29,7 @@ POLICY = Policy(
         connect_timeout=6.0,
     ),
     settle=1.5,
-    answer=ANSWER,
+    write_timeout=ANSWER,
     max_restarts=6,
 )
 # Longest time from the last fault until all are together, and from then until all have left.
@@ -58,7 +58,7 @@ class Schedule:
             min_nodes=low,
             max_nodes=high,
             node_unit=unit,
-            timeouts=replace(POLICY.timeouts, batch=chance.choice((0.1, 0.4))),
+            timeouts=replace(POLICY.timeouts, join_batch=chance.choice((0.1, 0.4))),
             entry="train.py",
         )
         # Drawn apart, so that a seed means what it always meant.

@@ -23,7 +23,7 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.save import save_executor
 from elastic_runtime.checkpoint.storage.catalog import CheckpointStatus, list_checkpoints
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.checkpoint.storage.storage_contract import PROBE
+from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE
 from elastic_runtime.errors import CheckpointError
 from tests.faults import Fault, FaultyFiles
 from tests.processes import MARKER, end, marked, wait_for
@@ -152,7 +152,7 @@ def measure(path: Path) -> tuple[list[str], int, int]:
     ckpt.wait()
     directory = path / f"step-{NEW}.term-2"
     size = sum(file.stat().st_size for file in directory.iterdir())
-    size += files.story.count(f"pwritev {PROBE}")  # a byte each time, and gone again
+    size += files.story.count(f"pwritev {PROBE_FILE}")  # a byte each time, and gone again
     return files.story, files.written, size + (path / "term-2").stat().st_size
 
 
