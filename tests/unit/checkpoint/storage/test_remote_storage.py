@@ -15,7 +15,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage import first_contact, remote_storage
 from elastic_runtime.checkpoint.storage.first_contact import Patience, of_a_job
-from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.remote_storage import RemoteReader, RemoteStorage
 from elastic_runtime.errors import (
@@ -31,7 +30,6 @@ from tests.small_checkpoints import FILE, HOLDER, put, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class Flaky(MemoryFileSystem):
@@ -435,17 +433,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(CheckpointError, match=r"pip install 'elastic-runtime\[storage\]'"):
         open_storage("s3://bucket/run")
-
-
-def test_an_unknown_kind_of_url_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"cannot open x3://bucket/run: Protocol not known"):
-        open_storage("x3://bucket/run")
-
-
-def test_a_path_and_a_file_url_are_directories(tmp_path: Path) -> None:
-    for directory in (tmp_path, str(tmp_path), f"file://{tmp_path}"):
-        storage = open_storage(directory)
-        assert isinstance(storage, LocalStorage) and storage.path == tmp_path
 
 
 def test_a_job_that_is_asked_to_leave_does_not_wait_for_a_store(

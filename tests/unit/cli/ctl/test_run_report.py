@@ -6,37 +6,18 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console, RenderableType
-
 from elastic_runtime.cli.ctl import run_report as r
-from elastic_runtime.cli.ctl import run_screen
 from elastic_runtime.cli.ctl.run_report import RunRecords, make_report, read_records
 from elastic_runtime.protocol.records import (
     EventRecord,
-    JobRecord,
-    NodeRecord,
     OutcomeRecord,
     Record,
     SwitchRecord,
 )
-from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import StoreEntry
-
-JOB = JobRecord("life", 1, 2, 1, 3, entry="train.py")
-A = NodeRecord("a1", "a", "10.0.0.1", 2, probe_port=7, incarnation="life", step=40)
-B = NodeRecord("b1", "b", "10.0.0.2", 1, incarnation="life")
-C = NodeRecord("c1", "c", "10.0.0.3", 1)
-ROUND = RoundRecord(
-    3,
-    "life",
-    (Member("a1", "a", "10.0.0.1", 2), Member("b1", "b", "10.0.0.2", 1)),
-    29000,
-    "node d lost",
-    Budget(failures=1, killed=2, lost=3, planned=4),
-)
-RUNNING = RunRecords(job=JOB, round=ROUND, nodes={"a1": A, "b1": B})
+from tests.unit.cli.ctl.runs import JOB, ROUND, RUNNING, A, B, C
 
 
 def _entry(key: str, record: Record, created: int = 1) -> StoreEntry:
@@ -61,7 +42,6 @@ def test_who_does_not_reach_whom_is_shown() -> None:
     nodes = {"a1": A, "b1": B, "c1": replace(C, unreachable=("a1", "gone"))}
     report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes), {})
     assert report.apart == "no connection between a and c"
-    assert "apart   no connection between a and c" in _text(run_screen.status(report))
     assert make_report("run", "etcd://h", RUNNING, {}).apart == ""
 
 
@@ -153,48 +133,3 @@ def test_the_json_form_is_plain() -> None:
     plain = json.loads(json.dumps(report.as_dict()))
     assert plain["nodes"][0]["ranks"] == "0-1"
     assert plain["events"][0]["name"] == "round.sealed"
-
-
-def _text(shown: RenderableType) -> str:
-    console = Console(width=200, color_system=None, highlight=False)
-    with console.capture() as captured:
-        console.print(shown)
-    return captured.get()
-
-
-def test_what_the_screen_shows() -> None:
-    event = EventRecord(1.0, "round.sealed", 3, "[a]", "3 workers [red]")
-    nodes = {"a1": replace(A, name="[b]"), "c1": C}
-    records = replace(RUNNING, nodes=nodes, events=(event,), bad=(("nodes/z", "no [i]"),))
-    report = make_report("run", "etcd://h", records, {})
-    text = _text(run_screen.status(report))
-    for words in (
-        "run run · train.py · running",
-        "nodes   1 to 2 (started with 1 to 3)",
-        "round   3: 3 workers on 2 nodes (node d lost)",
-        "step    40",
-        "1 failure of the script (these count), 2 killed workers, 3 lost nodes, 4 changes",
-        "silent",
-        "round.sealed: 3 workers [red]",
-        "unreadable record nodes/z: no [i]",
-    ):
-        assert words in text
-    assert "does not answer" not in text
-    assert "the store does not answer" in _text(run_screen.status(report, unreachable=True))
-    listed = _text(run_screen.runs([report])).splitlines()
-    assert listed[1].split() == ["run", "running", "3", "3", "40", "train.py"]
-
-
-def test_a_small_terminal_shows_the_newest_and_says_what_it_leaves_out() -> None:
-    events = tuple(EventRecord(float(n), "round.sealed", n, "a", f"event {n}") for n in range(20))
-    nodes = {f"n{n}": replace(C, node=f"n{n}", name=f"name{n}") for n in range(30)}
-    report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes, events=events), {})
-    for height in (12, 24, 40, 100):
-        console = Console(width=80, height=height, color_system=None, highlight=False)
-        with console.capture() as captured:
-            console.print(run_screen.fitted(report, console))
-        text = captured.get()
-        assert text.count("\n") < height
-        assert "run run" in text
-        assert ("event 19" in text) == (height > 40), "the job and its nodes come first"
-        assert ("more node" in text) == (height < 40)

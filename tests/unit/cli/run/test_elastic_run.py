@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.cli.run.elastic_run import main
-from elastic_runtime.cli.run.store_host import hosted
-from elastic_runtime.cli.run.store_target import EmbeddedTarget
-from elastic_runtime.errors import EXIT_LEFT, UsageError
+from elastic_runtime.errors import EXIT_LEFT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,40 +49,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
             main([flag])
         assert ended.value.code == 0
         assert capsys.readouterr().out.startswith(words)
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
-def test_the_embedded_store_listens_on_loopback_only() -> None:
-    with hosted(EmbeddedTarget(), "") as endpoint:
-        host, _, port = endpoint.hosts[0].rpartition(":")
-        assert (host, endpoint.hosted_here) == ("127.0.0.1", True)
-        assert _listens("127.0.0.1", int(port))
-        assert not _listens("127.0.0.2", int(port))
-    assert not _listens("127.0.0.1", int(port))
-
-
-def test_the_embedded_store_can_be_opened_to_others() -> None:
-    with hosted(EmbeddedTarget(""), "node-a.example") as endpoint:
-        host, _, port = endpoint.hosts[0].rpartition(":")
-        assert host == "node-a.example"
-        assert _listens("127.0.0.2", int(port))
-
-
-def test_a_taken_port_is_a_usage_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with (
-            pytest.raises(UsageError, match=f"port {port}: Address already in use"),
-            hosted(EmbeddedTarget("127.0.0.1", port), ""),
-        ):
-            pass
 
 
 _AS_INIT = """

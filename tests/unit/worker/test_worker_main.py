@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import elastic_runtime as elastic
-from elastic_runtime.errors import UsageError
-from elastic_runtime.worker import run_loop, worker_main
+from elastic_runtime.worker import worker_main
 
 _TOP = """
 import sys, torch
@@ -85,28 +83,3 @@ def test_a_mistake_is_told_with_its_place_in_the_script(
 
 def test_a_decorated_function_that_was_not_needed_is_no_error(tmp_path: Path) -> None:
     assert _as_worker(tmp_path, "@elastic.run\ndef other(world): pass\n") == (0, {})
-
-
-def test_what_fits_is_loaded_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = torch.nn.Linear(1, 1)
-    former = elastic.Checkpointer(tmp_path, {"model": kept, "old": 1})
-    former.steps = 7
-    former.save(sync=True)
-    former.close()
-
-    model, more = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    state = elastic.State(model=model, more=more)
-
-    def run(**options: Any) -> tuple[int, float]:
-        monkeypatch.setattr(run_loop, "_ran", False)
-        ckpt = elastic.Checkpointer(tmp_path, {"model": model, "more": more})
-        try:
-            return elastic.run(
-                lambda world: (state.step, model.weight.item()), state, ckpt, **options
-            )
-        finally:
-            ckpt.close()
-
-    with pytest.raises(UsageError, match=r"in place with elastic\.run\(\.\.\., strict=False\)"):
-        run()
-    assert run(strict=False) == (7, kept.weight.item())

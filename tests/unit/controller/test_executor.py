@@ -1,0 +1,117 @@
+"""What comes of a plan's actions when the API server does them, refuses them or knows better."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+from elastic_runtime.controller.cluster_state import ClusterState
+from elastic_runtime.controller.decide.job_types import (
+    ApplyManifest,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    Problem,
+)
+from elastic_runtime.controller.executor import Executor, Outcome
+from elastic_runtime.kubernetes.api_errors import NO_ANSWER, ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elastic_runtime.controller.decide.job_types import Action
+
+KEY, UID = ("default", "digits"), "job-1"
+SERVICE: dict[str, Any] = {"kind": "Service", "metadata": {"name": "digits-etcd"}}
+
+
+class _Server:
+    """Does as it is told, or refuses everything with one error; writes down what it was asked."""
+
+    def __init__(self, refusal: ApiError | None = None) -> None:
+        self.refusal = refusal
+        self.asked: list[str] = []
+
+    def _answer(self, what: str, item: Any = None) -> Any:
+        self.asked.append(what)
+        if self.refusal:
+            raise self.refusal
+        return item
+
+    async def create(self, _: Any, namespace: str, item: Any) -> Any:
+        name = item["metadata"]["name"]
+        owner = {"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}
+        meta = {
+            "namespace": namespace,
+            "name": name,
+            "uid": name,
+            "resourceVersion": "1",
+            "ownerReferences": [owner],
+        }
+        return self._answer(f"create {name}", {**item, "metadata": meta})
+
+    async def apply(self, _: Any, __: str, name: str, item: Any) -> Any:
+        meta = {**item["metadata"], "namespace": KEY[0], "uid": name, "resourceVersion": "2"}
+        return self._answer(f"apply {name}", {**item, "metadata": meta})
+
+    async def delete(self, _: Any, __: str, name: str, *more: Any) -> Any:
+        return self._answer(f"delete {name}", {})
+
+
+def _pods(count: int) -> list[Action]:
+    names = [f"pod-{index}" for index in range(count)]
+    return [CreatePod(i, {"kind": "Pod", "metadata": {"name": n}}) for i, n in enumerate(names)]
+
+
+def _execute(
+    server: _Server, actions: Sequence[Action], state: ClusterState | None = None
+) -> Outcome:
+    executor = Executor(cast("Any", server), state or ClusterState(lambda key: None))
+    return asyncio.run(executor.execute(KEY, UID, actions))
+
+
+def test_what_a_quota_may_refuse_comes_after_the_rest() -> None:
+    server = _Server()
+    assert _execute(server, [*_pods(4), DeletePod("old", "u")]) == Outcome()
+    assert server.asked == ["delete old", *(f"create pod-{n}" for n in range(4))]
+
+
+def test_a_quota_is_run_against_once() -> None:
+    said = 'pods "pod-0" is forbidden: exceeded quota: small'
+    server = _Server(ApiError(403, "Forbidden", said, "POST"))
+    outcome = _execute(server, _pods(4))
+    assert server.asked == ["create pod-0"]
+    # Without the name of the pod: each would be a problem of its own, with an event of its own.
+    assert outcome.problems == (Problem("QuotaExceeded", "exceeded quota: small; trying again"),)
+    assert not outcome.again
+
+
+def test_a_server_that_does_not_answer_is_no_problem_of_the_jobs() -> None:
+    outcome = _execute(_Server(ApiError(0, NO_ANSWER, "it is away", "POST")), _pods(1))
+    assert outcome == Outcome(again=True)
+
+
+def test_what_somebody_else_has_deleted_is_deleted() -> None:
+    gone = ApiError(404, "NotFound", "no such pod", "DELETE")
+    assert _execute(_Server(gone), [DeletePod("old", "u")]) == Outcome()
+    assert _execute(_Server(gone), _pods(1)).problems, "a namespace that is gone is a problem"
+
+
+def test_a_name_that_something_else_has_is_told_and_not_taken_over() -> None:
+    taken = ApiError(409, "AlreadyExists", "digits-etcd already exists", "POST")
+    server = _Server(taken)
+    outcome = _execute(server, [ApplyManifest(SERVICE)])
+    assert server.asked == ["create digits-etcd"]
+    assert [problem.reason for problem in outcome.taken] == ["NameTaken"]
+    assert outcome.again and not outcome.problems
+
+
+def test_what_was_made_is_known_before_any_watch_tells_it() -> None:
+    server, state = _Server(), ClusterState(lambda key: None)
+    _execute(server, [ApplyManifest(SERVICE)], state)
+    _execute(server, [ApplyManifest(SERVICE), DeleteJob()], state)
+    assert server.asked == ["create digits-etcd", "delete digits", "apply digits-etcd"]
+
+
+def test_the_end_of_the_job_is_told() -> None:
+    assert _execute(_Server(), [DeleteJob()]) == Outcome(deleted=True)
