@@ -95,6 +95,6 @@ def test_a_problem_is_announced_once() -> None:
     first = context.finish("because")
     assert [event.reason for event in first.events] == ["QuotaExceeded"]
     assert first.reason == "because"
-    again = context_of(status=first.status)
+    again = context_of(status=dict(first.status))
     again.problems.append(Problem("QuotaExceeded", "no more pods"))
     assert again.finish("").events == ()
