@@ -10,7 +10,6 @@ from elastic_runtime.cli.flags.flag_options import OURS
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig, Timeouts
 from elastic_runtime.errors import UsageError
 from elastic_runtime.rendezvous.core.own.store_outage import FENCE_SHARE
-from elastic_runtime.rendezvous.policy import Policy
 
 CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "r")
 
@@ -44,15 +43,6 @@ def test_what_no_job_can_be_run_with(changes: dict[str, int], message: str) -> N
     with pytest.raises(UsageError) as caught:
         CONFIG.with_(**changes)
     assert str(caught.value).startswith(message)
-
-
-def test_the_rendezvous_is_told_the_time_outs_of_the_job() -> None:
-    times = Timeouts(lease_ttl=9.0, join_timeout=7.0)
-    policy = Policy.of(CONFIG.with_(timeouts=times, max_nodes=4, max_restarts=5))
-    assert policy.timeouts is times
-    assert policy.settle == 9.0
-    assert (policy.max_nodes, policy.max_restarts, policy.entry) == (4, 5, "train.py")
-    assert "h:1" in policy.remedy
 
 
 def test_a_flag_of_a_time_out_is_called_as_its_field() -> None:

@@ -9,7 +9,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
     WorkerPhase,
 )
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
-    Alarm,
     BootWorkers,
     EnterRound,
     Finish,
@@ -42,7 +41,6 @@ from elastic_runtime.rendezvous.core.events import (
     WorkersAvailable,
 )
 from elastic_runtime.rendezvous.core.notices import (
-    Excluded,
     Prepare,
     Surveyed,
     Switch,
@@ -127,25 +125,6 @@ def test_an_error_that_only_echoes_a_peer_says_so() -> None:
     assert said.workers == 2
 
 
-def test_a_broken_round_is_left_without_ending_a_process() -> None:
-    agent = InPlaceAgent().in_round()
-    agent.take(Switch(1, broken=True, reason="node b lost"))
-    assert agent.told(Interrupt)[0].local_ranks == (0, 1)
-    assert not agent.asked(StopWorkers)
-    agent.take(left(1, 0))
-    assert not agent.said(LeftRound)
-    agent.take(left(1, 1))
-    assert agent.said(LeftRound)[0].fault.reason == "node b lost"
-    assert agent.state.phase is Phase.WAITING
-
-
-def test_ranks_that_do_not_agree_in_time_are_interrupted() -> None:
-    agent = InPlaceAgent().in_round()
-    agent.take(Switch(1, broken=False, reason="node c joins"))
-    agent.take(Alarm())
-    assert agent.told(Interrupt)
-
-
 def test_a_new_node_has_its_workers_ready_before_it_asks_in() -> None:
     agent = InPlaceAgent()
     agent.take(ForkServerReady())
@@ -157,16 +136,6 @@ def test_a_new_node_has_its_workers_ready_before_it_asks_in() -> None:
     assert agent.said(WorkersAvailable) == [WorkersAvailable(2)]
     agent.take(sealed(5))
     assert agent.asked(EnterRound)
-
-
-def test_an_excluded_node_asks_in_again_with_the_same_processes() -> None:
-    agent = InPlaceAgent().in_round()
-    agent.take(Excluded("the job went on without this node"))
-    assert agent.told(Interrupt)
-    agent.take(left(1, 0))
-    agent.take(left(1, 1))
-    assert agent.said(Join) == [Join(workers=2)]
-    assert not agent.asked(BootWorkers)
 
 
 def test_the_job_ends_well_when_all_have_returned() -> None:
@@ -189,20 +158,6 @@ def test_a_failure_after_the_end_of_training_starts_all_anew() -> None:
     assert agent.asked(BootWorkers) == [BootWorkers((0, 1))]
 
 
-def test_a_worker_that_returns_from_a_broken_round_does_not_end_it_well() -> None:
-    # A peer died when all ranks had returned: this one no longer notices, but the others do.
-    agent = InPlaceAgent(replace(SETTINGS, workers=1))
-    for event in (ForkServerReady(), sealed(1, workers=1), ready(0)):
-        agent.take(event)
-    agent.take(Switch(1, broken=True, reason="worker 1 was killed on b"))
-    agent.take(returned(0, 1))
-    assert agent.asked(StopWorkers)
-    agent.take(WorkerExited(1, 0, 0))
-    assert not agent.said(Done)
-    assert agent.said(LeftRound)[0].stays
-    assert agent.asked(BootWorkers) == [BootWorkers((0,))]
-
-
 def test_a_peer_on_the_same_node_that_dies_late_spoils_the_end() -> None:
     agent = InPlaceAgent().in_round()
     agent.take(killed(1, 1))
@@ -213,14 +168,6 @@ def test_a_peer_on_the_same_node_that_dies_late_spoils_the_end() -> None:
     assert not agent.said(Done)
     assert agent.said(LeftRound)[0].fault.kind == KILLED
     assert agent.asked(BootWorkers) == [BootWorkers((0, 1))]
-
-
-def test_a_round_is_not_left_while_a_worker_that_has_returned_still_runs() -> None:
-    agent = InPlaceAgent().in_round()
-    agent.take(returned(0, 1))
-    agent.take(killed(1, 1))
-    assert not agent.said(LeftRound)
-    assert agent.asked(StopWorkers)
 
 
 def test_a_node_that_started_anew_hears_of_the_next_break_as_well() -> None:

@@ -1,4 +1,4 @@
-"""What an agent measures, by tables of events; and what Prometheus is told of it."""
+"""What an agent measures, by tables of events."""
 
 from __future__ import annotations
 
@@ -8,78 +8,37 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from elastic_runtime.agent.metrics.metrics_fold import (
     BOUNDS,
     CLASSES,
     PHASES,
     Histogram,
-    LoopTurned,
     Measured,
-    RecoveryBegan,
-    WorkerProgress,
     fold,
 )
 from elastic_runtime.agent.metrics.prometheus_text import render
-from elastic_runtime.events import Event
 from elastic_runtime.events.checkpoint_events import (
     CheckpointCommitted,
-    CheckpointResumed,
     CheckpointSaved,
     CheckpointSaveFailed,
 )
 from elastic_runtime.events.job_events import JobDone, JobFailed
-from elastic_runtime.events.round_events import RoundEntered, RoundLeft, RoundRecovered, RoundSealed
+from elastic_runtime.events.round_events import RoundEntered, RoundRecovered, RoundSealed
 from elastic_runtime.events.snapshot_events import SnapshotTaken
 from elastic_runtime.events.store_events import StoreLost
 from elastic_runtime.protocol.round_records import Budget
-
-Told = tuple[float, Event | WorkerProgress]
-
-
-def told(*events: Told, state: Measured | None = None) -> Measured:
-    """What is known after these events, of an agent that began at 100."""
-    state = state or Measured(100.0)
-    for now, event in events:
-        state = fold(state, event, now)
-    return state
-
-
-def sealed(now: float, number: int, *, rank: int = 0, **restarts: int) -> Told:
-    known = Budget().restarts | restarts
-    return now, RoundSealed(number, workers=4, nodes=2, group_rank=rank, restarts=known)
-
-
-def turned(now: float, step: int, count: int, moment: float | None = None) -> Told:
-    return now, LoopTurned(step, count, now if moment is None else moment)
-
-
-def interrupted(now: float, step: int, count: int, moment: float) -> Told:
-    return now, RecoveryBegan(step, count, moment)
-
-
-def left(now: float) -> Told:
-    return now, RoundLeft(1, "")
-
-
-def resumed(now: float, number: int, step: int, seconds: float, source: str = "storage") -> Told:
-    return now, CheckpointResumed("x", step, seconds, source, round=number)
-
-
-def recovered(now: float, number: int, step: int) -> Told:
-    return now, RoundRecovered(number, 0.0, step)
-
-
-# Steps 1 to 11 in ten seconds, then a worker is killed, and the job goes back to step 5.
-BEGUN = (sealed(105, 1), turned(110, 1, 1), turned(120, 11, 11))
-KILLED = (
-    *BEGUN,
-    interrupted(121, 11, 11, 120),
-    left(121.5),
-    sealed(123, 2, killed=1),
-    resumed(126, 2, 5, seconds=2),
-    recovered(130, 2, 6),
+from tests.unit.agent.metrics.measured import (
+    BEGUN,
+    KILLED,
+    Told,
+    interrupted,
+    left,
+    recovered,
+    resumed,
+    sealed,
+    told,
+    turned,
 )
 
 
@@ -345,36 +304,3 @@ def test_a_histogram_counts_by_upper_bounds() -> None:
     for seconds in (0.01, 0.02, 1e9):
         seen = seen.with_(seconds)
     assert seen.counts == (1, 1, *(0 for _ in BOUNDS[2:]), 1)
-
-
-def test_prometheus_reads_what_is_rendered() -> None:
-    state = told(*KILLED, turned(131, 6, 1), turned(140, 15, 10))
-    text = render(state, 'a "run"', "n\\1", 140.0).decode()
-    samples = {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    assert samples["elastic_agent_info", ("node", "n\\1"), ("run_id", 'a "run"')] == 1
-    assert samples["elastic_world_size",] == 4
-    assert samples["elastic_nodes",] == 2
-    assert samples["elastic_restarts_total", ("class", "killed")] == 1
-    assert samples["elastic_restarts_total", ("class", "lost")] == 0
-    restore = ("class", "killed"), ("phase", "restore")
-    assert samples["elastic_recovery_seconds_sum", *restore] == 2
-    bucket = "elastic_recovery_seconds_bucket"
-    assert samples[bucket, restore[0], ("le", "1.0"), restore[1]] == 0
-    assert samples[bucket, restore[0], ("le", "3.0"), restore[1]] == 1
-    assert samples[bucket, restore[0], ("le", "+Inf"), restore[1]] == 1
-    assert samples["elastic_step",] == 15
-    assert samples["elastic_lost_steps_total",] == 6
-    assert samples["elastic_goodput_ratio",] == pytest.approx(state.goodput(140.0))
-    assert samples["elastic_checkpoint_step",] == 5
-    assert ("elastic_snapshot_size_bytes",) not in samples
-
-
-def test_a_script_that_reports_no_steps_has_no_step() -> None:
-    text = render(told(sealed(105, 1)), "r", "n", 110.0).decode()
-    assert "\nelastic_step " not in text
-    assert "\nelastic_goodput_ratio " not in text
-    assert "\nelastic_round 1.0\n" in text
