@@ -1,4 +1,7 @@
-"""Thirty faults in a row, drawn at random: training ends, and nothing is lost or left over."""
+"""Faults in a row, drawn at random: training ends, and nothing is lost or left over.
+
+``CHAOS_FAULTS`` says how many; let many come before a release.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.chaos, pytest.mark.etcd]
 
-_FAULTS = 30
+_FAULTS = int(os.environ.get("CHAOS_FAULTS", "15"))
 _MOST = 3
 
 
-@pytest.mark.slow("thirty faults in a row")
-@pytest.mark.timeout(600)
-def test_thirty_faults_in_a_row(tmp_path: Path, etcd: EtcdServer) -> None:
+@pytest.mark.slow("many faults in a row")
+@pytest.mark.timeout(60 + 20 * _FAULTS)
+def test_many_faults_in_a_row(tmp_path: Path, etcd: EtcdServer) -> None:
     seed = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"CHAOS_SEED={seed}")  # shown when the test fails; set it to draw the same faults again
     draw = random.Random(seed)

@@ -37,17 +37,8 @@ def test_address_from_the_environment(start: Start) -> None:
     assert_says(cold.succeeds(), *BOTH_COUNTED)
 
 
-@pytest.mark.slow("two jobs")
 def test_address_of_its_own(start: Start) -> None:
     nodes = start(*TWO_NODES, "own_address.py", str(free_port()))
-    workers = start(*TWO_WORKERS, "own_address.py", str(free_port()))
-    assert_says(nodes.succeeds(), *BOTH_COUNTED)
-    assert_says(workers.succeeds(), *BOTH_COUNTED)
-
-
-@pytest.mark.slow("two jobs")
-def test_address_by_url(start: Start) -> None:
-    nodes = start(*TWO_NODES, "tcp_address.py", str(free_port()))
     workers = start(*TWO_WORKERS, "tcp_address.py", str(free_port()))
     assert_says(nodes.succeeds(), *BOTH_COUNTED)
     assert_says(workers.succeeds(), *BOTH_COUNTED)
@@ -101,7 +92,7 @@ def test_habits(start: Start) -> None:
 @pytest.mark.slow("two jobs")
 def test_leaves_abruptly(start: Start) -> None:
     well = start("leaves_abruptly.py", "0")
-    badly = start("--max-restarts", "0", "leaves_abruptly.py", "3")
+    badly = start("--cold", "--max-restarts", "0", "leaves_abruptly.py", "3")
     assert well.ends() == EXIT_DONE, well.story()
     assert_says(well.output, "leaving abruptly")
     assert badly.ends() == EXIT_FAILED, badly.story()
@@ -110,8 +101,8 @@ def test_leaves_abruptly(start: Start) -> None:
 
 @pytest.mark.slow("two jobs")
 def test_ignores_sigterm(start: Start) -> None:
-    once = start("--grace", "1", "ignores_sigterm.py")
-    twice = start("--grace", "600", "ignores_sigterm.py")
+    once = start("--cold", "--grace", "1", "ignores_sigterm.py")
+    twice = start("--cold", "--grace", "600", "ignores_sigterm.py")
     for run in (once, twice):
         run.says("ignoring")
         run.process.send_signal(signal.SIGTERM)
