@@ -46,19 +46,8 @@ ELSEWHERE = {
     ),
     # They are parts of one decision, and are tested by what it comes to.
     "tests/unit/controller/decide/test_decision_trouble.py": ("controller/decide/conditions.py",),
-    "tests/unit/controller/decide/test_decision.py": (
-        "controller/decide/job_types.py",
-        "controller/decide/pod_planning.py",
-        "controller/decide/status_builder.py",
-    ),
-    "tests/unit/agent/lifecycle/test_lifecycle_step.py": ("agent/lifecycle/lifecycle_state.py",),
-    "tests/unit/rendezvous/core/test_leader.py": (
-        "rendezvous/core/formation/round_formation.py",
-        "rendezvous/core/node_state.py",
-    ),
-    "tests/unit/checkpoint/format/test_outline_file.py": ("checkpoint/format/stored_items.py",),
-    "tests/unit/cli/ctl/test_checkpoint_commands.py": ("cli/ctl/checkpoint_screen.py",),
-    "tests/unit/cli/flags/test_flag_parser.py": ("cli/flags/flag_options.py",),
+    "tests/unit/controller/decide/test_decision.py": ("controller/decide/pod_planning.py",),
+    "tests/unit/rendezvous/core/test_leader.py": ("rendezvous/core/formation/round_formation.py",),
 }
 EXCUSED = {module for modules in ELSEWHERE.values() for module in modules}
 
