@@ -26,15 +26,15 @@ SERVICE: dict[str, Any] = {"kind": "Service", "metadata": {"name": "digits-etcd"
 
 
 class _Server:
-    """Does as it is told, or refuses everything with one error; writes down what it was asked."""
+    """Does as it is told, and refuses what comes ``after`` so many requests; notes all of them."""
 
-    def __init__(self, refusal: ApiError | None = None) -> None:
-        self.refusal = refusal
+    def __init__(self, refusal: ApiError | None = None, after: int = 0) -> None:
+        self.refusal, self.after = refusal, after
         self.asked: list[str] = []
 
     def _answer(self, what: str, item: Any = None) -> Any:
         self.asked.append(what)
-        if self.refusal:
+        if self.refusal and len(self.asked) > self.after:
             raise self.refusal
         return item
 
@@ -84,6 +84,13 @@ def test_a_quota_is_run_against_once() -> None:
     # Without the name of the pod: each would be a problem of its own, with an event of its own.
     assert outcome.problems == (Problem("QuotaExceeded", "exceeded quota: small; trying again"),)
     assert not outcome.again
+
+
+def test_groups_grow_as_long_as_nothing_is_refused() -> None:
+    quota = ApiError(403, "Forbidden", 'pods "x" is forbidden: exceeded quota: small', "POST")
+    server = _Server(quota, after=4)
+    _execute(server, _pods(20))
+    assert len(server.asked) == 1 + 2 + 4
 
 
 def test_a_server_that_does_not_answer_is_no_problem_of_the_jobs() -> None:
