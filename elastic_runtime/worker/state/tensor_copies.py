@@ -46,7 +46,9 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
         target: may be expanded, or made for inference.
         source: of the same shape.
     """
-    with torch.no_grad(), torch.inference_mode(target.is_inference()):
+    # In this order: leaving the inference mode turns gradients on, and a leaf that needs them
+    # could not be written to.
+    with torch.inference_mode(target.is_inference()), torch.no_grad():
         _core(target).copy_(source[tuple(map(slice, _core(target).shape))])
 
 
