@@ -1,4 +1,4 @@
-"""What follows from a defect of this package in one of an agent's threads."""
+"""A defect of this package in an agent: its traceback goes to a file, and the agent ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's agent class knows of the rendezvous: its name."""
+"""The name of the run, for torch's agent class, which asks a rendezvous for it."""
 
 from __future__ import annotations
 

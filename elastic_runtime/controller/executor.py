@@ -1,4 +1,4 @@
-"""Performing a plan's actions, and conditions what came of them."""
+"""Creates and deletes in the cluster what a decision asks for, and says what came of it."""
 
 from __future__ import annotations
 

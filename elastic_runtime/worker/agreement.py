@@ -1,4 +1,4 @@
-"""How all ranks do something at the same step.
+"""How all ranks agree to do something (save, leave, stop) at the same step.
 
 Each rank says what it wishes; the wishes are combined by a small asynchronous max-reduce that is
 started at the end of a step and read at the end of the next one. All ranks start and read at the

@@ -1,4 +1,4 @@
-"""The first and the last code in a Python worker, whether forked or started anew.
+"""The first and the last code in a Python worker; which of its errors only say that a peer is gone.
 
 The script runs as the one real ``__main__`` of the process, at the bottom of its only stack, so
 that everything after it (exit codes, atexit, threads that are waited for) is the interpreter's

@@ -1,4 +1,4 @@
-"""docs/api.md, which is made from the docstrings."""
+"""The pages of docs that are made from docstrings."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_api_reference_is_up_to_date() -> None:
-    command = [sys.executable, str(ROOT / "scripts/api_reference.py"), "--check"]
+@pytest.mark.parametrize("script", ["api_reference.py", "module_map.py"])
+def test_a_page_is_up_to_date(script: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr

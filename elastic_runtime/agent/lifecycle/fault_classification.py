@@ -1,4 +1,4 @@
-"""What kind of failure a worker's end was: pure.
+"""Which class of fault the end of a worker is, by its exit code and its error file: pure.
 
 Here one exit is classified, no more. For all nodes together,
 ``rendezvous.core.formation.failure_budget`` counts what it costs the job, and ``retry_rules``

@@ -1,4 +1,4 @@
-"""Runs the saves of one process, one after the other: at once, or in the background.
+"""Runs the saves of one process, one after the other: at once, or in a thread in the background.
 
 At most one is under way. In the background it runs in a thread, on a process group of its own, from
 a copy of the state in memory that the next one uses again; how it ended is heard by ``wait``.

@@ -1,4 +1,4 @@
-"""What the leader decides for all: pure.
+"""What the leader decides for all: a first round, when it is to end, the next one, the end: pure.
 
 The leader is the oldest node that is not known to be dead. It is never elected, and nothing else
 depends on it: a node that finds the older ones dead is the leader. Each of its writes is fenced by

@@ -1,4 +1,4 @@
-"""Whose fault an error in ``train`` is: the world's, which has changed, or the user's."""
+"""Whose fault an error in ``train`` is: the user's, or that of a world that has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broken round costs the job: pure.
+"""What a broken round costs the job: its cause, and whether it is a failure that counts: pure.
 
 One budget serves the whole job and travels in the round's record, so that a round's end is
 counted exactly once, in the same transaction that seals the next round. ``retry_rules`` decides

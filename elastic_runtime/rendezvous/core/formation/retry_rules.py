@@ -1,4 +1,4 @@
-"""Whether a broken round is tried again, and after which pause: pure.
+"""Whether the job ends after a broken round, or goes on, and after which pause: pure.
 
 What a round costs is counted in ``failure_budget`` first; here is what ends a job:
 

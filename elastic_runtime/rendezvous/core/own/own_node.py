@@ -1,4 +1,4 @@
-"""What one node does about itself: pure.
+"""What one node does about itself: its own key, its leader, what its agent has to know: pure.
 
 It keeps its own key up to date, finds out which node leads, and notifies its agent: of a round that
 it is in, of an order to leave it, of the end, or that the job went on without it.
