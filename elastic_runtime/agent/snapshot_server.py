@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _TMPFS = "/dev/shm"
 _PREFIX = "elastic-snapshots-"
 # Seconds: to show that one has the key; between two requests; for what is sent to be taken.
-_PATIENCE = 5.0
+_PROOF_TIMEOUT = 5.0
 _IDLE = 120.0
 _STALL = 30.0
 # Until all workers of an agent that was killed have ended as well; for the end of the reaper.
@@ -163,7 +163,7 @@ class SnapshotServer:
         key: Callable[[], str],
         address: str = "",
         *,
-        patience: float = _PATIENCE,
+        patience: float = _PROOF_TIMEOUT,
     ) -> None:
         """Begins to listen.
 

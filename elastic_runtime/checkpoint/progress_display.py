@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elastic_runtime.events.event import NotedEvent
 
 # Seconds: what takes less is not shown; and between two events.
-_PATIENCE = 2.0
+_SHOW_AFTER = 2.0
 _INTERVAL = 10.0
 
 
@@ -38,7 +38,7 @@ class ProgressDisplay:
         total: int,
         note: Callable[[NotedEvent], None] | None,
         *,
-        patience: float = _PATIENCE,
+        patience: float = _SHOW_AFTER,
         interval: float = _INTERVAL,
     ) -> None:
         """Begins to count.

@@ -34,7 +34,7 @@ _SECRET_IN_URL = re.compile(r"(?<=://)([^/@\s:]*):[^@\s]*@")
 _HIDDEN = "…"
 _HEAD = ("timestamp", "level", "event", "node")
 # So many seconds the line of a round waits for what its recovery has cost.
-_PATIENCE = 5.0
+_LONGEST_HOLD = 5.0
 
 
 @dataclass
@@ -184,7 +184,7 @@ def _for_console(console: TerminalRenderer, stream: TextIO) -> Emit:
             show(console.lines(event))
             holds = console.holds
         if holds and isinstance(event, RoundSealed | JobWaiting):
-            timer = threading.Timer(_PATIENCE, overdue)
+            timer = threading.Timer(_LONGEST_HOLD, overdue)
             timer.daemon = True
             timer.start()
 

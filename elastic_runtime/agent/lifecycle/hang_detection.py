@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 # Of so many steps the usual one is taken. A stall that has healed is one among them: were it the
 # longest step that counted, the next stall would be noticed three times as late.
 _REMEMBERED = 15
-_PATIENCE = 3.0
+# A step may take so many times as long as the usual one.
+_STEP_FACTOR = 3.0
 # Seconds in train without a first step that a person wants to hear of; a compiler may need as long.
 _LONG_FIRST_STEP = 60.0
 # What a worker's channel thread needs to answer, in seconds.
@@ -125,7 +126,7 @@ class HangClock:
         as it usually does, if that is more. The first one of a round may take three times as long
         as the first of all did."""
         usual = median_low(self.steps) if self.steps else 0.0
-        return max(self.hang_timeout, _PATIENCE * max(usual, 0.0 if self.count else self.first))
+        return max(self.hang_timeout, _STEP_FACTOR * max(usual, 0.0 if self.count else self.first))
 
     def step_seconds(self, now: float) -> float:
         """For how many seconds a step has been expected; 0.0 if none is."""

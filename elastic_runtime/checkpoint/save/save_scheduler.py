@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.peers import Peers
 
 # Seconds that a save which is due waits for the one before: the first time, and once it is put off.
-_PATIENCE = 5.0
+_LAST_SAVE_TIMEOUT = 5.0
 _MOMENT = 0.1
 
 
@@ -111,7 +111,7 @@ class SaveScheduler:
             return False
         self._executor.leave_behind()
         if late := self._executor.under_way:
-            if late[0] >= _PATIENCE:
+            if late[0] >= _LAST_SAVE_TIMEOUT:
                 self._executor.report_late(peers, *late)
             return False
         self._timetable = self._timetable.asked()
@@ -148,7 +148,7 @@ class SaveScheduler:
         if self._sync:
             return True
         self._executor.leave_behind()
-        patience = _MOMENT if self._timetable.pausing else _PATIENCE
+        patience = _MOMENT if self._timetable.pausing else _LAST_SAVE_TIMEOUT
         under_way = peers.on_each(lambda: self._executor.under_way_after(patience))
         late = max((one for one in under_way if one), default=None)
         if late is None:

@@ -37,7 +37,7 @@ _LOOK = 0.25
 _MANY = 12
 _COLLECT_EVERY = 10.0
 # How long the end of the process waits for groups to be dropped, in seconds.
-_PATIENCE = 5.0
+_EXIT_TIMEOUT = 5.0
 
 # Groups that have ended, until nothing else refers to them.
 _kept: list[Any] = []
@@ -122,7 +122,7 @@ def rest(sleep: Callable[[float], None] = time.sleep) -> None:
 
 @atexit.register
 def _await_drops() -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _EXIT_TIMEOUT
     _ending.set()
     for one in _background:
         one.join(max(0.0, deadline - time.monotonic()))

@@ -90,7 +90,7 @@ def test_a_frame_that_is_none_ends_its_own_connection_only(
 def test_the_first_frame_of_a_stranger_is_a_small_one(
     here: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_PATIENCE", 3600.0)
+    monkeypatch.setattr(server, "_CLIENT_TIMEOUT", 3600.0)
     with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as line:
         line.sendall(wire.PREFACE + struct.pack(">I", wire.MOST_HELLO + 1))
         assert line.recv(65536) == b""

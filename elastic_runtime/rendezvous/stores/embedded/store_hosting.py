@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.stores.embedded.wire_protocol import Message
 
 # Seconds after which a host of a lower term than the last one is accepted: better than none.
-_PATIENCE = 30.0
+_OLD_HOST_AFTER = 30.0
 # Seconds of an election, at most, where no dead voter is left out.
 _ELECTION = 3.0
 # Seconds to wait for an answer of another node.
@@ -173,7 +173,7 @@ class Hosting:
         silent.update(one for one in answers if isinstance(one, str))
         hosts = {(one.term, one.where) for one in answers if isinstance(one, HostMoved)}
         for term, where in sorted(hosts, reverse=True):
-            old = term < self._term and time.monotonic() < self._lost_at + _PATIENCE
+            old = term < self._term and time.monotonic() < self._lost_at + _OLD_HOST_AFTER
             if where and not old and where not in self._dead | silent:
                 return await self._go_to(where, hello, _LOOK)
         raise HostUnreachable(self.no("nobody hosts it at the moment"), refused=True)

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store_contract import StoreEvent
     from elastic_runtime.rendezvous.stores.embedded.wire_protocol import Message
 
-# Seconds: until a client must have sent its first message; without a message until it is dropped.
-_PATIENCE = 5.0
+# Seconds: until a client must have sent its first message, or taken the last one; without a message
+# until it is dropped.
+_CLIENT_TIMEOUT = 5.0
 _SILENCE = 60.0
 # How often leases and the quorum are checked; a longer gap than the second one means that this
 # process was stopped, so that no client could renew its lease (seconds).
@@ -155,7 +156,7 @@ class StoreServer:
     def close(self) -> None:
         """Closes all connections, and stops listening. Idempotent."""
         with suppress(RuntimeError, TimeoutError):  # it is closed already
-            self._loop.run(self._end(), _PATIENCE)
+            self._loop.run(self._end(), _CLIENT_TIMEOUT)
         for listener in self._listeners:  # also one that has not begun to serve
             listener.close()
         self._loop.release()
@@ -275,7 +276,7 @@ class StoreServer:
             next(iter(self._unidentified)).transport.abort()
         self._unidentified[writer] = None
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_CLIENT_TIMEOUT):
                 hello = await self._read_hello(reader, writer)
             self._unidentified.pop(writer, None)
             if hello is not None:
@@ -428,6 +429,6 @@ async def _close_gently(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     """Closes so that the answer arrives: closing with unread bytes would discard it (a reset)."""
     with suppress(OSError):
         writer.write_eof()
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_CLIENT_TIMEOUT):
             while await reader.read(65536):
                 pass

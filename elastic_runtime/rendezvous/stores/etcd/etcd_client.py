@@ -185,7 +185,7 @@ def _complaint(text: str, where: Endpoint) -> StoreUnavailable | None:
     return None
 
 
-class _Way:
+class _HostChannel:
     """A channel to one host with the calls that we make on it.
 
     Attributes:
@@ -274,8 +274,8 @@ class EtcdClient:
         self._signed_in = not endpoint.user
         self._signing_in = threading.Lock()
         credentials = _credentials(endpoint.tls) if endpoint.secure else None
-        self._ways = [_Way(host, credentials) for host in endpoint.hosts]
-        self._way = random.choice(self._ways)
+        self._channels = [_HostChannel(host, credentials) for host in endpoint.hosts]
+        self._channel = random.choice(self._channels)
 
     # ------------------------------------------------------------ blocking calls
 
@@ -333,28 +333,30 @@ class EtcdClient:
             return self._once(method, request, timeout)
 
     def _once(self, method: str, request: Any, timeout: float) -> Any:
-        way = self._way
+        channel = self._channel
         try:
-            answer = getattr(way, method)(request, timeout=timeout, metadata=self._metadata())
-            way.answered()
+            answer = getattr(channel, method)(request, timeout=timeout, metadata=self._metadata())
+            channel.answered()
             return answer
         except grpc.RpcError as error:
-            raise self._failure(error, way) from None
+            raise self._failure(error, channel) from None
         except ValueError:
             raise self._closed() from None
 
-    def _failure(self, error: grpc.RpcError, way: _Way) -> StoreUnavailable:
+    def _failure(self, error: grpc.RpcError, channel: _HostChannel) -> StoreUnavailable:
         found = failure(error, self._endpoint)
         if isinstance(found, EtcdTimeout):
-            way.unanswered()
+            channel.unanswered()
         if isinstance(found, NoEtcd):
-            way.strange = True
+            channel.strange = True
             # One host that is wrong is no reason to give up the others.
-            every = all(one.strange for one in self._ways)
-            where = ", ".join(one.host for one in self._ways) if every else way.host
+            every = all(one.strange for one in self._channels)
+            where = ", ".join(one.host for one in self._channels) if every else channel.host
             found = (StoreRefused if every else NoEtcd)(_no_etcd(where))
-        if type(found) in _ELSEWHERE and way is self._way:
-            self._way = self._ways[(self._ways.index(way) + 1) % len(self._ways)]
+        if type(found) in _ELSEWHERE and channel is self._channel:
+            self._channel = self._channels[
+                (self._channels.index(channel) + 1) % len(self._channels)
+            ]
         return found
 
     def _closed(self) -> StoreUnavailable:
@@ -399,22 +401,22 @@ class EtcdClient:
     def _later(
         self, method: str, request: Any, done: Callable[[Any], None], timeout: float, patient: bool
     ) -> None:
-        way = self._way
+        channel = self._channel
         # With several servers it is better to ask the next one than to wait for this one.
-        patient = patient and len(self._ways) == 1
+        patient = patient and len(self._channels) == 1
 
         def answered(future: Any) -> None:
             try:
                 answer = future.result()
-                way.answered()
+                channel.answered()
             except grpc.RpcError as error:
-                answer = self._failure(error, way)
+                answer = self._failure(error, channel)
             except grpc.FutureCancelledError:
                 answer = self._closed()
             done(answer)
 
         try:
-            future = getattr(way, method).future(
+            future = getattr(channel, method).future(
                 request, timeout=timeout, metadata=self._metadata(), wait_for_ready=patient
             )
         except ValueError:
@@ -426,15 +428,15 @@ class EtcdClient:
 
     def watch(self, requests: Iterator[rpc.WatchRequest]) -> WatchCall:
         """Opens a stream of watches; it ends when the member that serves it has lost its leader."""
-        way = self._way
-        call = way.watch(requests, metadata=(*self._metadata(), ("hasleader", "true")))
-        way.streams.add(call)
-        return WatchCall(call, lambda error: self._failure(error, way))
+        channel = self._channel
+        call = channel.watch(requests, metadata=(*self._metadata(), ("hasleader", "true")))
+        channel.streams.add(call)
+        return WatchCall(call, lambda error: self._failure(error, channel))
 
     def close(self) -> None:
         """Ends all calls and the connections."""
-        for way in self._ways:
-            way.close()
+        for channel in self._channels:
+            channel.close()
 
 
 class WatchCall:

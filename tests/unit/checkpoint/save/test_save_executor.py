@@ -91,7 +91,7 @@ def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
     tmp_path: Path, disk: Disk, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_executor, "_STUCK", 0.1)
-    monkeypatch.setattr(save_scheduler, "_PATIENCE", 0.1)
+    monkeypatch.setattr(save_scheduler, "_LAST_SAVE_TIMEOUT", 0.1)
     ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
     disk.open.clear()
     ckpt.step()

@@ -55,7 +55,7 @@ def test_training_does_not_wait_for_a_save_that_does_not_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(save_scheduler, "_PATIENCE", 0.1)
+    monkeypatch.setattr(save_scheduler, "_LAST_SAVE_TIMEOUT", 0.1)
     ckpt = Checkpointer(tmp_path, {"a": 1}, every=every)
     disk.open.clear()
     until = time.monotonic() + 60.0
