@@ -44,7 +44,7 @@ def test_the_index_names_each_page() -> None:
     ("page", "begins", "folder"),
     [
         ("CONTRIBUTING.md", "# Contributing", ROOT),
-        ("docs/architecture.md", "## Walks", ROOT / "elastic_runtime"),
+        ("docs/architecture.md", "## Where a change goes", ROOT / "elastic_runtime"),
     ],
 )
 def test_each_file_that_a_way_leads_through_is_there(page: str, begins: str, folder: Path) -> None:
