@@ -62,7 +62,7 @@ def loader(
 
     Make it once, outside of ``train``: each new iteration begins at the sampler's cursor, which is
     that of the last commit, and what was read ahead for a world that is gone is dropped. Its
-    processes are kept, so that a change of the world does not start them anew.
+    processes are kept, so that a change of the world does not start them again.
 
     Args:
         dataset: a map-style data set; an iterable one only with ``at_least_once``.

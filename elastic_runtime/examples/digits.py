@@ -9,8 +9,8 @@
 
 The data comes with scikit-learn: 1,797 real digits of 8 by 8 pixels. Kill a worker or a whole
 node while it runs, or let another one join: training goes on, and each digit still counts once an
-epoch. Without ``--in-place`` all workers start anew from the last checkpoint; with it the survivors
-keep their process, their memory and their step.
+epoch. Without ``--in-place`` all workers start again from the last checkpoint; with it the
+survivors keep their process, their memory and their step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How events are shown: a few calm lines for a person, one line of JSON each for a machine.
+"""How events are shown: a short line each for a person, a line of JSON for a machine.
 
 Each event knows its own line (``events``); the console decides when it is shown, and joins the line
 of a round with the line of its recovery. What concerns the whole job is shown by the node of group

@@ -220,7 +220,7 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
     if last is None or event.round != last.number:
         return Step(state)
     if state.phase is Phase.DONE or state.ranks_in(WorkerPhase.RETURNED):
-        return restart_lifecycle.switch(state, event, now)  # past elastic.run, they start anew
+        return restart_lifecycle.switch(state, event, now)  # past elastic.run, they start again
     reason = FaultReport(event.round, PLANNED, event.reason)
     state = replace(state, leave_reason=state.leave_reason or reason)
     if state.phase is not Phase.RUNNING:
@@ -285,7 +285,7 @@ def worker_exited(state: AgentState, event: WorkerExited, now: float) -> Step:
     fault = free_if_leaving(state, fault)
     actions: list[Action] = [report_exit(event, fault)]
     match worker.phase:
-        case WorkerPhase.RETURNED:  # ``train`` is over everywhere: what follows it starts anew
+        case WorkerPhase.RETURNED:  # ``train`` is over everywhere: what follows it starts again
             state = replace(state, faults=(*state.faults, fault))
             return stop_workers(state, state.settings.timeouts.broken_grace, fault.reason, actions)
         case WorkerPhase.BOOTING:

@@ -79,7 +79,7 @@ def leave_if_empty(state: AgentState, actions: list[Action], now: float) -> Step
     assert last is not None
     if in_place.ranks_in(WorkerPhase.IN_ROUND):
         return Step(state, tuple(actions), "workers are leaving the round")
-    if in_place.ranks_in(WorkerPhase.RETURNED):  # these are past elastic.run: they start anew
+    if in_place.ranks_in(WorkerPhase.RETURNED):  # these are past elastic.run: they start again
         return stop_workers(
             state, state.settings.timeouts.broken_grace, "the round is over", actions
         )

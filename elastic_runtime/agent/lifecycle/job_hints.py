@@ -89,9 +89,9 @@ def hints(facts: Facts) -> dict[str, str]:
         )
     if resizes and facts.shuffles:
         found["sampler"] = (
-            f"a DataLoader takes its order from {facts.shuffles}, which begins anew with each "
-            "change of the world, so that samples count twice or not at all: ElasticBatchSampler "
-            "keeps the position"
+            f"a DataLoader takes its order from {facts.shuffles}, which starts from the "
+            "beginning with each change of the world, so that samples count twice or not at all: "
+            "ElasticBatchSampler keeps the position"
         )
     if facts.lacks:
         found["state"] = facts.lacks

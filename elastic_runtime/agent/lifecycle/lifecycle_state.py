@@ -170,7 +170,7 @@ class AgentState:
         leave_request: the signal that asked this node to leave.
         finish: what to end with.
         in_place: the script has come to ``elastic.run``, or the job is known to; None: it has not,
-            and workers are started anew for each round.
+            and workers are started again for each round.
     """
 
     settings: LifecycleSettings

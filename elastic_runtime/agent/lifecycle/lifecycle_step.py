@@ -206,7 +206,7 @@ class EventHandlers:
     """Who handles an event.
 
     Attributes:
-        restart: while workers are started anew for each round, or are being stopped.
+        restart: while workers are started again for each round, or are being stopped.
         in_place: while they keep their process.
     """
 

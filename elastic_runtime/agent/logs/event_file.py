@@ -1,7 +1,7 @@
 """``--log-file``: every event as a line of JSON in a file, whatever is on the screen.
 
 Several processes append to one file, such as the nodes of ``--local-nodes``: each line is one
-write. A file that was moved away (logrotate) is made anew at the next event.
+write. A file that was moved away (logrotate) is made again at the next event.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ DETECT, RENDEZVOUS, START, RESTORE, FIRST_STEP = PHASES = (
     *("detect", "rendezvous", "start", "restore"),
     "first_step",
 )
-# Upper bounds in seconds, from a fault that is mended in place to a model of terabytes.
+# Upper bounds in seconds, from a recovery in place to a model of terabytes.
 BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 # An agent whose loop has not turned for so long hangs. It has lost its lease long before.
 HANGS_AFTER = 60.0

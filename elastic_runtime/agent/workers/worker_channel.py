@@ -59,7 +59,7 @@ class Channel:
         self._thread = threads.spawn(self._serve, name="channel")
 
     def renew(self) -> None:
-        """Listens anew if somebody has removed the socket; who is connected stays so.
+        """Listens again if somebody has removed the socket; who is connected stays so.
 
         Raises:
             OSError: there can be no socket.

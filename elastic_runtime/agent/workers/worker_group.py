@@ -1,4 +1,4 @@
-"""All that an agent does with its workers: starting them, talking to them, knowing their steps.
+"""All that an agent does with its workers: starts, messages, steps, stack dumps, their end.
 
 ``WorkerProcesses`` starts and ends processes, ``Channel`` carries lines; here the two meet, and a
 process becomes "the worker with this local rank". What a process says after it was replaced is

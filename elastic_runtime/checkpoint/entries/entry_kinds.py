@@ -49,7 +49,7 @@ class SavedEntry(Protocol):
         """Takes over what was loaded into ``wanted``, as far as there was something.
 
         Returns:
-            False if the entry began anew instead.
+            False if the entry starts from the beginning instead.
         """
 
 

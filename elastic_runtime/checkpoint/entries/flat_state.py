@@ -165,7 +165,7 @@ class Entries:
             place: which rank this is.
 
         Returns:
-            The entries that began anew, because what was saved belongs to other ranks.
+            The entries that start from the beginning: what was saved belongs to other ranks.
 
         Raises:
             CheckpointError: an owner refuses it.

@@ -3,7 +3,7 @@
 In a world of the same size each rank gets back what it had. Otherwise a rank has no counterpart:
 
 * what was the same on all of several ranks stays the same on all ranks;
-* a generator is seeded anew, from the state that rank 0's had, the rank and the size of the world:
+* a generator gets a new seed, from the state that rank 0's had, the rank and the size of the world:
   no two ranks draw the same numbers, and the same change from the same checkpoint always draws
   the same ones;
 * any other value is what the program says (``PerRank(value, adapt=...)``), or else stays what the
@@ -120,7 +120,7 @@ class _Seeded(ABC):
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Begins anew from a seed of 63 bits."""
+        """Starts from a seed of 63 bits."""
 
     def take_foreign(self, states: Sequence[Any], place: RankPosition) -> bool:
         text = f"{digest(states[0])} {place.rank} of {place.world}"

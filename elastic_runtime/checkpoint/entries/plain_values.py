@@ -13,7 +13,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 def check_plain(where: str, value: object) -> None:
-    """Refuses what a load without running code could not bring back, while it can be mended."""
+    """Refuses what a load without running code could not bring back, while it can be corrected."""
     kind = type(value)
     if kind in _ATOMS or kind in (torch.Tensor, torch.nn.Parameter):
         return

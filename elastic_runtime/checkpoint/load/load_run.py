@@ -60,7 +60,7 @@ class Loaded:
     Attributes:
         missing: keys of the program that the checkpoint lacks; they were left as they are.
         surplus: keys of the checkpoint that the program has no use for.
-        anew: entries of each rank that began anew, because the world has another size.
+        anew: entries of each rank that start from the beginning: the world has another size.
     """
 
     missing: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ class LoadRun:
         """Hands everything to its owner.
 
         Returns:
-            The entries that began anew.
+            The entries that start from the beginning.
 
         Raises:
             CheckpointError: an owner refuses it.

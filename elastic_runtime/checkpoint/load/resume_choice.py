@@ -117,7 +117,7 @@ class LatestStateLoader:
         if problems and over is None:
             raise DamagedCheckpoint(
                 f"no checkpoint in {self._storage.where} is whole ({'; '.join(problems)}); "
-                "repair or remove them to start anew"
+                "repair or remove them to start from the beginning"
             )
         return None
 

@@ -152,7 +152,7 @@ class SaveTerm:
         return found
 
     def go_back(self) -> None:
-        """The job has gone back to an earlier step: the state of a later one is made anew."""
+        """The job has gone back to an earlier step: the state of a later one is made again."""
         self._committed = None
 
     def about_to_save(self, which: CheckpointId) -> None:

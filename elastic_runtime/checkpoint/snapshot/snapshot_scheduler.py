@@ -110,7 +110,7 @@ class SnapshotScheduler:
         return Wish.SNAPSHOT
 
     def rest(self, step: int) -> None:
-        """Starts the clock anew.
+        """Starts the clock again.
 
         Args:
             step: the present one.

@@ -50,7 +50,7 @@ class Submission:
         env: variables, ``NAME=VALUE``.
         checkpoint: a claim or a URL.
         spares: pods beyond the maximum.
-        max_restarts: failures of the script that are mended.
+        max_restarts: failures of the script after which it is restarted.
         endpoint: an etcd that is there already.
     """
 

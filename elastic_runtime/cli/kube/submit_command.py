@@ -56,7 +56,9 @@ class _Submit(click.Command):
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="a variable; may be repeated")
 @click.option("--checkpoint", default="", help="a PersistentVolumeClaim, or a URL")
 @click.option("--spares", type=click.IntRange(0), help="pods that wait to replace a lost one")
-@click.option("--max-restarts", type=click.IntRange(0), help="failures of the script to mend")
+@click.option(
+    "--max-restarts", type=click.IntRange(0), help="restarts after failures of the script"
+)
 @click.option("--rdzv-endpoint", "endpoint", default="", help="an etcd; the job gets one otherwise")
 @click.option("--dry-run", is_flag=True, help="only print the job")
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="print the job")

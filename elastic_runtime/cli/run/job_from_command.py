@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elastic_runtime.cli.flags.setting_sources import Settings
     from elastic_runtime.config import JobConfig
 
-# What belongs to one node, and is said anew for each further node.
+# What belongs to one node, and is said again for each further node.
 _NOT_PASSED_ON = (
     *("min", "max", "nnodes", "local_nodes", "node_name", "metrics_port", "config"),
     *("listen", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),

@@ -134,7 +134,7 @@ def decode(structure: Structure, tensors: Sequence[Any]) -> Any:
 
 
 def check(value: object, path: str) -> None:
-    """Refuses what could not be given to another rank, while it can be mended.
+    """Refuses what could not be given to another rank, while it can be corrected.
 
     Raises:
         UsageError: see ``encode``.

@@ -54,6 +54,6 @@ class OptimizerSteps:
         return bool(self._finished)
 
     def clear(self) -> None:
-        """Begins to count anew."""
+        """Starts to count from zero."""
         self._finished.clear()
         self._running = 0

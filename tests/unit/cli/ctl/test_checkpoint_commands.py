@@ -148,7 +148,7 @@ def test_nothing_to_resume_is_no_error(tmp_path: Path, capsys: Capture) -> None:
     storage.take_term(HOLDER)
     storage.create(CheckpointId(1, 30))
     found = report(capsys, "list", tmp_path)
-    assert found["resume"] is None and "would start anew" in found["why"]
+    assert found["resume"] is None and "would start from the beginning" in found["why"]
 
 
 def test_show_tells_what_a_checkpoint_consists_of(storage: LocalStorage, capsys: Capture) -> None:

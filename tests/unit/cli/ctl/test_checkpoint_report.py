@@ -32,8 +32,8 @@ def found(*statuses: CheckpointStatus, names: tuple[str, ...] = ()) -> Inventory
         ((WHOLE, DAMAGED), 2, "(its bytes were not read)"),
         ((NEWER, WHOLE), None, "step-2.term-1 is of a newer version"),
         ((DAMAGED,), None, "there are checkpoints, but none is whole"),
-        ((CheckpointStatus.UNFINISHED,), None, "would start anew"),
-        ((), None, "would start anew"),
+        ((CheckpointStatus.UNFINISHED,), None, "would start from the beginning"),
+        ((), None, "would start from the beginning"),
     ],
 )
 def test_what_a_job_would_resume(

@@ -43,7 +43,7 @@ def test_a_list_says_what_a_job_would_take_and_what_is_wrong() -> None:
 
 def test_where_nothing_can_be_taken_it_is_said_why() -> None:
     shown = text(checkpoint_screen.listing(take("/runs", [], [])))
-    assert shown.strip() == "/runs: resume() would start anew: there is no checkpoint"
+    assert shown.strip() == "/runs: resume() would start from the beginning: there is no checkpoint"
 
 
 def test_one_checkpoint_is_shown_with_its_files() -> None:
