@@ -1,8 +1,8 @@
 """The defaults of all settings of a job, each with its unit and the reason for its value.
 
 Flags, ``JobConfig``, ``Timeouts`` and the rendezvous' ``Policy`` refer to these; no number stands
-twice. A constant that only one file needs, and that nobody can set, stays in that file. What an
-ElasticJob takes by default is in its CRD; the arguments of a ``Checkpointer`` are in its signature.
+twice. Numbers that nobody can set are in ``limits.py``. What an ElasticJob takes by default is in
+its CRD; the arguments of a ``Checkpointer`` are in its signature.
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ from unittest.mock import patch
 import torch
 
 from elastic_runtime.checkpoint.format.chunks import Chunk
-from elastic_runtime.checkpoint.format.description import MANY, Description
+from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.format.rank_outline import Item, digest, say
 from elastic_runtime.checkpoint.save import save_executor, staging
 from elastic_runtime.checkpoint.save.file_writer import write_description_file, write_file
 from elastic_runtime.checkpoint.save.rank_share import WritePlans
 from elastic_runtime.checkpoint.snapshot import snapshot_scheduler
+from elastic_runtime.limits import MAX_LISTED_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,11 @@ def plan_of(held: Sequence[Sequence[Item]]) -> WritePlan:
 
 
 def write(
-    storage: Storage, ranks: Sequence[Mapping[str, Any]], step: int = 1, *, many: int = MANY
+    storage: Storage,
+    ranks: Sequence[Mapping[str, Any]],
+    step: int = 1,
+    *,
+    many: int = MAX_LISTED_PARTS,
 ) -> CheckpointId:
     """Writes a checkpoint.
 

@@ -26,7 +26,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerSaid,
 )
 from elastic_runtime.agent.metrics.job_reporter import JobReporter
-from elastic_runtime.agent.performer import FAREWELL, AgentParts, Performer
+from elastic_runtime.agent.performer import AgentParts, Performer
 from elastic_runtime.agent.runtime_dir import RuntimeDir
 from elastic_runtime.agent.snapshot_server import SnapshotHost
 from elastic_runtime.agent.start_notice import Starting
@@ -37,6 +37,7 @@ from elastic_runtime.agent.workers.worker_processes import WorkerStarted
 from elastic_runtime.defaults import AGENT_BEAT
 from elastic_runtime.errors import EXIT_FAILED, ElasticError
 from elastic_runtime.events.node_events import ListeningWide
+from elastic_runtime.limits import GOODBYE_TIMEOUT, HOST_STAYS
 from elastic_runtime.protocol.messages import Left, Note
 from elastic_runtime.rendezvous.core.events import Goodbye, LeftRound
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
@@ -61,9 +62,6 @@ if TYPE_CHECKING:
     from elastic_runtime.system.listening import Where
 
     Item = LifecycleEvent | WorkerEvent | ChannelMessage | threads.Crash
-
-# The host of the store leaves last; the others need a moment to read the outcome and to go.
-_OUTLAST = 10.0
 
 
 class ElasticAgent:
@@ -345,6 +343,6 @@ class ElasticAgent:
             if last is not None:
                 part.say(LeftRound(last.number, fault_of(self._crash, last), stays=False))
             part.say(Goodbye())
-            part.wait_for_goodbye(FAREWELL)
+            part.wait_for_goodbye(GOODBYE_TIMEOUT)
         elif finish is not None and finish.outcome is not None:
-            part.outlast(_OUTLAST)
+            part.outlast(HOST_STAYS)

@@ -25,6 +25,7 @@ from elastic_runtime.agent.lifecycle.termination import departure_message
 from elastic_runtime.agent.workers.worker_environment import provisional
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.worker_events import WorkersReplaced
+from elastic_runtime.limits import GOODBYE_TIMEOUT
 from elastic_runtime.protocol.messages import Change, Drain, Interrupt
 from elastic_runtime.protocol.round_records import Member
 from elastic_runtime.rendezvous.core.events import (
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.events import AgentEvent
     from elastic_runtime.rendezvous.participant import Participant
-
-# How long the last message of a node may take to reach the store, in seconds.
-FAREWELL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ class Performer:
             event = replace(event, step=workers.step())
         part.say(event)
         if isinstance(event, Goodbye):
-            part.wait_for_goodbye(FAREWELL)
+            part.wait_for_goodbye(GOODBYE_TIMEOUT)
 
     def _with_progress(self, fault: FaultReport) -> FaultReport:
         """The report with what this node's workers had reached, whyever they ended."""

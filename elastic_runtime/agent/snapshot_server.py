@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.agent import reaper
 from elastic_runtime.agent.runtime_dir import RuntimeDir, sweep
+from elastic_runtime.limits import MAX_SNAPSHOT_CLIENTS
 from elastic_runtime.protocol.peer_proof import (
     NONCE,
     PROOF,
@@ -57,7 +58,6 @@ _STALL = 30.0
 # Until all workers of an agent that was killed have ended as well; for the end of the reaper.
 _MOURNING = 2.0
 _FAREWELL = 1.0
-_MOST_CLIENTS = 256
 _HELLO = hello(SNAPSHOTS)
 _PIECE = 512 << 10  # stays in the processor's cache
 
@@ -204,7 +204,7 @@ class SnapshotServer:
                     time.sleep(0.1)  # out of descriptors, perhaps: others may give some back
                 continue
             with self._lock:
-                full = len(self._clients) >= _MOST_CLIENTS
+                full = len(self._clients) >= MAX_SNAPSHOT_CLIENTS
                 if not full:
                     self._clients.add(client)
             if full:

@@ -8,14 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from elastic_runtime.events.job_events import StartSlow
+from elastic_runtime.limits import SLOW_START, SLOW_START_FACTOR
 from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Emit
-
-# After so many seconds it is said for the first time, and each next time after so many times more.
-_FIRST = 5.0
-_FACTOR = 3.0
 
 
 class Starting:
@@ -28,7 +25,7 @@ class Starting:
         first: after how many seconds it is said first.
     """
 
-    def __init__(self, emit: Emit, doing: str, first: float = _FIRST) -> None:
+    def __init__(self, emit: Emit, doing: str, first: float = SLOW_START) -> None:
         self._emit = emit
         self._doing = doing
         self._first = first
@@ -60,4 +57,4 @@ class Starting:
                 if not over.is_set():
                     seconds = round(time.monotonic() - begun)
                     self._emit(StartSlow(self._doing, seconds))
-            patience *= _FACTOR
+            patience *= SLOW_START_FACTOR

@@ -11,15 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from elastic_runtime.events.checkpoint_events import CheckpointProgress
+from elastic_runtime.limits import PROGRESS_AFTER, PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_runtime.events.event import NotedEvent
-
-# Seconds: what takes less is not shown; and between two events.
-_SHOW_AFTER = 2.0
-_INTERVAL = 10.0
 
 
 class ProgressDisplay:
@@ -38,8 +35,8 @@ class ProgressDisplay:
         total: int,
         note: Callable[[NotedEvent], None] | None,
         *,
-        patience: float = _SHOW_AFTER,
-        interval: float = _INTERVAL,
+        patience: float = PROGRESS_AFTER,
+        interval: float = PROGRESS_INTERVAL,
     ) -> None:
         """Begins to count.
 

@@ -1,6 +1,7 @@
 """Reads ``every``: steps, a time, or both; and says when such an interval is over.
 
-Only that: what is tried again after a failure, and when, is in ``save/save_timetable.py``.
+Only that: when a failed save is tried again, and how old the last one may be, is in
+``save/save_timetable.py``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from elastic_runtime.durations import parse_duration
 from elastic_runtime.errors import CheckpointUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_STEPS = {"", "step", "steps"}
+_STEPS = re.compile(r"(\d+)\s*(?:steps?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def parse_every(value: Interval | Sequence[Interval] | None, name: str = "every"
     """Reads the ``every`` of a ``Checkpointer``.
 
     Args:
-        value: steps (``10``, ``"10 steps"``), a time (``"30s"``, ``"5m"``, ``"1h"``, ``"500ms"``, a
+        value: steps (``10``, ``"10 steps"``), a time (``"30s"``, ``"5m"``, ``"7d"``, ``"500ms"``, a
             ``timedelta``), one of each (``"100 steps, 5m"``, ``(100, "5m")``), or None.
         name: of the argument, for the error.
 
@@ -80,11 +80,11 @@ def _read(value: Interval) -> Every | None:
         return Every(seconds=value.total_seconds())
     if isinstance(value, int) and not isinstance(value, bool):
         return Every(steps=value)
-    if not isinstance(value, str) or not (match := _FORM.fullmatch(value.strip().lower())):
+    if not isinstance(value, str):
         return None
-    number, unit = match.groups()
-    if unit in _SECONDS:
-        return Every(seconds=float(number) * _SECONDS[unit])
-    if unit in _STEPS and number.isdecimal():
-        return Every(steps=int(number))
-    return None
+    if match := _STEPS.fullmatch(value.strip().lower()):
+        return Every(steps=int(match[1]))
+    try:
+        return Every(seconds=parse_duration(value))
+    except ValueError:
+        return None

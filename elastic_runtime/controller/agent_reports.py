@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from elastic_runtime.backoff import Backoff
 from elastic_runtime.controller.decide.job_types import CLASSES, AgentReport, PodView
 from elastic_runtime.controller.decide.manifests import METRICS_PORT
+from elastic_runtime.limits import (
+    FIRST_REPORT_INTERVAL,
+    NO_REPORT_PAUSES,
+    REPORT_INTERVAL,
+    STATUS_STEP_INTERVAL,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +25,6 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.cluster_state import ClusterState
     from elastic_runtime.controller.views import Key
 
-_INTERVAL = 5.0
-_FIRST = 0.5  # after a pod began to run, and while the agents have not found together
-_NO_ANSWER = Backoff(first=2 * _FIRST, longest=60.0)  # there are images that have no such agent
-_NEWS_OF_STEPS = 30.0  # steps alone do not make a new status more often than that
 _ANSWER_SECONDS = 2.0
 _AT_ONCE = 16
 _TRIED = 3
@@ -84,7 +85,7 @@ class AgentReports:
                 now = self._clock.now()
                 due = [key for key, asked in self._asked.items() if asked.due <= now]
                 await asyncio.gather(*(ask(key) for key in due))
-                await asyncio.sleep(_FIRST)
+                await asyncio.sleep(FIRST_REPORT_INTERVAL)
 
     def _update_targets(self) -> None:
         """Which jobs have pods that run, and where."""
@@ -113,13 +114,13 @@ class AgentReports:
             return  # it is another job, or has other pods, by now
         if report is None:
             failures = asked.failures + 1
-            pause = _NO_ANSWER.pause(failures)
+            pause = NO_REPORT_PAUSES.pause(failures)
             self._asked[key] = replace(asked, due=now + pause, failures=failures)
             if failures > 1 and key in self._state.reports:
                 del self._state.reports[key]
                 self._changed(key)
             return
-        pause = _INTERVAL if report.ready else _FIRST
+        pause = REPORT_INTERVAL if report.ready else FIRST_REPORT_INTERVAL
         news = self._is_news(key, report, now - asked.reported_at)
         self._state.reports[key] = report
         reported_at = now if news else asked.reported_at
@@ -131,7 +132,7 @@ class AgentReports:
         before = self._state.reports.get(key)
         if before is None or _round_of(before) != _round_of(report):
             return True
-        return before != report and age >= _NEWS_OF_STEPS
+        return before != report and age >= STATUS_STEP_INTERVAL
 
     async def _fetch(self, session: aiohttp.ClientSession, address: str) -> AgentReport | None:
         host = f"[{address}]" if ":" in address else address

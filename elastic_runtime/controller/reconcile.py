@@ -7,7 +7,6 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.backoff import Backoff
 from elastic_runtime.controller.decide.job_spec import JOBS
 from elastic_runtime.controller.decide.job_types import NEVER
 from elastic_runtime.controller.event_recorder import record_event
@@ -19,6 +18,12 @@ from elastic_runtime.events.controller_events import (
     ControllerRefused,
 )
 from elastic_runtime.kubernetes.api_errors import ApiError
+from elastic_runtime.limits import (
+    CONFLICT_PAUSES,
+    NAME_TAKEN_TRIES,
+    RECONCILE_WORKERS,
+    REFUSAL_PAUSES,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,14 +37,6 @@ if TYPE_CHECKING:
     from elastic_runtime.kubernetes.api_client import ApiClient, Json
 
     Decide = Callable[[Json, Observed, float], JobPlan]
-
-_WORKERS = 8
-# Seconds until the next try, the first and the longest: of what was not as we thought or found no
-# answer, and of what is forbidden.
-_SOON, _LATER = Backoff(first=0.2, longest=5.0), Backoff(first=1.0, longest=60.0)
-# So many tries in a row must find a name taken before that is a problem: an object may be ours,
-# and not have been seen yet.
-_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Retry:
 
     def pause(self, soon: bool) -> float:
         """Seconds until the next try."""
-        return (_SOON if soon else _LATER).pause(self.tries + 1)
+        return (CONFLICT_PAUSES if soon else REFUSAL_PAUSES).pause(self.tries + 1)
 
 
 class Reconciler:
@@ -95,7 +92,7 @@ class Reconciler:
     async def run(self) -> None:
         """Works; never ends by itself."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(_WORKERS):
+            for _ in range(RECONCILE_WORKERS):
                 group.create_task(self._work())
 
     async def _work(self) -> None:
@@ -163,7 +160,7 @@ class Reconciler:
             self._setbacks.pop(key, None)
             return Retry()
         pause, tries = before.pause(soon=not outcome.problems), before.tries + 1
-        problems = (*outcome.problems, *(outcome.taken if tries >= _TRIES else ()))
+        problems = (*outcome.problems, *(outcome.taken if tries >= NAME_TAKEN_TRIES else ()))
         after = Retry(before.about, _loop_time() + pause, tries, problems)
         self._setbacks[key] = after
         self._metrics.refused.inc()

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.events.event import ERROR, WARNING, Event
+from elastic_runtime.limits import NOTICEABLE_LOSS
 from elastic_runtime.reporting.wording import count, duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-# A job says at its end how long its faults have stopped it if that was so many seconds.
-_NOTICEABLE = 1.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class JobDone(_Costs):
             costs.append(f"{count(sum(restarts.values()), 'restart')} ({kinds})")
         if self.lost_steps:
             costs.append(f"{count(self.lost_steps, 'step')} made again")
-        if self.stalled and self.stalled >= _NOTICEABLE:
+        if self.stalled and self.stalled >= NOTICEABLE_LOSS:
             costs.append(f"{duration(self.stalled)} stalled")
         if self.goodput is not None:
             costs.append(f"goodput {100 * self.goodput:.0f} %")

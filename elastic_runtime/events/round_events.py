@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.events.event import DEBUG, WARNING, Event, NotedEvent
+from elastic_runtime.limits import NOTICEABLE_LOSS
 from elastic_runtime.reporting.wording import count, duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-# The time without a step is shown if it is so many seconds longer than the recovery.
-_NOTICEABLE = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class RoundRecovered(Event):
         """How long the recovery took, and how long there was no step if that was far longer, as
         with a hang, which nobody knows of before its time-out."""
         stalled = ""
-        if self.stalled is not None and self.stalled > self.seconds + _NOTICEABLE:
+        if self.stalled is not None and self.stalled > self.seconds + NOTICEABLE_LOSS:
             stalled = f", after {duration(self.stalled)} without a step"
         return f"recovered in {duration(self.seconds)}{stalled}"
 

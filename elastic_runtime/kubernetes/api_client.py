@@ -16,6 +16,7 @@ import aiohttp
 from elastic_runtime import __version__
 from elastic_runtime.errors import UsageError
 from elastic_runtime.kubernetes.api_errors import NO_ANSWER, NOT_KUBERNETES, ApiError
+from elastic_runtime.limits import API_CONNECT_TIMEOUT, API_REQUEST_TIMEOUT, WATCH_SILENCE_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -28,15 +29,10 @@ Json = dict[str, Any]
 _JSON = "application/json"
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
-_CONNECT_SECONDS = 5.0
-_REQUEST_SECONDS = 20.0
 # More at once does not make a server faster, and other clients want to be served too.
 _CONNECTIONS = 16
 # Objects in one answer: a thousand pods at once would be most of the controller's memory.
 _PAGE = 100
-# A watch hears a bookmark every minute, or nothing at all for many minutes where nothing has
-# happened to objects of its kind since the API server started.
-_WATCH_SILENCE = 120.0
 
 
 class _StrangerError(ValueError):
@@ -77,7 +73,9 @@ class ApiClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
             headers={"User-Agent": f"{self._name}/{__version__}"},
-            timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS, sock_connect=_CONNECT_SECONDS),
+            timeout=aiohttp.ClientTimeout(
+                total=API_REQUEST_TIMEOUT, sock_connect=API_CONNECT_TIMEOUT
+            ),
         )
         return self
 
@@ -178,7 +176,7 @@ class ApiClient:
         """
         asked = {**(query or {}), "watch": "true", "allowWatchBookmarks": "true"}
         asked["resourceVersion"] = version
-        async with self._answer("WATCH", path, asked, silence=_WATCH_SILENCE) as answer:
+        async with self._answer("WATCH", path, asked, silence=WATCH_SILENCE_TIMEOUT) as answer:
             with suppress(aiohttp.SocketTimeoutError):
                 async for lines in _lines(answer):
                     for line in filter(None, lines):
@@ -231,7 +229,7 @@ class ApiClient:
             more["headers"] = {"Content-Type": content}
         if silence is not None:
             more["timeout"] = aiohttp.ClientTimeout(
-                total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence
+                total=None, sock_connect=API_CONNECT_TIMEOUT, sock_read=silence
             )
         try:
             async with await self._accepted(verb, path, more) as answer:

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elastic_runtime.backoff import Backoff
 from elastic_runtime.events.controller_events import ControllerWatchBroken
 from elastic_runtime.kubernetes.api_errors import ApiError
+from elastic_runtime.limits import WATCH_PAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from elastic_runtime.kubernetes.api_client import ApiClient, Json
     from elastic_runtime.kubernetes.api_resources import Resource
 
-_BACKOFF = Backoff(first=0.1, longest=30.0)
 _PROMPT = 0.1  # a server that ends every watch at once is not asked without a pause
 
 
@@ -84,7 +83,7 @@ class Informer:
             return _PROMPT
         self.emit(ControllerWatchBroken(self.resource.plural, str(error)))
         self._failures += 1
-        return _BACKOFF.pause(self._failures)
+        return WATCH_PAUSES.pause(self._failures)
 
     async def _list(self) -> None:
         uids: set[str] = set()

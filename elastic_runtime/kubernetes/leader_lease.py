@@ -16,13 +16,12 @@ from elastic_runtime.errors import ElasticError
 from elastic_runtime.events.controller_events import LeaseFailed, LeaseHeld, LeaseWaiting
 from elastic_runtime.kubernetes.api_errors import ApiError
 from elastic_runtime.kubernetes.api_resources import LEASES
+from elastic_runtime.limits import CONTROLLER_LEASE
 
 if TYPE_CHECKING:
     from elastic_runtime.clock import Clock
     from elastic_runtime.events import Emit
     from elastic_runtime.kubernetes.api_client import ApiClient, Json
-
-_SECONDS = 15.0
 
 
 class LostLease(ElasticError):
@@ -37,7 +36,7 @@ class LeaseTimings:
         duration: seconds without a renewal, until another may take it.
     """
 
-    duration: float = _SECONDS
+    duration: float = CONTROLLER_LEASE
 
     @property
     def renew_period(self) -> float:

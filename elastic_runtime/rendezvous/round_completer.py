@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError, StoreUnavailable
+from elastic_runtime.limits import MISSING_MEMBERS_TIMEOUT
 from elastic_runtime.protocol.records import GROUP, ROUND
 from elastic_runtime.protocol.round_records import GroupRecord, RoundRecord
 from elastic_runtime.rendezvous.core.events import PartsGone, PartsSeen, SampleKnown
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     Read = Callable[[str], Sequence[StoreEntry]]
 
-# A round whose members have been missing for so long counts as unreadable (seconds).
-PATIENCE = 3.0
 # From one try to read them to the next (seconds).
 _PAUSE_FIRST, _PAUSE_MOST = 0.05, 1.0
 
@@ -245,7 +244,7 @@ class RoundCompleter:
         if self._missed_at is None or head is None:
             return False
         ours = self._known is not None and self._known.group == head.group
-        return ours or now - self._missed_at > PATIENCE
+        return ours or now - self._missed_at > MISSING_MEMBERS_TIMEOUT
 
     def _as_known(self, node: str) -> StoreEntry:
         """The round's record with the members that this node knew before they were gone."""

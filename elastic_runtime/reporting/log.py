@@ -22,6 +22,7 @@ from elastic_runtime.events.checkpoint_events import CheckpointResumed
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.round_events import RoundRecovered, RoundSealed
 from elastic_runtime.events.store_events import StoreLost
+from elastic_runtime.limits import LONGEST_HOLD
 from elastic_runtime.reporting.json_lines import AUTO, CONSOLE
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _SECRET_NAME = re.compile(r"password|passwd|secret|token|credential", re.IGNOREC
 _SECRET_IN_URL = re.compile(r"(?<=://)([^/@\s:]*):[^@\s]*@")
 _HIDDEN = "…"
 _HEAD = ("timestamp", "level", "event", "node")
-# So many seconds the line of a round waits for what its recovery has cost.
-_LONGEST_HOLD = 5.0
 
 
 @dataclass
@@ -184,7 +183,7 @@ def _for_console(console: TerminalRenderer, stream: TextIO) -> Emit:
             show(console.lines(event))
             holds = console.holds
         if holds and isinstance(event, RoundSealed | JobWaiting):
-            timer = threading.Timer(_LONGEST_HOLD, overdue)
+            timer = threading.Timer(LONGEST_HOLD, overdue)
             timer.daemon = True
             timer.start()
 

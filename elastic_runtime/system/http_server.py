@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import HTTP_TIMEOUT, MAX_HTTP_CLIENTS
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import BACKLOG, stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Seconds that a client may take, from its connection to the last byte of the answer.
-PATIENCE = 5.0
-_MOST_CLIENTS = 256
 _MOST_BYTES = 8192
 _METHODS = ("GET", "HEAD")
 
@@ -57,7 +55,7 @@ class HttpServer:
     """
 
     def __init__(
-        self, host: str, port: int, answer: Callable[[str], Answer], patience: float = PATIENCE
+        self, host: str, port: int, answer: Callable[[str], Answer], patience: float = HTTP_TIMEOUT
     ) -> None:
         self._answer = answer
         self._patience = patience
@@ -86,7 +84,7 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients += 1
         try:
-            if self._clients <= _MOST_CLIENTS:
+            if self._clients <= MAX_HTTP_CLIENTS:
                 with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
                     async with asyncio.timeout(self._patience):
                         await self._talk(reader, writer)
@@ -135,7 +133,7 @@ class HttpServerThread:
     """
 
     def __init__(
-        self, host: str, port: int, answer: Callable[[str], Answer], patience: float = PATIENCE
+        self, host: str, port: int, answer: Callable[[str], Answer], patience: float = HTTP_TIMEOUT
     ) -> None:
         self._server = HttpServer(host, port, answer, patience)
         self.port = self._server.port
@@ -147,7 +145,7 @@ class HttpServerThread:
         """Stops listening, and hangs up."""
         with suppress(RuntimeError):  # it has been closed before
             self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(PATIENCE)
+        self._thread.join(HTTP_TIMEOUT)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Slurm sends SIGTERM to a step and then to its job, container runtimes to a process and then to its
-# group, and a terminal to a whole group: within this time (seconds) that is one request.
-_ONE_REQUEST = 2.0
+from elastic_runtime.limits import ONE_REQUEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +21,4 @@ class StopRequest:
 
     def repeated_by(self, signum: int, now: float) -> bool:
         """Whether another signal only says it again; if not, it asks to end at once."""
-        return signum == self.signum and now < self.at + _ONE_REQUEST
+        return signum == self.signum and now < self.at + ONE_REQUEST

@@ -16,9 +16,7 @@ from enum import IntFlag
 import torch
 import torch.distributed as dist
 
-# Starting and reading costs some 50 µs of the training thread and 0.5 ms of another one.
-_PERIOD_US = 30_000
-_MAX_PAUSE = 64
+from elastic_runtime.limits import AGREEMENT_MAX_STEPS, AGREEMENT_PERIOD_US
 
 
 class Wish(IntFlag):
@@ -45,7 +43,7 @@ def pause_after(longest_step_us: int) -> int:
     Args:
         longest_step_us: the longest step on any rank since the last start, in microseconds.
     """
-    return max(1, min(_MAX_PAUSE, round(_PERIOD_US / max(1, longest_step_us))))
+    return max(1, min(AGREEMENT_MAX_STEPS, round(AGREEMENT_PERIOD_US / max(1, longest_step_us))))
 
 
 def _is_last(agreed: Wish) -> bool:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime.errors import RecordError, UsageError
 from elastic_runtime.events.round_events import StepFirst
 from elastic_runtime.events.state_events import DataShuffles
+from elastic_runtime.limits import AGENT_ANSWER_TIMEOUT, AGENT_READ_TIMEOUT
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("elastic_runtime")
 
-# An agent reads at once. One that does not is stopped or dead, and no step waits for it.
-_SEND_TIMEOUT = 5.0
-# An agent that got the same signal sends a request to leave within this time, in seconds.
-_AGENT_ANSWER = 3.0
 # These requests.
 _LEAVE = (Drain, Change, Dismiss)
 # What makes a process a worker, and none of its children.
@@ -269,7 +266,7 @@ class WorkerContext:
     def _connected(self) -> socket.socket:
         if self._socket is None:
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            line.settimeout(_SEND_TIMEOUT)
+            line.settimeout(AGENT_READ_TIMEOUT)
             try:
                 with address_of(self._channel_path) as address:
                     line.connect(address)
@@ -352,9 +349,9 @@ class WorkerContext:
             ).start()
 
     def _await_agent(self, signalled: float) -> None:
-        time.sleep(_AGENT_ANSWER)
+        time.sleep(AGENT_ANSWER_TIMEOUT)
         self._waits_for_agent = False
-        if self._asked_to_leave_at < signalled - _AGENT_ANSWER:
+        if self._asked_to_leave_at < signalled - AGENT_ANSWER_TIMEOUT:
             ctypes.CDLL(None).signal(signal.SIGTERM, 0)  # signal.signal is for the main thread
             os.kill(os.getpid(), signal.SIGTERM)
 

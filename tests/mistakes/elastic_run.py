@@ -100,12 +100,12 @@ ELASTIC_RUN = (
         "--lease-ttl='-3' is not a number of seconds above 0 (such as 2, 1.5, 30s",
     ),
     Mistake(
-        "--lease-ttl 5sec train.py",
-        "--lease-ttl='5sec' is not a number of seconds above 0 (such as 2, 1.5",
+        "--lease-ttl 5secs train.py",
+        "--lease-ttl='5secs' is not a number of seconds above 0 (such as 2, 1.5",
     ),
     Mistake(
-        "--join-timeout 1d train.py",
-        "--join-timeout='1d' is not a number of seconds above 0 (such as 2, 1.5",
+        "--join-timeout 1w train.py",
+        "--join-timeout='1w' is not a number of seconds above 0 (such as 2, 1.5",
     ),
     Mistake("--fence-timeout 2 train.py", "--fence-timeout=2: too short … give 15 s or more"),
     Mistake(

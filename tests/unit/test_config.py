@@ -9,7 +9,7 @@ import pytest
 from elastic_runtime.cli.flags.flag_options import OURS
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig, Timeouts
 from elastic_runtime.errors import UsageError
-from elastic_runtime.rendezvous.core.own.store_outage import FENCE_SHARE
+from elastic_runtime.limits import FENCE_SHARE
 
 CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "r")
 

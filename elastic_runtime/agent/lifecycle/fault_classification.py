@@ -13,6 +13,7 @@ import signal
 from dataclasses import dataclass, replace
 from textwrap import shorten
 
+from elastic_runtime.limits import LONGEST_REASON, LONGEST_TRACEBACK
 from elastic_runtime.protocol.records import FAILED, KILLED, START, FaultReport
 from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
 from elastic_runtime.worker.worker_main import says_echo
@@ -27,8 +28,6 @@ WITH_SERVER = "server"
 BY_AGENT = "ended"
 _TAKEN_PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _MOVING_PARTS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_LONGEST_TRACEBACK = 8000
-_LONGEST_REASON = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +154,12 @@ def _classify_error(base: FaultReport, error: WorkerError) -> FaultReport:
         consequence = says_echo(error.message)
     if consequence:
         summary = f"lost the connection to a peer ({summary})"
-    signature = _MOVING_PARTS.sub("#", first_line)[:_LONGEST_REASON]
+    signature = _MOVING_PARTS.sub("#", first_line)[:LONGEST_REASON]
     return replace(
         base,
         kind=kind,
-        reason=f"worker {rank}: {shorten(summary, _LONGEST_REASON, placeholder=' ...')}",
+        reason=f"worker {rank}: {shorten(summary, LONGEST_REASON, placeholder=' ...')}",
         signature=USAGE + signature if error.usage else signature,
-        traceback=error.traceback[-_LONGEST_TRACEBACK:],
+        traceback=error.traceback[-LONGEST_TRACEBACK:],
         consequence=consequence,
     )

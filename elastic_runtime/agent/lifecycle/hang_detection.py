@@ -41,6 +41,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 from elastic_runtime.events.node_events import NodeCutOff
 from elastic_runtime.events.round_events import RoundWaits, StepNone
 from elastic_runtime.events.worker_events import WorkerHangs, WorkerStuck
+from elastic_runtime.limits import HANG_FACTOR, HANG_STEPS, LONG_FIRST_STEP, SILENT_WORKER
 from elastic_runtime.protocol.messages import HANG, Ask, Heard
 from elastic_runtime.protocol.records import CUT_OFF, FAILED, HANGS, LOST, FaultReport, listed
 from elastic_runtime.rendezvous.core import events
@@ -50,18 +51,8 @@ if TYPE_CHECKING:
 
     from elastic_runtime.rendezvous.core.notices import Surveyed
 
-# Of so many steps the usual one is taken. A stall that has healed is one among them: were it the
-# longest step that counted, the next stall would be noticed three times as late.
-_REMEMBERED = 15
-# A step may take so many times as long as the usual one.
-_STEP_FACTOR = 3.0
-# Seconds in train without a first step that a person wants to hear of; a compiler may need as long.
-_LONG_FIRST_STEP = 60.0
 # What a worker's channel thread needs to answer, in seconds.
 _ANSWER = 0.5
-# Who has not answered by then is silent, in seconds. A machine whose cores are taken away now and
-# then makes a healthy worker late by one.
-_SILENCE = 2.0
 # After this time an answer says nothing about where the worker is now.
 _OLD_ANSWER = 5.0
 
@@ -126,7 +117,7 @@ class HangClock:
         as it usually does, if that is more. The first one of a round may take three times as long
         as the first of all did."""
         usual = median_low(self.steps) if self.steps else 0.0
-        return max(self.hang_timeout, _STEP_FACTOR * max(usual, 0.0 if self.count else self.first))
+        return max(self.hang_timeout, HANG_FACTOR * max(usual, 0.0 if self.count else self.first))
 
     def step_seconds(self, now: float) -> float:
         """For how many seconds a step has been expected; 0.0 if none is."""
@@ -153,7 +144,7 @@ class HangClock:
     def findings(self, now: float) -> tuple[NoFirstStep | NoStepExpected | StepOverdue, ...]:
         """What is worth a look, if anything; the same again until it is over."""
         found: list[NoFirstStep | NoStepExpected | StepOverdue] = []
-        if self.first_step_seconds(now) > _LONG_FIRST_STEP:
+        if self.first_step_seconds(now) > LONG_FIRST_STEP:
             found.append(NoFirstStep(self.first_step_seconds(now)))
         entering, busy = self.entering_seconds(now), self.busy_seconds(now)
         if max(entering, busy) > self.rejoin_timeout:
@@ -194,7 +185,7 @@ class HangClock:
             return replace(clock, first=took)
         if self.disturbed or not self.count:
             return clock
-        return replace(clock, steps=(*self.steps, took)[-_REMEMBERED:])
+        return replace(clock, steps=(*self.steps, took)[-HANG_STEPS:])
 
 
 # ---------------------------------------------------------------- a round that is whole
@@ -224,7 +215,7 @@ def step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
         return _overdue_in_broken_round(state, event, now)
     inquiry = state.require_in_place().inquiry
     said = {rank: inquiry.answers.get(rank) for rank in inside}
-    recently = now < inquiry.asked_at + (_ANSWER if all(said.values()) else _SILENCE)
+    recently = now < inquiry.asked_at + (_ANSWER if all(said.values()) else SILENT_WORKER)
     old = inquiry.asked_at < max(now - event.seconds, now - _OLD_ANSWER)
     if not inquiry.asking or old:
         if recently or now < inquiry.busy_at + event.limit:
@@ -305,7 +296,7 @@ def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
 def no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> Step:
     """Ends workers that do not answer for that long; even a busy one answers."""
     inside, in_place = state.ranks_in(WorkerPhase.IN_ROUND), state.require_in_place()
-    patience = max(state.settings.timeouts.rejoin_timeout, _SILENCE)
+    patience = max(state.settings.timeouts.rejoin_timeout, SILENT_WORKER)
     if state.phase is not Phase.RUNNING or not inside or in_place.interrupted_at is not None:
         return Step(state)
     inquiry = in_place.inquiry
@@ -336,7 +327,7 @@ def look_for_stuck_workers(state: AgentState, inside: tuple[int, ...], now: floa
     if not inquiry.asking:
         ask = TellWorkers(Ask(), inside)
         return Step(_asked(state, now), (ask, SetAlarm(now + _ANSWER)), "who is stuck?")
-    if now < inquiry.asked_at + _SILENCE and not inquiry.answers.keys() >= {*inside}:
+    if now < inquiry.asked_at + SILENT_WORKER and not inquiry.answers.keys() >= {*inside}:
         return Step(state, (SetAlarm(now + _ANSWER),), "some have not answered yet")
     stuck = _stuck_workers(state, inside, now)
     actions: list[Action] = []

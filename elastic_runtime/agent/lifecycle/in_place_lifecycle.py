@@ -63,15 +63,13 @@ from elastic_runtime.agent.lifecycle.termination import (
 )
 from elastic_runtime.errors import EXIT_FAILED
 from elastic_runtime.events.node_events import NodeExcluded
+from elastic_runtime.limits import MAX_BOOT_FAILURES
 from elastic_runtime.protocol.messages import Change, Left, Returned
 from elastic_runtime.protocol.records import FAILED, NO_ROOM, PLANNED, START, FaultReport
 from elastic_runtime.rendezvous.core import events
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.notices import Excluded, Prepare, Sealed, Switch, Waiting
-
-# Workers that end before they come to elastic.run are started again so often.
-_MOST_BOOT_FAILURES = 3
 
 
 # ---------------------------------------------------------------- getting ready
@@ -321,7 +319,7 @@ def _boot_failed(state: AgentState, fault: FaultReport, actions: list[Action], n
         return interrupt_round(state, fault.reason, actions, now)
     if no_room and not state.available:
         message = fault.reason
-    elif in_place.boot_failures < _MOST_BOOT_FAILURES:
+    elif in_place.boot_failures < MAX_BOOT_FAILURES:
         return boot_missing(state, actions)
     else:
         failure = "a replacement worker fails each time before it comes to elastic.run"

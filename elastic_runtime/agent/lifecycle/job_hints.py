@@ -14,12 +14,11 @@ from elastic_runtime.events.checkpoint_events import (
     CheckpointUnreachable,
 )
 from elastic_runtime.events.state_events import DataShuffles, StateLacks
+from elastic_runtime.limits import NO_CHECKPOINT_HINT
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Event
 
-# After so many seconds without any checkpoint it is no short job, in which it would not matter.
-_LONG = 3600.0
 # What each machine has for itself, and what does not outlive it.
 _OWN_PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
@@ -82,7 +81,7 @@ def hints(facts: Facts) -> dict[str, str]:
             f"checkpoints are in {facts.place}, which each of the {facts.machines} machines has "
             "for itself: give the Checkpointer a directory that all of them see"
         )
-    if facts.counts and not facts.saves and facts.seconds > _LONG:
+    if facts.counts and not facts.saves and facts.seconds > NO_CHECKPOINT_HINT:
         found["no-checkpoint"] = (
             f"no checkpoint in {facts.seconds / 3600:.0f} h: if all workers end, all steps are "
             "lost; give the job a Checkpointer with every=..."

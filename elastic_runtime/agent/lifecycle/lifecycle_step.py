@@ -61,6 +61,7 @@ from elastic_runtime.events.store_events import (
     StoreRefusesWrites,
 )
 from elastic_runtime.events.worker_events import ForkServerDied, WorkersCold
+from elastic_runtime.limits import MAX_FORK_SERVER_DEATHS
 from elastic_runtime.protocol.messages import Heard, Hello, Left, Ready, Returned
 from elastic_runtime.rendezvous.core import events
 from elastic_runtime.rendezvous.core.notices import (
@@ -78,9 +79,6 @@ from elastic_runtime.rendezvous.core.notices import (
     Switch,
     Waiting,
 )
-
-# A server that dies more often in a row without ever being ready will not be ready next time.
-_MOST_SERVER_DEATHS = 3
 
 
 def begin(settings: LifecycleSettings) -> Step:
@@ -137,7 +135,7 @@ def _fork_server_died(state: AgentState, event: ForkServerExited, now: float) ->
     if event.refused:
         text = f"the fork server cannot be started: {event.why}"
         return finish_with(state, Finish(EXIT_FAILED, text))
-    if deaths > _MOST_SERVER_DEATHS:
+    if deaths > MAX_FORK_SERVER_DEATHS:
         text = f"the fork server dies each time that it is started ({event.why})"
         return finish_with(state, Finish(EXIT_FAILED, text))
     return Step(state, (TellPeople(ForkServerDied(event.why)), StartForkServer()), event.why)

@@ -23,6 +23,7 @@ from elastic_runtime.events.checkpoint_events import (
 from elastic_runtime.events.job_events import JobDone, JobFailed
 from elastic_runtime.events.round_events import RoundEntered, RoundLeft, RoundRecovered, RoundSealed
 from elastic_runtime.events.snapshot_events import SnapshotTaken
+from elastic_runtime.limits import HANGING_AGENT, HISTOGRAM_BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,10 +33,6 @@ DETECT, RENDEZVOUS, START, RESTORE, FIRST_STEP = PHASES = (
     *("detect", "rendezvous", "start", "restore"),
     "first_step",
 )
-# Upper bounds in seconds, from a recovery in place to a model of terabytes.
-BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-# An agent whose loop has not turned for so long hangs. It has lost its lease long before.
-HANGS_AFTER = 60.0
 
 _NONE = dict.fromkeys(CLASSES, 0)
 
@@ -72,16 +69,17 @@ class Histogram:
     """How often something took how long.
 
     Attributes:
-        counts: by the first of ``BOUNDS`` that is not below it; the last one is for the rest.
+        counts: by the first of ``HISTOGRAM_BOUNDS`` that is not below it; the last one is
+            for the rest.
         total: the sum of all.
     """
 
-    counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
+    counts: tuple[int, ...] = (0,) * (len(HISTOGRAM_BOUNDS) + 1)
     total: float = 0.0
 
     def with_(self, seconds: float) -> Histogram:
         """With one more."""
-        place = bisect_left(BOUNDS, seconds)
+        place = bisect_left(HISTOGRAM_BOUNDS, seconds)
         counts = (*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :])
         return Histogram(counts, self.total + seconds)
 
@@ -201,7 +199,7 @@ class Measured:
     def hangs(self, now: float) -> float | None:
         """Seconds since the agent's loop turned, if they are too many."""
         idle = now - self.turned if self.turned is not None else 0.0
-        return idle if idle > HANGS_AFTER else None
+        return idle if idle > HANGING_AGENT else None
 
 
 def fold(state: Measured, event: Event | WorkerProgress, now: float) -> Measured:

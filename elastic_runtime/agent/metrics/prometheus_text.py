@@ -14,7 +14,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from elastic_runtime.agent.metrics.metrics_fold import BOUNDS, CLASSES, Histogram, Measured
+from elastic_runtime.agent.metrics.metrics_fold import CLASSES, Histogram, Measured
+from elastic_runtime.limits import HISTOGRAM_BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,5 +116,5 @@ class _Collector(Collector):
 
 
 def _buckets(seconds: Histogram) -> list[tuple[str, float]]:
-    bounds = [*(str(bound) for bound in BOUNDS), "+Inf"]
+    bounds = [*(str(bound) for bound in HISTOGRAM_BOUNDS), "+Inf"]
     return list(zip(bounds, accumulate(seconds.counts), strict=True))

@@ -18,15 +18,12 @@ from elastic_runtime.agent.workers import fork_server
 from elastic_runtime.agent.workers.start_retry import lacks_resources
 from elastic_runtime.config import FUNCTION, MODULE
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
+from elastic_runtime.limits import SERVER_END_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elastic_runtime.config import JobConfig
-
-
-# Within this time processes that were killed are dead, in seconds.
-_SEE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -202,12 +199,12 @@ def see_dead(workers: Sequence[int]) -> None:
             continue
         watch = poll()
         watch.register(handle, POLLIN)
-        watch.poll(_SEE_SECONDS * 1000)
+        watch.poll(SERVER_END_TIMEOUT * 1000)
         os.close(handle)
 
 
 def _see_dead_by_looking(pid: int) -> None:
-    deadline = time.monotonic() + _SEE_SECONDS
+    deadline = time.monotonic() + SERVER_END_TIMEOUT
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)

@@ -20,6 +20,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import TRIAL_FORK_TIMEOUT
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker import torch_patches, worker_main
 
@@ -44,7 +45,6 @@ _OURS = (
 # They start threads or take devices when they are imported, and do not survive a fork.
 NEVER = frozenset({"grpc", "horovod", "jax", "mpi4py", "ray", "tensorflow"})
 
-_CANARY_SECONDS = 20
 _MOST_FILES = 500
 
 
@@ -248,14 +248,14 @@ def _canary() -> str:
     if child == 0:
         worker_main.die_with(server)
         # The default action of the alarm ends also a child that hangs in native code.
-        signal.alarm(_CANARY_SECONDS)
+        signal.alarm(TRIAL_FORK_TIMEOUT)
         os._exit(0 if _computes() else 1)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
         return ""
     if code == -signal.SIGALRM:
-        return f"a parallel operation in a forked process did not end within {_CANARY_SECONDS} s"
+        return f"a parallel operation in a forked process did not end within {TRIAL_FORK_TIMEOUT} s"
     return f"a parallel operation in a forked process failed (exit code {code})"
 
 

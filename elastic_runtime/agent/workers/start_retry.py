@@ -11,10 +11,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-# For so long, in seconds; what a machine still refuses then it will not grant by itself.
-PATIENCE = 120.0
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 10.0
+from elastic_runtime.limits import START_RETRY_PAUSES, START_RETRY_TIMEOUT
 
 _FILES = "raise the limit of open files (ulimit -n, fs.file-max), or have fewer of them"
 _REMEDIES = {
@@ -59,10 +56,10 @@ def next_retry(before: StartRetry | None, now: float) -> StartRetry | None:
         None: it has been tried for long enough.
     """
     if before is None:
-        return StartRetry(now, _FIRST_PAUSE, now + _FIRST_PAUSE)
-    if now >= before.since + PATIENCE:
+        return StartRetry(now, START_RETRY_PAUSES.first, now + START_RETRY_PAUSES.first)
+    if now >= before.since + START_RETRY_TIMEOUT:
         return None
-    pause = min(2 * before.pause, _LONGEST_PAUSE)
+    pause = min(2 * before.pause, START_RETRY_PAUSES.longest)
     return StartRetry(before.since, pause, now + pause)
 
 

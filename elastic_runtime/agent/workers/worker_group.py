@@ -25,6 +25,7 @@ from elastic_runtime.agent.workers.worker_channel import Channel
 from elastic_runtime.agent.workers.worker_environment import PortKeeper, worker_environment
 from elastic_runtime.agent.workers.worker_processes import WorkerProcesses, WorkerSpec
 from elastic_runtime.events.node_events import PrivateLost, ProgressOff
+from elastic_runtime.limits import STACK_DUMP_TIME
 from elastic_runtime.protocol.messages import (
     EXIT_DRAINED,
     Enter,
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.round_records import RoundRecord
 
-# Between the request for a stack dump and SIGKILL, in seconds.
-_DUMP_SECONDS = 1.0
 # The stores of so many members are worth a connection ahead of a fault.
 _SPARES = 3
 
@@ -248,7 +247,7 @@ class WorkerGroup:
         for local_rank in local_ranks:
             if local_rank in self._slots:
                 self._slots[local_rank].killed_for = why
-            self._processes.abort(local_rank, _DUMP_SECONDS)
+            self._processes.abort(local_rank, STACK_DUMP_TIME)
 
     def running(self) -> frozenset[int]:
         """Local ranks of the workers that have not ended."""

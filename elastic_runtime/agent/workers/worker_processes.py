@@ -28,7 +28,6 @@ from elastic_runtime.agent.workers import fork_client, fork_server
 from elastic_runtime.agent.workers.roster import Roster, Worker
 from elastic_runtime.agent.workers.spawn_request import SpawnRequests
 from elastic_runtime.agent.workers.start_retry import (
-    PATIENCE,
     StartRetry,
     cause,
     lacks_resources,
@@ -38,6 +37,13 @@ from elastic_runtime.agent.workers.start_retry import (
 from elastic_runtime.config import COMMAND, JobConfig
 from elastic_runtime.events import Event
 from elastic_runtime.events.worker_events import ForkServerWaits, PreloadFailed, WorkerWaits
+from elastic_runtime.limits import (
+    MAX_IMPORT_DEATHS,
+    START_RETRY_TIMEOUT,
+    WARM_START_PAUSES,
+    WORKER_LOG_TIMEOUT,
+    WORKERS_END_TIMEOUT,
+)
 from elastic_runtime.reporting.console import open_consoles
 from elastic_runtime.reporting.json_lines import JSON
 from elastic_runtime.system import threads
@@ -48,13 +54,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.agent.logs.log_directory import WorkerDir
 
-_END_SECONDS = 10.0
 _FLUSH_SECONDS = 0.1
-_LOG_SECONDS = 0.5  # that the end of a worker waits for its log files
-_MOST_IMPORT_DEATHS = 3
-# Before a server that imports ahead is tried again, in seconds; twice as long each time.
-_WARM_PAUSE = 60.0
-_LONGEST_WARM_PAUSE = 3600.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class WorkerProcesses:
         self._ready = True
         self._why_cold = ""
         self._import_deaths, self._warm_at = 0, 0.0  # in a row; if too many, when to try again
-        self._warm_pause = _WARM_PAUSE
+        self._warm_tries = 0
         self._closing = False
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -178,7 +178,7 @@ class WorkerProcesses:
         if not self._why_cold or time.monotonic() < self._warm_at or self.running():
             return False
         self._why_cold = ""
-        self._import_deaths = _MOST_IMPORT_DEATHS - 1
+        self._import_deaths = MAX_IMPORT_DEATHS - 1
         return True
 
     def relabel(self, local_rank: int, rank: int) -> None:
@@ -254,7 +254,7 @@ class WorkerProcesses:
             # One that is still importing does not listen yet, but ends; else this does nothing.
             self._server.process.terminate()
         self._call(self._shut_down)
-        self._thread.join(_END_SECONDS)
+        self._thread.join(WORKERS_END_TIMEOUT)
         if self._thread.is_alive() and self._server is not None:
             self._server.process.kill()
             self._thread.join()
@@ -272,7 +272,7 @@ class WorkerProcesses:
         if self._server is None:
             return
         pids = [worker.pid for worker in self._roster.all() if worker.pid]
-        self._server.collect(_END_SECONDS)  # which hangs up on it: it ends all, and itself
+        self._server.collect(WORKERS_END_TIMEOUT)  # which hangs up on it: it ends all, and itself
         self._server = None
         fork_client.see_dead(pids)
         for worker in self._roster.all():
@@ -349,7 +349,7 @@ class WorkerProcesses:
         before = self._server_retry
         self._server_retry = next_retry(before, time.monotonic())
         if before is None:
-            self._notify(ForkServerWaits(cause(number), PATIENCE))
+            self._notify(ForkServerWaits(cause(number), START_RETRY_TIMEOUT))
         elif self._server_retry is None and self._server is None:
             self._notify(ForkServerExited(f"{cause(number)}: {remedy(number)}", refused=True))
 
@@ -422,7 +422,7 @@ class WorkerProcesses:
             worker.retry = next_retry(before, time.monotonic())
             worker.sent = worker.retry is None
             if before is None:
-                self._notify(WorkerWaits(spec.global_rank, cause(number), PATIENCE))
+                self._notify(WorkerWaits(spec.global_rank, cause(number), START_RETRY_TIMEOUT))
             if worker.retry is not None:
                 return
             message = why = f"{cause(number)}: {remedy(number)}"
@@ -446,7 +446,7 @@ class WorkerProcesses:
         spec = worker.spec
         if spec.worker_dir.logged:
             self._logs.call(spec.worker_dir.end)
-        self._logs.flush([file for s in worker.streams for file in s.files], _LOG_SECONDS)
+        self._logs.flush([file for s in worker.streams for file in s.files], WORKER_LOG_TIMEOUT)
         self._roster.remove(worker)
         self._notify(
             WorkerExited(
@@ -464,7 +464,7 @@ class WorkerProcesses:
         """The fork server is gone: reports the ends of its workers, and then its own."""
         self._selector.unregister(server.channel)
         if server is not self._server:  # another has taken its place
-            server.collect(_END_SECONDS)
+            server.collect(WORKERS_END_TIMEOUT)
             return
         self._server = None
         workers = [worker for worker in self._roster.all() if worker.sent]
@@ -473,14 +473,14 @@ class WorkerProcesses:
         for worker in workers:
             lifetime = time.monotonic() - worker.began
             self._ended(worker, -signal.SIGKILL, lifetime, with_server=True)
-        why = server.collect(_END_SECONDS if self._closing else 1.0)
+        why = server.collect(WORKERS_END_TIMEOUT if self._closing else 1.0)
         if not self._ready:
             self._import_deaths += 1
-            if self._import_deaths >= _MOST_IMPORT_DEATHS:
+            if self._import_deaths >= MAX_IMPORT_DEATHS:
                 # What kills it each time would do so again: the next one imports nothing.
                 self._why_cold = f"the fork server died while it imported modules ({why})"
-                self._warm_at = time.monotonic() + self._warm_pause
-                self._warm_pause = min(2 * self._warm_pause, _LONGEST_WARM_PAUSE)
+                self._warm_tries += 1
+                self._warm_at = time.monotonic() + WARM_START_PAUSES.pause(self._warm_tries)
         if not self._closing:
             self._notify(ForkServerExited(why))
 

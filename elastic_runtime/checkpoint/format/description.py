@@ -11,16 +11,12 @@ from elastic_runtime.checkpoint.format import dcp_metadata, outline_file
 from elastic_runtime.checkpoint.format.crc_combine import combined
 from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Part
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
+from elastic_runtime.limits import MAX_LISTED_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_runtime.checkpoint.format.write_plan import WritePlan
-
-# With more parts than that the manifest does not list them any more: it would have half a megabyte
-# and more, and ``.metadata`` twice as much, and each rank that loads would read both. With fewer, a
-# checkpoint is one that older versions of this package can load.
-MANY = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ class Description:
     tensors, making it would be the longest part of a save. The outline is kept while the plan does.
     """
 
-    def __init__(self, many: int = MANY) -> None:
+    def __init__(self, many: int = MAX_LISTED_PARTS) -> None:
         """Begins with nothing kept.
 
         Args:

@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
+from elastic_runtime.limits import ABANDONED_TASKS_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK = 0.05  # seconds between two looks at whether waiting still makes sense
-# Seconds that a program waits at its end for tasks that were given up: most of them end soon, and
-# remove their files.
-_RESPITE = 5.0
 
 
 class Abandoned(Exception):
@@ -93,7 +91,7 @@ class _ExitGuard:
         threading.main_thread().join()
         with self._changed:
             self._changed.wait_for(lambda: not any(task.is_wanted for task in self._tasks))
-            self._changed.wait_for(lambda: not self._tasks, _RESPITE)
+            self._changed.wait_for(lambda: not self._tasks, ABANDONED_TASKS_TIMEOUT)
 
 
 _exit_guard = _ExitGuard()

@@ -23,6 +23,12 @@ from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.save.staging import Image, ImageMemory, size_of
 from elastic_runtime.errors import CheckpointError, CheckpointFailed
 from elastic_runtime.events.checkpoint_events import CheckpointSaveLate
+from elastic_runtime.limits import (
+    ABANDONED_SAVE_TIMEOUT,
+    LAST_SAVE_RETRY_PAUSES,
+    MAX_ABANDONED_SAVES,
+    SLOW_SAVE_REPORT_INTERVAL,
+)
 from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery.process_groups import Interrupted
 
@@ -35,17 +41,8 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
     from elastic_runtime.worker.context import WorkerContext
 
-# Seconds between the tries of a save that nobody can do without: the last one of a program, or
-# one that it waits for. All of them together are well below the grace of one that leaves.
-_PAUSES = (0.5, 1.0, 2.0, 4.0)
-# Seconds that a save which was given up may take to end before the next one goes on without it, and
-# how many may be left behind so: each keeps an image of the state.
-_STUCK = 10.0
-_MOST_LEFT = 2
 # What a rank that waits for a storage is busy with, for people.
 _BUSY = "a save"
-# Seconds between two reports about a save that does not end.
-_AGAIN = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,7 @@ class SaveExecutor:
         self._abandoned: _InFlight | None = None
         self._abandoned_at = 0.0
         self._left_behind: list[Task] = []
-        self._reported_late_at = -_AGAIN
+        self._reported_late_at = -SLOW_SAVE_REPORT_INTERVAL
         self._saved_step: int | None = None
 
     @property
@@ -231,7 +228,7 @@ class SaveExecutor:
     def _launch(
         self, step: int, began: float, work: Callable[[Task], None], *, durable: bool = True
     ) -> None:
-        self._reported_late_at = -_AGAIN
+        self._reported_late_at = -SLOW_SAVE_REPORT_INTERVAL
         self._in_flight = _InFlight(step, began, Task(self._thread, work), work, durable)
 
     def _collect(self, peers: Peers, step: int) -> RankShare:
@@ -284,7 +281,7 @@ class SaveExecutor:
     def _free_image(self) -> None:
         """Waits for the memory of a save that was given up, or takes some more."""
         if self._abandoned is not None:
-            self._await(self._abandoned.task, self._abandoned_at + _STUCK)
+            self._await(self._abandoned.task, self._abandoned_at + ABANDONED_SAVE_TIMEOUT)
             self.leave_behind()
         if self._abandoned is not None:
             self._await(self._abandoned.task)
@@ -297,10 +294,14 @@ class SaveExecutor:
         save gets another term and memory of its own, so that the two do not disturb each other.
         """
         one = self._abandoned
-        if one is None or one.task.has_ended or time.monotonic() < self._abandoned_at + _STUCK:
+        if (
+            one is None
+            or one.task.has_ended
+            or time.monotonic() < self._abandoned_at + ABANDONED_SAVE_TIMEOUT
+        ):
             return
         self._left_behind = [task for task in self._left_behind if not task.has_ended]
-        if len(self._left_behind) < _MOST_LEFT:
+        if len(self._left_behind) < MAX_ABANDONED_SAVES:
             self._disown()
             self._left_behind.append(one.task)
             self._abandoned = None
@@ -336,7 +337,7 @@ class SaveExecutor:
             step: the one that is being saved.
         """
         now = time.monotonic()
-        if now >= self._reported_late_at + _AGAIN:
+        if now >= self._reported_late_at + SLOW_SAVE_REPORT_INTERVAL:
             self._reported_late_at = now
             problem = f"step {step} is still being saved; what is due since then waits for it"
             late = CheckpointSaveLate(self.target.storage.where, step, age, problem)
@@ -386,7 +387,7 @@ class SaveExecutor:
         Raises:
             CheckpointError: what it has raised at last.
         """
-        for pause in _PAUSES:
+        for pause in LAST_SAVE_RETRY_PAUSES:
             try:
                 return save()
             except CheckpointFailed:
@@ -397,7 +398,7 @@ class SaveExecutor:
         try:
             return save()
         except CheckpointFailed as error:
-            tried = f"{error} (it was tried {len(_PAUSES) + 1} times)"
+            tried = f"{error} (it was tried {len(LAST_SAVE_RETRY_PAUSES) + 1} times)"
             raise CheckpointFailed(tried) from error
 
     def ignore_result(self) -> None:

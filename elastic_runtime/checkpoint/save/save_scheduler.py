@@ -14,15 +14,12 @@ from elastic_runtime.checkpoint.save.background_thread import failing_for_all
 from elastic_runtime.checkpoint.save_interval import Every
 from elastic_runtime.errors import CheckpointFailed, SaveOverdue
 from elastic_runtime.events.checkpoint_events import CheckpointEndsUnsaved
+from elastic_runtime.limits import PREVIOUS_SAVE_TIMEOUT, PREVIOUS_SAVE_TIMEOUT_AGAIN
 
 if TYPE_CHECKING:
     from elastic_runtime.checkpoint.save.save_executor import SaveExecutor
     from elastic_runtime.checkpoint.save.save_timetable import SaveTimetable
     from elastic_runtime.worker.peers import Peers
-
-# Seconds that a save which is due waits for the one before: the first time, and once it is put off.
-_LAST_SAVE_TIMEOUT = 5.0
-_MOMENT = 0.1
 
 
 class SaveScheduler:
@@ -111,7 +108,7 @@ class SaveScheduler:
             return False
         self._executor.leave_behind()
         if late := self._executor.under_way:
-            if late[0] >= _LAST_SAVE_TIMEOUT:
+            if late[0] >= PREVIOUS_SAVE_TIMEOUT:
                 self._executor.report_late(peers, *late)
             return False
         self._timetable = self._timetable.asked()
@@ -148,7 +145,7 @@ class SaveScheduler:
         if self._sync:
             return True
         self._executor.leave_behind()
-        patience = _MOMENT if self._timetable.pausing else _LAST_SAVE_TIMEOUT
+        patience = PREVIOUS_SAVE_TIMEOUT_AGAIN if self._timetable.pausing else PREVIOUS_SAVE_TIMEOUT
         under_way = peers.on_each(lambda: self._executor.under_way_after(patience))
         late = max((one for one in under_way if one), default=None)
         if late is None:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.format.manifest import (
     CheckpointId,
-    Manifest,
     left_behind,
-    newest_first,
 )
 from elastic_runtime.checkpoint.save.background_thread import Abandoned
 from elastic_runtime.checkpoint.storage.catalog import free_space
-from elastic_runtime.errors import CheckpointError, CheckpointUsageError, DamagedCheckpoint
+from elastic_runtime.checkpoint.storage.directory_owner import check_owner
+from elastic_runtime.errors import CheckpointError
 from elastic_runtime.events.checkpoint_events import CheckpointRestsRemoved, CheckpointSetAside
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class SaveTerm:
         else:
             self.check_place()
             if not self._owns_place:
-                self._check_owner(entries)
+                check_owner(self._storage, entries)
         holder = {
             "run": self._context.run,
             "incarnation": self._context.incarnation,
@@ -243,24 +242,3 @@ class SaveTerm:
         """Raises ``Abandoned`` if a save of that generation was disowned since."""
         if generation != self._generation:
             raise Abandoned
-
-    def _check_owner(self, entries: Sequence[str]) -> None:
-        newest = newest_manifest(self._storage)
-        if newest is None or not newest.entries or set(newest.entries) & set(entries):
-            return
-        raise CheckpointUsageError(
-            f"{self._storage.where} holds checkpoints of another job: the newest one, "
-            f"{newest.id.name}, has the entries {', '.join(newest.entries)}, and this job has "
-            f"{', '.join(entries)}; use another directory"
-        )
-
-
-def newest_manifest(storage: Storage) -> Manifest | None:
-    """The manifest of the newest checkpoint that has a readable one."""
-    for which in newest_first(storage.names()):
-        try:
-            if manifest := storage.read_manifest(which):
-                return manifest
-        except DamagedCheckpoint:
-            continue
-    return None

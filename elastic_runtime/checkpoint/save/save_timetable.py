@@ -12,20 +12,18 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from elastic_runtime.backoff import Backoff
 from elastic_runtime.checkpoint.save_interval import Every, parse_every
+from elastic_runtime.limits import (
+    SAVE_AGE_INTERVALS,
+    SAVE_AGE_WITHOUT_INTERVAL,
+    SAVE_RETRY_PAUSES,
+    SHORTEST_SAVE_AGE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_runtime.checkpoint.save_interval import Interval
-
-# Seconds: until a save is tried again, doubled after each failure in a row.
-_PAUSES = Backoff(first=1.0, longest=60.0)
-_INTERVALS = 10
-# Shorter intervals than that say little about how long a storage may be away.
-_SHORTEST_LIMIT = 60.0
-_LIMIT_WITHOUT_INTERVAL = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,11 @@ def parse_limit(value: Interval | Sequence[Interval] | None, every: Every) -> Li
     if value is not None:
         return Limit(parse_every(value, "max_save_age"))
     if every == Every():
-        return Limit(Every(seconds=_LIMIT_WITHOUT_INTERVAL))
-    return Limit(Every(every.steps * _INTERVALS, every.seconds * _INTERVALS), _SHORTEST_LIMIT)
+        return Limit(Every(seconds=SAVE_AGE_WITHOUT_INTERVAL))
+    return Limit(
+        Every(every.steps * SAVE_AGE_INTERVALS, every.seconds * SAVE_AGE_INTERVALS),
+        SHORTEST_SAVE_AGE,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,9 @@ class SaveTimetable:
             failures, whole_at, whole_step = 1, *whole
         if self.every == Every() and failures == 1:
             whole_at, whole_step = now, step  # nothing was due before
-        pause = min(_PAUSES.pause(failures), self.every.seconds or _PAUSES.longest)
+        pause = min(
+            SAVE_RETRY_PAUSES.pause(failures), self.every.seconds or SAVE_RETRY_PAUSES.longest
+        )
         return replace(
             self,
             soon=now + pause,
@@ -177,7 +180,7 @@ class SaveTimetable:
 
     def put_off(self, now: float) -> SaveTimetable:
         """A save is due while the one before is under way: it follows that one."""
-        return replace(self, soon=now + _PAUSES.first, wished=False, pausing=True)
+        return replace(self, soon=now + SAVE_RETRY_PAUSES.first, wished=False, pausing=True)
 
     def overdue(self, now: float, step: int) -> str:
         """Says, after a failure, that no save has succeeded for too long; "" otherwise."""

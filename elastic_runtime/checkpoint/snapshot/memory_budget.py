@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.limits import MEMORY_RESERVE
 from elastic_runtime.reporting.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-# Part of a machine's memory that nobody takes for snapshots.
-_RESERVE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def refusal(nodes: Sequence[NodeMemory]) -> Refusal | None:
                 "memory there)",
             )
         taken = needed + sum(other.beside for other in here)
-        if taken + one.total * _RESERVE > one.available:
+        if taken + one.total * MEMORY_RESERVE > one.available:
             return Refusal(
                 "memory",
                 f"on the machine of {one.node} it takes {size(taken)} of memory, and "

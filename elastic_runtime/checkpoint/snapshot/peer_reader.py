@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.checkpoint.format.manifest import MANIFEST
 from elastic_runtime.checkpoint.storage.storage_contract import Source
 from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.limits import SNAPSHOT_CONNECT_TIMEOUT, SNAPSHOT_READ_TIMEOUT
 from elastic_runtime.protocol.peer_proof import NONCE, PROOF, SNAPSHOTS, Exchange, hello, new_nonce
 from elastic_runtime.protocol.snapshot_requests import (
     HEADER,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
     from elastic_runtime.checkpoint.storage.storage_contract import Reader
 
-_CONNECT = 5.0  # seconds
-_SILENCE = 20.0
 _MOST_AT_ONCE = 1 << 30  # bytes of a file that is read as a whole
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
 
@@ -51,7 +50,7 @@ class PeerConnection:
             OSError: it does not answer, refuses this client, or is not an agent of this job.
         """
         place = (memory.host, memory.port)
-        self._socket = socket.create_connection(place, timeout=_CONNECT)
+        self._socket = socket.create_connection(place, timeout=SNAPSHOT_CONNECT_TIMEOUT)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             nonce = new_nonce()
@@ -62,7 +61,7 @@ class PeerConnection:
                 raise ConnectionError("it is no agent of this job")
             # From here on the kernel keeps the time, so that one call reads all that is wanted.
             self._socket.settimeout(None)
-            limit = struct.pack("@ll", int(_SILENCE), 0)
+            limit = struct.pack("@ll", int(SNAPSHOT_READ_TIMEOUT), 0)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
         except BaseException:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import tenacity
 
+from elastic_runtime.limits import FIRST_STORAGE_REPORT, NEXT_STORAGE_REPORT
 from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _Answer = tuple[_T | None, BaseException | None]
 
-# Seconds until a missing answer is reported for the first time, and between two such reports.
-_FIRST_REPORT = 5.0
-_NEXT_REPORT = 30.0
 # Seconds between two checks whether this process was asked to stop.
 _CHECK_EVERY = 0.2
 
@@ -86,7 +84,7 @@ def ask(
     """
     begun = time.monotonic()
     answers, last = _asking(call, seconds, may_pass, wait)
-    due = _FIRST_REPORT if report is not None else seconds
+    due = FIRST_STORAGE_REPORT if report is not None else seconds
     while True:
         try:
             left = begun + min(due, seconds) - time.monotonic()
@@ -100,7 +98,7 @@ def ask(
             if report is None or due >= seconds:
                 raise FirstContactTimeout from why
             report(why, time.monotonic() - begun)
-            due += _NEXT_REPORT
+            due += NEXT_STORAGE_REPORT
     if error is None:
         return cast("_T", value)
     if may_pass(error):

@@ -33,6 +33,7 @@ from elastic_runtime.errors import (
     ElasticError,
 )
 from elastic_runtime.events.checkpoint_events import CheckpointUnreachable
+from elastic_runtime.limits import OBJECT_STORE_TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +45,6 @@ _PART = 16 * _MIB  # of an upload: this much memory is needed in addition to the
 _MOST_PARTS = 8000  # S3 takes 10,000
 _RANGE = 8 * _MIB  # of a download
 _READERS = 8
-_TRIES = 4
 _WAIT = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotImplementedError, ImportError)
 
@@ -273,7 +273,7 @@ class RemoteStorage(Storage):
             first, self._first = self._first, None
             return self._ask_first(call, first)
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(_TRIES),
+            stop=tenacity.stop_after_attempt(OBJECT_STORE_TRIES),
             wait=_WAIT,
             retry=tenacity.retry_if_exception(_may_pass),
             reraise=True,

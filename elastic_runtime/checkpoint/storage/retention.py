@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.save_interval import parse_every
+from elastic_runtime.durations import duration_text
 from elastic_runtime.errors import CheckpointUsageError
 
 if TYPE_CHECKING:
@@ -136,11 +137,4 @@ def _by_time(rule: Retention, newest: list[Manifest]) -> list[tuple[Manifest, st
         # A clock that was set back by more than that begins a new count.
         if not chosen or abs(manifest.saved_at - chosen[-1].saved_at) >= rule.seconds:
             chosen.append(manifest)
-    return [(manifest, f"one for every {_duration(rule.seconds)}") for manifest in chosen]
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= length:
-            return f"{seconds / length:g} {unit}"
-    return f"{seconds:g} s"
+    return [(manifest, f"one for every {duration_text(rule.seconds)}") for manifest in chosen]

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic_runtime.cli.ctl import run_report as states
+from elastic_runtime.limits import EVENTS_SHOWN
 from elastic_runtime.reporting.wording import count
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _STYLES = {
     states.LEAVING: "yellow",
     states.BETWEEN: "yellow",
 }
-_EVENTS_SHOWN = 8
 
 
 def status(
@@ -38,7 +38,7 @@ def status(
     *,
     unreachable: bool = False,
     most_nodes: int | None = None,
-    most_events: int = _EVENTS_SHOWN,
+    most_events: int = EVENTS_SHOWN,
 ) -> RenderableType:
     """One screen: the job, its nodes, and what happened last.
 
@@ -65,7 +65,7 @@ def fitted(report: RunReport, console: Console, *, unreachable: bool = False) ->
         report, unreachable: see ``status``.
         console: where it is shown; its size may change from one time to the next.
     """
-    events_left, nodes_left = min(_EVENTS_SHOWN, len(report.events)), len(report.nodes)
+    events_left, nodes_left = min(EVENTS_SHOWN, len(report.events)), len(report.nodes)
     while True:
         shown = status(
             report, unreachable=unreachable, most_nodes=nodes_left, most_events=events_left

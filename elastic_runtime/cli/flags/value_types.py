@@ -6,18 +6,16 @@ and lists. Both end in the same reader, so that a value means the same wherever 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.config import MemoryLimit
+from elastic_runtime.durations import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|h)?")
 _MEMORY = re.compile(
     r"(?P<number>\d{1,18}(\.\d*)?|\.\d+)\s*(?P<unit>%|[kmgt](ib?|b)?|b)?", re.IGNORECASE
 )
@@ -62,18 +60,12 @@ class ValueType:
 
 
 def seconds(text: str) -> float:
-    """Reads a duration: ``2``, ``1.5``, ``30s``, ``500ms``, ``10m`` or ``1h``, in seconds.
+    """Reads a duration: ``2``, ``1.5``, ``30s``, ``500ms``, ``10m``, ``1h`` or ``7d``, in seconds.
 
     Raises:
         ValueError: it is none.
     """
-    match = _DURATION.fullmatch(text.strip())
-    if not match:
-        raise ValueError(text)
-    value = float(match["number"]) * _UNITS[match["unit"] or "s"]
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
+    return parse_duration(text, unit="s")
 
 
 def memory(text: str) -> MemoryLimit:

@@ -18,6 +18,7 @@ from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
 from elastic_runtime.kubernetes.api_errors import NOT_KUBERNETES, ApiError
 from elastic_runtime.kubernetes.api_resources import EVENTS, PODS
 from elastic_runtime.kubernetes.cluster_access import check_name, login, need
+from elastic_runtime.limits import FOLLOWED_LOG_SILENCE, LOG_SILENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
@@ -35,8 +36,6 @@ Object = dict[str, Any]
 _T = TypeVar("_T")
 
 _PAGE = 500
-_LOG_SILENCE = 30.0  # seconds between two pieces of a log that is there
-_FOLLOWED_SILENCE = 3600.0  # while it is written: but a connection may be lost without a word
 _CLOSE_SECONDS = 5.0
 
 
@@ -167,7 +166,7 @@ class JobClient:
             "sinceTime": since,
         }
         query = {key: value for key, value in wanted.items() if value is not None}
-        silence = _FOLLOWED_SILENCE if follow else _LOG_SILENCE
+        silence = FOLLOWED_LOG_SILENCE if follow else LOG_SILENCE
         with self._asking("get pods/log", pod):
             parts = self._client.lines(PODS.path(self.namespace, pod, "log"), query, silence)
             try:

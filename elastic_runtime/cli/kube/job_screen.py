@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic_runtime.cli.kube import job_report as states
+from elastic_runtime.limits import EVENTS_SHOWN
 from elastic_runtime.reporting.wording import count
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _STYLES = {
     states.DELETING: "yellow",
 }
 _POD_STYLES = {"running": "green", "succeeded": "green", "pending": "", "leaving": "yellow"}
-_EVENTS_SHOWN = 8
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
@@ -70,7 +70,7 @@ def status(report: JobReport, now: float, *, unreachable: bool = False) -> Rende
     if report.pods:
         parts += [Text(), _pods(report, now)]
     if report.events:
-        parts += [Text(), events(report.events[-_EVENTS_SHOWN:])]
+        parts += [Text(), events(report.events[-EVENTS_SHOWN:])]
     parts += [Text(note, style="yellow") for note in report.notes]
     if unreachable:
         parts.append(Text("the API server does not answer; trying again", style="red"))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 from elastic_runtime.cli.kube.job_client import JobClient, NotAllowed
 from elastic_runtime.cli.kube.job_report import job_line
 from elastic_runtime.errors import ClusterUnreachable
+from elastic_runtime.limits import POLL_INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elastic_runtime.cli.kube.job_client import Object
 
-POLL_INTERVAL = 1.0  # seconds between two looks of those who wait for something
 
 _T = TypeVar("_T")
 

@@ -26,10 +26,11 @@ from elastic_runtime.cli.kube.job_report import (
     job_line,
     job_report,
 )
-from elastic_runtime.cli.kube.job_watch import POLL_INTERVAL, poll
+from elastic_runtime.cli.kube.job_watch import poll
 from elastic_runtime.cli.kube.pod_logs import LogFilter, LogFollower, read_logs, role_of
 from elastic_runtime.controller.decide.job_spec import KIND
 from elastic_runtime.errors import UsageError
+from elastic_runtime.limits import POLL_INTERVAL
 from elastic_runtime.reporting.wording import count
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from elastic_runtime.cli.kube.job_report import (
     worker_container,
 )
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
+from elastic_runtime.limits import POLL_INTERVAL
 from elastic_runtime.reporting.json_lines import WORKER_LINE
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _DEFAULT_ROLE = "default"
 _ROLE_VARIABLES = ("PET_ROLE", "ELASTIC_ROLE")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
-_POLL = 1.0
 _WAITING_LINES = 10_000
 
 
@@ -233,7 +233,7 @@ class LogFollower:
         while not ended:
             # Whatever was printed until the end that is seen here is in the queue already.
             ended = self._look()
-            for line in self._arriving(0.0 if ended else _POLL):
+            for line in self._arriving(0.0 if ended else POLL_INTERVAL):
                 if self._wanted.matches(line):
                     yield line
 

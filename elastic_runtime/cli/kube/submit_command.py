@@ -18,12 +18,12 @@ from elastic_runtime.cli.kube.job_report import FAILED, UNSEEN, JobLine, job_lin
 from elastic_runtime.cli.kube.job_watch import until_over
 from elastic_runtime.errors import TrainingFailed, UsageError
 from elastic_runtime.kubernetes.cluster_access import ClusterRef, need
+from elastic_runtime.limits import UNNOTICED_JOB
 from elastic_runtime.reporting.wording import count
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.kube.job_client import Object
 
-_UNSEEN_FOR = 10.0  # seconds that a controller may take to notice a job
 _SUFFIX = 3  # random bytes in a name that is made of the script's
 _COUNT = click.IntRange(1)
 
@@ -153,7 +153,7 @@ def _wait(client: JobClient, made: Object) -> None:
             if job["metadata"].get("uid") != made["metadata"].get("uid"):
                 raise NoSuchJob(f"{name} was deleted and submitted again by somebody else")
             line = job_line(job)
-            if line.state == UNSEEN and time.monotonic() - began < _UNSEEN_FOR:
+            if line.state == UNSEEN and time.monotonic() - began < UNNOTICED_JOB:
                 continue
             if (text := _progress(line)) != said:
                 click.echo(text, err=True)

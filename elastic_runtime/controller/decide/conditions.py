@@ -10,18 +10,12 @@ from elastic_runtime.controller.decide.job_types import Problem
 from elastic_runtime.controller.decide.pod_failures import Meaning, end_of
 from elastic_runtime.controller.decide.status_builder import RESTARTING, RUNNING
 from elastic_runtime.errors import EXIT_STORE_UNREACHABLE
+from elastic_runtime.limits import FIRST_REPORT_TIMEOUT, SLOW_POD_START, STORE_PROBLEM_TIMEOUT
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import EtcdView, PodView
     from elastic_runtime.controller.decide.plan_context import PlanContext
 
-# An agent whose predecessor did not reach the store is believed to run after so long (seconds),
-# if it does not say so earlier.
-_STORE_PATIENCE = 120.0
-# An agent that reports at all does so within this time (seconds); the others are classic images.
-_REPORT_PATIENCE = 15.0
-# A pod that needs a Secret is looked at more closely after so long (seconds).
-_START_PATIENCE = 60.0
 _STARTS = ("ContainerCreating", "PodInitializing")
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _NO_CONTAINER = (
@@ -80,7 +74,7 @@ def _secret_problems(context: PlanContext) -> list[Problem]:
         waits = pod.waiting_reason in _STARTS and not pod.deleting and pod.created_at
         if not waits or not context.spec.secrets:
             continue
-        late = pod.created_at + _START_PATIENCE
+        late = pod.created_at + SLOW_POD_START
         if late > context.now:
             context.wake_at(late)
             continue
@@ -130,7 +124,7 @@ def _store_problems(context: PlanContext) -> list[Problem]:
             continue
         successor = _running_at(context, index, slot.uid)
         if successor is not None and successor.started_at:
-            trusted = successor.started_at + _STORE_PATIENCE
+            trusted = successor.started_at + STORE_PROBLEM_TIMEOUT
             if trusted <= context.now:
                 continue
             context.wake_at(trusted)
@@ -193,7 +187,7 @@ def _why_not(context: PlanContext) -> tuple[str, str] | None:
 def _may_still_report(context: PlanContext) -> bool:
     """Whether the agents are so young that they may have had no time to say anything."""
     starts = sorted(pod.started_at for pod in context.running)
-    due = starts[context.enough - 1] + _REPORT_PATIENCE
+    due = starts[context.enough - 1] + FIRST_REPORT_TIMEOUT
     if due > context.now:
         context.wake_at(due)
     return due > context.now

@@ -45,6 +45,7 @@ from elastic_runtime.controller.decide.status_builder import (
     moment,
     stamp,
 )
+from elastic_runtime.limits import SHORT_POD_LIFE
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import Action, Json, Observed, PodView
@@ -147,7 +148,7 @@ def _check_pod_ends(context: PlanContext) -> JobPlan | None:
             return _end_job(context, FAILED, end.reason, end.message)
     for pod, end in ends:
         if end.meaning is Meaning.COUNT:
-            return _next_attempt(context, end, short=pod.lifetime < pod_planning.SHORT_LIFE)
+            return _next_attempt(context, end, short=pod.lifetime < SHORT_POD_LIFE)
     left = [end for _, end in ends if end.meaning is Meaning.LEAVE]
     if left and context.wanted - len(left) < context.least:
         return _end_job(context, FAILED, "TooFewPods", f"too few pods are left: {left[-1].message}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import manifests
 from elastic_runtime.controller.decide.job_types import NEVER, JobPlan
-from elastic_runtime.controller.decide.pod_failures import LONGEST_PAUSE
+from elastic_runtime.limits import POD_PAUSES
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_spec import JobSpec
@@ -52,7 +52,7 @@ class PlanContext:
 
     def is_ahead(self, until: float) -> bool:
         """Whether a pause still lasts; what is further away was set by a clock that was wrong."""
-        return 0 < until - self.now <= LONGEST_PAUSE + 1
+        return 0 < until - self.now <= POD_PAUSES.longest + 1
 
     def finish(self, reason: str) -> JobPlan:
         """The decision, made."""

@@ -22,12 +22,11 @@ from elastic_runtime.errors import (
     EXIT_STORE_UNREACHABLE,
     EXIT_USAGE,
 )
+from elastic_runtime.limits import POD_PAUSES
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_spec import JobSpec
     from elastic_runtime.controller.decide.job_types import PodView
-# The longest wait for another pod after failures, in seconds.
-LONGEST_PAUSE = 60
 
 
 class Meaning(Enum):
@@ -159,7 +158,6 @@ def _how(pod: PodView) -> str:
     return f"{pod.name} ended: {details}" if details else f"{pod.name} ended"
 
 
-def pause(falls: int) -> int:
-    """Seconds to wait before another try: none after the first fall, then 1, 2, 4 … 60."""
-    # Beyond this the power only grows.
-    return 0 if falls < 2 else min(2 ** min(falls - 2, 6), LONGEST_PAUSE)
+def pause(falls: int) -> float:
+    """Seconds to wait before another try; none after the first fall."""
+    return POD_PAUSES.pause(falls - 1) if falls > 1 else 0.0

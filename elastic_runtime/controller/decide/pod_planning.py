@@ -20,16 +20,12 @@ from elastic_runtime.controller.decide.job_types import (
 )
 from elastic_runtime.controller.decide.pod_failures import Meaning, end_of, pause
 from elastic_runtime.controller.decide.status_builder import PodSlot
+from elastic_runtime.limits import BLOCKED_JOB_INTERVAL, SHORT_POD_LIFE
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_spec import JobSpec
     from elastic_runtime.controller.decide.job_types import Observed, PodView
     from elastic_runtime.controller.decide.plan_context import PlanContext
-
-# A pod that ends sooner after its start than this (seconds) has fallen, and so may the next one.
-SHORT_LIFE = 30.0
-# Whatever is in the way may go without a word.
-LOOK_AGAIN = 60.0
 
 
 # ---------------------------------------------------------------- what stands around the workers
@@ -118,7 +114,7 @@ def _record_end(context: PlanContext, pod: PodView, why: str) -> None:
         return
     falls = until = 0
     if not pod.deleting:
-        short = pod.lifetime < SHORT_LIFE
+        short = pod.lifetime < SHORT_POD_LIFE
         falls = (last.falls if last and short else 0) + 1
         until = math.ceil(context.now + pause(falls)) if falls > 1 else 0
     code = 0 if pod.deleting else pod.exit_code or 0
@@ -190,7 +186,7 @@ def create_missing_pods(context: PlanContext) -> None:
     """
     memory, spec = context.status.memory, context.spec
     if any(problem.blocks for problem in context.observed.problems):
-        context.wake_at(context.now + LOOK_AGAIN)
+        context.wake_at(context.now + BLOCKED_JOB_INTERVAL)
         return
     if not context.endpoint:
         return

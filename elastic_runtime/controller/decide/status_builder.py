@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.job_types import CLASSES, NORMAL, WARNING, JobEvent
+from elastic_runtime.limits import STATUS_STEP_INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 CREATED, RUNNING, RESTARTING = "Created", "Running", "Restarting"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
 CONDITIONS = (CREATED, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED)
-
-# Steps go on all the time; writing each of them would be all that the API server does.
-STEPS_EVERY = 30
 
 
 def stamp(moment: float) -> str:
@@ -236,7 +234,7 @@ class StatusBuilder:
             if report.round and self.values.get(name) != value:
                 self.values[name], news = value, True
         # However far it is: the clock may have been set back.
-        if news or last or abs(self.now - self.memory.stepped) >= STEPS_EVERY:
+        if news or last or abs(self.now - self.memory.stepped) >= STATUS_STEP_INTERVAL:
             for name, value in (
                 ("step", report.step),
                 ("lastCheckpointStep", report.checkpoint_step),

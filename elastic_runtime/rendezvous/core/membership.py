@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import LONGEST_WAIT
 from elastic_runtime.protocol.records import node_key
 from elastic_runtime.rendezvous.core.actions import Follow, Notify
 from elastic_runtime.rendezvous.core.events import NewNode
@@ -21,9 +22,6 @@ from elastic_runtime.rendezvous.core.reducer import reduce
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.events import Event
     from elastic_runtime.rendezvous.policy import Policy
-
-# A node decides again after so many seconds at most, so that no wait can last for ever.
-LOOK_AROUND = 60.0
 
 
 def begin(policy: Policy) -> NodeState:
@@ -62,5 +60,5 @@ def decide(state: NodeState, now: float) -> Decision:
     notices = tuple(Notify(notice) for notice in state.notices)
     if notices:
         state = replace(state, notices=())
-    wake = min(decision.wake, now + LOOK_AROUND)
+    wake = min(decision.wake, now + LONGEST_WAIT)
     return Decision(state, (*decision.actions, *notices), wake, decision.reason)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import LOST_PROBE_AFTER
 from elastic_runtime.protocol.records import GROUP
 from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Probe, ReadMembers
 from elastic_runtime.rendezvous.core.notices import Waiting
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store_contract import Transaction
 
 NEVER = float("inf")
-# A probe without a result after so long was lost with the thread that sent it (seconds).
-LONGEST_PROBE = 5.0
 # Counts of nodes are shown one by one up to this one, and then each tenth more.
 _EACH = 20
 # Up to so many missing members of a broken round are each probed as often as a single one would be.
@@ -96,7 +95,7 @@ def probe(
             continue
         sent = sent_now.get(node, reach.sent.get(node, float("-inf")))
         under_way = reach.answered.get(node, float("-inf")) < sent
-        due = sent + (max(every, LONGEST_PROBE) if under_way else every)
+        due = sent + (max(every, LOST_PROBE_AFTER) if under_way else every)
         if due > now:
             wake = min(wake, due)
             continue

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import STALE_REFUSAL
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import (
     JobRecord,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy
 
-# A write that failed so long ago and was not tried again says nothing about the store (seconds).
-STALE = 15.0
 # The tag of writes of the node's own key; the tag of any other write is the key that it writes.
 OWN = "own"
 
@@ -329,7 +328,7 @@ class NodeState:
             since = contact.lost_at or self.timers.get(Timer.WAITING, 0.0)
             return StoreProblem(since, contact.lost_why)
         # A write that is still needed is tried again and again; an old failure does not matter.
-        return contact.unwritten if now < contact.refused_at + STALE else None
+        return contact.unwritten if now < contact.refused_at + STALE_REFUSAL else None
 
     @property
     def remembers_at(self) -> float:

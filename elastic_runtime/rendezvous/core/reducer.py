@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, assert_never, cast
 
+from elastic_runtime.limits import STALE_REFUSAL
 from elastic_runtime.protocol.records import DONE, DRAINING, GONE, IN, ROUND, NodeRecord, node_key
 from elastic_runtime.rendezvous.core.events import (
     OTHER,
@@ -31,7 +32,6 @@ from elastic_runtime.rendezvous.core.events import (
     WorkersAvailable,
 )
 from elastic_runtime.rendezvous.core.node_state import (
-    STALE,
     InFlight,
     NodeState,
     OwnNode,
@@ -171,7 +171,7 @@ def _acked(state: NodeState, acked_at: float | None, now: float) -> NodeState:
 def _applied(state: NodeState, event: Applied, now: float) -> NodeState:
     contact = state.contact
     if event.ok is None:
-        before = contact.unwritten if now < contact.refused_at + STALE else None
+        before = contact.unwritten if now < contact.refused_at + STALE_REFUSAL else None
         problem = StoreProblem(before.since if before else now, event.why)
         contact = replace(contact, unwritten=problem, refused_at=now)
     else:

@@ -23,9 +23,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import RecordError
+from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS
 from elastic_runtime.protocol.records import GROUP
 from elastic_runtime.protocol.round_records import GroupRecord, RoundRecord
-from elastic_runtime.rendezvous.core.formation.retry_rules import MAX_FRUITLESS
 from elastic_runtime.rendezvous.store_contract import (
     Put,
     StoreEntry,
@@ -139,7 +139,7 @@ def sample_of(last: RoundRecord, node: str) -> tuple[str, ...]:
     """
     parts, own = keys(last), part_of(node, last.parts)
     steps: Sequence[int] = range(len(parts))
-    most = _AROUND << min(last.budget.fruitless, MAX_FRUITLESS)
+    most = _AROUND << min(last.budget.fruitless, MAX_FRUITLESS_ROUNDS)
     if len(parts) > most:
         more, others = most - _NEXT, len(parts) - _NEXT
         turn = last.number * more

@@ -14,6 +14,7 @@ import torch
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateFresh, StateGiven, StateLoaded, StateNotSaved
+from elastic_runtime.limits import LOST_STEPS_ALLOWED
 from elastic_runtime.worker.recovery.recovery_source import choose
 from elastic_runtime.worker.recovery.state_transfer import Restorer, bring_together
 from elastic_runtime.worker.state.training_state import StateLost
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.state.training_state import State
     from elastic_runtime.worker.world import World
-
-# This many steps may be lost without asking the user: the first save may not be durable before.
-FEW = 10
 
 
 @runtime_checkable
@@ -143,7 +141,7 @@ class StateRecovery:
         """
         lost = choice.kind == "lost"
         committed = max(past.committed, choice.given_up)
-        may = self._start_over or committed <= FEW
+        may = self._start_over or committed <= LOST_STEPS_ALLOWED
         if not lost and may:
             return
         what = "no rank holds a whole state any more" if lost else "no rank has a state in memory"

@@ -18,6 +18,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.limits import DROP_GROUPS_TIMEOUT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -36,8 +38,6 @@ _LOOK = 0.25
 # each with three threads and some sockets, it is collected here, and not again for some seconds.
 _MANY = 12
 _COLLECT_EVERY = 10.0
-# How long the end of the process waits for groups to be dropped, in seconds.
-_EXIT_TIMEOUT = 5.0
 
 # Groups that have ended, until nothing else refers to them.
 _kept: list[Any] = []
@@ -122,7 +122,7 @@ def rest(sleep: Callable[[float], None] = time.sleep) -> None:
 
 @atexit.register
 def _await_drops() -> None:
-    deadline = time.monotonic() + _EXIT_TIMEOUT
+    deadline = time.monotonic() + DROP_GROUPS_TIMEOUT
     _ending.set()
     for one in _background:
         one.join(max(0.0, deadline - time.monotonic()))

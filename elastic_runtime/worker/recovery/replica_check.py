@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.limits import REPLICA_CHECKS_UNTIL, REPLICA_TOLERANCE
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state.commit_image import sample_of, tensor_bytes
 from elastic_runtime.worker.state.state_parts import ModulePart
@@ -36,11 +37,6 @@ REMEDY = (
     "reshards them (docs/checkpoints.md)"
 )
 
-# Each of the first commits that is a power of two is looked at, up to this one: a
-# gradient may be missing in the first steps, as long as no sample is routed to an expert.
-_LAST = 64
-# Averaged gradients are the same but for rounding; others differ by some hundredths at least.
-_TOLERANCE = 1e-3
 _NONE = [0.0, 0.0]  # the fingerprint where there is no gradient
 
 
@@ -134,7 +130,7 @@ class ReplicaCheck:
 
 
 def _is_due(number: int) -> bool:
-    return number <= _LAST and number.bit_count() == 1
+    return number <= REPLICA_CHECKS_UNTIL and number.bit_count() == 1
 
 
 def _far_apart(values: Sequence[list[float] | None]) -> tuple[int, int] | None:
@@ -148,7 +144,7 @@ def _far_apart(values: Sequence[list[float] | None]) -> tuple[int, int] | None:
         return None
     for rank, value in enumerate(values):
         here, there = values[first] or _NONE, value or _NONE
-        limit = _TOLERANCE * max(here[0], there[0])
+        limit = REPLICA_TOLERANCE * max(here[0], there[0])
         if any(abs(one - other) > limit for one, other in zip(here, there, strict=True)):
             return first, rank
     return None

@@ -71,7 +71,7 @@ def save_the_new(path: Path, fault: Fault, victim: int = 0) -> list[str]:
     mine = fault if not dist.is_initialized() or dist.get_rank() == victim else Fault()
     files = FaultyFiles(path, mine)
     entries = state()
-    save_executor._PAUSES = ()  # a failure is to be seen
+    save_executor.LAST_SAVE_RETRY_PAUSES = ()  # a failure is to be seen
     ckpt = Checkpointer(path, entries, every=1, keep=2)
     assert ckpt.resume() == OLD
     train(entries, NEW)
@@ -211,7 +211,7 @@ def fail_everywhere(paths: list[Path], old: Path, kind: str, story: list[str]) -
     for path, at in zip(paths, points(story), strict=True):
         entries = state()
         files = FaultyFiles(path, Fault(at, kind))
-        save_executor._PAUSES = ()
+        save_executor.LAST_SAVE_RETRY_PAUSES = ()
         ckpt = Checkpointer(path, entries, every=1, keep=2, on_save_error="raise")
         error = ""
         try:

@@ -14,7 +14,7 @@ from elastic_runtime.config import Endpoint, Tls
 from elastic_runtime.errors import EXIT_STORE_UNREACHABLE, StoreUnavailable, UsageError
 from elastic_runtime.rendezvous.store_contract import Found, Lost, Refused
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
-from elastic_runtime.rendezvous.stores.etcd.etcd_client import StoreRefused
+from elastic_runtime.rendezvous.stores.etcd.etcd_errors import StoreRefused
 from tests.etcd_server import EtcdProcess, etcdctl, free_port
 from tests.integration.etcd import certificates
 from tests.integration.etcd.listening import Listening, endpoint

@@ -10,7 +10,7 @@ import pytest
 
 from elastic_runtime.rendezvous.store_contract import Refused
 from elastic_runtime.rendezvous.stores.etcd import etcd_client
-from elastic_runtime.rendezvous.stores.etcd.etcd_client import StoreRefused
+from elastic_runtime.rendezvous.stores.etcd.etcd_errors import StoreRefused
 from tests.integration.etcd.listening import Listening, endpoint
 
 if TYPE_CHECKING:

@@ -291,7 +291,7 @@ def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
     deadly.parent.mkdir()
     deadly.write_text("import os; os.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(deadly.parent))
-    monkeypatch.setattr("elastic_runtime.agent.workers.worker_processes._MOST_IMPORT_DEATHS", 2)
+    monkeypatch.setattr("elastic_runtime.agent.workers.worker_processes.MAX_IMPORT_DEATHS", 2)
     harness = ScriptHarness(tmp_path, preload=("deadly",))
     for _ in range(2):
         assert harness.wait(ForkServerExited).why.startswith("signal 6")

@@ -53,7 +53,7 @@ def test_a_start_is_tried_again_until_there_is_room(
 def test_after_long_enough_the_cause_and_the_remedy_are_told(
     tmp_path: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.PATIENCE", 0.0)
+    monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.START_RETRY_TIMEOUT", 0.0)
     harness = ScriptHarness(tmp_path, cold=True)
     harness.ready()
     crowd.come()
@@ -112,7 +112,7 @@ def test_a_fork_server_for_which_there_is_never_room_is_given_up(
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(fork_client, "start", crowded)
-    monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.PATIENCE", 0.0)
+    monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.START_RETRY_TIMEOUT", 0.0)
     harness = ScriptHarness(tmp_path, cold=True)
     died = harness.wait(ForkServerExited)
     assert died.refused

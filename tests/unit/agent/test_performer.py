@@ -11,10 +11,11 @@ import pytest
 
 from elastic_runtime.agent.lifecycle import lifecycle_types as actions
 from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState, LifecycleSettings, Step
-from elastic_runtime.agent.performer import FAREWELL, AgentParts, Performer
+from elastic_runtime.agent.performer import AgentParts, Performer
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.worker_events import WorkerStuck
+from elastic_runtime.limits import GOODBYE_TIMEOUT
 from elastic_runtime.protocol.messages import Ask, Interrupt
 from elastic_runtime.protocol.records import FAILED, FaultReport
 from elastic_runtime.protocol.round_records import Member, RoundRecord
@@ -169,7 +170,7 @@ def test_the_rendezvous_hears_how_far_this_nodes_workers_were() -> None:
 
 def test_a_node_that_leaves_waits_until_the_store_knows() -> None:
     calls = Agent().perform(actions.TellRendezvous(Goodbye()))
-    assert calls == [(*SAY, Goodbye()), ("participant", "wait_for_goodbye", FAREWELL)]
+    assert calls == [(*SAY, Goodbye()), ("participant", "wait_for_goodbye", GOODBYE_TIMEOUT)]
 
 
 def test_people_read_global_ranks() -> None:

@@ -273,7 +273,7 @@ def test_one_who_hangs_up_in_the_middle(server: SnapshotServer) -> None:
 
 
 def test_no_more_than_so_many(server: SnapshotServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_server, "_MOST_CLIENTS", 2)
+    monkeypatch.setattr(snapshot_server, "MAX_SNAPSHOT_CLIENTS", 2)
     with admitted(server), admitted(server), connect(server) as third:
         assert ended(third)
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from elastic_runtime.limits import MISSING_MEMBERS_TIMEOUT
 from elastic_runtime.protocol.records import ROUND
 from elastic_runtime.rendezvous.core import round_parts
 from elastic_runtime.rendezvous.core.events import PartsGone, SampleKnown
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
-from elastic_runtime.rendezvous.round_completer import PATIENCE, RoundCompleter
+from elastic_runtime.rendezvous.round_completer import RoundCompleter
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
     Found,
@@ -82,8 +83,8 @@ def test_a_round_whose_members_are_gone_is_unreadable_after_a_while() -> None:
     shelf.entries.pop()
     completer = RoundCompleter(shelf.read, 8)
     assert completer.take([Changed((shelf.round,))], "nobody", False, 0.0) == []
-    assert completer.take([], "nobody", False, PATIENCE) == []
-    late, gone = completer.take([], "nobody", False, PATIENCE + 2)
+    assert completer.take([], "nobody", False, MISSING_MEMBERS_TIMEOUT) == []
+    late, gone = completer.take([], "nobody", False, MISSING_MEMBERS_TIMEOUT + 2)
     assert gone == PartsGone(1)
     assert told([late]).members == last.members[: Layout().first]  # as far as the record says
     # The next round is another matter.
@@ -186,7 +187,7 @@ def test_a_part_that_is_not_what_was_written_counts_as_missing_and_is_said(wide:
         shelf.entries[place] = replace(shelf.entries[place], value=wrong)
         completer = RoundCompleter(shelf.read, 8)
         assert completer.take([Changed((shelf.round,))], node, wide, 0.0) == []
-        *_, gone = completer.take([], node, wide, PATIENCE + 2)
+        *_, gone = completer.take([], node, wide, MISSING_MEMBERS_TIMEOUT + 2)
         assert isinstance(gone, PartsGone)
         assert gone.wrong == {own: "its hash is that of something else"}
 
@@ -200,5 +201,5 @@ def test_what_a_member_knew_of_itself_it_still_knows_when_the_parts_are_gone() -
     shelf.entries = []
     anew = Changed((replace(shelf.round, version=2),))
     assert completer.take([anew], node, False, 1.0) == []
-    shown, _ = completer.take([], node, False, 1.0 + PATIENCE + 1)
+    shown, _ = completer.take([], node, False, 1.0 + MISSING_MEMBERS_TIMEOUT + 1)
     assert told([shown]).rank_of(node) == 51

@@ -134,7 +134,7 @@ def test_a_round_that_never_recovers_is_shown_before_what_comes_next() -> None:
 def test_a_round_whose_recovery_nobody_reports_is_shown_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log, "_LONGEST_HOLD", 0.01)
+    monkeypatch.setattr(log, "LONGEST_HOLD", 0.01)
     shown = threading.Event()
 
     class Stream(io.StringIO):

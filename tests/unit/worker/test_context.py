@@ -198,7 +198,7 @@ context().offer_drain()
 os.kill(os.getpid(), signal.SIGTERM)
 assert context().drain.is_set()
 os.kill(os.getpid(), signal.SIGTERM)  # the same request once more
-repeated_signals._ONE_REQUEST = 0.0
+repeated_signals.ONE_REQUEST = 0.0
 {then}
 print("alive")
 """

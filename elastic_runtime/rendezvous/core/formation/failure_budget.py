@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import RUN_THAT_COUNTS, RUN_THAT_COUNTS_IF_KILLED
 from elastic_runtime.protocol.records import (
     ASKED,
     CUT_OFF,
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
 
     from elastic_runtime.protocol.round_records import Budget
 
-# A script without step reports has made progress if it ran this long (seconds). A fault from
-# outside says little about the script, so there a short run is enough.
-RUN_THAT_COUNTS = 30.0
-RUN_THAT_COUNTS_IF_KILLED = 5.0
 
 _TELLING = {KILLED: 0, LOST: 1, ASKED: 2, FAILED: 3, START: 4}
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.backoff import Backoff
+from elastic_runtime.limits import EARLY_FAILURE, MAX_FRUITLESS_ROUNDS, RETRY_PAUSES
 from elastic_runtime.protocol.records import PLANNED
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.records import FaultReport
     from elastic_runtime.protocol.round_records import Budget
 
-# Rounds in a row without progress that end a job.
-MAX_FRUITLESS = 5
-PAUSES = Backoff(first=0.5, longest=30.0)
-# Failing within this time (seconds), without a step reported, is failing soon after the start.
-EARLY = 10.0
 # How the signature begins of an error that says that what the user asked for cannot be done
 # (``errors.UsageError`` in a worker).
 USAGE = "usage: "
@@ -91,7 +86,7 @@ def pause_before_retry(after: Budget, free: bool) -> float:
     unlucky = after.fruitless - (1 if free else 0)
     if unlucky <= 0:
         return 0.0
-    return PAUSES.pause(unlucky)
+    return RETRY_PAUSES.pause(unlucky)
 
 
 def _what_is_used_up(after: Budget, cause: FaultReport, max_restarts: int) -> str:
@@ -102,8 +97,9 @@ def _what_is_used_up(after: Budget, cause: FaultReport, max_restarts: int) -> st
             else f"all {max_restarts} restarts are used"
         )
         return f"{cause.reason}; {used} (--max-restarts)"
-    if after.fruitless >= MAX_FRUITLESS:
-        return f"{MAX_FRUITLESS} rounds in a row made no progress; the last one: {cause.reason}"
+    if after.fruitless >= MAX_FRUITLESS_ROUNDS:
+        rounds = f"{MAX_FRUITLESS_ROUNDS} rounds in a row"
+        return f"{rounds} made no progress; the last one: {cause.reason}"
     return ""
 
 
@@ -112,7 +108,7 @@ def _why_hopeless(
 ) -> str:
     """Why no restart will mend this failure of user code; "" if one may."""
     own = [report for report in reports if not (report.consequence or report.kind == PLANNED)]
-    early = all(report.step < 0 and report.lifetime < EARLY for report in own)
+    early = all(report.step < 0 and report.lifetime < EARLY_FAILURE for report in own)
     same = {report.signature for report in own} == {cause.signature} and bool(cause.signature)
     if not (early and same and before.best_step < 0 and len(own) == members):
         return ""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.backoff import Backoff
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
+from elastic_runtime.limits import FAILED_JOINER_PAUSES
 from elastic_runtime.protocol.records import (
     DONE,
     IN,
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 
     from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost
     from elastic_runtime.rendezvous.core.node_state import NodeState
-
-# A joiner whose round failed is kept out for this long, doubled with each strike (seconds).
-_SUSPICION = Backoff(first=4.0, longest=60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +250,7 @@ def _suspect_newcomers(
         for member in last.members[last.survivors :]:
             if member.node != state.me:
                 strikes = suspects.get(member.node, (0, 0.0))[0] + 1
-                pause = _SUSPICION.pause(strikes)
+                pause = FAILED_JOINER_PAUSES.pause(strikes)
                 suspects[member.node] = (strikes, now + pause)
     history = replace(state.history, suspects=suspects)
     return replace(state, history=history, given=state.given | {once})

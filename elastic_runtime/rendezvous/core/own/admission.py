@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import PROBE_ANSWER_FRESH, UNREACHABLE_PAUSE
 from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, SILENT
 from elastic_runtime.rendezvous.core.formation.member_status import leader_of
 from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import Member
     from elastic_runtime.rendezvous.core.node_state import NodeState, Peer
     from elastic_runtime.rendezvous.policy import Policy
-
-# How often a joiner that cannot reach the group tries again, in seconds.
-UNREACHABLE_PAUSE = 1.0
-# For so long after an answer to a probe a node counts as reached, in seconds.
-FRESH = 5.0
 
 
 def may_register(state: NodeState, now: float) -> tuple[bool, Decision]:
@@ -95,7 +91,10 @@ def _reaches_group(state: NodeState, leader: Peer, now: float) -> tuple[bool, De
 def _in_reach(state: NodeState, target: Member | NodeRecord, now: float) -> bool:
     """Whether a node has answered lately."""
     answered = state.reach.answered.get(target.node, float("-inf"))
-    return state.reach.answers.get(target.node) in (ALIVE, BUSY) and answered > now - FRESH
+    return (
+        state.reach.answers.get(target.node) in (ALIVE, BUSY)
+        and answered > now - PROBE_ANSWER_FRESH
+    )
 
 
 def _conflict_text(state: NodeState, leader: Peer) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import FENCE_SHARE, FIRST_OUTAGE_REPORT, OUTAGE_REPORT_INTERVAL
 from elastic_runtime.protocol.records import DONE, GONE
 from elastic_runtime.rendezvous.core.node_decision import Decision, wait
 from elastic_runtime.rendezvous.core.node_state import Timer
@@ -24,13 +25,6 @@ from elastic_runtime.rendezvous.core.notices import Fenced, StoreTimeout, StoreT
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.node_state import NodeState, StoreProblem
-
-# An agent without contact stops its workers a little before the others stop waiting for it.
-FENCE_SHARE = 0.8
-# Seconds from one message about the same trouble to the next; a write may fail for this long before
-# the first.
-AGAIN = 30.0
-_SHORT = 1.0
 
 
 def handle_outage(state: NodeState, now: float) -> Decision:
@@ -68,17 +62,19 @@ def _speak(state: NodeState, problem: StoreProblem, now: float) -> Decision:
     """Reports that the store does not serve this node, and how long it goes on waiting for it."""
     last = state.timers.get(Timer.OUTAGE_REPORTED)
     # The loss of contact itself is reported when it happens.
-    first = problem.since + (_SHORT if state.contact.connected else AGAIN)
-    due = first if last is None else last + AGAIN
+    first = problem.since + (
+        FIRST_OUTAGE_REPORT if state.contact.connected else OUTAGE_REPORT_INTERVAL
+    )
+    due = first if last is None else last + OUTAGE_REPORT_INTERVAL
     if now < due:
         return Decision(state, wake=due)
     state = state.restart(Timer.OUTAGE_REPORTED, now)
     if not state.waits:
         notice = StoreTrouble(problem.why, now - problem.since)
-        return Decision(state.with_notice(notice), wake=now + AGAIN)
+        return Decision(state.with_notice(notice), wake=now + OUTAGE_REPORT_INTERVAL)
     left = max(0.0, _deadline(state, problem) - now)
     text = f"{problem.why}; giving up in {left:.0f} s"
-    return wait(state, text, counts=False, until=now + AGAIN)
+    return wait(state, text, counts=False, until=now + OUTAGE_REPORT_INTERVAL)
 
 
 def _give_up(state: NodeState, problem: StoreProblem, now: float) -> Decision:

@@ -15,10 +15,10 @@ import socket
 import ssl
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import ETCD_DIAGNOSIS_TIMEOUT
+
 if TYPE_CHECKING:
     from elastic_runtime.config import Endpoint, Tls
-
-_TIMEOUT = 1.0
 
 
 def refusal(endpoint: Endpoint) -> str:
@@ -88,9 +88,9 @@ def _fetch(
     where: tuple[str, int], context: ssl.SSLContext | None, path: str = "/version"
 ) -> tuple[int, bytes]:
     connection = (
-        http.client.HTTPSConnection(*where, timeout=_TIMEOUT, context=context)
+        http.client.HTTPSConnection(*where, timeout=ETCD_DIAGNOSIS_TIMEOUT, context=context)
         if context
-        else http.client.HTTPConnection(*where, timeout=_TIMEOUT)
+        else http.client.HTTPConnection(*where, timeout=ETCD_DIAGNOSIS_TIMEOUT)
     )
     try:
         connection.request("GET", path)
@@ -116,7 +116,7 @@ def _speaks_tls(where: tuple[str, int]) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
-        with socket.create_connection(where, timeout=_TIMEOUT) as plain:
+        with socket.create_connection(where, timeout=ETCD_DIAGNOSIS_TIMEOUT) as plain:
             context.wrap_socket(plain).close()
     except ssl.SSLError as error:
         return _is_alert(error)  # it wants a certificate of ours

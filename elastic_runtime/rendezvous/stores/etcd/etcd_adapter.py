@@ -19,7 +19,7 @@ from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.store_contract import LeaseLost, MainLoopSilent
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import refusal
-from elastic_runtime.rendezvous.stores.etcd.etcd_client import (
+from elastic_runtime.rendezvous.stores.etcd.etcd_errors import (
     LeaseGone,
     RequestTooLarge,
     StoreFull,

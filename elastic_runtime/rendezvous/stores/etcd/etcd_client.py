@@ -22,22 +22,33 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.limits import ETCD_CALL_TIMEOUT, MAX_UNANSWERED_CALLS
+
 # gRPC would write lines of its own between ours for each handshake that fails.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
-from elastic_runtime.errors import EXIT_STORE_UNREACHABLE, StoreUnavailable, UsageError
+from elastic_runtime.errors import StoreUnavailable, UsageError
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import tls_context
+from elastic_runtime.rendezvous.stores.etcd.etcd_errors import (
+    AuthenticationOff,
+    EtcdTimeout,
+    LeaseGone,
+    NoEtcd,
+    NoLeader,
+    StoreRefused,
+    TokenRejected,
+    failure,
+    no_etcd,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elastic_runtime.config import Endpoint, Tls
 
-# Seconds for one try of a call.
-CALL_TIMEOUT = 2.0
 
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -60,129 +71,8 @@ _OPTIONS = (
 )
 
 
-class StoreRefused(StoreUnavailable):
-    """The store will never take us; trying again is of no use."""
-
-    exit_code = EXIT_STORE_UNREACHABLE
-
-
-class NoEtcd(StoreUnavailable):
-    """What listens there is no etcd. Another host of the endpoint may be one."""
-
-
-class StoreFull(StoreUnavailable):
-    """The store is full, and takes no writes until space is freed. The call had no effect."""
-
-
-class RequestTooLarge(StoreUnavailable):
-    """The store takes no request of this size. The call had no effect."""
-
-
-class NoLeader(StoreUnavailable):
-    """So many of the store's members are away that it can agree on nothing."""
-
-
-class EtcdTimeout(StoreUnavailable):
-    """A call ran out of time."""
-
-
-class TokenRejected(StoreUnavailable):
-    """The auth token is not valid (any more): sign in again. The call had no effect."""
-
-
-class LeaseGone(StoreUnavailable):
-    """The store knows no such lease. The call had no effect."""
-
-
-class AuthenticationOff(StoreUnavailable):
-    """The store works without passwords."""
-
-
-class HistoryGone(StoreUnavailable):
-    """A revision that was asked for is compacted away. The call had no effect."""
-
-
-class HistoryUnknown(StoreUnavailable):
-    """A revision that was asked for does not exist yet: the store has lost its data."""
-
-
-_BY_DETAILS: tuple[tuple[str, type[StoreUnavailable]], ...] = (
-    ("requested lease not found", LeaseGone),
-    ("has been compacted", HistoryGone),
-    ("is a future revision", HistoryUnknown),
-    ("authentication is not enabled", AuthenticationOff),
-    ("invalid auth token", TokenRejected),
-    ("revision of auth store is old", TokenRejected),
-    ("invalid user ID or password", StoreRefused),
-    ("user name is empty", StoreRefused),
-    ("permission denied", StoreRefused),
-    ("database space exceeded", StoreFull),
-    ("request is too large", RequestTooLarge),
-    ("no leader", NoLeader),
-)
-# What to do about it, for people.
-_REMEDIES: dict[type[StoreUnavailable], str] = {
-    StoreFull: "its disk quota is used up: compact and defragment it, then etcdctl alarm disarm",
-    RequestTooLarge: "let it take larger ones: --max-request-bytes",
-    NoLeader: "most of its members are away: start them again",
-}
 # After these another member may do better.
 _ELSEWHERE = (StoreUnavailable, EtcdTimeout, NoLeader, NoEtcd)
-# So many calls in a row that run out of time: the connection leads nowhere.
-_UNANSWERED = 3
-
-
-def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
-    """What an error of gRPC's means for us.
-
-    Args:
-        error: as raised by, or taken from, a call.
-        where: the endpoint it was made to.
-    """
-    code, details = error.code(), error.details() or ""
-    if code == grpc.StatusCode.UNIMPLEMENTED:
-        return NoEtcd(_no_etcd(str(where)))
-    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return EtcdTimeout(f"the store {where} did not answer in time")
-    known = _complaint(details, where)
-    if known is not None:
-        return known
-    if code == grpc.StatusCode.UNAUTHENTICATED:
-        return TokenRejected(f"the store {where} answers: {details}")
-    # gRPC names the whole chain of causes; the first cause comes last.
-    cause = details.rpartition(": ")[2].strip("[]. ") or code
-    return StoreUnavailable(f"the store {where} cannot be reached: {cause}")
-
-
-def canceled(response: rpc.WatchResponse, where: Endpoint) -> StoreUnavailable:
-    """Why the server has ended a watch."""
-    reason = response.cancel_reason
-    other = StoreUnavailable(f"the store {where} has ended a watch: {reason}")
-    return _complaint(reason, where) or other
-
-
-def _no_etcd(where: str) -> str:
-    return f"what listens at {where} does not speak etcd's v3 API"
-
-
-def _access(where: Endpoint) -> str:
-    """The user and prefix of this endpoint, for a message that access was refused."""
-    if not where.password:
-        return f"user {where.user!r} without a password: give --etcd-password-file"
-    return f"user {where.user!r}, prefix /{where.prefix}"
-
-
-def _complaint(text: str, where: Endpoint) -> StoreUnavailable | None:
-    """The error that a message of etcd's stands for; None if it is none of those we know."""
-    for words, cls in _BY_DETAILS:
-        if words in text:
-            if cls is StoreRefused and not where.user:
-                return cls(f"the store {where} asks for a user: name one with --etcd-user")
-            said = text.rpartition("etcdserver: ")[2]
-            return cls(
-                f"the store {where} answers: {said} ({_REMEDIES.get(cls) or _access(where)})"
-            )
-    return None
 
 
 class _HostChannel:
@@ -234,7 +124,7 @@ class _HostChannel:
         """
         with self._guard:
             self._silent += 1
-            if self._silent < _UNANSWERED or self._closed:
+            if self._silent < MAX_UNANSWERED_CALLS or self._closed:
                 return
             self._silent = 0
             streams, self.streams = self.streams, weakref.WeakSet()
@@ -279,7 +169,7 @@ class EtcdClient:
 
     # ------------------------------------------------------------ blocking calls
 
-    def txn(self, request: rpc.TxnRequest, timeout: float = CALL_TIMEOUT) -> rpc.TxnResponse:
+    def txn(self, request: rpc.TxnRequest, timeout: float = ETCD_CALL_TIMEOUT) -> rpc.TxnResponse:
         """Performs a transaction; one that fails may have taken effect.
 
         Raises:
@@ -288,24 +178,26 @@ class EtcdClient:
         answer: rpc.TxnResponse = self._call("txn", request, timeout)
         return answer
 
-    def range(self, request: rpc.RangeRequest, timeout: float = CALL_TIMEOUT) -> rpc.RangeResponse:
+    def range(
+        self, request: rpc.RangeRequest, timeout: float = ETCD_CALL_TIMEOUT
+    ) -> rpc.RangeResponse:
         """Reads a range, linearizably. Raises as ``txn``."""
         answer: rpc.RangeResponse = self._call("range", request, timeout)
         return answer
 
-    def grant(self, ttl: int, timeout: float = CALL_TIMEOUT) -> tuple[int, int]:
+    def grant(self, ttl: int, timeout: float = ETCD_CALL_TIMEOUT) -> tuple[int, int]:
         """Takes a lease of about ``ttl`` seconds: its id and the TTL granted. Raises as ``txn``."""
         answer = self._call("grant", rpc.LeaseGrantRequest(TTL=ttl), timeout)
         return answer.ID, answer.TTL
 
-    def revoke(self, lease: int, timeout: float = CALL_TIMEOUT) -> None:
+    def revoke(self, lease: int, timeout: float = ETCD_CALL_TIMEOUT) -> None:
         """Ends a lease; its keys vanish. Raises as ``txn``; a lease unknown is no error."""
         try:
             self._call("revoke", rpc.LeaseRevokeRequest(ID=lease), timeout)
         except LeaseGone:
             return
 
-    def sign_in(self, timeout: float = CALL_TIMEOUT) -> None:
+    def sign_in(self, timeout: float = ETCD_CALL_TIMEOUT) -> None:
         """Gets a token, unless there is one. Raises as ``txn``."""
         endpoint = self._endpoint
         with self._signing_in:
@@ -352,7 +244,7 @@ class EtcdClient:
             # One host that is wrong is no reason to give up the others.
             every = all(one.strange for one in self._channels)
             where = ", ".join(one.host for one in self._channels) if every else channel.host
-            found = (StoreRefused if every else NoEtcd)(_no_etcd(where))
+            found = (StoreRefused if every else NoEtcd)(no_etcd(where))
         if type(found) in _ELSEWHERE and channel is self._channel:
             self._channel = self._channels[
                 (self._channels.index(channel) + 1) % len(self._channels)
@@ -391,12 +283,12 @@ class EtcdClient:
             done(answer if isinstance(answer, StoreUnavailable) else answer.TTL)
 
         request = rpc.LeaseKeepAliveRequest(ID=lease)
-        self._later("keep_alive", request, answered, CALL_TIMEOUT, False)
+        self._later("keep_alive", request, answered, ETCD_CALL_TIMEOUT, False)
 
     def revoke_later(self, lease: int) -> None:
         """Ends a lease in the background, if the store can be reached."""
         request = rpc.LeaseRevokeRequest(ID=lease)
-        self._later("revoke", request, lambda _: None, CALL_TIMEOUT, True)
+        self._later("revoke", request, lambda _: None, ETCD_CALL_TIMEOUT, True)
 
     def _later(
         self, method: str, request: Any, done: Callable[[Any], None], timeout: float, patient: bool

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_runtime.errors import StoreUnavailable
+from elastic_runtime.limits import ETCD_CALL_TIMEOUT
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
-from elastic_runtime.rendezvous.stores.etcd.etcd_client import CALL_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def read_later(
     client: EtcdClient,
     requests: Sequence[rpc.RangeRequest],
     done: Done,
-    timeout: float = CALL_TIMEOUT,
+    timeout: float = ETCD_CALL_TIMEOUT,
     *,
     patient: bool,
 ) -> None:

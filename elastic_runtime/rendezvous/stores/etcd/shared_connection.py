@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
-from elastic_runtime.rendezvous.stores.etcd.etcd_client import EtcdClient, canceled
+from elastic_runtime.rendezvous.stores.etcd.etcd_client import EtcdClient
+from elastic_runtime.rendezvous.stores.etcd.etcd_errors import canceled
 from elastic_runtime.system import threads
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol.records import JOB
 from elastic_runtime.rendezvous.store_contract import Changed, Found, Lost, Refused, StoreSnapshot
 from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import refusal
-from elastic_runtime.rendezvous.stores.etcd.etcd_client import (
+from elastic_runtime.rendezvous.stores.etcd.etcd_errors import (
     HistoryGone,
     HistoryUnknown,
     NoLeader,

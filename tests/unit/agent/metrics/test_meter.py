@@ -86,7 +86,7 @@ def test_what_the_agent_says(free_port: int) -> None:
 def test_an_agent_whose_loop_hangs_says_so(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with Meter(CONFIG.with_(metrics_port=free_port), silent) as meter:
         meter.watch(LoopTurned(step=-1, count=0, moment=0.0))
-        monkeypatch.setattr("elastic_runtime.agent.metrics.metrics_fold.HANGS_AFTER", -1.0)
+        monkeypatch.setattr("elastic_runtime.agent.metrics.metrics_fold.HANGING_AGENT", -1.0)
         status, text = get(free_port, "/healthz")
         assert (status, text) == (503, "the agent's loop has not turned for 0 s\n")
 

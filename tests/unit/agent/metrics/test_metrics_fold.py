@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.agent.metrics.metrics_fold import (
-    BOUNDS,
-    CLASSES,
-    PHASES,
-    Histogram,
-    Measured,
-    fold,
-)
+from elastic_runtime.agent.metrics.metrics_fold import CLASSES, PHASES, Histogram, Measured, fold
 from elastic_runtime.agent.metrics.prometheus_text import render
 from elastic_runtime.events.checkpoint_events import (
     CheckpointCommitted,
@@ -27,6 +20,7 @@ from elastic_runtime.events.job_events import JobDone, JobFailed
 from elastic_runtime.events.round_events import RoundEntered, RoundRecovered, RoundSealed
 from elastic_runtime.events.snapshot_events import SnapshotTaken
 from elastic_runtime.events.store_events import StoreLost
+from elastic_runtime.limits import HISTOGRAM_BOUNDS
 from elastic_runtime.protocol.round_records import Budget
 from tests.unit.agent.metrics.measured import (
     BEGUN,
@@ -303,4 +297,4 @@ def test_a_histogram_counts_by_upper_bounds() -> None:
     seen = Histogram()
     for seconds in (0.01, 0.02, 1e9):
         seen = seen.with_(seconds)
-    assert seen.counts == (1, 1, *(0 for _ in BOUNDS[2:]), 1)
+    assert seen.counts == (1, 1, *(0 for _ in HISTOGRAM_BOUNDS[2:]), 1)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import errno
 
-from elastic_runtime.agent.workers.start_retry import (
-    PATIENCE,
-    cause,
-    lacks_resources,
-    next_retry,
-    remedy,
-)
+from elastic_runtime.agent.workers.start_retry import cause, lacks_resources, next_retry, remedy
+from elastic_runtime.limits import START_RETRY_TIMEOUT
 
 
 def test_pauses_grow_and_come_to_an_end() -> None:
@@ -23,7 +18,7 @@ def test_pauses_grow_and_come_to_an_end() -> None:
         assert len(pauses) < 100
     assert pauses == sorted(pauses)
     assert pauses[0] < 1.0 < pauses[-1]
-    assert PATIENCE <= now - 100.0 <= PATIENCE + pauses[-1]
+    assert START_RETRY_TIMEOUT <= now - 100.0 <= START_RETRY_TIMEOUT + pauses[-1]
 
 
 def test_what_the_machine_lacks_is_told_from_what_the_user_did_wrong() -> None:

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as torch_dcp
 
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.dcp_metadata import METADATA
-from elastic_runtime.checkpoint.format.description import MANY, Description
+from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import (
     MANIFEST,
     OUTLINE,
@@ -28,6 +28,7 @@ from elastic_runtime.checkpoint.load.load_run import contents_of
 from elastic_runtime.checkpoint.storage.catalog import inspect_checkpoint, verify
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.limits import MAX_LISTED_PARTS
 from tests import small_checkpoints
 from tests.checkpoints import plan_of, sharded, write
 from tests.hostile import manifest_of, seal
@@ -226,7 +227,7 @@ def test_few_parts_are_listed_as_older_versions_know_it(tmp_path: Path) -> None:
 
 def test_many_parts_have_an_outline() -> None:
     world = 101
-    tensors = [f"w{number}" for number in range(MANY // 100)]
+    tensors = [f"w{number}" for number in range(MAX_LISTED_PARTS // 100)]
     held = [
         [Item(key, "uint8", (world,), (rank,), (1,), 1) for key in tensors] for rank in range(world)
     ]

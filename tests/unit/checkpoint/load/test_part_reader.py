@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
 from elastic_runtime.checkpoint.format.chunks import Chunk
-from elastic_runtime.checkpoint.format.description import MANY
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
 from elastic_runtime.checkpoint.load import part_reader
 from elastic_runtime.checkpoint.load.load_run import contents_of
 from elastic_runtime.checkpoint.load.part_reader import TensorTarget
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.limits import MAX_LISTED_PARTS
 from tests.checkpoints import sharded, write
 
 if TYPE_CHECKING:
@@ -114,11 +114,14 @@ def test_any_world_to_any_world(shape: list[int], dtype: torch.dtype, data: st.D
     dims = st.sampled_from([None, *range(len(shape))])
     whole = numbers(shape, dtype)
     before, after = (data.draw(st.tuples(dims, WORLDS)) for _ in range(2))
-    step, many = data.draw(st.sampled_from([1, 3])), data.draw(st.sampled_from([MANY, 0]))
+    step, many = (
+        data.draw(st.sampled_from([1, 3])),
+        data.draw(st.sampled_from([MAX_LISTED_PARTS, 0])),
+    )
     check(whole, before, after, step, many)
 
 
-@pytest.mark.parametrize("many", [MANY, 0])
+@pytest.mark.parametrize("many", [MAX_LISTED_PARTS, 0])
 def test_every_pair_of_worlds(tmp_path: Path, many: int) -> None:
     whole = torch.arange(11 * 3).reshape(11, 3)
     storage = LocalStorage(tmp_path)

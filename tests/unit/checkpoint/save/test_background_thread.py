@@ -87,7 +87,7 @@ if forked == "forked":
         sys.exit(code)
     thread = BackgroundThread("save")
 if kind == "stuck":
-    background_thread._RESPITE = 0.1
+    background_thread.ABANDONED_TASKS_TIMEOUT = 0.1
 task = Task(thread, work)
 begun.wait()
 if kind != "wanted":

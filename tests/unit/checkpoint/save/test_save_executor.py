@@ -90,8 +90,8 @@ def test_one_save_at_a_time(tmp_path: Path, disk: Disk) -> None:
 def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
     tmp_path: Path, disk: Disk, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_executor, "_STUCK", 0.1)
-    monkeypatch.setattr(save_scheduler, "_LAST_SAVE_TIMEOUT", 0.1)
+    monkeypatch.setattr(save_executor, "ABANDONED_SAVE_TIMEOUT", 0.1)
+    monkeypatch.setattr(save_scheduler, "PREVIOUS_SAVE_TIMEOUT", 0.1)
     ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
     disk.open.clear()
     ckpt.step()
@@ -131,7 +131,7 @@ class _Objects(MemoryFileSystem):
 def test_what_is_left_behind_takes_nothing_from_the_same_step_saved_again(
     sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_executor, "_STUCK", 0.1)
+    monkeypatch.setattr(save_executor, "ABANDONED_SAVE_TIMEOUT", 0.1)
     fsspec.register_implementation("objects", _Objects, clobber=True)
     _Objects.store.clear()
     reached, go, first = threading.Event(), threading.Event(), [True]
@@ -171,7 +171,7 @@ def test_what_is_left_behind_takes_nothing_from_the_same_step_saved_again(
 def test_a_snapshot_does_not_wait_for_what_is_left_behind(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_executor, "_STUCK", 0.1)
+    monkeypatch.setattr(save_executor, "ABANDONED_SAVE_TIMEOUT", 0.1)
     ckpt = Checkpointer(tmp_path, {"a": torch.zeros(8)}, every="1h", snapshot_every="1s")
     disk.open.clear()
     ckpt.steps = 1

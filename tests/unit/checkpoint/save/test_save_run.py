@@ -30,7 +30,7 @@ def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
 def test_a_save_that_is_not_as_planned_leaves_nothing_and_uses_its_term_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(save_executor, "_PAUSES", (0.0,))
+    monkeypatch.setattr(save_executor, "LAST_SAVE_RETRY_PAUSES", (0.0,))
     ckpt = Checkpointer(tmp_path, {"a": torch.ones(4)})
     with monkeypatch.context() as patch:
         patch.setattr(save_run, "not_as_planned", lambda *_: 0)

@@ -55,7 +55,7 @@ def test_training_does_not_wait_for_a_save_that_does_not_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(save_scheduler, "_LAST_SAVE_TIMEOUT", 0.1)
+    monkeypatch.setattr(save_scheduler, "PREVIOUS_SAVE_TIMEOUT", 0.1)
     ckpt = Checkpointer(tmp_path, {"a": 1}, every=every)
     disk.open.clear()
     until = time.monotonic() + 60.0
@@ -111,7 +111,7 @@ def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
 def test_a_failure_is_heard_by_whoever_waits(
     tmp_path: Path, disk: Disk, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save_executor, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(save_executor, "LAST_SAVE_RETRY_PAUSES", (0.0, 0.0))
     ckpt = Checkpointer(tmp_path, {"a": 1})
     disk.fails = True
     ckpt.save()

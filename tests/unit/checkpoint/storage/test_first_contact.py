@@ -72,8 +72,8 @@ def test_an_error_that_never_passes_is_the_cause_of_the_timeout() -> None:
 
 
 def test_a_silent_store_is_reported_and_given_up_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_contact, "_FIRST_REPORT", 0.0)
-    monkeypatch.setattr(first_contact, "_NEXT_REPORT", 0.01)
+    monkeypatch.setattr(first_contact, "FIRST_STORAGE_REPORT", 0.0)
+    monkeypatch.setattr(first_contact, "NEXT_STORAGE_REPORT", 0.01)
     over, reports = threading.Event(), list[BaseException | None]()
     try:
         with pytest.raises(FirstContactTimeout) as told:

@@ -133,8 +133,8 @@ def test_a_store_that_has_never_answered_is_given_up_soon(
 def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
     flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_contact, "_FIRST_REPORT", 0.0)
-    monkeypatch.setattr(first_contact, "_NEXT_REPORT", 0.0)
+    monkeypatch.setattr(first_contact, "FIRST_STORAGE_REPORT", 0.0)
+    monkeypatch.setattr(first_contact, "NEXT_STORAGE_REPORT", 0.0)
     silent, said = Silent(), list[Event]()
 
     def note(event: Event) -> None:

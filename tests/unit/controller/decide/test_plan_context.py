@@ -15,8 +15,8 @@ from elastic_runtime.controller.decide.job_types import (
     Problem,
 )
 from elastic_runtime.controller.decide.plan_context import PlanContext
-from elastic_runtime.controller.decide.pod_failures import LONGEST_PAUSE
 from elastic_runtime.controller.decide.status_builder import StatusBuilder
+from elastic_runtime.limits import POD_PAUSES
 from tests.unit.controller.jobs import job
 
 NOW = 1_750_000_000.0
@@ -86,7 +86,7 @@ def test_a_pause_that_a_wrong_clock_has_set_holds_nothing_up() -> None:
     context = context_of()
     assert context.is_ahead(NOW + 1)
     assert not context.is_ahead(NOW)
-    assert not context.is_ahead(NOW + LONGEST_PAUSE + 2)
+    assert not context.is_ahead(NOW + POD_PAUSES.longest + 2)
 
 
 def test_a_problem_is_announced_once() -> None:

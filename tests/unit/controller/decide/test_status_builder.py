@@ -8,7 +8,6 @@ from elastic_runtime.controller.decide.job_types import AgentReport, PodView, Pr
 from elastic_runtime.controller.decide.status_builder import (
     CREATED,
     RUNNING,
-    STEPS_EVERY,
     SUSPENDED,
     Memory,
     PodSlot,
@@ -16,6 +15,7 @@ from elastic_runtime.controller.decide.status_builder import (
     moment,
     stamp,
 )
+from elastic_runtime.limits import STATUS_STEP_INTERVAL
 from tests.unit.controller.jobs import job
 
 NOW = 1_750_000_000.0
@@ -75,7 +75,7 @@ def test_a_step_is_not_written_all_the_time() -> None:
     assert soon.values["step"] == 10
     soon.apply_report(AgentReport(round=1, world=2, step=12), last=True)
     assert soon.values["step"] == 12
-    later = builder(first.build(), NOW + STEPS_EVERY + 1)
+    later = builder(first.build(), NOW + STATUS_STEP_INTERVAL + 1)
     later.apply_report(AgentReport(round=1, world=2, step=13))
     assert later.values["step"] == 13
 

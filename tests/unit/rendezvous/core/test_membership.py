@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime.limits import LONGEST_WAIT
 from elastic_runtime.protocol.records import node_key
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import Follow, Notify
 from elastic_runtime.rendezvous.core.events import NewNode
-from elastic_runtime.rendezvous.core.membership import LOOK_AROUND
 from elastic_runtime.rendezvous.core.node_decision import Decision
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import StoreSnapshot
@@ -28,7 +28,7 @@ def test_a_node_follows_its_own_key_before_all_else() -> None:
 def test_no_wait_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in ("decide_for_own_node", "lead"):  # nothing is to be done
         monkeypatch.setattr(membership, rule, lambda state, now: Decision(state))
-    assert membership.decide(membership.begin(Policy()), NOW).wake == NOW + LOOK_AROUND
+    assert membership.decide(membership.begin(Policy()), NOW).wake == NOW + LONGEST_WAIT
 
 
 def test_what_people_and_agents_are_told_is_told_once() -> None:

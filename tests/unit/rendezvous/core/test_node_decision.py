@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic_runtime.limits import LOST_PROBE_AFTER
 from elastic_runtime.rendezvous.core.actions import ApplyTransaction, Probe
-from elastic_runtime.rendezvous.core.node_decision import (
-    LONGEST_PROBE,
-    Decision,
-    probe,
-    probe_slowdown,
-    write,
-)
+from elastic_runtime.rendezvous.core.node_decision import Decision, probe, probe_slowdown, write
 from elastic_runtime.rendezvous.core.node_state import NodeState
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import Put, Transaction
@@ -47,7 +42,7 @@ def test_a_node_is_probed_again_only_after_a_while() -> None:
     assert first.wake == NOW + 2
     # Nothing has come of it yet: it may be slow.
     soon = probe(first.state, [node("a")], 2.0, NOW + 2)
-    assert (soon.actions, soon.wake) == ((), NOW + LONGEST_PROBE)
+    assert (soon.actions, soon.wake) == ((), NOW + LOST_PROBE_AFTER)
     reach = replace(first.state.reach, answered={"a": NOW + 1})
     answered = replace(first.state, reach=reach)
     assert probe(answered, [node("a")], 2.0, NOW + 2).actions

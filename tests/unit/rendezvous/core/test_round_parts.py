@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from elastic_runtime.errors import RecordError
+from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import ROUND
 from elastic_runtime.protocol.round_records import Budget, GroupRecord, RoundRecord
 from elastic_runtime.rendezvous.core import round_parts
-from elastic_runtime.rendezvous.core.formation.retry_rules import MAX_FRUITLESS
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
 from tests.unit.rendezvous.large_rounds import Shelf, sealed
@@ -94,7 +94,9 @@ def test_after_rounds_without_progress_more_are_looked_for_until_it_is_all() -> 
     """A job gives up after five of them: by then a single pair that is cut must have been found."""
     head, _ = split_round(sealed(2000), Layout())
     last = replace(sealed(2000), group=head.group, parts=head.parts, nodes=2000)
-    rounds = [replace(last, budget=Budget(fruitless=count)) for count in range(MAX_FRUITLESS)]
+    rounds = [
+        replace(last, budget=Budget(fruitless=count)) for count in range(MAX_FRUITLESS_ROUNDS)
+    ]
     counts = [len(round_parts.looked_for(one)(last.members[7].node)) for one in rounds]
     assert counts == sorted(counts)
     assert counts[0] < counts[1] < counts[2] < counts[-1] == 2000

@@ -6,7 +6,8 @@ import pytest
 from torch import nn
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.recovery.common_state import FEW, EarlierRounds, StateRecovery
+from elastic_runtime.limits import LOST_STEPS_ALLOWED
+from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus, choose
 from elastic_runtime.worker.state.training_state import State, StateLost
 
@@ -19,7 +20,7 @@ def _check(status: RankStatus, committed: int, *, start_over: bool = False) -> N
     settling._check_beginning(choose([status]), EarlierRounds("job", committed))
 
 
-@pytest.mark.parametrize("committed", [-1, 0, FEW])
+@pytest.mark.parametrize("committed", [-1, 0, LOST_STEPS_ALLOWED])
 def test_a_job_that_has_committed_next_to_nothing_begins_again(committed: int) -> None:
     _check(_NEW, committed)
 

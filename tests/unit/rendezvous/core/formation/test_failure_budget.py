@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS, RETRY_PAUSES
 from elastic_runtime.protocol.records import (
     ASKED,
     FAILED,
@@ -20,7 +21,6 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.protocol.round_records import Budget
 from elastic_runtime.rendezvous.core.formation.failure_budget import assess, root_cause
-from elastic_runtime.rendezvous.core.formation.retry_rules import MAX_FRUITLESS, PAUSES
 
 KINDS = (FAILED, KILLED, LOST, START, ASKED, PLANNED)
 
@@ -95,7 +95,7 @@ def test_progress_of_a_script_that_reports_no_steps(
 def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
     refused = _fault(START, signature=NO_ROOM, lifetime=200.0)
     budget = Budget()
-    for _ in range(MAX_FRUITLESS - 1):
+    for _ in range(MAX_FRUITLESS_ROUNDS - 1):
         verdict = assess(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)
         assert not verdict.ends
         assert verdict.budget.failures == 0
@@ -128,9 +128,9 @@ def test_every_history_of_faults_is_accounted_for(
         assert after.best_step == max([budget.best_step, *(report.step for report in broken)])
         counts = [(b.failures, b.killed, b.lost, b.planned) for b in (budget, after)]
         assert all(new >= old for old, new in zip(*counts, strict=True))
-        assert 0.0 <= verdict.delay <= PAUSES.longest
+        assert 0.0 <= verdict.delay <= RETRY_PAUSES.longest
         assert verdict.ends or after.failures <= max_restarts
-        assert verdict.ends or after.fruitless < MAX_FRUITLESS
+        assert verdict.ends or after.fruitless < MAX_FRUITLESS_ROUNDS
         if verdict.ends:
             assert verdict.reason
             return
@@ -162,4 +162,4 @@ def test_a_job_that_never_gets_anywhere_ends(kinds: list[str]) -> None:
         if verdict.ends:
             return
         budget = verdict.budget
-    assert sum(kind not in (ASKED, PLANNED) for kind in kinds) < MAX_FRUITLESS
+    assert sum(kind not in (ASKED, PLANNED) for kind in kinds) < MAX_FRUITLESS_ROUNDS

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS
 from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, LOST, PLANNED, FaultReport
 from elastic_runtime.protocol.round_records import Budget
 from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost, assess, root_cause
-from elastic_runtime.rendezvous.core.formation.retry_rules import MAX_FRUITLESS, USAGE
+from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
 
 ECHO = FaultReport(1, FAILED, "lost a peer", signature="RuntimeError", consequence=True)
 BYSTANDER = FaultReport(1, PLANNED, "called back")
@@ -25,7 +26,7 @@ def test_a_node_that_was_called_back_does_not_hide_the_echo_that_broke_the_round
     verdict = assess(Budget(), (BYSTANDER, ECHO), members=2, max_restarts=3)
     assert verdict.cause == ECHO
     assert verdict.budget.fruitless == 1
-    assert rounds(Budget(), MAX_FRUITLESS, BYSTANDER, ECHO).ends
+    assert rounds(Budget(), MAX_FRUITLESS_ROUNDS, BYSTANDER, ECHO).ends
 
 
 def test_echoes_in_a_planned_change_are_part_of_it() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS
 from elastic_runtime.protocol.records import (
     FAILED,
     KILLED,
@@ -18,7 +19,6 @@ from elastic_runtime.protocol.round_records import Budget
 from elastic_runtime.rendezvous.core.formation.failure_budget import assess
 from elastic_runtime.rendezvous.core.formation.retry_rules import (
     CERTAIN_TO_REPEAT,
-    MAX_FRUITLESS,
     USAGE,
     pause_before_retry,
     why_no_retry,
@@ -54,7 +54,7 @@ def test_no_restart_may_be_allowed() -> None:
 @pytest.mark.parametrize("report", [_fault(KILLED), _fault(LOST), _fault(START), ECHO])
 def test_rounds_without_progress_end_the_job_whatever_ended_them(report: FaultReport) -> None:
     budget, pauses = Budget(best_step=50), []
-    for _ in range(MAX_FRUITLESS - 1):
+    for _ in range(MAX_FRUITLESS_ROUNDS - 1):
         verdict = assess(budget, [report, TOLD], members=2, max_restarts=3)
         assert not verdict.ends
         pauses.append(verdict.delay)

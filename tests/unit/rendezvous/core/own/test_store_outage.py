@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.config import Timeouts
+from elastic_runtime.limits import FENCE_SHARE, LONGEST_WAIT, OUTAGE_REPORT_INTERVAL
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport
 from elastic_runtime.rendezvous.core.events import Applied, Done, Event, Goodbye, LeftRound, Tick
-from elastic_runtime.rendezvous.core.membership import LOOK_AROUND
 from elastic_runtime.rendezvous.core.notices import (
     Fenced,
     Sealed,
@@ -21,7 +21,6 @@ from elastic_runtime.rendezvous.core.notices import (
     StoreTrouble,
     Waiting,
 )
-from elastic_runtime.rendezvous.core.own.store_outage import AGAIN, FENCE_SHARE
 from elastic_runtime.rendezvous.store_contract import Found, LeaseLost, Lost, StoreSnapshot
 from tests.unit.rendezvous.node_under_test import POLICY, NodeUnderTest, job, node, sealed
 
@@ -159,7 +158,7 @@ def test_a_store_that_takes_no_writes_is_told_of_time_and_again() -> None:
         said = [notice for notice in tested.told(Waiting) if NO_SPACE in notice.reason]
         told += len(said)
         assert all("giving up in" in notice.reason for notice in said)
-    assert told == 1 + 99 // AGAIN
+    assert told == 1 + 99 // OUTAGE_REPORT_INTERVAL
 
 
 def test_it_goes_on_as_soon_as_a_write_is_taken() -> None:
@@ -211,7 +210,7 @@ def test_nobody_waits_for_ever_for_a_store_that_is_gone(story: list[tuple[Event,
     last += [(Tick(), max(POLICY.timeouts.fence_timeout, POLICY.timeouts.join_timeout))] * 3
     for event, after in [*story, *last]:
         tested.feed(event, after)
-        assert tested.wake <= tested.now + LOOK_AROUND
+        assert tested.wake <= tested.now + LONGEST_WAIT
         if tested.told(Fenced):
             tested.feed(LEFT, 2.0)
     gave_up = any(name.startswith("timeout/") for name in tested.state.given)
