@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -210,12 +211,13 @@ def _make_agent(
     config: JobConfig, emit: Emit, early: EarlyForkServer, watch: Watch | None
 ) -> ElasticAgent:
     # Not before the fork server is on its way: this imports torch.
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    with _no_collection():
+        from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-    from elastic_runtime.agent.agent import ElasticAgent
-    from elastic_runtime.agent.run_name import RunName
-    from elastic_runtime.rendezvous.node_address import own_address
-    from elastic_runtime.rendezvous.stores.open_store import open_store
+        from elastic_runtime.agent.agent import ElasticAgent
+        from elastic_runtime.agent.run_name import RunName
+        from elastic_runtime.rendezvous.node_address import own_address
+        from elastic_runtime.rendezvous.stores.open_store import open_store
 
     times = config.timeouts
     address = own_address(config.local_addr, config.endpoint)
@@ -231,6 +233,18 @@ def _make_agent(
         event_log_handler=config.event_log_handler,
     )
     return ElasticAgent(config, spec, store, address, emit, early, watch)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps the garbage collector out of imports: it takes a fifth of their time for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _signals:

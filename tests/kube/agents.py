@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.system.listening import stop_listening
 from tests.kube.kinds import POD
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ class Agents:
         self.say: dict[str, Any] = {}
         self.asked: Counter[str] = Counter()
         self._store, self._loop = store, loop
-        self._servers: dict[str, asyncio.AbstractServer] = {}
+        self._servers: dict[str, asyncio.Server] = {}
         store.listeners.append(self._on_change)
 
     async def close(self) -> None:
         """Nobody answers any more."""
         for server in self._servers.values():
-            server.close()
+            await stop_listening(server)
 
     def _on_change(self, change: Change) -> None:
         pod = change.item
@@ -70,7 +71,7 @@ class Agents:
 
     async def _shut(self, address: str) -> None:
         if server := self._servers.pop(address, None):
-            server.close()
+            await stop_listening(server)
 
     def _report(self, pod: Object) -> Any:
         job = pod["metadata"]["labels"]["job-name"]

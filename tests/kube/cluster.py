@@ -48,11 +48,20 @@ class FakeCluster:
 
     def close(self) -> None:
         """Ends the server and its connections."""
-        asyncio.run_coroutine_threadsafe(self.agents.close(), self._loop).result(_PATIENCE)
-        asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result(_PATIENCE)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_PATIENCE)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_PATIENCE)
         self._loop.close()
+
+    async def _end(self) -> None:
+        await self.agents.close()
+        await self.server.stop()
+        # Answers that are under way, such as to a controller that was killed while it asked.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)  # what they have closed is closed in this turn
 
     def kubeconfig(self, path: Path, namespace: str = "default") -> Path:
         """Writes a kubeconfig for this cluster, and gives its path."""
