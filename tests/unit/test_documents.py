@@ -58,6 +58,14 @@ def test_each_file_that_a_way_leads_through_is_there(page: str, begins: str, fol
     ] == []
 
 
+def test_each_constant_that_the_table_of_changes_names_is_there() -> None:
+    rows = re.findall(r"^\| .+ \| (.+) \|$", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    named = [pair for row in rows for pair in re.findall(r"`(\w+)` in `([\w/]+\.py)`", row)]
+    assert len(named) > 3
+    for name, file in named:
+        assert re.search(rf"^(def )?{name}\b", (ROOT / "elastic_runtime" / file).read_text(), re.M)
+
+
 def test_contributing_is_one_page() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 90
 
