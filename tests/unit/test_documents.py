@@ -58,12 +58,56 @@ def test_each_file_that_a_way_leads_through_is_there(page: str, begins: str, fol
     ] == []
 
 
+def test_each_constant_that_the_table_of_changes_names_is_there() -> None:
+    rows = re.findall(r"^\| .+ \| (.+) \|$", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    named = [pair for row in rows for pair in re.findall(r"`(\w+)` in `([\w/]+\.py)`", row)]
+    assert len(named) > 3
+    for name, file in named:
+        assert re.search(rf"^(def )?{name}\b", (ROOT / "elastic_runtime" / file).read_text(), re.M)
+
+
 def test_contributing_is_one_page() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 90
 
 
-def test_the_glossary_is_short() -> None:
-    assert len((DOCS / "glossary.md").read_text().splitlines()) <= 25
+def test_the_glossaries_are_short() -> None:
+    code = re.split("^## ", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE)
+    [words] = [part for part in code if part.startswith("Words\n")]
+    for text in ((DOCS / "glossary.md").read_text(), words):
+        assert len([line for line in text.splitlines() if line]) <= 25
+
+
+def defined(page: str) -> list[str]:
+    """The words that the first column of a page's table of words defines."""
+    _, _, table = (DOCS / page).read_text().partition("| word | meaning |\n|---|---|\n")
+    rows = re.match(r"(\|.*\n)+", table)
+    assert rows
+    return [word for row in rows[0].splitlines() for word in row.split(" | ")[0][2:].split(", ")]
+
+
+def test_each_word_is_defined_once() -> None:
+    words = defined("glossary.md") + defined("architecture.md")
+    assert len(words) > 40
+    assert sorted(word for word in set(words) if words.count(word) > 1) == []
+
+
+def walks() -> list[tuple[str, int, list[str]]]:
+    """Each walk through the code: its title, how many files it says it has, and its steps."""
+    _, _, part = (DOCS / "architecture.md").read_text().partition("## Walks")
+    titles = r"^\*\*(From .+?)\*\*\s\((\d+) files"
+    _, *found = re.split(titles, part.partition("\n## ")[0], flags=re.MULTILINE)
+    return [
+        (title, int(count), re.findall(r"^\d+\. `[\w/]+\.py`", text, re.MULTILINE))
+        for title, count, text in zip(found[::3], found[1::3], found[2::3], strict=True)
+    ]
+
+
+def test_walks_are_short() -> None:
+    most = [16, 12, 6, 14]
+    assert len(walks()) == len(most)
+    for (title, count, steps), limit in zip(walks(), most, strict=True):
+        assert [int(step.partition(".")[0]) for step in steps] == list(range(1, count + 1)), title
+        assert len({step.partition(" ")[2] for step in steps}) == count <= limit, title
 
 
 def test_each_module_that_a_docstring_names_is_there() -> None:
