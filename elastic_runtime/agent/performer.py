@@ -21,12 +21,12 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     TellRendezvous,
     TellWorkers,
 )
-from elastic_runtime.agent.lifecycle.termination import departure_message
+from elastic_runtime.agent.lifecycle.termination import leave_message
 from elastic_runtime.agent.workers.worker_environment import provisional
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.worker_events import WorkersReplaced
 from elastic_runtime.limits import GOODBYE_TIMEOUT
-from elastic_runtime.protocol.messages import Change, Drain, Interrupt
+from elastic_runtime.protocol.messages import Change, Interrupt, Leave
 from elastic_runtime.protocol.round_records import Member
 from elastic_runtime.rendezvous.core.events import (
     Done,
@@ -118,7 +118,7 @@ class Performer:
                 self._form_group(last, group_rank, local_ranks)
                 workers.enter(last, group_rank, local_ranks)
             case TellWorkers(message, local_ranks):
-                if isinstance(message, Drain | Interrupt | Change):
+                if isinstance(message, Leave | Interrupt | Change):
                     self._parts.reporter.interrupted(ordered=True)
                 workers.tell(message, local_ranks)
             case StopWorkers(grace, local_ranks, signum):
@@ -183,6 +183,6 @@ class Performer:
     def _with_message(self, finish: Finish, state: AgentState) -> Finish:
         if finish.exit_code != EXIT_LEFT:
             return finish
-        saved = self._workers.step() if state.drained else -1
+        saved = self._workers.step() if state.left_at_step else -1
         others, name = self._participant.accompanied, self._config.node_name
-        return replace(finish, message=departure_message(finish.message, name, saved, others))
+        return replace(finish, message=leave_message(finish.message, name, saved, others))

@@ -42,7 +42,7 @@ EVENT_SLOTS = 8
 
 # Statuses of a node. Whether it is a member, a joiner or a spare follows from the round.
 IN = "in"
-DRAINING = "draining"
+LEAVING = "draining"  # was asked to leave, and still has workers
 DONE = "done"
 GONE = "gone"
 

@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.lifecycle import hang_detection, restart_lifecycle
-from elastic_runtime.agent.lifecycle.departure import (
-    announce_departure,
+from elastic_runtime.agent.lifecycle.fault_classification import WITH_SERVER
+from elastic_runtime.agent.lifecycle.in_place_leaving import (
+    announce_leaving,
     dismiss_workers,
     wait_to_leave,
 )
-from elastic_runtime.agent.lifecycle.fault_classification import WITH_SERVER
 from elastic_runtime.agent.lifecycle.in_place_round import (
     enter_round,
     in_phase,
@@ -139,13 +139,13 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
         group_rank=group_rank,
         faults=(),
         leave_reason=None,
-        drained=False,
-        told_to_stop=False,
-        draining=False,
+        left_at_step=False,
+        stop_ordered=False,
+        leaving=False,
         in_place=replace(
             in_place,
             promised_to_stay=False,
-            departure_known=False,
+            leaving_known=False,
             interrupted_at=None,
             inquiry=replace(in_place.inquiry, asking=False),
         ),
@@ -159,7 +159,7 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
     if state.leave_request is None:
         return entered
     due = state.leave_request.at + state.settings.timeouts.grace
-    state, announced = announce_departure(entered.state, due)
+    state, announced = announce_leaving(entered.state, due)
     return Step(state, (*entered.actions, *announced), last.reason)
 
 
@@ -180,7 +180,7 @@ def worker_left(state: AgentState, event: WorkerSaid, now: float) -> Step:
         in_place = replace(
             in_place,
             promised_to_stay=in_place.promised_to_stay or not left.released,
-            departure_known=in_place.departure_known or left.released,
+            leaving_known=in_place.leaving_known or left.released,
         )
         state = replace(state, in_place=in_place)
     if left.planned or in_place.interrupted_at is not None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.lifecycle.departure import dismiss_workers, still_needed, wait_to_leave
+from elastic_runtime.agent.lifecycle.in_place_leaving import (
+    dismiss_workers,
+    still_needed,
+    wait_to_leave,
+)
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
     AfterRound,
     AgentState,

@@ -94,7 +94,7 @@ class InPlace:
         workers: each worker that has a process, by local rank.
         registered: this node has joined the rendezvous.
         promised_to_stay: this node said that it stays when all ranks agreed to leave the round.
-        departure_known: all ranks knew that this node goes when they agreed to leave the round.
+        leaving_known: all ranks knew that this node goes when they agreed to leave the round.
         waiting_since: since when it waits to go, once it was asked to.
         interrupted_at: when the workers were ordered to leave the round at once; None: they were
             not.
@@ -105,7 +105,7 @@ class InPlace:
     workers: Mapping[int, InPlaceWorker] = field(default_factory=dict)
     registered: bool = True
     promised_to_stay: bool = False
-    departure_known: bool = False
+    leaving_known: bool = False
     waiting_since: float = 0.0
     interrupted_at: float | None = None
     boot_failures: int = 0
@@ -158,10 +158,10 @@ class AgentState:
         round: the round that runs, or ran last.
         group_rank: this node's rank in it.
         alive: local ranks whose workers have not ended.
-        can_drain: local ranks that can leave at a step boundary.
-        drained: some worker has done so in this round.
-        draining: the workers were asked to leave at a step boundary.
-        told_to_stop: they were ordered to end, so that no failure of theirs counts from then on.
+        can_leave: local ranks that can leave at a step boundary.
+        left_at_step: some worker has done so in this round.
+        leaving: the workers were asked to leave at a step boundary.
+        stop_ordered: they were ordered to end, so that no failure of theirs counts from then on.
         faults: the unwanted ends so far.
         leave_reason: why the round is left if no worker failed.
         fork_server_ready: workers can be started.
@@ -179,10 +179,10 @@ class AgentState:
     round: RoundRecord | None = None
     group_rank: int = 0
     alive: frozenset[int] = frozenset()
-    can_drain: frozenset[int] = frozenset()
-    drained: bool = False
-    draining: bool = False
-    told_to_stop: bool = False
+    can_leave: frozenset[int] = frozenset()
+    left_at_step: bool = False
+    leaving: bool = False
+    stop_ordered: bool = False
     faults: tuple[FaultReport, ...] = ()
     leave_reason: FaultReport | None = None
     fork_server_ready: bool = False

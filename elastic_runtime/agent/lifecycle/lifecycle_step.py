@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_runtime.agent.lifecycle import (
-    departure,
     hang_detection,
+    in_place_leaving,
     in_place_lifecycle,
     restart_lifecycle,
 )
@@ -150,9 +150,9 @@ def _hello(state: AgentState, event: WorkerSaid, now: float) -> Step:
     assert isinstance(hello, Hello)
     if state.round is None or hello.round != state.round.number:
         return Step(state)
-    others = state.can_drain - {event.local_rank}
-    can_drain = others | {event.local_rank} if hello.drains else others
-    return Step(replace(state, can_drain=can_drain))
+    others = state.can_leave - {event.local_rank}
+    can_leave = others | {event.local_rank} if hello.drains else others
+    return Step(replace(state, can_leave=can_leave))
 
 
 # ---------------------------------------------------------------- the rendezvous
@@ -237,7 +237,9 @@ HANDLERS: dict[type, EventHandlers] = {
     StepOverdue: _only_in_place(hang_detection.step_overdue),
     Alarm: EventHandlers(restart_lifecycle.alarm, in_place_lifecycle.alarm),
     # who asks this node to leave
-    LeaveRequested: EventHandlers(restart_lifecycle.leave_requested, departure.leave_requested),
+    LeaveRequested: EventHandlers(
+        restart_lifecycle.leave_requested, in_place_leaving.leave_requested
+    ),
     # what the rendezvous says
     Sealed: EventHandlers(restart_lifecycle.sealed, in_place_lifecycle.sealed),
     Switch: EventHandlers(restart_lifecycle.switch, in_place_lifecycle.switch),

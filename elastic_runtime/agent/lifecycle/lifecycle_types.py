@@ -14,10 +14,10 @@ from elastic_runtime.protocol.messages import (
     Ask,
     Change,
     Dismiss,
-    Drain,
     Heard,
     Hello,
     Interrupt,
+    Leave,
     Left,
     Ready,
     Returned,
@@ -70,7 +70,7 @@ class WorkerExited:
         round: the round it was started for.
         local_rank: which one.
         code: exit code, or minus the number of the signal that ended it.
-        drained: it left at a step boundary, as it was asked to.
+        left_at_step: it left at a step boundary, as it was asked to.
         fault: what its end means if nobody wanted it; None after exit code 0, and until the worker
             group has looked at what the worker left behind.
         pid: its process; 0 if there never was one (its error file says why).
@@ -83,7 +83,7 @@ class WorkerExited:
     round: int
     local_rank: int
     code: int
-    drained: bool = False
+    left_at_step: bool = False
     fault: FaultReport | None = None
     pid: int = 0
     lifetime: float = 0.0
@@ -100,7 +100,8 @@ class WorkerSaid:
 
     Attributes:
         local_rank: which one.
-        message: ``Hello`` says whether it can drain; the others are those of a script in place.
+        message: ``Hello`` says whether it can leave at a step boundary; the others are those of a
+            script in place.
     """
 
     local_rank: int
@@ -215,7 +216,7 @@ class TellWorkers:
         local_ranks: which ones; none: all.
     """
 
-    message: Drain | Interrupt | Change | Ask | Dismiss
+    message: Leave | Interrupt | Change | Ask | Dismiss
     local_ranks: tuple[int, ...] = ()
 
 

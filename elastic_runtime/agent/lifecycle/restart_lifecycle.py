@@ -39,7 +39,7 @@ from elastic_runtime.agent.lifecycle.termination import (
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
-from elastic_runtime.protocol.messages import Drain
+from elastic_runtime.protocol.messages import Leave
 from elastic_runtime.protocol.records import ASKED, NO_ROOM, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core import events
 from elastic_runtime.system.repeated_signals import StopRequest
@@ -61,10 +61,10 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
         round=last,
         group_rank=group_rank,
         alive=frozenset(range(state.settings.workers)),
-        can_drain=frozenset(),
-        drained=False,
-        draining=False,
-        told_to_stop=False,
+        can_leave=frozenset(),
+        left_at_step=False,
+        leaving=False,
+        stop_ordered=False,
         faults=(),
         leave_reason=None,
     )
@@ -82,16 +82,16 @@ def worker_exited(state: AgentState, event: WorkerExited, now: float) -> Step:
         state,
         in_place=in_place.without(event.local_rank) if in_place else None,
         alive=state.alive - {event.local_rank},
-        drained=state.drained or event.drained,
+        left_at_step=state.left_at_step or event.left_at_step,
     )
     actions: list[Action] = []
-    ours = state.told_to_stop and event.code < 0
-    if event.fault is not None and not event.drained and not ours:
+    ours = state.stop_ordered and event.code < 0
+    if event.fault is not None and not event.left_at_step and not ours:
         fault = free_if_leaving(state, event.fault)
         state = replace(state, faults=(*state.faults, fault))
-        if not state.told_to_stop:
+        if not state.stop_ordered:
             actions.append(report_exit(event, fault))
-            state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
+            state = replace(state, phase=Phase.STOPPING, stop_ordered=True)
             if fault.signature == NO_ROOM:
                 state = leave_for_want_of_room(state, fault)
             if state.alive:
@@ -106,31 +106,33 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
     reason = FaultReport(event.round, PLANNED, event.reason)
     state = replace(state, leave_reason=state.leave_reason or reason)
     if state.phase is Phase.DONE:
-        return workers_ended(replace(state, phase=Phase.STOPPING, told_to_stop=True), ())
+        return workers_ended(replace(state, phase=Phase.STOPPING, stop_ordered=True), ())
     if state.phase not in (Phase.RUNNING, Phase.STOPPING):
         return Step(state)
     if event.broken:
-        if state.told_to_stop and not state.draining:
+        if state.stop_ordered and not state.leaving:
             return Step(state)
         return stop_workers(state, state.settings.timeouts.broken_grace, event.reason)
-    if state.told_to_stop or state.draining:
+    if state.stop_ordered or state.leaving:
         return Step(state)
-    return _drain(state, event.reason, now)
+    return _ask_workers_to_leave(state, event.reason, now)
 
 
-def _drain(state: AgentState, reason: str, now: float, signum: int = signal.SIGTERM) -> Step:
+def _ask_workers_to_leave(
+    state: AgentState, reason: str, now: float, signum: int = signal.SIGTERM
+) -> Step:
     """Asks the workers to leave: at a step boundary if they can, else by a signal."""
     last = state.round
-    if last is None or not state.alive <= state.can_drain or not state.alive:
+    if last is None or not state.alive <= state.can_leave or not state.alive:
         return stop_workers(state, state.settings.timeouts.grace, reason, signum=signum)
-    drain = TellWorkers(Drain(last.number, reason))
+    leave = TellWorkers(Leave(last.number, reason))
     alarm = SetAlarm(now + state.settings.timeouts.grace)
-    return Step(replace(state, draining=True), (*forward_signal(signum), drain, alarm), reason)
+    return Step(replace(state, leaving=True), (*forward_signal(signum), leave, alarm), reason)
 
 
 def alarm(state: AgentState, event: Alarm, now: float) -> Step:
     """The time is over in which workers were to leave at a step boundary."""
-    if state.draining:
+    if state.leaving:
         reason = "the workers did not leave in time"
         return stop_workers(state, state.settings.timeouts.broken_grace, reason)
     return Step(state)
@@ -143,7 +145,7 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
         state = replace(state, after_round=AfterRound.END, finish=finish)
         if not state.alive:
             return end_agent(state)
-        state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
+        state = replace(state, phase=Phase.STOPPING, stop_ordered=True)
         return Step(state, (StopWorkers(0.0),), "asked twice")
     report = report_leaving(event)
     alone = state.round is None or state.round.size == 1
@@ -153,16 +155,16 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
         after_round=AfterRound.LEAVE,
         finish=Finish(EXIT_LEFT, "stopped on request" if alone else "left on request"),
     )
-    drain = TellRendezvous(events.DrainNode())
+    leaving = TellRendezvous(events.Leaving())
     match state.phase:
         case Phase.STARTING | Phase.WAITING | Phase.DONE:
             return end_agent(state, (report,))
         case Phase.STOPPING:
-            return Step(state, (report, drain), "leaving after the stop")
+            return Step(state, (report, leaving), "leaving after the stop")
     number = state.round.number if state.round else 0
     state = replace(state, leave_reason=FaultReport(number, ASKED, "the node was asked to leave"))
-    drained = _drain(state, "this node was asked to leave", now, event.signum)
-    return replace(drained, actions=(report, drain, *drained.actions))
+    asked = _ask_workers_to_leave(state, "this node was asked to leave", now, event.signum)
+    return replace(asked, actions=(report, leaving, *asked.actions))
 
 
 def report_leaving(event: LeaveRequested) -> TellPeople:

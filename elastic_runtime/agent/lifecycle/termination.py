@@ -116,7 +116,7 @@ def stop_workers(
     signum: int = signal.SIGTERM,
 ) -> Step:
     """Ends all workers, after these actions; without any worker, goes on at once."""
-    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
+    state = replace(state, phase=Phase.STOPPING, stop_ordered=True, leaving=False)
     if not state.alive:
         return workers_ended(state, actions)
     return Step(state, (*actions, StopWorkers(grace, signum=signum), SetAlarm(NEVER)), reason)
@@ -128,7 +128,7 @@ def workers_ended(state: AgentState, actions: Iterable[Action]) -> Step:
     assert last is not None
     if state.after_round is AfterRound.END:
         return end_agent(state, actions)
-    well = not state.faults and not state.drained and not state.told_to_stop
+    well = not state.faults and not state.left_at_step and not state.stop_ordered
     if well and state.after_round is AfterRound.REJOIN:
         done = TellRendezvous(events.Done(last.number))
         return Step(replace(state, phase=Phase.DONE), (*actions, done), "ended well")
@@ -198,7 +198,7 @@ def end_agent(state: AgentState, actions: Iterable[Action] = ()) -> Step:
     return Step(state, (*actions, TellRendezvous(events.Goodbye()), finish), finish.message)
 
 
-def departure_message(text: str, name: str, saved: int, accompanied: bool) -> str:
+def leave_message(text: str, name: str, saved: int, accompanied: bool) -> str:
     """What a node says that has left because it was asked to.
 
     Args:

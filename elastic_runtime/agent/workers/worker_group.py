@@ -27,7 +27,7 @@ from elastic_runtime.agent.workers.worker_processes import WorkerProcesses, Work
 from elastic_runtime.events.node_events import PrivateLost, ProgressOff
 from elastic_runtime.limits import STACK_DUMP_TIME
 from elastic_runtime.protocol.messages import (
-    EXIT_DRAINED,
+    EXIT_WORKER_LEFT,
     Enter,
     Hello,
     Message,
@@ -253,12 +253,12 @@ class WorkerGroup:
         """Local ranks of the workers that have not ended."""
         return self._processes.running()
 
-    def explained(self, exited: WorkerExited, told_to_stop: bool) -> WorkerExited:
+    def explained(self, exited: WorkerExited, stop_ordered: bool) -> WorkerExited:
         """A worker's end with what it means, as far as its files and its return value tell.
 
         Args:
             exited: the end of its process.
-            told_to_stop: workers were ordered to end, so that a signal is no failure.
+            stop_ordered: workers were ordered to end, so that a signal is no failure.
         """
         local_rank = exited.local_rank
         slot = self._slots[local_rank]
@@ -268,8 +268,8 @@ class WorkerGroup:
             exited = replace(exited, code=self._take_value(local_rank, path))
         if exited.code == 0:
             return exited
-        if exited.code == EXIT_DRAINED:
-            return replace(exited, drained=True)
+        if exited.code == EXIT_WORKER_LEFT:
+            return replace(exited, left_at_step=True)
         error = read_error_file(path)
         fault = classify(
             exited.round,
@@ -286,7 +286,7 @@ class WorkerGroup:
         if exited.refused:
             reason = f"worker {slot.rank} cannot be started: {exited.refused}"
             fault = replace(fault, kind=START, reason=reason, signature=NO_ROOM)
-        if not (told_to_stop and exited.code < 0):
+        if not (stop_ordered and exited.code < 0):
             self.failures[slot.rank] = failure(local_rank, exited.pid, exited.code, path, error)
             self._failed[slot.rank] = slot.worker_dir
         return replace(exited, fault=fault)

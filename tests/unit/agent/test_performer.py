@@ -179,7 +179,7 @@ def test_people_read_global_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drained", "accompanied", "message"),
+    ("left_at_step", "accompanied", "message"),
     [
         (False, False, "a has left"),
         (True, False, "a has left; step 9 is saved"),
@@ -187,8 +187,8 @@ def test_people_read_global_ranks() -> None:
     ],
 )
 def test_a_node_that_has_left_says_what_is_saved(
-    drained: bool, accompanied: bool, message: str
+    left_at_step: bool, accompanied: bool, message: str
 ) -> None:
     agent = Agent(accompanied=accompanied)
-    agent.perform(actions.Finish(EXIT_LEFT, "has left"), drained=drained)
+    agent.perform(actions.Finish(EXIT_LEFT, "has left"), left_at_step=left_at_step)
     assert agent.performer.finish == actions.Finish(EXIT_LEFT, message)

@@ -13,7 +13,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     StopWorkers,
     WorkerExited,
 )
-from elastic_runtime.agent.lifecycle.termination import departure_message
+from elastic_runtime.agent.lifecycle.termination import leave_message
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 from elastic_runtime.protocol.records import (
     ASKED,
@@ -87,4 +87,4 @@ def test_a_node_without_room_for_its_workers_leaves_and_says_why() -> None:
 def test_a_node_that_leaves_says_of_others_what_it_knows(
     saved: int, accompanied: bool, words: str
 ) -> None:
-    assert departure_message("left on request", "node1", saved, accompanied) == words
+    assert leave_message("left on request", "node1", saved, accompanied) == words

@@ -60,9 +60,9 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
     if state.phase is not Phase.RUNNING or not state.ranks_in(WorkerPhase.IN_ROUND):
         return restart_lifecycle.leave_requested(state, event, now)
     due = now + state.settings.timeouts.grace
-    state, announced = announce_departure(_with_request(state, event, now), due)
+    state, announced = announce_leaving(_with_request(state, event, now), due)
     if state.require_in_place().interrupted_at is not None:
-        announced = (TellRendezvous(events.DrainNode()),)
+        announced = (TellRendezvous(events.Leaving()),)
     report = restart_lifecycle.report_leaving(event)
     return Step(state, (report, *forward_signal(event.signum), *announced), "asked to leave")
 
@@ -76,7 +76,7 @@ def _with_request(state: AgentState, event: LeaveRequested, now: float) -> Agent
     )
 
 
-def announce_departure(state: AgentState, due: float) -> tuple[AgentState, tuple[Action, ...]]:
+def announce_leaving(state: AgentState, due: float) -> tuple[AgentState, tuple[Action, ...]]:
     """Has all ranks leave the round at a step that they agree on, as this node goes."""
     last = state.round
     assert last is not None
@@ -85,7 +85,7 @@ def announce_departure(state: AgentState, due: float) -> tuple[AgentState, tuple
     if last.size == 1:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
     change = TellWorkers(Change(last.number, "this node was asked to leave", goes=True))
-    return state, (TellRendezvous(events.DrainNode()), change, SetAlarm(due))
+    return state, (TellRendezvous(events.Leaving()), change, SetAlarm(due))
 
 
 def _ranks_with_state(state: AgentState) -> list[int]:
@@ -105,7 +105,7 @@ def still_needed(state: AgentState, *, broken: bool) -> bool:
     if state.leave_request is None:
         return False
     in_place = state.require_in_place()
-    surprised = broken and not in_place.departure_known
+    surprised = broken and not in_place.leaving_known
     return in_place.promised_to_stay or (surprised and bool(_ranks_with_state(state)))
 
 
@@ -128,12 +128,12 @@ def wait_to_leave(
     since = state.require_in_place().waiting_since
     due = min(since + min(seconds, part * grace), state.leave_request.at + grace)
     with_state = _ranks_with_state(state)
-    drain = TellRendezvous(events.DrainNode())
+    leaving = TellRendezvous(events.Leaving())
     if seen.alone and with_state:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
-        return dismiss_workers(state, [*actions, drain], with_state[0], "asked to leave", now)
+        return dismiss_workers(state, [*actions, leaving], with_state[0], "asked to leave", now)
     if not with_state or now >= due:
-        return dismiss_workers(state, [*actions, drain], None, "asked to leave", now)
+        return dismiss_workers(state, [*actions, leaving], None, "asked to leave", now)
     alarm = SetAlarm(min(now + _LOOKS, due))
     return Step(state, (*actions, alarm), "leaves by way of the next round")
 
@@ -150,7 +150,7 @@ def dismiss_workers(
         reason: why.
         now: seconds on the monotonic clock.
     """
-    state = replace(state, told_to_stop=True, after_round=AfterRound.END, draining=True)
+    state = replace(state, stop_ordered=True, after_round=AfterRound.END, leaving=True)
     if not state.alive:
         return end_agent(state, actions)
     # Those on their way to elastic.run would hear of it only there.

@@ -26,7 +26,7 @@ from elastic_runtime.protocol.messages import (
     Dismiss,
 )
 from elastic_runtime.rendezvous.core.events import (
-    DrainNode,
+    Leaving,
     LeftRound,
 )
 from elastic_runtime.rendezvous.core.notices import (
@@ -53,8 +53,8 @@ def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step() -> None:
     (said,) = agent.said(LeftRound)
     assert not said.stays
     assert agent.told(Dismiss)
-    agent.take(WorkerExited(1, 0, 79, drained=True))
-    agent.take(WorkerExited(1, 1, 79, drained=True))
+    agent.take(WorkerExited(1, 0, 79, left_at_step=True))
+    agent.take(WorkerExited(1, 1, 79, left_at_step=True))
     assert agent.asked(Finish)[0].exit_code == EXIT_LEFT
 
 
@@ -79,7 +79,7 @@ def test_the_last_node_saves_what_only_it_remembers_before_it_leaves() -> None:
     assert agent.saves() == 0
     assert not agent.asked(Finish)
     agent.take(WorkerExited(1, 1, 0))
-    agent.take(WorkerExited(1, 0, 79, drained=True))
+    agent.take(WorkerExited(1, 0, 79, left_at_step=True))
     (finish,) = agent.asked(Finish)
     assert (finish.exit_code, finish.message) == (EXIT_LEFT, "stopped on request")
 
@@ -89,7 +89,7 @@ def _goes_by_way_of_round_2(agent: InPlaceAgent) -> None:
     assert not agent.told(Dismiss)
     agent.take(sealed(2))
     assert agent.asked(EnterRound)
-    assert agent.said(DrainNode)
+    assert agent.said(Leaving)
     assert agent.told(Change) == [TellWorkers(Change(2, "this node was asked to leave", goes=True))]
     for local_rank in (0, 1):
         agent.take(left(2, local_rank, planned=True))
@@ -100,7 +100,7 @@ def _goes_by_way_of_round_2(agent: InPlaceAgent) -> None:
 def test_a_node_that_is_asked_between_two_rounds_goes_by_way_of_the_next_one() -> None:
     agent = _between_rounds()
     agent.take(LeaveRequested(15, alone=False))
-    assert not agent.said(DrainNode)  # only who stays in is in the next round
+    assert not agent.said(Leaving)  # only who stays in is in the next round
     _goes_by_way_of_round_2(agent)
 
 
@@ -252,7 +252,7 @@ def test_a_node_leaves_although_its_workers_were_started_for_an_earlier_round() 
     for local_rank in (0, 1):
         agent.take(left(2, local_rank, planned=True))
     for local_rank in (0, 1):
-        agent.take(WorkerExited(1, local_rank, 79, drained=True))
+        agent.take(WorkerExited(1, local_rank, 79, left_at_step=True))
     assert agent.asked(Finish)[0].exit_code == EXIT_LEFT
 
 
