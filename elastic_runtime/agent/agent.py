@@ -254,7 +254,7 @@ class ElasticAgent:
                 self._importing.end()
                 return item
             case WorkerExited():
-                exited = self._workers.explained(item, self._life.state.stop_ordered)
+                exited = self._workers.explained(item, self._life.state.facts.stop_ordered)
                 if exited.fault is not None:
                     self._reporter.interrupted()
                 return exited

@@ -183,6 +183,6 @@ class Performer:
     def _with_message(self, finish: Finish, state: AgentState) -> Finish:
         if finish.exit_code != EXIT_LEFT:
             return finish
-        saved = self._workers.step() if state.left_at_step else -1
+        saved = self._workers.step() if state.facts.left_at_step else -1
         others, name = self._participant.accompanied, self._config.node_name
         return replace(finish, message=leave_message(finish.message, name, saved, others))

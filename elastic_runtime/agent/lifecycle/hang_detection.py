@@ -265,8 +265,8 @@ def _all_wait(
         return Step(state, (), "all workers here wait for others")
     reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout)"
     fault = FaultReport(last.number, FAILED, reason, signature=HANGS)
-    state = replace(state, faults=(*state.faults, fault))
-    return interrupt_round(state, reason, [TellPeople(WorkerHangs(reason))], now)
+    broken = interrupt_round(state.with_fault(fault), reason, now)
+    return broken.preceded_by(TellPeople(WorkerHangs(reason)))
 
 
 def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
@@ -288,9 +288,9 @@ def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
     name = last.member(state.group_rank).name
     reason = f"{name} does not reach {listed(event.missed)}"
     fault = FaultReport(last.number, LOST, reason, signature=CUT_OFF, consequence=True)
-    state = replace(_inquire(state, asking=False), faults=(*state.faults, fault))
+    state = _inquire(state, asking=False).with_fault(fault)
     report = TellPeople(NodeCutOff(reason, list(event.missed)))
-    return interrupt_round(state, reason, [report], now)
+    return interrupt_round(state, reason, now).preceded_by(report)
 
 
 def no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> Step:
@@ -352,7 +352,8 @@ def _stuck_workers(state: AgentState, inside: tuple[int, ...], now: float) -> di
     option = "--grace" if leaves else "--rejoin-timeout"
     # All others have waited for it, perhaps in the first step of this process, of which its own
     # agent does not know how long it may take.
-    all_wait = state.leave_reason is not None and HANG in state.leave_reason.reason
+    leave_reason = state.facts.leave_reason
+    all_wait = leave_reason is not None and HANG in leave_reason.reason
     found = {}
     for rank in inside:
         heard = inquiry.answers.get(rank)

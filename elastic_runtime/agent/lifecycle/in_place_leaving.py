@@ -55,8 +55,9 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
     if state.phase is Phase.WAITING and _ranks_with_state(state):
         state = _with_request(state, event, now)
         state = replace(state, in_place=replace(state.require_in_place(), waiting_since=now))
-        actions = [restart_lifecycle.report_leaving(event), *forward_signal(event.signum)]
-        return wait_to_leave(state, actions, event, now)
+        report = restart_lifecycle.report_leaving(event)
+        waits = wait_to_leave(state, event, now)
+        return waits.preceded_by(report, *forward_signal(event.signum))
     if state.phase is not Phase.RUNNING or not state.ranks_in(WorkerPhase.IN_ROUND):
         return restart_lifecycle.leave_requested(state, event, now)
     due = now + state.settings.timeouts.grace
@@ -81,7 +82,7 @@ def announce_leaving(state: AgentState, due: float) -> tuple[AgentState, tuple[A
     last = state.round
     assert last is not None
     reason = FaultReport(last.number, ASKED, "the node was asked to leave")
-    state = replace(state, leave_reason=state.leave_reason or reason)
+    state = state.with_leave_reason(reason)
     if last.size == 1:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
     change = TellWorkers(Change(last.number, "this node was asked to leave", goes=True))
@@ -109,14 +110,11 @@ def still_needed(state: AgentState, *, broken: bool) -> bool:
     return in_place.promised_to_stay or (surprised and bool(_ranks_with_state(state)))
 
 
-def wait_to_leave(
-    state: AgentState, actions: list[Action], seen: LeaveRequested | Alarm, now: float
-) -> Step:
+def wait_to_leave(state: AgentState, seen: LeaveRequested | Alarm, now: float) -> Step:
     """Waits for the next round, to leave by way of it; the last node saves by itself, and leaves.
 
     Args:
         state: between two rounds, of a node that was asked to leave.
-        actions: come first.
         seen: says whether this is the last node, whether it leads, and whether the store is there.
         now: seconds on the monotonic clock.
     """
@@ -131,29 +129,29 @@ def wait_to_leave(
     leaving = TellRendezvous(events.Leaving())
     if seen.alone and with_state:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
-        return dismiss_workers(state, [*actions, leaving], with_state[0], "asked to leave", now)
+        dismissed = dismiss_workers(state, with_state[0], "asked to leave", now)
+        return dismissed.preceded_by(leaving)
     if not with_state or now >= due:
-        return dismiss_workers(state, [*actions, leaving], None, "asked to leave", now)
+        return dismiss_workers(state, None, "asked to leave", now).preceded_by(leaving)
     alarm = SetAlarm(min(now + _LOOKS, due))
-    return Step(state, (*actions, alarm), "leaves by way of the next round")
+    return Step(state, (alarm,), "waits for the next round, to leave in it")
 
 
-def dismiss_workers(
-    state: AgentState, actions: list[Action], saves: int | None, reason: str, now: float
-) -> Step:
+def dismiss_workers(state: AgentState, saves: int | None, reason: str, now: float) -> Step:
     """Ends all workers: from here on only their processes count, not rounds.
 
     Args:
         state: no worker of this node is in a round.
-        actions: come first.
-        saves: the local rank of the one that saves what it remembers before; None: nobody does.
+        saves: the local rank of the one that saves what it remembers before; None: none does.
         reason: why.
         now: seconds on the monotonic clock.
     """
-    state = replace(state, stop_ordered=True, after_round=AfterRound.END, leaving=True)
+    state = replace(state.stopping(), after_round=AfterRound.END)
+    state = replace(state, facts=replace(state.facts, leaving=True))
     if not state.alive:
-        return end_agent(state, actions)
-    # Those on their way to elastic.run would hear of it only there.
+        return end_agent(state)
+    actions: list[Action] = []
+    # Those on their way to elastic.run would read the message only there.
     if booting := state.ranks_in(WorkerPhase.BOOTING):
         actions.append(StopWorkers(0.0, booting))
     if saves is not None:
@@ -161,4 +159,4 @@ def dismiss_workers(
     if others := tuple(sorted(state.alive - {saves})):
         actions.append(TellWorkers(Dismiss(), others))
     actions.append(SetAlarm(now + state.settings.timeouts.grace))
-    return Step(replace(state, phase=Phase.STOPPING), tuple(actions), reason)
+    return Step(state, tuple(actions), reason)

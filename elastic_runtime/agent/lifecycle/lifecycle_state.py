@@ -148,6 +148,26 @@ class LifecycleSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """What has happened in the round that runs, or ran last; a new round begins without any.
+
+    Attributes:
+        faults: the unwanted ends of workers so far.
+        leave_reason: why the round is left if no worker failed.
+        leaving: the workers were asked to leave at a step boundary.
+        left_at_step: some worker has done so.
+        stop_ordered: the workers were ordered to end, so that no failure of theirs counts from then
+            on.
+    """
+
+    faults: tuple[FaultReport, ...] = ()
+    leave_reason: FaultReport | None = None
+    leaving: bool = False
+    left_at_step: bool = False
+    stop_ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AgentState:
     """All that an agent knows about itself.
 
@@ -157,13 +177,9 @@ class AgentState:
         after_round: what follows ``STOPPING``.
         round: the round that runs, or ran last.
         group_rank: this node's rank in it.
+        facts: what has happened in it.
         alive: local ranks whose workers have not ended.
-        can_leave: local ranks that can leave at a step boundary.
-        left_at_step: some worker has done so in this round.
-        leaving: the workers were asked to leave at a step boundary.
-        stop_ordered: they were ordered to end, so that no failure of theirs counts from then on.
-        faults: the unwanted ends so far.
-        leave_reason: why the round is left if no worker failed.
+        can_leave: those of them that can leave at a step boundary.
         fork_server_ready: workers can be started.
         fork_server_deaths: how often in a row it died before it was ready.
         store_answered: at least once.
@@ -178,13 +194,9 @@ class AgentState:
     after_round: AfterRound = AfterRound.REJOIN
     round: RoundRecord | None = None
     group_rank: int = 0
+    facts: RoundFacts = RoundFacts()
     alive: frozenset[int] = frozenset()
     can_leave: frozenset[int] = frozenset()
-    left_at_step: bool = False
-    leaving: bool = False
-    stop_ordered: bool = False
-    faults: tuple[FaultReport, ...] = ()
-    leave_reason: FaultReport | None = None
     fork_server_ready: bool = False
     fork_server_deaths: int = 0
     store_answered: bool = False
@@ -201,6 +213,32 @@ class AgentState:
         assert self.in_place is not None
         return self.in_place
 
+    def with_fault(self, fault: FaultReport) -> AgentState:
+        """After one more unwanted end of a worker."""
+        facts = replace(self.facts, faults=(*self.facts.faults, fault))
+        return replace(self, facts=facts)
+
+    def with_leave_reason(self, reason: FaultReport) -> AgentState:
+        """With a reason to leave the round; the first one counts."""
+        if self.facts.leave_reason is not None:
+            return self
+        return replace(self, facts=replace(self.facts, leave_reason=reason))
+
+    def without_worker(self, local_rank: int) -> AgentState:
+        """After the end of a worker's process."""
+        ended = {local_rank}
+        return replace(
+            self,
+            alive=self.alive - ended,
+            can_leave=self.can_leave - ended,
+            in_place=self.in_place.without(local_rank) if self.in_place else None,
+        )
+
+    def stopping(self) -> AgentState:
+        """Once its workers are ordered to end."""
+        facts = replace(self.facts, stop_ordered=True)
+        return replace(self, phase=Phase.STOPPING, facts=facts)
+
     @property
     def available(self) -> int:
         """How many workers can take part in a round now, or do; 0 if they are too few."""
@@ -215,3 +253,7 @@ class Step:
     state: AgentState
     actions: tuple[Action, ...] = ()
     reason: str = ""
+
+    def preceded_by(self, *actions: Action) -> Step:
+        """The same, with other actions before its own."""
+        return replace(self, actions=(*actions, *self.actions))

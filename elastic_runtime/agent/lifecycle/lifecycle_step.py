@@ -123,7 +123,7 @@ def _fork_server_ready(state: AgentState, event: ForkServerReady, now: float) ->
     state = replace(state, phase=Phase.WAITING)
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
-        return boot_missing(replace(state, in_place=unregistered), actions)
+        return boot_missing(replace(state, in_place=unregistered)).preceded_by(*actions)
     return Step(state, (*actions, TellRendezvous(events.Join())), "the fork server is ready")
 
 
@@ -146,12 +146,11 @@ def _fork_server_died(state: AgentState, event: ForkServerExited, now: float) ->
 
 def _hello(state: AgentState, event: WorkerSaid, now: float) -> Step:
     """A worker says whether it can save and leave when asked (it has a checkpointer)."""
-    hello = event.message
+    hello, sender = event.message, {event.local_rank}
     assert isinstance(hello, Hello)
-    if state.round is None or hello.round != state.round.number:
+    if event.local_rank not in state.alive:
         return Step(state)
-    others = state.can_leave - {event.local_rank}
-    can_leave = others | {event.local_rank} if hello.drains else others
+    can_leave = state.can_leave | sender if hello.drains else state.can_leave - sender
     return Step(replace(state, can_leave=can_leave))
 
 

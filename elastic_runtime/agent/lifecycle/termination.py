@@ -33,8 +33,6 @@ from elastic_runtime.rendezvous.core import events
 from elastic_runtime.rendezvous.core.formation.failure_budget import root_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from elastic_runtime.protocol.round_records import RoundRecord
 
 NEVER = float("inf")
@@ -63,17 +61,17 @@ def report_round(state: AgentState, last: RoundRecord, group_rank: int) -> list[
     return [*reports, TellPeople(sealed)]
 
 
-def boot_missing(state: AgentState, actions: Iterable[Action] = ()) -> Step:
+def boot_missing(state: AgentState) -> Step:
     """In place: starts every worker that has no process, to be ready for a round."""
     missing = tuple(sorted(set(range(state.settings.workers)) - state.alive))
     if not missing or state.leave_request:
-        return Step(state, tuple(actions))
+        return Step(state)
     in_place = state.require_in_place()
     workers = {**in_place.workers, **dict.fromkeys(missing, InPlaceWorker())}
     state = replace(
         state, alive=state.alive | set(missing), in_place=replace(in_place, workers=workers)
     )
-    return Step(state, (*actions, BootWorkers(missing)), "workers start")
+    return Step(state, (BootWorkers(missing),), "workers start")
 
 
 def free_if_leaving(state: AgentState, fault: FaultReport) -> FaultReport:
@@ -109,64 +107,61 @@ def forward_signal(signum: int) -> tuple[Action, ...]:
 
 
 def stop_workers(
-    state: AgentState,
-    grace: float,
-    reason: str,
-    actions: Iterable[Action] = (),
-    signum: int = signal.SIGTERM,
+    state: AgentState, grace: float, reason: str, signum: int = signal.SIGTERM
 ) -> Step:
-    """Ends all workers, after these actions; without any worker, goes on at once."""
-    state = replace(state, phase=Phase.STOPPING, stop_ordered=True, leaving=False)
+    """Ends all workers; if there is none, the round is over at once."""
+    state = state.stopping()
+    state = replace(state, facts=replace(state.facts, leaving=False))
     if not state.alive:
-        return workers_ended(state, actions)
-    return Step(state, (*actions, StopWorkers(grace, signum=signum), SetAlarm(NEVER)), reason)
+        return workers_ended(state)
+    return Step(state, (StopWorkers(grace, signum=signum), SetAlarm(NEVER)), reason)
 
 
-def workers_ended(state: AgentState, actions: Iterable[Action]) -> Step:
+def workers_ended(state: AgentState) -> Step:
     """The last worker of the round has ended on this node."""
     last = state.round
     assert last is not None
     if state.after_round is AfterRound.END:
-        return end_agent(state, actions)
-    well = not state.faults and not state.left_at_step and not state.stop_ordered
+        return end_agent(state)
+    facts = state.facts
+    well = not facts.faults and not facts.left_at_step and not facts.stop_ordered
     if well and state.after_round is AfterRound.REJOIN:
         done = TellRendezvous(events.Done(last.number))
-        return Step(replace(state, phase=Phase.DONE), (*actions, done), "ended well")
+        return Step(replace(state, phase=Phase.DONE), (done,), "ended well")
     fault = leave_fault(state)
-    actions = (*actions, TellPeople(RoundLeft(last.number, fault.reason)))
+    report = TellPeople(RoundLeft(last.number, fault.reason))
     match state.after_round:
         case AfterRound.JOIN_AS_NEW:
-            return _join_as_new(state, actions)
+            return _join_as_new(state).preceded_by(report)
         case AfterRound.LEAVE:
             left = TellRendezvous(events.LeftRound(last.number, fault, stays=False))
-            return end_agent(state, (*actions, left))
+            return end_agent(state).preceded_by(report, left)
     state = replace(state, phase=Phase.WAITING)
     workers = state.available if state.in_place else None
     left = TellRendezvous(events.LeftRound(last.number, fault, stays=True, workers=workers))
-    if state.in_place:
-        return boot_missing(state, (*actions, left))
-    return Step(state, (*actions, left), fault.reason)
+    follows = boot_missing(state) if state.in_place else Step(state, (), fault.reason)
+    return follows.preceded_by(report, left)
 
 
 def leave_fault(state: AgentState) -> FaultReport:
     """Why this node leaves its round."""
     last = state.round
     assert last is not None
-    fault = root_cause(state.faults) or state.leave_reason
+    fault = root_cause(state.facts.faults) or state.facts.leave_reason
     fault = fault or FaultReport(last.number, PLANNED, "the membership changes")
-    if state.after_round is AfterRound.LEAVE and not state.faults:
+    if state.after_round is AfterRound.LEAVE and not state.facts.faults:
         return replace(fault, kind=ASKED)
     return fault
 
 
-def _join_as_new(state: AgentState, actions: Iterable[Action]) -> Step:
+def _join_as_new(state: AgentState) -> Step:
     state = replace(state, phase=Phase.WAITING, after_round=AfterRound.REJOIN)
     if not state.fork_server_ready:
-        return Step(replace(state, phase=Phase.STARTING), tuple(actions))
+        return Step(replace(state, phase=Phase.STARTING))
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
-        return boot_missing(replace(state, in_place=unregistered), actions)
-    return Step(state, (*actions, TellRendezvous(events.Join())), "joins as a new node")
+        return boot_missing(replace(state, in_place=unregistered))
+    return Step(state, (TellRendezvous(events.Join()),), "joins as a new node")
 
 
 # ---------------------------------------------------------------- the end of the agent
@@ -180,7 +175,7 @@ def finish_with(state: AgentState, finish: Finish) -> Step:
     return end_agent(state)
 
 
-def leave_for_want_of_room(state: AgentState, fault: FaultReport) -> AgentState:
+def leave_for_lack_of_resources(state: AgentState, fault: FaultReport) -> AgentState:
     """Has this node leave the job after its round: its machine has refused a worker for too long.
 
     The others go on without it if they are enough; here, nothing would be better the next time.
@@ -191,11 +186,11 @@ def leave_for_want_of_room(state: AgentState, fault: FaultReport) -> AgentState:
     return replace(state, after_round=AfterRound.LEAVE, finish=finish)
 
 
-def end_agent(state: AgentState, actions: Iterable[Action] = ()) -> Step:
+def end_agent(state: AgentState) -> Step:
     """Ends this agent, now that no worker of it is in a round."""
     finish = state.finish or Finish(EXIT_LEFT, "left")
     state = replace(state, phase=Phase.ENDED)
-    return Step(state, (*actions, TellRendezvous(events.Goodbye()), finish), finish.message)
+    return Step(state, (TellRendezvous(events.Goodbye()), finish), finish.message)
 
 
 def leave_message(text: str, name: str, saved: int, accompanied: bool) -> str:

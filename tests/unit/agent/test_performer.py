@@ -10,7 +10,12 @@ from typing import Any, get_args
 import pytest
 
 from elastic_runtime.agent.lifecycle import lifecycle_types as actions
-from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState, LifecycleSettings, Step
+from elastic_runtime.agent.lifecycle.lifecycle_state import (
+    AgentState,
+    LifecycleSettings,
+    RoundFacts,
+    Step,
+)
 from elastic_runtime.agent.performer import AgentParts, Performer
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.errors import EXIT_LEFT
@@ -190,5 +195,6 @@ def test_a_node_that_has_left_says_what_is_saved(
     left_at_step: bool, accompanied: bool, message: str
 ) -> None:
     agent = Agent(accompanied=accompanied)
-    agent.perform(actions.Finish(EXIT_LEFT, "has left"), left_at_step=left_at_step)
+    facts = RoundFacts(left_at_step=left_at_step)
+    agent.perform(actions.Finish(EXIT_LEFT, "has left"), facts=facts)
     assert agent.performer.finish == actions.Finish(EXIT_LEFT, message)

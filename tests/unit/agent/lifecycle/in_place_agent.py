@@ -22,6 +22,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 from elastic_runtime.protocol.messages import (
     Dismiss,
     Heard,
+    Hello,
     Left,
     Ready,
     Returned,
@@ -98,6 +99,10 @@ def left(
 ) -> WorkerSaid:
     reason = "the connection to a peer is lost"
     return WorkerSaid(local_rank, Left(number, 7, planned, reason, released))
+
+
+def hello(number: int, local_rank: int, can: bool = True) -> WorkerSaid:
+    return WorkerSaid(local_rank, Hello(local_rank, number, 1, drains=can))
 
 
 def ready(local_rank: int) -> WorkerSaid:

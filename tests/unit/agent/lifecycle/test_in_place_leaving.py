@@ -24,6 +24,7 @@ from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.protocol.messages import (
     Change,
     Dismiss,
+    Leave,
 )
 from elastic_runtime.rendezvous.core.events import (
     Leaving,
@@ -37,9 +38,11 @@ from elastic_runtime.rendezvous.core.notices import (
 )
 from tests.unit.agent.lifecycle.in_place_agent import (
     InPlaceAgent,
+    hello,
     killed,
     left,
     ready,
+    returned,
     sealed,
 )
 
@@ -265,3 +268,53 @@ def test_a_worker_that_does_not_end_when_it_is_dismissed_is_stopped() -> None:
     agent.now = alarm.at
     agent.take(Alarm())
     assert agent.asked(StopWorkers)
+
+
+def after_training(*, replaced: bool = False) -> InPlaceAgent:
+    """All workers could leave at a step in round 1; ``train`` has returned in round 2."""
+    agent = InPlaceAgent().in_round()
+    for local_rank in (0, 1):
+        agent.take(hello(1, local_rank))
+    agent.take(killed(1, 1) if replaced else Switch(1, broken=True, reason="node b lost"))
+    agent.take(left(1, 0))
+    agent.take(ready(1) if replaced else left(1, 1))
+    agent.take(sealed(2))
+    for local_rank in (0, 1):
+        agent.take(returned(local_rank, 2))
+    return agent
+
+
+def test_after_training_workers_with_a_checkpointer_are_asked_to_leave_at_a_step() -> None:
+    agent = after_training()
+    agent.take(LeaveRequested(15))
+    assert agent.told(Leave)
+    assert not agent.asked(StopWorkers)
+
+
+def test_a_worker_whose_checkpointer_is_closed_in_a_later_round_is_stopped_at_once() -> None:
+    agent = after_training()
+    agent.take(hello(1, 0, can=False))  # a worker says for which round it was started
+    agent.take(LeaveRequested(15))
+    assert agent.asked(StopWorkers)
+    assert not agent.told(Leave)
+
+
+def test_what_a_worker_has_said_does_not_hold_for_the_one_that_replaces_it() -> None:
+    agent = after_training(replaced=True)
+    agent.take(LeaveRequested(15))
+    assert agent.asked(StopWorkers)
+    assert not agent.told(Leave)
+
+
+def test_a_worker_that_was_started_before_the_first_round_can_say_that_it_can_leave() -> None:
+    agent = InPlaceAgent()
+    agent.take(ForkServerReady())
+    agent.take(Prepare())
+    for local_rank in (0, 1):
+        agent.take(hello(0, local_rank))
+        agent.take(ready(local_rank))
+    agent.take(sealed(5))
+    for local_rank in (0, 1):
+        agent.take(returned(local_rank, 5))
+    agent.take(LeaveRequested(15))
+    assert agent.told(Leave)
