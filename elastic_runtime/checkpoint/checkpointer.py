@@ -35,7 +35,11 @@ from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.fast_exit import end_on_request
 from elastic_runtime.worker.peers import GlooGroups, Peers
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateVersion
+from elastic_runtime.worker.recovery.recovery_source import (
+    MemoryCondition,
+    RecoveryKind,
+    StateVersion,
+)
 
 if TYPE_CHECKING:
     import os
@@ -383,7 +387,7 @@ class Checkpointer:
             choice: the state; the same choice on all ranks.
         """
         self.count(choice.step)
-        if choice.kind == "saved":
+        if choice.kind is RecoveryKind.SAVED:
             return  # all of them have loaded it
         received = self._ready().peers.rank not in choice.sources
         base = CheckpointId(*choice.base)

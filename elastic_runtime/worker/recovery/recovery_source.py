@@ -12,8 +12,8 @@ by ranks that continued without it; one of the same term counts if its step is h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,17 +78,25 @@ class RankStatus:
                 return -1
 
 
+class RecoveryKind(Enum):
+    """Where the state comes from that all ranks continue with."""
+
+    MEMORY = "memory"
+    FRESH = "fresh"  # no rank has a state: rank 0 gives its initial one
+    LOST = "lost"  # there was one, and no memory can serve
+    SAVED = "saved"  # it was loaded
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryChoice:
     """Where all ranks go on, and who gives what to whom.
 
     Attributes:
         step: the committed step that all ranks go on from.
-        sources: ranks that have its state in memory; empty unless ``kind`` is memory or fresh.
+        sources: ranks that have its state in memory; empty if it is lost or was loaded.
         receivers: all other ranks.
         adopt: the sources have finished this step and must take it as committed first.
-        kind: ``memory``; ``fresh``: no rank has a state, rank 0 gives its initial one;
-            ``lost``: there was one, and no memory can serve; ``saved``: it was loaded.
+        kind: where the state comes from.
         reason: why, for people.
         in_memory: what memory has, if it can serve; what is saved counts only if it is newer.
         term: the newest one that any rank knows of.
@@ -102,7 +110,7 @@ class RecoveryChoice:
     sources: tuple[int, ...]
     receivers: tuple[int, ...]
     adopt: bool
-    kind: Literal["memory", "fresh", "lost", "saved"]
+    kind: RecoveryKind
     reason: str
     in_memory: StateVersion | None = None
     term: int = 0
@@ -128,12 +136,14 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
     committed = [s.step for s in statuses if s.condition is not MemoryCondition.NEW]
     if not committed:
         why = "no rank has a state: rank 0 gives its own"
-        return RecoveryChoice(0, (0,), everybody[1:], False, "fresh", why)
+        return RecoveryChoice(0, (0,), everybody[1:], False, RecoveryKind.FRESH, why)
     terms, furthest = _terms(statuses), max(committed)
     term = max((terms[rank] for rank in everybody if statuses[rank].reach >= 0), default=-1)
     if term < 0:
         why = f"no rank is clean at step {furthest}"
-        return RecoveryChoice(0, (), everybody, False, "lost", why, None, max(terms), furthest)
+        return RecoveryChoice(
+            0, (), everybody, False, RecoveryKind.LOST, why, None, max(terms), furthest
+        )
     # Who knows only of older terms was left out: the others have gone on since.
     ranks = [r for r in everybody if terms[r] == term and statuses[r].condition is not _NEW]
     newest = max(statuses[rank].step for rank in ranks)
@@ -158,7 +168,7 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
         sources,
         receivers,
         adopt=not clean,
-        kind="memory",
+        kind=RecoveryKind.MEMORY,
         reason=why,
         in_memory=StateVersion(term, step),
         term=max(terms),
