@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
-    BootWorkers,
     EnterRound,
     Finish,
     ForwardSignal,
@@ -15,6 +14,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     KillWorkers,
     SetAlarm,
     StartForkServer,
+    StartForNextRound,
     StartWorkers,
     StopWorkers,
     TellPeople,
@@ -112,8 +112,8 @@ class Performer:
                 self._form_group(last, group_rank, range(self._config.workers))
                 workers.start(last, group_rank)
                 self._parts.torch.name_workers()
-            case BootWorkers(local_ranks):
-                workers.boot(*self._provisional(state), local_ranks)
+            case StartForNextRound(local_ranks):
+                workers.start_some(*self._provisional(state), local_ranks)
             case EnterRound(last, group_rank, local_ranks):
                 self._form_group(last, group_rank, local_ranks)
                 workers.enter(last, group_rank, local_ranks)

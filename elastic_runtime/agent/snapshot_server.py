@@ -56,8 +56,8 @@ _PROOF_TIMEOUT = 5.0
 _IDLE = 120.0
 _STALL = 30.0
 # Until all workers of an agent that was killed have ended as well; for the end of the reaper.
-_MOURNING = 2.0
-_FAREWELL = 1.0
+_REAPER_DELAY = 2.0
+_REAPER_END_TIMEOUT = 1.0
 _HELLO = hello(SNAPSHOTS)
 _PIECE = 512 << 10  # stays in the processor's cache
 
@@ -122,12 +122,12 @@ class SnapshotHost:
             self._directory.remove()
         if self._reaper is not None:
             with suppress(subprocess.TimeoutExpired):  # it has nothing left to do, and ends
-                self._reaper.wait(_FAREWELL)
+                self._reaper.wait(_REAPER_END_TIMEOUT)
 
 
 def _follow(directory: str) -> subprocess.Popen[bytes] | None:
     """Starts the process that removes the directory if this one is killed; None: it cannot."""
-    command = [sys.executable, "-IS", reaper.__file__, directory, str(_MOURNING)]
+    command = [sys.executable, "-IS", reaper.__file__, directory, str(_REAPER_DELAY)]
     try:
         return subprocess.Popen(
             command,

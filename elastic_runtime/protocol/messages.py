@@ -24,7 +24,7 @@ ENV_PROGRESS = "ELASTIC_PROGRESS"  # path of this worker's progress file
 ENV_ROUND = "ELASTIC_ROUND"  # number of the round
 ENV_INCARNATION = "ELASTIC_INCARNATION"  # the job's incarnation that the round belongs to
 ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
-ENV_LIFE = "ELASTIC_WORKER"  # number of the worker, counted over all that this agent has started
+ENV_SERIAL = "ELASTIC_WORKER"  # number of the worker, counted over all that this agent has started
 
 # A worker that was asked to leave, and has left at a step boundary, ends with this code.
 EXIT_WORKER_LEFT = 79

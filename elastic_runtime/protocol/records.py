@@ -57,7 +57,7 @@ PLANNED = "planned"  # nothing broke here: the membership changes
 # Signatures of reports that say something about the round, and nothing about the script.
 HANGS = "hang"  # all wait for each other
 CUT_OFF = "cut off"  # some members do not reach each other
-NO_ROOM = "no room"  # the machine refuses to start a worker
+LACKS_RESOURCES = "no room"  # the machine refuses to start a worker
 
 
 def called(name: str) -> str:

@@ -27,9 +27,9 @@ from elastic_runtime.limits import AGENT_ANSWER_TIMEOUT, AGENT_READ_TIMEOUT
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
-    ENV_LIFE,
     ENV_PROGRESS,
     ENV_ROUND,
+    ENV_SERIAL,
     MAX_LINE,
     Change,
     Dismiss,
@@ -95,7 +95,7 @@ class WorkerContext:
         self._busy: list[str] = []
         self._accepts_leave = False
         self.leave_requested = threading.Event()
-        self._life = int(environ.get(ENV_LIFE) or 0)
+        self._serial = int(environ.get(ENV_SERIAL) or 0)
         self._listener: Callable[[Message], None] | None = None
         self._snapshots = environ.get(ENV_SNAPSHOTS, "")
         self._socket: socket.socket | None = None
@@ -244,7 +244,7 @@ class WorkerContext:
             round=self.round,
             pid=os.getpid(),
             drains=self._accepts_leave,
-            life=self._life,
+            life=self._serial,
             shielded=self._handler is not None,
         )
 

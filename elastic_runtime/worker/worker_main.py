@@ -385,18 +385,18 @@ def _refusing_idle() -> Iterator[None]:
     Raises:
         UsageError: it has.
     """
-    ending = None
+    good_end = None
     try:
         yield
     except SystemExit as end:
         if end.code:
             raise
-        ending = end
+        good_end = end
     forms = sys.modules.get("elastic_runtime.worker.run")
     if forms is not None:
         forms.refuse_idle()
-    if ending is not None:
-        raise ending
+    if good_end is not None:
+        raise good_end
 
 
 def _patch_torch() -> None:

@@ -193,9 +193,9 @@ class HangClock:
 
 def no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
     """Tells people once that ``train`` goes on without any step."""
-    if state.in_place is None or state.in_place.inquiry.no_step_told:
+    if state.in_place is None or state.in_place.inquiry.no_step_reported:
         return Step(state)
-    state = _inquire(state, no_step_told=True)
+    state = _inquire(state, no_step_reported=True)
     return Step(state, (TellPeople(StepNone(round(event.seconds))),))
 
 

@@ -152,8 +152,8 @@ def dismiss_workers(state: AgentState, saves: int | None, reason: str, now: floa
         return end_agent(state)
     actions: list[Action] = []
     # Those on their way to elastic.run would read the message only there.
-    if booting := state.ranks_in(WorkerPhase.BOOTING):
-        actions.append(StopWorkers(0.0, booting))
+    if starting := state.ranks_in(WorkerPhase.STARTING):
+        actions.append(StopWorkers(0.0, starting))
     if saves is not None:
         actions.append(TellWorkers(Dismiss(saves=True), (saves,)))
     if others := tuple(sorted(state.alive - {saves})):

@@ -2,10 +2,10 @@
 
 ::
 
-              ready                 EnterRound               returned
-    BOOTING ────────────▶ READY ───────────────▶ IN_ROUND ───────────▶ RETURNED
-      ▲                     ▲                     │ interrupt, change,
-      │ it ended            └─────────────────────┘ error of a peer
+               ready                 EnterRound               returned
+    STARTING ────────────▶ READY ───────────────▶ IN_ROUND ───────────▶ RETURNED
+      ▲                      ▲                     │ interrupt, change,
+      │ it ended             └─────────────────────┘ error of a peer
 
 A fault costs the survivors no process: they take their process groups apart, report that, and enter
 the next round. A node joins with the workers that are ready, and registers again when a replacement
@@ -55,18 +55,18 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerSaid,
 )
 from elastic_runtime.agent.lifecycle.termination import (
-    boot_missing,
     finish_with,
     free_if_leaving,
     report_exit,
     report_round,
+    start_missing,
     stop_workers,
 )
 from elastic_runtime.errors import EXIT_FAILED
 from elastic_runtime.events.node_events import NodeExcluded
-from elastic_runtime.limits import MAX_BOOT_FAILURES
+from elastic_runtime.limits import MAX_START_FAILURES
 from elastic_runtime.protocol.messages import Change, Left, Returned
-from elastic_runtime.protocol.records import FAILED, NO_ROOM, PLANNED, START, FaultReport
+from elastic_runtime.protocol.records import FAILED, LACKS_RESOURCES, PLANNED, START, FaultReport
 from elastic_runtime.rendezvous.core import events
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def prepare(state: AgentState, event: Prepare, now: float) -> Step:
     if state.phase is not Phase.WAITING or state.alive:
         return Step(state)
     in_place = replace(state.in_place or InPlace(), registered=True)
-    return boot_missing(replace(state, in_place=in_place))
+    return start_missing(replace(state, in_place=in_place))
 
 
 def worker_ready(state: AgentState, event: WorkerSaid, now: float) -> Step:
@@ -97,17 +97,17 @@ def worker_ready(state: AgentState, event: WorkerSaid, now: float) -> Step:
         port = last.store_port if last and state.group_rank == 0 else 0
         actions += [HostStore(port), TellRendezvous(events.RecoversInPlace())]
     state = in_phase(state, (local_rank,), WorkerPhase.READY)
-    in_place = replace(state.require_in_place(), boot_failures=0)
+    in_place = replace(state.require_in_place(), start_failures=0)
     state = replace(state, in_place=in_place)
-    booting = in_place.ranks_in(WorkerPhase.BOOTING)
+    starting = in_place.ranks_in(WorkerPhase.STARTING)
     if state.phase is Phase.DONE:
         return Step(state, tuple(actions), "the others have ended already")
     entered = in_place.ranks_in(WorkerPhase.IN_ROUND, WorkerPhase.RETURNED)
-    if state.phase is Phase.RUNNING and not entered and not booting:
+    if state.phase is Phase.RUNNING and not entered and not starting:
         return enter_round(state, in_place.ranks_in(WorkerPhase.READY)).preceded_by(*actions)
     if in_place.registered and (entered or state.phase is not Phase.RUNNING):
         return Step(state, (*actions, say_available(state)), "a worker is ready")
-    if booting:
+    if starting:
         return Step(state, tuple(actions), "waiting for the other workers of this node")
     state = replace(state, in_place=replace(in_place, registered=True))
     join = TellRendezvous(events.Join(workers=state.available))
@@ -279,14 +279,14 @@ def _ended_unasked(state: AgentState, phase: WorkerPhase, fault: FaultReport, no
         case WorkerPhase.RETURNED:  # ``train`` is over everywhere: what follows it starts again
             grace = state.settings.timeouts.broken_grace
             return stop_workers(state.with_fault(fault), grace, fault.reason)
-        case WorkerPhase.BOOTING:
-            return _boot_failed(state, fault, now)
+        case WorkerPhase.STARTING:
+            return _start_failed(state, fault, now)
         case WorkerPhase.READY:
-            return boot_missing(state).preceded_by(say_available(state))
+            return start_missing(state).preceded_by(say_available(state))
     step = interrupt_round(state.with_fault(fault), fault.reason, now)
     if step.state.phase is not Phase.RUNNING:
         return step
-    return boot_missing(step.state).preceded_by(*step.actions)
+    return start_missing(step.state).preceded_by(*step.actions)
 
 
 def _ended_well(state: AgentState) -> Step:
@@ -299,21 +299,21 @@ def _ended_well(state: AgentState) -> Step:
     return Step(state, (TellRendezvous(events.Done(last.number)),), "ended well")
 
 
-def _boot_failed(state: AgentState, fault: FaultReport, now: float) -> Step:
+def _start_failed(state: AgentState, fault: FaultReport, now: float) -> Step:
     """A worker has ended before it came to ``elastic.run``."""
-    in_place, no_room = state.require_in_place(), fault.signature == NO_ROOM
-    if no_room and (state.phase is Phase.DONE or in_place.ranks_in(WorkerPhase.RETURNED)):
+    in_place, refused = state.require_in_place(), fault.signature == LACKS_RESOURCES
+    if refused and (state.phase is Phase.DONE or in_place.ranks_in(WorkerPhase.RETURNED)):
         return Step(state, (), "the others have finished without it")
-    if fault.signature != WITH_SERVER and not no_room:
-        in_place = replace(in_place, boot_failures=in_place.boot_failures + 1)
+    if fault.signature != WITH_SERVER and not refused:
+        in_place = replace(in_place, start_failures=in_place.start_failures + 1)
         state = replace(state, in_place=in_place)
     if state.phase is Phase.RUNNING and not in_place.ranks_in(WorkerPhase.IN_ROUND):
         # The first round, in which a start is part of the round.
         return interrupt_round(state.with_fault(fault), fault.reason, now)
-    if no_room and not state.available:
+    if refused and not state.available:
         message = fault.reason
-    elif in_place.boot_failures < MAX_BOOT_FAILURES:
-        return boot_missing(state)
+    elif in_place.start_failures < MAX_START_FAILURES:
+        return start_missing(state)
     else:
         failure = "a replacement worker fails each time before it comes to elastic.run"
         message = f"{failure}: {fault.reason}"

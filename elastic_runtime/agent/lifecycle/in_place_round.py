@@ -30,8 +30,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 )
 from elastic_runtime.agent.lifecycle.termination import (
     NEVER,
-    boot_missing,
     leave_fault,
+    start_missing,
     stop_workers,
 )
 from elastic_runtime.events.round_events import RoundLeft
@@ -108,7 +108,7 @@ def _after_leaving(state: AgentState, fault: FaultReport, now: float, *, broken:
         in_place = replace(state.require_in_place(), waiting_since=now)
         follows = wait_to_leave(replace(state, in_place=in_place), Alarm(), now)
     elif stays:
-        follows = boot_missing(state)
+        follows = start_missing(state)
     else:
         follows = dismiss_workers(state, None, fault.reason, now)
     left = events.LeftRound(state.round.number, fault, stays=stays, workers=state.available)
@@ -118,7 +118,7 @@ def _after_leaving(state: AgentState, fault: FaultReport, now: float, *, broken:
 def join_as_new(state: AgentState) -> Step:
     """Joins again, as a new node, with the workers that are ready."""
     in_place = replace(state.require_in_place(), registered=bool(state.available))
-    follows = boot_missing(replace(state, in_place=in_place))
+    follows = start_missing(replace(state, in_place=in_place))
     if not state.available:
         return follows
     return follows.preceded_by(TellRendezvous(events.Join(workers=state.available)))

@@ -43,7 +43,7 @@ class AfterRound(Enum):
 class WorkerPhase(Enum):
     """Where a worker is that keeps its process; ``in_place_lifecycle`` draws it."""
 
-    BOOTING = "on its way to elastic.run"
+    STARTING = "on its way to elastic.run"
     READY = "ready for a round"
     IN_ROUND = "in the round"
     RETURNED = "through with train"
@@ -58,7 +58,7 @@ class InPlaceWorker:
         since: the first round that it took part in; a worker keeps its place before younger ones.
     """
 
-    phase: WorkerPhase = WorkerPhase.BOOTING
+    phase: WorkerPhase = WorkerPhase.STARTING
     since: int = 1 << 62
 
 
@@ -74,7 +74,7 @@ class HangInquiry:
             that is a hang; else 0.0.
         surveyed_at: when the other members of the round were last found to be in reach.
         busy_at: when one of them last had a worker that was busy with something else.
-        no_step_told: it was reported that ``train`` goes on without any step.
+        no_step_reported: it was reported that ``train`` goes on without any step.
     """
 
     asking: bool = False
@@ -83,7 +83,7 @@ class HangInquiry:
     overdue: float = 0.0
     surveyed_at: float = float("-inf")
     busy_at: float = float("-inf")
-    no_step_told: bool = False
+    no_step_reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class InPlace:
         waiting_since: since when it waits to go, once it was asked to.
         interrupted_at: when the workers were ordered to leave the round at once; None: they were
             not.
-        boot_failures: how many workers in a row ended before they came to ``elastic.run``.
+        start_failures: how many workers in a row ended before they came to ``elastic.run``.
         inquiry: into what keeps workers from making steps.
     """
 
@@ -108,7 +108,7 @@ class InPlace:
     leaving_known: bool = False
     waiting_since: float = 0.0
     interrupted_at: float | None = None
-    boot_failures: int = 0
+    start_failures: int = 0
     inquiry: HangInquiry = HangInquiry()
 
     def ranks_in(self, *phases: WorkerPhase) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerExited,
     WorkerSaid,
 )
-from elastic_runtime.agent.lifecycle.termination import boot_missing, finish_with
+from elastic_runtime.agent.lifecycle.termination import finish_with, start_missing
 from elastic_runtime.errors import EXIT_FAILED, EXIT_STORE_UNREACHABLE, EXIT_USAGE
 from elastic_runtime.events.store_events import (
     RecordBad,
@@ -123,7 +123,7 @@ def _fork_server_ready(state: AgentState, event: ForkServerReady, now: float) ->
     state = replace(state, phase=Phase.WAITING)
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
-        return boot_missing(replace(state, in_place=unregistered)).preceded_by(*actions)
+        return start_missing(replace(state, in_place=unregistered)).preceded_by(*actions)
     return Step(state, (*actions, TellRendezvous(events.Join())), "the fork server is ready")
 
 

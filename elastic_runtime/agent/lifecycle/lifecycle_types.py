@@ -192,7 +192,7 @@ class StartWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class BootWorkers:
+class StartForNextRound:
     """In place: start workers that run up to ``elastic.run`` and wait there."""
 
     local_ranks: tuple[int, ...]
@@ -310,7 +310,7 @@ class TellPeople:
 Action = (
     StartForkServer
     | StartWorkers
-    | BootWorkers
+    | StartForNextRound
     | EnterRound
     | TellWorkers
     | StopWorkers

@@ -46,7 +46,7 @@ from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
 from elastic_runtime.protocol.messages import Leave
-from elastic_runtime.protocol.records import ASKED, NO_ROOM, PLANNED, FaultReport
+from elastic_runtime.protocol.records import ASKED, LACKS_RESOURCES, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core import events
 from elastic_runtime.system.repeated_signals import StopRequest
 
@@ -90,7 +90,7 @@ def worker_exited(state: AgentState, event: WorkerExited, now: float) -> Step:
     if ordered:
         return _after_exit(state)
     state = state.stopping()
-    if fault.signature == NO_ROOM:
+    if fault.signature == LACKS_RESOURCES:
         state = leave_for_lack_of_resources(state, fault)
     stop = (StopWorkers(state.settings.timeouts.broken_grace), SetAlarm(NEVER))
     return _after_exit(state, *stop).preceded_by(report_exit(event, fault))

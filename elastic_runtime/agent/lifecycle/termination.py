@@ -16,10 +16,10 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
 )
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Action,
-    BootWorkers,
     Finish,
     ForwardSignal,
     SetAlarm,
+    StartForNextRound,
     StopWorkers,
     TellPeople,
     TellRendezvous,
@@ -61,7 +61,7 @@ def report_round(state: AgentState, last: RoundRecord, group_rank: int) -> list[
     return [*reports, TellPeople(sealed)]
 
 
-def boot_missing(state: AgentState) -> Step:
+def start_missing(state: AgentState) -> Step:
     """In place: starts every worker that has no process, to be ready for a round."""
     missing = tuple(sorted(set(range(state.settings.workers)) - state.alive))
     if not missing or state.leave_request:
@@ -71,7 +71,7 @@ def boot_missing(state: AgentState) -> Step:
     state = replace(
         state, alive=state.alive | set(missing), in_place=replace(in_place, workers=workers)
     )
-    return Step(state, (BootWorkers(missing),), "workers start")
+    return Step(state, (StartForNextRound(missing),), "workers start")
 
 
 def free_if_leaving(state: AgentState, fault: FaultReport) -> FaultReport:
@@ -139,7 +139,7 @@ def workers_ended(state: AgentState) -> Step:
     state = replace(state, phase=Phase.WAITING)
     workers = state.available if state.in_place else None
     left = TellRendezvous(events.LeftRound(last.number, fault, stays=True, workers=workers))
-    follows = boot_missing(state) if state.in_place else Step(state, (), fault.reason)
+    follows = start_missing(state) if state.in_place else Step(state, (), fault.reason)
     return follows.preceded_by(report, left)
 
 
@@ -160,7 +160,7 @@ def _join_as_new(state: AgentState) -> Step:
         return Step(replace(state, phase=Phase.STARTING))
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
-        return boot_missing(replace(state, in_place=unregistered))
+        return start_missing(replace(state, in_place=unregistered))
     return Step(state, (TellRendezvous(events.Join()),), "joins as a new node")
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
-    ENV_LIFE,
     ENV_NODE,
     ENV_PROGRESS,
     ENV_ROUND,
+    ENV_SERIAL,
 )
 from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS
@@ -136,7 +136,7 @@ def worker_environment(
         ENV_ROUND: str(last.number),
         ENV_INCARNATION: last.incarnation,
         ENV_NODE: config.node_name,
-        ENV_LIFE: str(serial),
+        ENV_SERIAL: str(serial),
         ENV_SNAPSHOTS: snapshots,
         ENV_PEER_TIMEOUT: os.environ.get(ENV_PEER_TIMEOUT, f"{config.timeouts.lease_ttl:g}"),
     }

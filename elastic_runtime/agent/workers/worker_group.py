@@ -35,7 +35,7 @@ from elastic_runtime.protocol.messages import (
     Note,
     ProgressFile,
 )
-from elastic_runtime.protocol.records import KILLED, NO_ROOM, START
+from elastic_runtime.protocol.records import KILLED, LACKS_RESOURCES, START
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import Where, way_to
 from elastic_runtime.worker.worker_main import write_error_file
@@ -140,9 +140,9 @@ class WorkerGroup:
         for slot in self._slots.values():
             slot.progress.close()
         self._slots = {}
-        self.boot(last, group_rank, range(self._config.workers))
+        self.start_some(last, group_rank, range(self._config.workers))
 
-    def boot(self, last: RoundRecord, group_rank: int, local_ranks: Iterable[int]) -> None:
+    def start_some(self, last: RoundRecord, group_rank: int, local_ranks: Iterable[int]) -> None:
         """Starts workers; in place their ranks are provisional until they enter a round.
 
         Args:
@@ -285,7 +285,7 @@ class WorkerGroup:
             fault = replace(fault, kind=KILLED, reason=reason, signature=WITH_SERVER)
         if exited.refused:
             reason = f"worker {slot.rank} cannot be started: {exited.refused}"
-            fault = replace(fault, kind=START, reason=reason, signature=NO_ROOM)
+            fault = replace(fault, kind=START, reason=reason, signature=LACKS_RESOURCES)
         if not (stop_ordered and exited.code < 0):
             self.failures[slot.rank] = failure(local_rank, exited.pid, exited.code, path, error)
             self._failed[slot.rank] = slot.worker_dir

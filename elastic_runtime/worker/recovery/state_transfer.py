@@ -312,7 +312,7 @@ def _exchange(
 def _receive_buffers(
     state: State, meta: dict[str, Any], *, receives: bool, in_place: bool
 ) -> list[torch.Tensor]:
-    """What this rank has, and room for what it has not."""
+    """What this rank has, and new tensors for what it has not."""
     forms = forms_of(meta)
     have: list[torch.Tensor | None] = [None] * len(forms)
     if in_place:
@@ -399,8 +399,8 @@ def _relay(messages: _Messages, wire: Any, before: int | None, after: int | None
     for tag, pieces in enumerate(messages.order):
         if before is not None:
             while asked < min(tag + _AHEAD, len(messages.order)):
-                room = messages.buffer(messages.order[asked])
-                coming.append((wire.recv([room], before, asked), room))
+                buffer = messages.buffer(messages.order[asked])
+                coming.append((wire.recv([buffer], before, asked), buffer))
                 asked += 1
             work, content = coming.popleft()
             work.wait()

@@ -100,7 +100,7 @@ FORMED = [("snapshots", "admit", "s"), ("torch", "form_group", ROUND, 1, range(2
             actions.StartWorkers(ROUND, 1),
             [*FORMED, ("workers", "start", ROUND, 1), ("torch", "name_workers")],
         ),
-        (actions.BootWorkers((1,)), [("workers", "boot", ROUND, 0, (1,))]),
+        (actions.StartForNextRound((1,)), [("workers", "start_some", ROUND, 0, (1,))]),
         (
             actions.EnterRound(ROUND, 1, (1, 0)),
             [
@@ -128,7 +128,7 @@ def test_actions_are_performed_in_order_and_every_one_is_known() -> None:
     made = {
         actions.StartForkServer: actions.StartForkServer(),
         actions.StartWorkers: actions.StartWorkers(ROUND, 0),
-        actions.BootWorkers: actions.BootWorkers((0,)),
+        actions.StartForNextRound: actions.StartForNextRound((0,)),
         actions.EnterRound: actions.EnterRound(ROUND, 0, (0,)),
         actions.TellWorkers: actions.TellWorkers(Ask()),
         actions.StopWorkers: actions.StopWorkers(1.0),

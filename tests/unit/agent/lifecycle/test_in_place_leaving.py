@@ -9,13 +9,13 @@ import pytest
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Alarm,
-    BootWorkers,
     EnterRound,
     Finish,
     ForkServerReady,
     ForwardSignal,
     LeaveRequested,
     SetAlarm,
+    StartForNextRound,
     StopWorkers,
     TellWorkers,
     WorkerExited,
@@ -139,7 +139,7 @@ def test_a_node_that_was_asked_in_a_round_that_breaks_leaves_by_way_of_the_next_
     _breaks_after_it_was_asked(agent, *remember)
     (said,) = agent.said(LeftRound)
     assert (said.stays, said.workers) == (True, len(remember))
-    assert not agent.asked(BootWorkers)
+    assert not agent.asked(StartForNextRound)
     agent.take(sealed(2, workers=len(remember)))
     assert agent.told(Change)[0].message.goes
     for local_rank in remember:

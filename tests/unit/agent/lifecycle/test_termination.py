@@ -17,7 +17,7 @@ from elastic_runtime.agent.lifecycle.termination import leave_message
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 from elastic_runtime.protocol.records import (
     ASKED,
-    NO_ROOM,
+    LACKS_RESOURCES,
     START,
     FaultReport,
     OutcomeRecord,
@@ -66,7 +66,7 @@ def test_the_end_of_the_job_ends_the_agent_with_its_code() -> None:
 
 
 def test_a_node_without_room_for_its_workers_leaves_and_says_why() -> None:
-    fault = FaultReport(1, START, "worker 0 cannot be started: no room", signature=NO_ROOM)
+    fault = FaultReport(1, START, "worker 0 cannot be started: no room", signature=LACKS_RESOURCES)
     walk = running(WorkerExited(1, 0, 127, fault=fault))
     assert walk.one(StopWorkers)
     walk.play(ended_by_us(1))
