@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime import events
 from elastic_runtime.agent.crash import ended_by, fault_of
 from elastic_runtime.agent.lifecycle import lifecycle_step
-from elastic_runtime.agent.lifecycle.hang_detection import HangClock
 from elastic_runtime.agent.lifecycle.lifecycle_state import LifecycleSettings
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Alarm,
     ForkServerReady,
     LeaveRequested,
+    ProgressSeen,
     WorkerExited,
     WorkerSaid,
 )
@@ -92,7 +92,6 @@ class ElasticAgent:
         self._crash: threads.Crash | None = None
         self._closed = False
         self._lifecycle = lifecycle_step.begin(LifecycleSettings.of(config))
-        self._hang_clock = HangClock(config.timeouts.hang_timeout, config.timeouts.rejoin_timeout)
         # For threads that must not look at workers that come and go.
         self._turned, self._reached, self._busy = time.time(), -1, False
 
@@ -276,18 +275,12 @@ class ElasticAgent:
         return said
 
     def _look_for_progress(self) -> None:
-        """In place: notices that a step takes longer than it should."""
-        state, now = self._lifecycle.state, time.monotonic()
-        if state.in_place is None:
+        """In place: has the lifecycle measure how long the present step takes."""
+        if self._lifecycle.state.in_place is None:
             return
         progress = self._workers.step_progress()
         self._busy = progress.busy
-        number = state.round.number if state.round else 0
-        self._hang_clock = self._hang_clock.after(progress, number, now)
-        for event in self._hang_clock.findings(now):
-            # Only after all messages are read that have arrived: one may be a worker's answer.
-            if self._inbox.empty():
-                self._take(event)
+        self._take(ProgressSeen(progress, messages_wait=not self._inbox.empty()))
 
     def _introduce(self) -> dict[str, Any]:
         """What this node answers to a probe."""

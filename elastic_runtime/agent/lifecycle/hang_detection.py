@@ -2,13 +2,23 @@
 
 A ``HangClock`` knows how long the present step takes, and how long it may. Its time counts from the
 moment at which ``train`` was entered in the present round, from the last step of it, or from the
-end of a ``busy()`` of the script, whichever is latest. Outside of that nothing is expected and
-nothing counts: ranks that wait for a node, connect, or load do not hang. They may take as long as
-it takes; the time is known, so that somebody can look whether they are alive.
+end of a ``busy()`` of the script, whichever is latest. Outside of that no step is expected and no
+time counts: ranks that wait for a node, connect, or load do not hang. They may take any time; it is
+measured, so that the agent can check whether they are alive.
 
-What the clock finds are events, and the handlers of ``lifecycle_step`` for them are here: workers
-are asked where they are, the other members of the round are probed, and the worker that holds up
-the others is ended.
+What the clock finds is acted on here, too: workers are asked where they are, the other members of
+the round are probed, and the worker that holds up the others is ended.
+
+These files take part:
+
+- ``worker/context.py``: a worker writes into its progress file which step it has committed, and
+  since when the next one is expected (``ProgressFile`` in ``protocol/messages.py``).
+- ``agent/workers/worker_group.py``: ``step_progress`` reads the files of all workers of the node.
+- ``agent/agent.py``: passes that on in each turn of its loop (``ProgressSeen``).
+- this file: all decisions. Timeouts come from ``Timeouts`` (``hang_timeout``, ``rejoin_timeout``),
+  fixed limits from ``limits.py``.
+- ``worker/run_loop.py`` and ``worker/recovery/thread_inspection.py``: answer where a worker is.
+- ``rendezvous/core/own/reachability_survey.py``: probes the other members (``LookForMembers``).
 """
 
 from __future__ import annotations
@@ -29,10 +39,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Action,
     KillWorkers,
-    NoFirstStep,
-    NoStepExpected,
+    ProgressSeen,
     SetAlarm,
-    StepOverdue,
     TellPeople,
     TellRendezvous,
     TellWorkers,
@@ -58,6 +66,37 @@ _OLD_ANSWER = 5.0
 
 
 # ---------------------------------------------------------------- how long steps take
+
+
+@dataclass(frozen=True, slots=True)
+class NoFirstStep:
+    """In place: workers have been in ``train`` for so many ``seconds``, and never made a step."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverdue:
+    """In place: no step was committed for so many ``seconds``; it may take ``limit``."""
+
+    seconds: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoStepExpected:
+    """In place: for long, no step was to be expected of the workers in a round.
+
+    Attributes:
+        seconds: for so long.
+        where: where they are, for people.
+    """
+
+    seconds: float
+    where: str
+
+
+Finding = NoFirstStep | NoStepExpected | StepOverdue
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +180,9 @@ class HangClock:
         """Whether it is time to ask the workers where they are."""
         return self.step_seconds(now) > self.limit
 
-    def findings(self, now: float) -> tuple[NoFirstStep | NoStepExpected | StepOverdue, ...]:
+    def findings(self, now: float) -> tuple[Finding, ...]:
         """What is worth a look, if anything; the same again until it is over."""
-        found: list[NoFirstStep | NoStepExpected | StepOverdue] = []
+        found: list[Finding] = []
         if self.first_step_seconds(now) > LONG_FIRST_STEP:
             found.append(NoFirstStep(self.first_step_seconds(now)))
         entering, busy = self.entering_seconds(now), self.busy_seconds(now)
@@ -188,10 +227,38 @@ class HangClock:
         return replace(clock, steps=(*self.steps, took)[-HANG_STEPS:])
 
 
+def progress_seen(state: AgentState, event: ProgressSeen, now: float) -> Step:
+    """Measures how long the present step takes, and acts on what is found."""
+    if state.in_place is None:
+        return Step(state)
+    timeouts = state.settings.timeouts
+    clock = state.in_place.inquiry.clock
+    clock = clock or HangClock(timeouts.hang_timeout, timeouts.rejoin_timeout)
+    clock = clock.after(event.progress, state.round.number if state.round else 0, now)
+    step = Step(_inquire(state, clock=clock))
+    # A message that waits may be the answer of a worker.
+    if event.messages_wait or state.phase is Phase.STOPPING:
+        return step
+    for finding in clock.findings(now):
+        step = act_on(step.state, finding, now).preceded_by(*step.actions)
+    return step
+
+
+def act_on(state: AgentState, finding: Finding, now: float) -> Step:
+    """What follows from one finding of the clock."""
+    match finding:
+        case NoFirstStep():
+            return _no_first_step(state, finding, now)
+        case NoStepExpected():
+            return _no_step_expected(state, finding, now)
+        case StepOverdue():
+            return _step_overdue(state, finding, now)
+
+
 # ---------------------------------------------------------------- a round that is whole
 
 
-def no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
+def _no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
     """Tells people once that ``train`` goes on without any step."""
     if state.in_place is None or state.in_place.inquiry.no_step_reported:
         return Step(state)
@@ -206,7 +273,7 @@ def worker_answered(state: AgentState, event: WorkerSaid, now: float) -> Step:
     return Step(_inquire(state, answers=answers))
 
 
-def step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
+def _step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
     """Finds out which worker holds up all others; their agents find that theirs only wait."""
     inside, last = state.ranks_in(WorkerPhase.IN_ROUND), state.round
     if state.phase is not Phase.RUNNING or not inside or last is None:
@@ -293,7 +360,7 @@ def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
     return interrupt_round(state, reason, now).preceded_by(report)
 
 
-def no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> Step:
+def _no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> Step:
     """Ends workers that do not answer for that long; even a busy one answers."""
     inside, in_place = state.ranks_in(WorkerPhase.IN_ROUND), state.require_in_place()
     patience = max(state.settings.timeouts.rejoin_timeout, SILENT_WORKER)

@@ -12,6 +12,7 @@ from elastic_runtime.config import Timeouts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.agent.lifecycle.hang_detection import HangClock
     from elastic_runtime.agent.lifecycle.lifecycle_types import Action, Finish
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.messages import Heard
@@ -67,6 +68,7 @@ class HangInquiry:
     """What is known of workers that make no progress; see ``hang_detection``.
 
     Attributes:
+        clock: how long the present step takes; None: nobody has looked yet.
         asking: workers were asked where they are.
         asked_at: when they were last asked, in seconds on the monotonic clock.
         answers: what they have said since then, by local rank.
@@ -77,6 +79,7 @@ class HangInquiry:
         no_step_reported: it was reported that ``train`` goes on without any step.
     """
 
+    clock: HangClock | None = None
     asking: bool = False
     asked_at: float = float("-inf")
     answers: Mapping[int, Heard] = field(default_factory=dict)

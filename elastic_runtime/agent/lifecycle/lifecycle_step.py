@@ -42,10 +42,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     ForkServerReady,
     LeaveRequested,
     LifecycleEvent,
-    NoFirstStep,
-    NoStepExpected,
+    ProgressSeen,
     StartForkServer,
-    StepOverdue,
     TellPeople,
     TellRendezvous,
     WorkerExited,
@@ -231,9 +229,7 @@ HANDLERS: dict[type, EventHandlers] = {
     Returned: _only_in_place(in_place_lifecycle.worker_returned),
     Heard: _only_in_place(hang_detection.worker_answered),
     # what the clocks say
-    NoFirstStep: _only_in_place(hang_detection.no_first_step),
-    NoStepExpected: _only_in_place(hang_detection.no_step_expected),
-    StepOverdue: _only_in_place(hang_detection.step_overdue),
+    ProgressSeen: _both(hang_detection.progress_seen),
     Alarm: EventHandlers(restart_lifecycle.alarm, in_place_lifecycle.alarm),
     # who asks this node to leave
     LeaveRequested: EventHandlers(

@@ -26,6 +26,7 @@ from elastic_runtime.rendezvous.core.notices import Notice
 
 if TYPE_CHECKING:
     from elastic_runtime import events
+    from elastic_runtime.agent.lifecycle.hang_detection import StepProgress
     from elastic_runtime.protocol.records import FaultReport, OutcomeRecord
     from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.events import AgentEvent
@@ -135,31 +136,16 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
-class NoFirstStep:
-    """In place: workers have been in ``train`` for so many ``seconds``, and never made a step."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepOverdue:
-    """In place: no step was committed for so many ``seconds``; it may take ``limit``."""
-
-    seconds: float
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class NoStepExpected:
-    """In place: for long, no step was to be expected of the workers in a round.
+class ProgressSeen:
+    """The agent has looked at the progress of its workers, as it does in each turn of its loop.
 
     Attributes:
-        seconds: for so long.
-        where: where they are, for people.
+        progress: what they show.
+        messages_wait: messages have arrived that were not handled yet.
     """
 
-    seconds: float
-    where: str
+    progress: StepProgress
+    messages_wait: bool = False
 
 
 LifecycleEvent = (
@@ -167,9 +153,7 @@ LifecycleEvent = (
     | ForkServerExited
     | WorkerExited
     | WorkerSaid
-    | NoFirstStep
-    | NoStepExpected
-    | StepOverdue
+    | ProgressSeen
     | LeaveRequested
     | Alarm
     | Notice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elastic_runtime.agent.lifecycle import lifecycle_step
+from elastic_runtime.agent.lifecycle import hang_detection, lifecycle_step
 from elastic_runtime.agent.lifecycle.fault_classification import WITH_SERVER
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
     AgentState,
@@ -53,7 +53,10 @@ class InPlaceAgent:
         self.now = 100.0
 
     def take(self, event: Any) -> list[Any]:
-        step = lifecycle_step.step(self.state, event, self.now)
+        if isinstance(event, hang_detection.Finding):
+            step = hang_detection.act_on(self.state, event, self.now)
+        else:
+            step = lifecycle_step.step(self.state, event, self.now)
         self.state, self.actions = step.state, step.actions
         return list(step.actions)
 

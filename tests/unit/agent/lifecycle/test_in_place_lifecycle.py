@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic_runtime.agent.lifecycle.hang_detection import StepOverdue
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
     Phase,
     WorkerPhase,
@@ -17,7 +18,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     StartForkServer,
     StartForNextRound,
     StartWorkers,
-    StepOverdue,
     StopWorkers,
     TellPeople,
     WorkerExited,
