@@ -160,7 +160,7 @@ class ElasticAgent:
             store, Policy.of(config), identity, self._inbox.put, config.timeouts.probe_timeout
         )
 
-    # ------------------------------------------------------------ for whoever runs it
+    # ------------------------------------------------------------ for the caller
 
     def run(self, role: str) -> RunResult:
         """Runs the agent to its end.
@@ -330,7 +330,7 @@ class ElasticAgent:
         self._directory.remove(keep="logs" if failed and self._workers.keeps_errors else "")
 
     def _say_farewell(self) -> None:
-        """Sends this node's last message to the others, now that no worker runs here any more."""
+        """Sends this node's last message to the others, now that no worker runs here."""
         last, finish, part = self._lifecycle.state.round, self._performer.finish, self._participant
         if self._crash is not None:
             if last is not None:

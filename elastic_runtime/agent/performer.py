@@ -84,7 +84,7 @@ class Performer:
 
     Attributes:
         alarm: when ``Alarm`` is due, in seconds on the monotonic clock.
-        finish: how the agent ends; None: it goes on.
+        finish: how the agent ends; None: it runs on.
     """
 
     def __init__(self, config: JobConfig, address: str, parts: AgentParts) -> None:
@@ -175,7 +175,7 @@ class Performer:
             part.wait_for_goodbye(GOODBYE_TIMEOUT)
 
     def _with_progress(self, fault: FaultReport) -> FaultReport:
-        """The report with what this node's workers had reached, whyever they ended."""
+        """The report with what this node's workers had reached, for whatever reason they ended."""
         lived = time.monotonic() - self._round_began
         step, lifetime = max(fault.step, self._workers.step()), max(fault.lifetime, lived)
         return replace(fault, step=step, lifetime=lifetime)

@@ -115,14 +115,14 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True)
 class Left(Message):
-    """Worker → agent: no thread of this process takes part in the round any more.
+    """Worker → agent: no thread of this process takes part in the round now.
 
     Attributes:
         round: the round.
         step: the last step that its state contains; -1: none.
         planned: all ranks agreed to leave at this step.
         reason: one line for people.
-        released: its state is not needed any more: all ranks knew that its node goes, or nothing is
+        released: its state is not needed: all ranks knew that its node leaves, or nothing is
             ever saved.
     """
 

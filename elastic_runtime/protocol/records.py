@@ -225,7 +225,7 @@ class NodeRecord(Record):
         status: ``in``, ``draining``, ``done`` or ``gone``.
         incarnation: the one of the job that ``left`` and ``done_round`` belong to.
         left: the last round whose workers have all ended here.
-        rank: the node's group rank in that round; -1: none, or it did not say so.
+        rank: the node's group rank in that round; -1: none, or unknown.
         done_round: the round in which this node's workers ended well; 0: none.
         step: the highest step committed, written at changes only; -1: none reported.
         fault: why round ``left`` was left.

@@ -2,7 +2,7 @@
 
 Without an agent (under plain torchrun, or alone in one process) everything here works and does
 nothing, except that events go to the ``elastic_runtime`` logger. A process that a worker forks or
-spawns is no worker: it never speaks for its parent.
+spawns is no worker: it never sends messages for its parent.
 
 Nothing here needs torch.
 """
@@ -70,7 +70,7 @@ class WorkerContext:
         leave_requested: set once this worker is asked to save and leave, at a step that all ranks
             agree on.
         in_place: ``elastic.run`` is under way, which makes all groups and ends them.
-        was_in_place: it is over, and there are no groups any more.
+        was_in_place: it is over, and all groups have ended.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -229,7 +229,7 @@ class WorkerContext:
     def close(self) -> None:
         """Lets go of the channel and of SIGTERM, for a process that is a worker no more.
 
-        The channel is not shut down: after a fork the parent goes on to use it.
+        The channel is not shut down: after a fork the parent still uses it.
         """
         if self._socket is not None:
             self._socket.close()

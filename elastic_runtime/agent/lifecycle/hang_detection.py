@@ -124,7 +124,7 @@ class HangClock:
     """How long the present step takes, and how long it may.
 
     Attributes:
-        hang_timeout: a step may always take so long, in seconds; 0: for ever.
+        hang_timeout: a step may always take so long, in seconds; 0: without limit.
         rejoin_timeout: workers of which no step is expected are left alone for so long, in seconds.
         round: the round that runs.
         began: when the present step began; None: none is expected.
@@ -132,7 +132,7 @@ class HangClock:
         count: the steps of this round so far.
         first: how long the first step took that was ever seen here, from the entry into ``train``.
             What a new process has to do once, such as compiling, is in it; 0.0: none was seen, and
-            until then the first one may take for ever.
+            until then the first one may take any time.
         steps: how long the last steps took, without the first ones of rounds.
         busy: since when a worker has been busy with something else; None: none is.
         disturbed: how long the present step takes is no measure for others: the workers were asked
@@ -259,7 +259,7 @@ def act_on(state: AgentState, finding: Finding, now: float) -> Step:
 
 
 def _no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
-    """Tells people once that ``train`` goes on without any step."""
+    """Tells people once that ``train`` runs without any step."""
     if state.in_place is None or state.in_place.inquiry.no_step_reported:
         return Step(state)
     state = _inquire(state, no_step_reported=True)
@@ -291,7 +291,7 @@ def _step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
         return Step(_asked(state, now), (TellWorkers(Ask(), inside), look), "no progress")
     alone = last.size == 1
     if recently or (not alone and inquiry.surveyed_at < inquiry.asked_at):
-        return Step(state)  # who cannot reach the others is no worse than they are
+        return Step(state)  # a node that cannot reach the others may be the only healthy one
     state = _inquire(state, asking=False)
     return _kill_guilty(state, event, said) or _all_wait(state, event, said, now)
 
@@ -323,7 +323,7 @@ def _hung_at(heard: Heard | None) -> str:
 def _all_wait(
     state: AgentState, event: StepOverdue, said: Mapping[int, Heard | None], now: float
 ) -> Step:
-    """No worker here is guilty; after twice the limit all ranks wait for each other, for ever."""
+    """No worker here is guilty; after twice the limit all ranks wait for each other without end."""
     last = state.round
     assert last is not None
     # As here, a step counts from the end of what somebody is busy with.
@@ -337,7 +337,7 @@ def _all_wait(
 
 
 def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
-    """Nobody can train with members that are out of reach, and no worker is to blame for it."""
+    """If members are unreachable the round cannot train, and no worker is replaced for it."""
     last = state.round
     if state.phase is not Phase.RUNNING or last is None or event.round != last.number:
         return Step(state)
@@ -375,7 +375,7 @@ def _no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> S
         return Step(_asked(state, now), (ask,), f"workers that are {event.where}")
     why = f"{event.where} for {event.seconds:.0f} s, and no answer for {patience:.0f} s"
     report = TellPeople(WorkerStuck(why, list(silent)))
-    kill = KillWorkers(silent, f"stood still: {why}")
+    kill = KillWorkers(silent, f"made no progress: {why}")
     return Step(_inquire(state, asking=False), (report, kill), why)
 
 
@@ -383,7 +383,8 @@ def _no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> S
 
 
 def look_for_stuck_workers(state: AgentState, inside: tuple[int, ...], now: float) -> Step:
-    """Workers have not left the broken round in time: asks where they are, ends who is stuck.
+    """Workers have not left the broken round in time: asks where they are, ends those that are
+    stuck.
 
     Args:
         state: the present state; the workers were interrupted.
@@ -393,7 +394,9 @@ def look_for_stuck_workers(state: AgentState, inside: tuple[int, ...], now: floa
     inquiry = state.require_in_place().inquiry
     if not inquiry.asking:
         ask = TellWorkers(Ask(), inside)
-        return Step(_asked(state, now), (ask, SetAlarm(now + _ANSWER)), "who is stuck?")
+        return Step(
+            _asked(state, now), (ask, SetAlarm(now + _ANSWER)), "asking workers where they are"
+        )
     if now < inquiry.asked_at + SILENT_WORKER and not inquiry.answers.keys() >= {*inside}:
         return Step(state, (SetAlarm(now + _ANSWER),), "some have not answered yet")
     stuck = _stuck_workers(state, inside, now)
@@ -411,7 +414,7 @@ def _stuck_workers(state: AgentState, inside: tuple[int, ...], now: float) -> di
     """Which of the workers that were asked where they are will not leave the round, and why."""
     settings, in_place = state.settings, state.require_in_place()
     inquiry, begun = in_place.inquiry, in_place.interrupted_at or now
-    # Nobody waits for a node that leaves; whoever has asked it to waits for its end.
+    # The others do not wait for a node that leaves; the sender of the request waits for its end.
     leaves = state.after_round is AfterRound.LEAVE
     begun = max(begun, state.leave_request.at) if state.leave_request else begun
     patience = settings.timeouts.rejoin_timeout

@@ -1,6 +1,6 @@
 """How a node whose workers keep their process leaves the job: pure.
 
-It may be the only node that still has the last steps in memory. So it leaves through a round: all
+It may be the only node that still has the last steps in memory. So it leaves in a round: all
 ranks of that round learn that it leaves, and if no node stays, its ranks save. Between two rounds
 it waits for the next one, or until it is the last node, and then saves by itself. The same applies
 if it is asked to leave when its workers have already agreed to leave a round, and have announced
@@ -111,7 +111,7 @@ def still_needed(state: AgentState, *, broken: bool) -> bool:
 
 
 def wait_to_leave(state: AgentState, seen: LeaveRequested | Alarm, now: float) -> Step:
-    """Waits for the next round, to leave by way of it; the last node saves by itself, and leaves.
+    """Waits for the next round, to leave in it; the last node saves by itself, and leaves.
 
     Args:
         state: between two rounds, of a node that was asked to leave.

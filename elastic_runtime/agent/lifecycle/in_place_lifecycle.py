@@ -10,7 +10,7 @@
 A fault costs the survivors no process: they take their process groups apart, report that, and enter
 the next round. A node joins with the workers that are ready, and registers again when a replacement
 is ready: so the others never wait for a process to start. As in ``restart_lifecycle``, a round is
-left only when no worker of this node can take part in it any more.
+left only when no worker of this node can take part in it.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def worker_returned(state: AgentState, event: WorkerSaid, now: float) -> Step:
     """``train`` has returned on all ranks of the round, and on this worker.
 
     Perhaps others had broken the round by then: they wait for this node to leave it, and will not
-    say so again.
+    report it again.
     """
     assert isinstance(event.message, Returned)
     if state.round is None or event.message.round != state.round.number:
@@ -222,7 +222,7 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
 
 
 def alarm(state: AgentState, event: Alarm, now: float) -> Step:
-    """Time is over: to wait for a round to leave by, to agree on a step, or to leave a round."""
+    """Time is over: to wait for a round to leave in, to agree on a step, or to leave a round."""
     if state.phase is Phase.WAITING and state.leave_request:
         return wait_to_leave(state, event, now)
     inside = state.ranks_in(WorkerPhase.IN_ROUND)
@@ -234,14 +234,14 @@ def alarm(state: AgentState, event: Alarm, now: float) -> Step:
 
 
 def waiting(state: AgentState, event: Waiting, now: float) -> Step:
-    """This node waits for a round; if it only waits to leave, it may be that nobody needs it."""
+    """This node waits for a round; if it only waits to leave, perhaps it is not needed."""
     if event.outside and state.phase is Phase.WAITING and state.leave_request:
         return dismiss_workers(state, None, "the others continue without this node", now)
     return restart_lifecycle.waiting(state, event, now)
 
 
 def excluded(state: AgentState, event: Excluded, now: float) -> Step:
-    """The job went on without this node: its workers leave the round, and it joins as a new one."""
+    """The job continued without this node: its workers leave the round, and it joins again."""
     report = TellPeople(NodeExcluded(event.reason))
     if state.phase is Phase.RUNNING and not state.ranks_in(WorkerPhase.RETURNED):
         state = replace(state, after_round=restart_lifecycle.new_unless_leaving(state))

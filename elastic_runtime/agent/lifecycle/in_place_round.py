@@ -82,7 +82,7 @@ def interrupt_round(state: AgentState, reason: str, now: float) -> Step:
 
 
 def leave_if_empty(state: AgentState, now: float) -> Step:
-    """Leaves the round if no worker of this node is in it any more."""
+    """Leaves the round if no worker of this node is in it."""
     last, in_place = state.round, state.require_in_place()
     assert last is not None
     if in_place.ranks_in(WorkerPhase.IN_ROUND):
@@ -98,7 +98,7 @@ def leave_if_empty(state: AgentState, now: float) -> Step:
 
 
 def _after_leaving(state: AgentState, fault: FaultReport, now: float, *, broken: bool) -> Step:
-    """What follows once no worker of this node is in the round any more."""
+    """What follows once no worker of this node is in the round."""
     assert state.round is not None
     if state.after_round is AfterRound.JOIN_AS_NEW:
         return join_as_new(replace(state, after_round=AfterRound.REJOIN))

@@ -33,7 +33,7 @@ class Phase(Enum):
 
 
 class AfterRound(Enum):
-    """What an agent does when no worker of it is in the round any more."""
+    """What an agent does once none of its workers is in the round."""
 
     REJOIN = "rejoin"
     JOIN_AS_NEW = "join as a new node"
@@ -47,7 +47,7 @@ class WorkerPhase(Enum):
     STARTING = "on its way to elastic.run"
     READY = "ready for a round"
     IN_ROUND = "in the round"
-    RETURNED = "through with train"
+    RETURNED = "train has returned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class HangInquiry:
     """What is known of workers that make no progress; see ``hang_detection``.
 
     Attributes:
-        clock: how long the present step takes; None: nobody has looked yet.
+        clock: how long the present step takes; None: the agent has not looked yet.
         asking: workers were asked where they are.
         asked_at: when they were last asked, in seconds on the monotonic clock.
         answers: what they have said since then, by local rank.
@@ -76,7 +76,7 @@ class HangInquiry:
             that is a hang; else 0.0.
         surveyed_at: when the other members of the round were last found to be in reach.
         busy_at: when one of them last had a worker that was busy with something else.
-        no_step_reported: it was reported that ``train`` goes on without any step.
+        no_step_reported: it was reported that ``train`` runs without any step.
     """
 
     clock: HangClock | None = None

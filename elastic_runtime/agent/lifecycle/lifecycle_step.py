@@ -11,7 +11,7 @@
                                       ▼ asked to leave, or the job has ended
                                     ENDED
 
-A round is left only when no worker of this node is in it any more: that is what makes the next
+A round is left only when no worker of this node is in it: that is what makes the next
 round safe for the others. ``HANDLERS`` says which function handles an event; those for workers are
 in ``restart_lifecycle`` and ``in_place_lifecycle``.
 """
@@ -126,8 +126,8 @@ def _fork_server_ready(state: AgentState, event: ForkServerReady, now: float) ->
 
 
 def _fork_server_died(state: AgentState, event: ForkServerExited, now: float) -> Step:
-    """Starts the next one; the workers have ended before, each as a killed one, and whoever is to
-    replace them starts when that one is ready."""
+    """Starts the next one; the workers have ended before, each as a killed one, and their
+    replacements start when it is ready."""
     deaths = state.fork_server_deaths + 1
     state = replace(state, fork_server_ready=False, fork_server_deaths=deaths)
     if event.refused:

@@ -72,8 +72,8 @@ class WorkerExited:
         local_rank: which one.
         code: exit code, or minus the number of the signal that ended it.
         left_at_step: it left at a step boundary, as it was asked to.
-        fault: what its end means if nobody wanted it; None after exit code 0, and until the worker
-            group has looked at what the worker left behind.
+        fault: what its end means if it was not requested; None after exit code 0, and until the
+            worker group has read what the worker left behind.
         pid: its process; 0 if there never was one (its error file says why).
         lifetime: seconds that it ran.
         with_server: its fork server had died.
@@ -218,7 +218,7 @@ class StopWorkers:
 
 @dataclass(frozen=True, slots=True)
 class ForwardSignal:
-    """Hand a signal on to the workers that handle it; the others hear nothing."""
+    """Hand a signal on to the workers that handle it; the others get none."""
 
     signum: int
 

@@ -73,7 +73,7 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
 
 
 def worker_exited(state: AgentState, event: WorkerExited, now: float) -> Step:
-    """A worker has ended: if nobody wanted that, the others are stopped as well."""
+    """A worker has ended: if that was not requested, the others are stopped as well."""
     last, in_place = state.round, state.in_place
     if last is None or (event.round != last.number and not in_place):
         return Step(state)
@@ -176,7 +176,7 @@ def report_leaving(event: LeaveRequested) -> TellPeople:
 
 
 def excluded(state: AgentState, event: Excluded | Fenced, now: float) -> Step:
-    """The others go on without this node, or may: it stops its workers, and joins as a new one."""
+    """The others continue without this node, or may: it stops its workers, and joins again."""
     report = TellPeople(NodeExcluded(event.reason))
     if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
         state = replace(state, after_round=new_unless_leaving(state))
@@ -191,13 +191,13 @@ def excluded(state: AgentState, event: Excluded | Fenced, now: float) -> Step:
 
 
 def waiting(state: AgentState, event: Waiting, now: float) -> Step:
-    """There is no round yet, which people hear of unless this node waits for nothing any more."""
+    """There is no round yet: reported unless this node is leaving."""
     if state.leave_request:
         return Step(state)
     return Step(state, (TellPeople(JobWaiting(**asdict(event))),), event.reason)
 
 
 def new_unless_leaving(state: AgentState) -> AfterRound:
-    """What follows the round of a node that is no member any more."""
+    """What follows the round of a node that is not a member now."""
     rejoins = state.after_round is AfterRound.REJOIN
     return AfterRound.JOIN_AS_NEW if rejoins else state.after_round

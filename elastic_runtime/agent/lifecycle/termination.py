@@ -81,7 +81,7 @@ def free_if_leaving(state: AgentState, fault: FaultReport) -> FaultReport:
 
 
 def report_exit(event: WorkerExited, fault: FaultReport) -> TellPeople:
-    """Tells people of a worker's end that nobody wanted."""
+    """Tells people of the unwanted end of a worker."""
     kind = WorkerKilled if fault.kind == KILLED else WorkerFailed
     ended = kind(
         fault.rank,
@@ -95,7 +95,7 @@ def report_exit(event: WorkerExited, fault: FaultReport) -> TellPeople:
 
 
 def forward_signal(signum: int) -> tuple[Action, ...]:
-    """What a script hears of a signal when its workers save and leave by themselves.
+    """What a script gets of a signal when its workers save and leave by themselves.
 
     Not of those two: the one is how they are asked to leave without an agent, and Python makes an
     exception of the other where the script says nothing about it, which would end them at once.
@@ -178,7 +178,7 @@ def finish_with(state: AgentState, finish: Finish) -> Step:
 def leave_for_lack_of_resources(state: AgentState, fault: FaultReport) -> AgentState:
     """Has this node leave the job after its round: its machine has refused a worker for too long.
 
-    The others go on without it if they are enough; here, nothing would be better the next time.
+    The others continue without it if they are enough; here, the next try would fail as well.
     """
     if state.after_round not in (AfterRound.REJOIN, AfterRound.JOIN_AS_NEW):
         return state
@@ -200,7 +200,7 @@ def leave_message(text: str, name: str, saved: int, accompanied: bool) -> str:
         text: that it has.
         name: of the node.
         saved: the step that its workers have saved; -1: none.
-        accompanied: others are known that go on.
+        accompanied: others are known that continue.
     """
     summary = f"{name} {text}; step {saved} is saved" if saved >= 0 else f"{name} {text}"
-    return f"{summary}; other nodes may go on" if accompanied else summary
+    return f"{summary}; other nodes may continue" if accompanied else summary

@@ -1,7 +1,7 @@
 """The agent's end of the workers' channel: a Unix socket that each worker may call.
 
 One thread accepts, reads lines and hands messages on. Nothing that a worker sends is executed,
-and a worker that sends nonsense is hung up on.
+and the connection of a worker that sends nonsense is closed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Channel:
         return reached
 
     def close(self) -> None:
-        """Hangs up on everybody."""
+        """Closes all connections."""
         os.write(self._wake_write, b"x")
         self._thread.join(timeout=5.0)
 
@@ -162,14 +162,14 @@ class Channel:
         except RecordError:
             part = b""
         if not part or len(caller.buffer) > MAX_LINE:
-            self._hang_up(caller)
+            self._disconnect(caller)
 
     def _take(self, caller: _Caller, message: Message) -> None:
         if isinstance(message, Hello):
             caller.serial = message.life
         self._notify(caller.serial, message)
 
-    def _hang_up(self, caller: _Caller) -> None:
+    def _disconnect(self, caller: _Caller) -> None:
         self._selector.unregister(caller.connection)
         with self._lock:
             self._callers.pop(caller.connection.fileno(), None)
@@ -177,7 +177,7 @@ class Channel:
 
     def _end(self) -> None:
         for caller in list(self._callers.values()):
-            self._hang_up(caller)
+            self._disconnect(caller)
         self._selector.close()
         for listener in (self._listener, *self._new_listeners):
             listener.close()

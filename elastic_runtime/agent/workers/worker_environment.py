@@ -41,8 +41,8 @@ class PortKeeper:
         """Takes a free port, giving back the last one; 0 if there is none."""
         self.release()
         for _ in range(100):
-            # Bound without SO_REUSEADDR and without listening: nobody else gets it, nobody
-            # can connect to it.
+            # Bound without SO_REUSEADDR and without listening: no other process gets it, and
+            # none can connect to it.
             keeper = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             port = random.choice(_PORTS)
             try:

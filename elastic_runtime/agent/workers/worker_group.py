@@ -242,7 +242,7 @@ class WorkerGroup:
 
         Args:
             local_ranks: which ones.
-            why: what their end is put down to, as a predicate.
+            why: the cause of their end, as a predicate.
         """
         for local_rank in local_ranks:
             if local_rank in self._slots:
@@ -317,7 +317,7 @@ class WorkerGroup:
     # ------------------------------------------------------------ messages from them
 
     def heard(self, item: ChannelMessage) -> WorkerSaid | Note | None:
-        """Whose message it is; None if it matters to nobody, or if its sender was replaced."""
+        """Whose message it is; None if nothing follows from it, or if its sender was replaced."""
         local_rank = next((r for r, s in self._slots.items() if s.serial == item.serial), None)
         if local_rank is None:
             return None

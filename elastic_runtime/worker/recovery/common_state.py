@@ -83,7 +83,7 @@ class StateRecovery:
         """Brings all ranks to one state: the furthest in memory, or what was saved.
 
         Raises:
-            UsageError: no rank holds a whole state any more, and nothing is saved.
+            UsageError: no rank has a complete state, and nothing is saved.
         """
         state, saver = self._state, self._saver
         self._enter(gloo, world)

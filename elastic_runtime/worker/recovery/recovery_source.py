@@ -1,4 +1,4 @@
-"""Whose memory all ranks go on from after a fault: a pure decision, from the status of each.
+"""Whose memory all ranks continue from after a fault: a pure decision, from the status of each.
 
 Every rank decides for itself from the same all-gathered statuses, so all of them come to the same
 answer without a leader.
@@ -89,10 +89,10 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryChoice:
-    """Where all ranks go on, and who gives what to whom.
+    """Where all ranks continue, and which ranks give the state to which.
 
     Attributes:
-        step: the committed step that all ranks go on from.
+        step: the committed step that all ranks continue from.
         sources: ranks that have its state in memory; empty if it is lost or was loaded.
         receivers: all other ranks.
         adopt: the sources have finished this step and must take it as committed first.
@@ -121,7 +121,7 @@ class RecoveryChoice:
 
 
 def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
-    """Decides whose memory all ranks would go on from, if nothing that is saved is newer.
+    """Decides whose memory all ranks would continue from, if nothing that is saved is newer.
 
     The newest term wins, and then the highest committed step. A finished step that no rank has
     committed counts only if no rank is clean at the one before it.
@@ -144,7 +144,7 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
         return RecoveryChoice(
             0, (), everybody, False, RecoveryKind.LOST, why, None, max(terms), furthest
         )
-    # Who knows only of older terms was left out: the others have gone on since.
+    # A rank that knows only older terms was left out: the others have continued since.
     ranks = [r for r in everybody if terms[r] == term and statuses[r].condition is not _NEW]
     newest = max(statuses[rank].step for rank in ranks)
     if any(statuses[r].step == newest and statuses[r].condition is _CLEAN for r in ranks):
@@ -157,7 +157,7 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
             else f"no rank is clean at step {newest}, but step {step} is finished"
         )
     if step < furthest and newest < furthest:
-        why = f"{why}; step {furthest} is of an older term, which the job went on without"
+        why = f"{why}; step {furthest} is of an older term, which the job continued without"
     able = [rank for rank in ranks if statuses[rank].reach == step]
     clean = [rank for rank in able if statuses[rank].condition is _CLEAN]
     last = max(statuses[rank].round for rank in clean or able)
@@ -194,8 +194,8 @@ def _terms(statuses: Sequence[RankStatus]) -> list[int]:
     """The newest term that each memory belongs to; -1 for none.
 
     Ranks that were alike in a round are of one history, and so are those of later rounds: what any
-    of them knows of a term holds for all of them. Who has not heard of one was not there when
-    anything could be saved under it.
+    of them knows of a term holds for all of them. A rank that does not know a term was not there
+    when anything could be saved under it.
     """
     newest, of_round = 0, {}
     for s in sorted(statuses, key=lambda s: s.round):

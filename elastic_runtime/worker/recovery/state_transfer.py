@@ -177,7 +177,7 @@ def _equalize(
             state.load(meta, tensors, alike=choice.round if receives else None)
             if receives and restorer is not None:
                 restorer.received(choice)
-        except Exception as error:  # the others must hear of it before this rank fails
+        except Exception as error:  # the others must know it before this rank fails
             failure = error
         digests = _digests(None if failure else state, group)
         if failure is not None:
@@ -329,7 +329,7 @@ def _receive_buffers(
 
 
 def neighbours(choice: RecoveryChoice, rank: int) -> tuple[int | None, int | None]:
-    """From whom a rank receives and to whom it sends.
+    """From which rank a rank receives, and to which it sends.
 
     Args:
         choice: sources and receivers.

@@ -188,7 +188,7 @@ def test_people_read_global_ranks() -> None:
     [
         (False, False, "a has left"),
         (True, False, "a has left; step 9 is saved"),
-        (True, True, "a has left; step 9 is saved; other nodes may go on"),
+        (True, True, "a has left; step 9 is saved; other nodes may continue"),
     ],
 )
 def test_a_node_that_has_left_says_what_is_saved(

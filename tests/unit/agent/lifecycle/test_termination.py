@@ -81,7 +81,7 @@ def test_a_node_without_room_for_its_workers_leaves_and_says_why() -> None:
     [
         (-1, False, "node1 left on request"),
         (0, False, "node1 left on request; step 0 is saved"),
-        (7, True, "node1 left on request; step 7 is saved; other nodes may go on"),
+        (7, True, "node1 left on request; step 7 is saved; other nodes may continue"),
     ],
 )
 def test_a_node_that_leaves_says_of_others_what_it_knows(
