@@ -85,7 +85,8 @@ class _Out:
     reason: str
 
 
-_SECONDS_TO_HEAR_WHY = 1.0
+# How long a rank whose collective has failed waits for its agent to say why, in seconds.
+_REASON_TIMEOUT = 1.0
 
 _ran = False
 
@@ -340,9 +341,9 @@ class _Loop:
             return
         except Exception as error:
             # Another rank may know of the hang first, and closes its connections before the agent
-            # has told this rank why.
+            # has sent the reason to this rank.
             if not isinstance(error, WorldChanged):
-                ranks.interrupted.wait(_SECONDS_TO_HEAR_WHY)
+                ranks.interrupted.wait(_REASON_TIMEOUT)
             if HANG not in self._why:
                 raise
         raise UsageError(
