@@ -55,9 +55,9 @@ def next_retry(before: StartRetry | None, now: float) -> StartRetry | None:
     Returns:
         None: it has been tried for long enough.
     """
-    since, refusals = (before.since, before.refusals + 1) if before else (now, 1)
-    if now >= since + START_RETRY_TIMEOUT:
+    if before is not None and now >= before.since + START_RETRY_TIMEOUT:
         return None
+    since, refusals = (before.since, before.refusals + 1) if before else (now, 1)
     return StartRetry(since, refusals, now + START_RETRY_PAUSES.pause(refusals))
 
 
