@@ -66,7 +66,7 @@ MAX_IMPORT_DEATHS = 3
 # Before a server that imports ahead is tried again (seconds).
 WARM_START_PAUSES = Backoff(first=60.0, longest=3600.0)
 # Workers that end before they come to ``elastic.run`` are started again so often.
-MAX_BOOT_FAILURES = 3
+MAX_START_FAILURES = 3
 # The trial fork of a process that has imported the script's modules (seconds).
 TRIAL_FORK_TIMEOUT = 20
 # Between the request for a stack dump and SIGKILL (seconds).

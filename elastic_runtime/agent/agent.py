@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime import events
 from elastic_runtime.agent.crash import ended_by, fault_of
 from elastic_runtime.agent.lifecycle import lifecycle_step
-from elastic_runtime.agent.lifecycle.hang_detection import HangClock
 from elastic_runtime.agent.lifecycle.lifecycle_state import LifecycleSettings
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Alarm,
     ForkServerReady,
     LeaveRequested,
+    ProgressSeen,
     WorkerExited,
     WorkerSaid,
 )
@@ -91,8 +91,7 @@ class ElasticAgent:
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._crash: threads.Crash | None = None
         self._closed = False
-        self._life = lifecycle_step.begin(LifecycleSettings.of(config))
-        self._hang_clock = HangClock(config.timeouts.hang_timeout, config.timeouts.rejoin_timeout)
+        self._lifecycle = lifecycle_step.begin(LifecycleSettings.of(config))
         # For threads that must not look at workers that come and go.
         self._turned, self._reached, self._busy = time.time(), -1, False
 
@@ -116,7 +115,7 @@ class ElasticAgent:
             watch,
             keep=self._participant.record_event,
             node=lambda: self._participant.node,
-            state=lambda: self._life.state,
+            state=lambda: self._lifecycle.state,
             progress=self._workers.progress,
         )
         parts = AgentParts(
@@ -161,7 +160,7 @@ class ElasticAgent:
             store, Policy.of(config), identity, self._inbox.put, config.timeouts.probe_timeout
         )
 
-    # ------------------------------------------------------------ for whoever runs it
+    # ------------------------------------------------------------ for the caller
 
     def run(self, role: str) -> RunResult:
         """Runs the agent to its end.
@@ -186,7 +185,7 @@ class ElasticAgent:
     @property
     def round(self) -> RoundRecord | None:
         """The last round that this node was in."""
-        return self._life.state.round
+        return self._lifecycle.state.round
 
     @property
     def failures(self) -> dict[int, ProcessFailure]:
@@ -208,7 +207,7 @@ class ElasticAgent:
 
     def _turn_until_finished(self) -> None:
         self._watchdogs.start()
-        self._performer.perform(self._life)
+        self._performer.perform(self._lifecycle)
         while self._performer.finish is None:
             self._participant.beat()
             self._turned, self._reached = time.time(), self._workers.step()
@@ -235,8 +234,8 @@ class ElasticAgent:
             return Alarm()
 
     def _take(self, event: LifecycleEvent) -> None:
-        self._life = lifecycle_step.step(self._life.state, event, time.monotonic())
-        self._performer.perform(self._life)
+        self._lifecycle = lifecycle_step.step(self._lifecycle.state, event, time.monotonic())
+        self._performer.perform(self._lifecycle)
 
     def _event_of(
         self, item: LifecycleEvent | WorkerEvent | ChannelMessage
@@ -254,7 +253,7 @@ class ElasticAgent:
                 self._importing.end()
                 return item
             case WorkerExited():
-                exited = self._workers.explained(item, self._life.state.told_to_stop)
+                exited = self._workers.explained(item, self._lifecycle.state.facts.stop_ordered)
                 if exited.fault is not None:
                     self._reporter.interrupted()
                 return exited
@@ -276,26 +275,20 @@ class ElasticAgent:
         return said
 
     def _look_for_progress(self) -> None:
-        """In place: notices that a step takes longer than it should."""
-        state, now = self._life.state, time.monotonic()
-        if state.in_place is None:
+        """In place: has the lifecycle measure how long the present step takes."""
+        if self._lifecycle.state.in_place is None:
             return
         progress = self._workers.step_progress()
         self._busy = progress.busy
-        number = state.round.number if state.round else 0
-        self._hang_clock = self._hang_clock.after(progress, number, now)
-        for event in self._hang_clock.findings(now):
-            # Only after all messages are read that have arrived: one may be a worker's answer.
-            if self._inbox.empty():
-                self._take(event)
+        self._take(ProgressSeen(progress, messages_wait=not self._inbox.empty()))
 
     def _introduce(self) -> dict[str, Any]:
         """What this node answers to a probe."""
-        last = self._life.state.round
+        last = self._lifecycle.state.round
         return {
             "node": self._participant.node,
             "name": self._config.node_name,
-            "phase": self._life.state.phase.value,
+            "phase": self._lifecycle.state.phase.value,
             "round": last.number if last else 0,
             "step": self._reached,
             "busy": self._busy,
@@ -337,8 +330,8 @@ class ElasticAgent:
         self._directory.remove(keep="logs" if failed and self._workers.keeps_errors else "")
 
     def _say_farewell(self) -> None:
-        """Sends this node's last message to the others, now that no worker runs here any more."""
-        last, finish, part = self._life.state.round, self._performer.finish, self._participant
+        """Sends this node's last message to the others, now that no worker runs here."""
+        last, finish, part = self._lifecycle.state.round, self._performer.finish, self._participant
         if self._crash is not None:
             if last is not None:
                 part.say(LeftRound(last.number, fault_of(self._crash, last), stays=False))

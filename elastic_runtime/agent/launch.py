@@ -98,7 +98,7 @@ def has_last_word(name: str, outcome: OutcomeRecord | None, siblings: Siblings |
 
     Args:
         name: of this node.
-        outcome: the end of the job; None: the node ends for a reason of its own, and says so.
+        outcome: the end of the job; None: the node ends for a reason of its own, which it reports.
         siblings: the nodes in its terminal. The one on which the job failed reports it; if that is
             none of them, or it does not in time, the first that asks. A node of its name may be in
             another terminal, too, and it may be dead.

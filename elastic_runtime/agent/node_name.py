@@ -19,8 +19,8 @@ def own_name(run_id: str) -> Iterator[str]:
     """Takes a name that no other node of the run has on this host, while the block runs.
 
     The first one is ``host``, the others ``host#2``, ``host#3``, …; the lowest free number is
-    taken. What is claimed is an abstract Unix address: the kernel gives it back when the process
-    ends, however it ends, and a container with a network of its own shares it with nobody.
+    taken. What is claimed is an abstract Unix address: the kernel frees it when the process
+    ends, however it ends, and a container with its own network does not share it.
 
     Args:
         run_id: names of different runs do not count.

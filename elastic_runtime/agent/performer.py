@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
-    BootWorkers,
     EnterRound,
     Finish,
     ForwardSignal,
@@ -15,18 +14,19 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     KillWorkers,
     SetAlarm,
     StartForkServer,
+    StartForNextRound,
     StartWorkers,
     StopWorkers,
     TellPeople,
     TellRendezvous,
     TellWorkers,
 )
-from elastic_runtime.agent.lifecycle.termination import departure_message
+from elastic_runtime.agent.lifecycle.termination import leave_message
 from elastic_runtime.agent.workers.worker_environment import provisional
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.worker_events import WorkersReplaced
 from elastic_runtime.limits import GOODBYE_TIMEOUT
-from elastic_runtime.protocol.messages import Change, Drain, Interrupt
+from elastic_runtime.protocol.messages import Change, Interrupt, Leave
 from elastic_runtime.protocol.round_records import Member
 from elastic_runtime.rendezvous.core.events import (
     Done,
@@ -84,7 +84,7 @@ class Performer:
 
     Attributes:
         alarm: when ``Alarm`` is due, in seconds on the monotonic clock.
-        finish: how the agent ends; None: it goes on.
+        finish: how the agent ends; None: it runs on.
     """
 
     def __init__(self, config: JobConfig, address: str, parts: AgentParts) -> None:
@@ -112,13 +112,13 @@ class Performer:
                 self._form_group(last, group_rank, range(self._config.workers))
                 workers.start(last, group_rank)
                 self._parts.torch.name_workers()
-            case BootWorkers(local_ranks):
-                workers.boot(*self._provisional(state), local_ranks)
+            case StartForNextRound(local_ranks):
+                workers.start_some(*self._provisional(state), local_ranks)
             case EnterRound(last, group_rank, local_ranks):
                 self._form_group(last, group_rank, local_ranks)
                 workers.enter(last, group_rank, local_ranks)
             case TellWorkers(message, local_ranks):
-                if isinstance(message, Drain | Interrupt | Change):
+                if isinstance(message, Leave | Interrupt | Change):
                     self._parts.reporter.interrupted(ordered=True)
                 workers.tell(message, local_ranks)
             case StopWorkers(grace, local_ranks, signum):
@@ -175,7 +175,7 @@ class Performer:
             part.wait_for_goodbye(GOODBYE_TIMEOUT)
 
     def _with_progress(self, fault: FaultReport) -> FaultReport:
-        """The report with what this node's workers had reached, whyever they ended."""
+        """The report with what this node's workers had reached, for whatever reason they ended."""
         lived = time.monotonic() - self._round_began
         step, lifetime = max(fault.step, self._workers.step()), max(fault.lifetime, lived)
         return replace(fault, step=step, lifetime=lifetime)
@@ -183,6 +183,6 @@ class Performer:
     def _with_message(self, finish: Finish, state: AgentState) -> Finish:
         if finish.exit_code != EXIT_LEFT:
             return finish
-        saved = self._workers.step() if state.drained else -1
+        saved = self._workers.step() if state.facts.left_at_step else -1
         others, name = self._participant.accompanied, self._config.node_name
-        return replace(finish, message=departure_message(finish.message, name, saved, others))
+        return replace(finish, message=leave_message(finish.message, name, saved, others))

@@ -1,9 +1,9 @@
 """Removes an agent's directory in memory after an agent that was killed: a process of its own.
 
-It waits for the lock that the agent holds on the directory, which the kernel gives back when the
-agent ends, however it does. An agent that ends well has removed the directory by then. Nobody
-reads what is there any more: other nodes have read it through the agent, and the workers of this
-one follow their agent within moments; they are left some time for that.
+It waits for the lock that the agent holds on the directory, which the kernel releases when the
+agent ends, however it does. An agent that ends well has removed the directory by then. The content
+is not needed any longer: other nodes have read it through the agent, and the workers of this node
+end soon after their agent; they are given some time for that.
 
 It is run by its path, ``python -IS …/reaper.py DIRECTORY SECONDS``, and uses nothing but the
 standard library: it is there for as long as the agent, and is to be small.

@@ -69,7 +69,7 @@ class RuntimeDir:
         """Locks it, and keeps it open, so that another one of its name can be recognised."""
         self._descriptor = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         # Locked before it gets its name: an agent that starts at the same time and sweeps must
-        # never find a lock that nobody holds yet.
+        # never find a lock that is not held yet.
         draft, lock = (os.path.join(self.path, name) for name in (f"{LOCK}.new", LOCK))
         self._lock = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -1,10 +1,9 @@
 """The agent's memory for snapshots of the training state: it outlives workers.
 
 Workers write their snapshots into a directory in tmpfs that belongs to the agent. A server reads
-them to the workers of other nodes of the job, and to nobody else: see
-``protocol.snapshot_requests``. With the agent its snapshots go: those of an agent that was killed
-are removed by a process that outlives it (``reaper``), and if that was killed as well by the next
-agent on the machine.
+them to the workers of other nodes of the job only: see ``protocol.snapshot_requests``. Snapshots
+are removed when the agent ends: those of an agent that was killed by a process that outlives it
+(``reaper``), and if that was killed as well by the next agent on the machine.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ _PROOF_TIMEOUT = 5.0
 _IDLE = 120.0
 _STALL = 30.0
 # Until all workers of an agent that was killed have ended as well; for the end of the reaper.
-_MOURNING = 2.0
-_FAREWELL = 1.0
+_REAPER_DELAY = 2.0
+_REAPER_END_TIMEOUT = 1.0
 _HELLO = hello(SNAPSHOTS)
 _PIECE = 512 << 10  # stays in the processor's cache
 
@@ -104,7 +103,7 @@ class SnapshotHost:
         """Serves those who know the job's secret from now on, and lets the own workers know it.
 
         Args:
-            secret: the job's; "": nobody.
+            secret: the job's; "": no one is served.
         """
         key = key_for(SNAPSHOTS, secret)
         if self._directory is None or key == self._key:
@@ -122,12 +121,12 @@ class SnapshotHost:
             self._directory.remove()
         if self._reaper is not None:
             with suppress(subprocess.TimeoutExpired):  # it has nothing left to do, and ends
-                self._reaper.wait(_FAREWELL)
+                self._reaper.wait(_REAPER_END_TIMEOUT)
 
 
 def _follow(directory: str) -> subprocess.Popen[bytes] | None:
     """Starts the process that removes the directory if this one is killed; None: it cannot."""
-    command = [sys.executable, "-IS", reaper.__file__, directory, str(_MOURNING)]
+    command = [sys.executable, "-IS", reaper.__file__, directory, str(_REAPER_DELAY)]
     try:
         return subprocess.Popen(
             command,
@@ -184,7 +183,7 @@ class SnapshotServer:
         threads.spawn(self._serve, name="snapshot-server")
 
     def close(self) -> None:
-        """Stops listening and hangs up."""
+        """Stops listening and closes all connections."""
         self._closed = True
         for line in (self._socket, *self._clients_now()):
             with suppress(OSError):
@@ -296,7 +295,7 @@ def _send(client: socket.socket, file: int, position: int, end: int) -> None:
 
 
 def _read(client: socket.socket, count: int, deadline: float) -> bytes:
-    """So many bytes, or fewer if the client hangs up; none after ``deadline`` (monotonic)."""
+    """So many bytes, fewer if the client disconnects; none after ``deadline`` (monotonic)."""
     data = b""
     while len(data) < count:
         client.settimeout(max(0.001, deadline - time.monotonic()))

@@ -30,12 +30,16 @@ from elastic_runtime.errors import (
     CheckpointFailed,
     CheckpointUsageError,
 )
-from elastic_runtime.protocol.messages import EXIT_DRAINED
+from elastic_runtime.protocol.messages import EXIT_WORKER_LEFT
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.fast_exit import end_on_request
 from elastic_runtime.worker.peers import GlooGroups, Peers
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateVersion
+from elastic_runtime.worker.recovery.recovery_source import (
+    MemoryCondition,
+    RecoveryKind,
+    StateVersion,
+)
 
 if TYPE_CHECKING:
     import os
@@ -140,7 +144,7 @@ class Checkpointer:
         """Makes what saves, takes snapshots and loads."""
         self._entries = Entries(self._objects)
         self._committed = CommittedEntries(self._objects)
-        self._context.offer_drain()
+        self._context.accept_leave_requests()
         storage, entries, here = self._storage, self._entries, self._context
         self._executor = SaveExecutor(storage, self._objects, entries, retention, here)
         self._scheduler = SaveScheduler(self._executor, timetable, sync=self._sync, raises=raises)
@@ -275,7 +279,7 @@ class Checkpointer:
             self._executor.close()
             self._scheduler.report_end(self.steps)
         finally:
-            self._context.withdraw_drain()
+            self._context.refuse_leave_requests()
 
     # What ``elastic.run`` calls
 
@@ -383,7 +387,7 @@ class Checkpointer:
             choice: the state; the same choice on all ranks.
         """
         self.count(choice.step)
-        if choice.kind == "saved":
+        if choice.kind is RecoveryKind.SAVED:
             return  # all of them have loaded it
         received = self._ready().peers.rank not in choice.sources
         base = CheckpointId(*choice.base)
@@ -467,7 +471,7 @@ class Checkpointer:
 
     def _wishes(self, peers: Peers) -> Wish:
         rank = peers.rank
-        wishes = Wish.LEAVE if self._context.drain.is_set() else Wish.NOTHING
+        wishes = Wish.LEAVE if self._context.leave_requested.is_set() else Wish.NOTHING
         if self._executor.has_failed:
             wishes |= Wish.FAILED
         if self._snapshots.wanted:
@@ -479,8 +483,7 @@ class Checkpointer:
         return wishes
 
     def _leave(self) -> NoReturn:
-        self._context.drained(self.steps)
-        end_on_request(EXIT_DRAINED, has_agent=self._context.has_agent)
+        end_on_request(EXIT_WORKER_LEFT, has_agent=self._context.has_agent)
 
 
 def _opened(directory: str | os.PathLike[str], here: WorkerContext) -> Storage:
@@ -491,5 +494,5 @@ def _opened(directory: str | os.PathLike[str], here: WorkerContext) -> Storage:
 
 def _leave_if_asked() -> None:
     """Ends the process, during a wait in which there is nothing to save yet, if it must stop."""
-    if (here := context()).drain.is_set():
-        end_on_request(EXIT_DRAINED, has_agent=here.has_agent)
+    if (here := context()).leave_requested.is_set():
+        end_on_request(EXIT_WORKER_LEFT, has_agent=here.has_agent)

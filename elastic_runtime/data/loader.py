@@ -98,7 +98,7 @@ def loader(
     made = DataLoader(dataset, batch_sampler=sampler, persistent_workers=keep, **options)
     if keep:
         end_with_program(made)
-        # Its processes start now, while nobody waits for this rank; the batches that they read
+        # Its processes start now, while no rank waits for this one; the batches that they read
         # meanwhile are dropped by the first iteration.
         iter(made)
     return made

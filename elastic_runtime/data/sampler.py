@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_POSITIONS = (
-    "an IterableDataset has no numbered samples, so that nobody could tell after a fault which of "
+    "an IterableDataset has no numbered samples, so that it is not known after a fault which of "
     "them have counted; give a map-style data set (__len__ and __getitem__, over an index of files "
     "or records), or accept that a sample may count more than once: "
     "elastic.loader(dataset, batch_size=64, at_least_once=True)"
@@ -282,7 +282,7 @@ class _Shares:
         return {"epoch": epoch, "cursor": cursor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on after the batch that was given last, and so does the sampler."""
+        """Continues after the batch that was given last, and so does the sampler."""
         self.sampler.epoch, self.sampler.cursor = state["epoch"], state["cursor"]
         self._begin(state["epoch"], state["cursor"])
 

@@ -35,7 +35,7 @@ def end_with_program(loader: DataLoader[Any]) -> None:
 class Shielded:
     """Lets a loader's process outlive a SIGTERM, as its worker still needs it.
 
-    Slurm and others signal a whole tree of processes. The worker goes on to the step at which all
+    Slurm and others signal a whole tree of processes. The worker continues to the step at which all
     ranks leave, and ends its loader then. A later SIGTERM ends the process: that is how torch ends
     one that does not follow its worker into its end.
 

@@ -89,7 +89,7 @@ class WorkersReplaced(Event):
 
 @dataclass(frozen=True)
 class WorkerStuck(WorkersReplaced):
-    """In place: workers do not leave a broken round, or have stood still for too long, and are
+    """In place: workers do not leave a broken round, or make no progress for too long, and are
     killed and replaced."""
 
     name = "worker.stuck"

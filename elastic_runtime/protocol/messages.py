@@ -24,10 +24,10 @@ ENV_PROGRESS = "ELASTIC_PROGRESS"  # path of this worker's progress file
 ENV_ROUND = "ELASTIC_ROUND"  # number of the round
 ENV_INCARNATION = "ELASTIC_INCARNATION"  # the job's incarnation that the round belongs to
 ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
-ENV_LIFE = "ELASTIC_WORKER"  # number of the worker, counted over all that this agent has started
+ENV_SERIAL = "ELASTIC_WORKER"  # number of the worker, counted over all that this agent has started
 
-# A worker that left at a step boundary because it was asked to ends with this code.
-EXIT_DRAINED = 79
+# A worker that was asked to leave, and has left at a step boundary, ends with this code.
+EXIT_WORKER_LEFT = 79
 
 MAX_LINE = 1 << 20
 
@@ -55,7 +55,7 @@ class Hello(Message):
         rank: global rank.
         round: the round it was started for.
         pid: its process.
-        drains: it can save and leave at a step boundary when asked (it has a checkpointer).
+        drains: it can save and leave at a step boundary when asked to (it has a checkpointer).
         life: number of the worker, as in ``ELASTIC_WORKER``.
         shielded: a SIGTERM that is not its agent's does not end it.
     """
@@ -68,17 +68,6 @@ class Hello(Message):
     drains: bool
     life: int = 0
     shielded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Drained(Message):
-    """Worker → agent: the state of ``step`` is saved, and the worker is about to end."""
-
-    kind: ClassVar[str] = "drained"
-
-    rank: int
-    round: int
-    step: int
 
 
 _OF_LOGGERS = frozenset({"self", "event", "level", "timestamp"})
@@ -102,8 +91,11 @@ class Note(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Drain(Message):
-    """Agent → worker: save at a step that all ranks agree on, then end with ``EXIT_DRAINED``."""
+class Leave(Message):
+    """Agent → worker: save at a step that all ranks agree on, then end with ``EXIT_WORKER_LEFT``.
+
+    It is called "drain" on the wire.
+    """
 
     kind: ClassVar[str] = "drain"
 
@@ -123,14 +115,14 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True)
 class Left(Message):
-    """Worker → agent: no thread of this process takes part in the round any more.
+    """Worker → agent: no thread of this process takes part in the round now.
 
     Attributes:
         round: the round.
         step: the last step that its state contains; -1: none.
         planned: all ranks agreed to leave at this step.
         reason: one line for people.
-        released: its state is not needed any more: all ranks knew that its node goes, or nothing is
+        released: its state is not needed: all ranks knew that its node leaves, or nothing is
             ever saved.
     """
 
@@ -237,7 +229,7 @@ class Change(Message):
     Attributes:
         round: the round.
         reason: for people.
-        goes: this node goes away, and does not only change its rank.
+        goes: this node leaves the job, and does not only change its rank.
     """
 
     kind: ClassVar[str] = "change"
@@ -264,9 +256,8 @@ _KINDS: dict[str, type[Message]] = {
     cls.kind: cls
     for cls in (
         Hello,
-        Drained,
         Note,
-        Drain,
+        Leave,
         Ready,
         Left,
         Returned,

@@ -40,7 +40,7 @@ def new_secret() -> str:
 
 
 def key_for(purpose: str, secret: str) -> str:
-    """The key that a secret gives for a purpose, in hexadecimal; whoever has it has no other one.
+    """The key that a secret gives for a purpose, in hexadecimal; it does not give other keys.
 
     Args:
         purpose: one of those above.

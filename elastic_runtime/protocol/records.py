@@ -42,7 +42,7 @@ EVENT_SLOTS = 8
 
 # Statuses of a node. Whether it is a member, a joiner or a spare follows from the round.
 IN = "in"
-DRAINING = "draining"
+LEAVING = "draining"  # was asked to leave, and still has workers
 DONE = "done"
 GONE = "gone"
 
@@ -57,7 +57,7 @@ PLANNED = "planned"  # nothing broke here: the membership changes
 # Signatures of reports that say something about the round, and nothing about the script.
 HANGS = "hang"  # all wait for each other
 CUT_OFF = "cut off"  # some members do not reach each other
-NO_ROOM = "no room"  # the machine refuses to start a worker
+LACKS_RESOURCES = "no room"  # the machine refuses to start a worker
 
 
 def called(name: str) -> str:
@@ -225,7 +225,7 @@ class NodeRecord(Record):
         status: ``in``, ``draining``, ``done`` or ``gone``.
         incarnation: the one of the job that ``left`` and ``done_round`` belong to.
         left: the last round whose workers have all ended here.
-        rank: the node's group rank in that round; -1: none, or it did not say so.
+        rank: the node's group rank in that round; -1: none, or unknown.
         done_round: the round in which this node's workers ended well; 0: none.
         step: the highest step committed, written at changes only; -1: none reported.
         fault: why round ``left`` was left.

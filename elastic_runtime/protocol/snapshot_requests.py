@@ -6,7 +6,7 @@ workers of other nodes::
     client ──▶ server   what it wants, and its nonce
     server ──▶ client   its nonce
     client ──▶ server   its proof that it has the key
-    server ──▶ client   its proof; or it hangs up
+    server ──▶ client   its proof; or it closes the connection
     client ──▶ server   {"file": …, "offset": …, "length": …}, one line of JSON
     server ──▶ client   how many bytes follow (−1: refused) and the size of the file; the bytes
 
@@ -128,7 +128,7 @@ def write_key(directory: str, key: str) -> None:
     draft = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(draft, "w") as file:
         file.write(key)
-    os.rename(f"{path}.new", path)  # whoever reads at this moment reads one or the other
+    os.rename(f"{path}.new", path)  # a reader at this moment reads one or the other
 
 
 def read_key(directory: str) -> str:

@@ -17,8 +17,8 @@ _LONGEST = 107
 def address_of(path: str) -> Iterator[str]:
     """An address for the Unix socket at ``path``, to bind or to connect to while the block runs.
 
-    A path that is too long is named by way of a descriptor of its directory: the socket is the same
-    one, whoever names it.
+    A path that is too long is named by way of a descriptor of its directory: this is the
+    same socket.
 
     Args:
         path: of the socket.

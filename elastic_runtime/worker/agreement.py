@@ -26,9 +26,9 @@ class Wish(IntFlag):
     SAVE = 1
     LEAVE = 2  # the job, with the state saved
     CHANGE = 4  # leave the round, and keep the process
-    STAYS = 8  # this rank's node does not go away
+    STAYS = 8  # this rank's node does not leave the job
     TRAINS = 16  # this rank's ``train`` has not returned
-    FAILED = 32  # hear of a save in the background that was not finished
+    FAILED = 32  # learn of a save in the background that was not finished
     SNAPSHOT = 64  # take a snapshot in memory
     BUSY = 128  # something is under way in this rank's background
 

@@ -2,7 +2,7 @@
 
 Without an agent (under plain torchrun, or alone in one process) everything here works and does
 nothing, except that events go to the ``elastic_runtime`` logger. A process that a worker forks or
-spawns is no worker: it never speaks for its parent.
+spawns is no worker: it never sends messages for its parent.
 
 Nothing here needs torch.
 """
@@ -27,15 +27,14 @@ from elastic_runtime.limits import AGENT_ANSWER_TIMEOUT, AGENT_READ_TIMEOUT
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
-    ENV_LIFE,
     ENV_PROGRESS,
     ENV_ROUND,
+    ENV_SERIAL,
     MAX_LINE,
     Change,
     Dismiss,
-    Drain,
-    Drained,
     Hello,
+    Leave,
     Message,
     Note,
     ProgressFile,
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("elastic_runtime")
 
-# These requests.
-_LEAVE = (Drain, Change, Dismiss)
+# Messages that ask a worker to leave its round, or to end.
+_LEAVE = (Leave, Change, Dismiss)
 # What makes a process a worker, and none of its children.
 _OF_AGENT = (ENV_CHANNEL, ENV_PROGRESS, ENV_SNAPSHOTS)
 
@@ -68,9 +67,10 @@ class WorkerContext:
         incarnation: the incarnation of the job that the round belongs to, "" without an agent.
         run: the id of the run, "" outside a job.
         restarts: how often workers of the job had been started again when this one was started.
-        drain: set once this worker is asked to save and leave, at a step that all ranks agree on.
+        leave_requested: set once this worker is asked to save and leave, at a step that all ranks
+            agree on.
         in_place: ``elastic.run`` is under way, which makes all groups and ends them.
-        was_in_place: it is over, and there are no groups any more.
+        was_in_place: it is over, and all groups have ended.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -93,9 +93,9 @@ class WorkerContext:
         self.was_in_place = False
         self._in_train = False
         self._busy: list[str] = []
-        self._drains = False
-        self.drain = threading.Event()
-        self._life = int(environ.get(ENV_LIFE) or 0)
+        self._accepts_leave = False
+        self.leave_requested = threading.Event()
+        self._serial = int(environ.get(ENV_SERIAL) or 0)
         self._listener: Callable[[Message], None] | None = None
         self._snapshots = environ.get(ENV_SNAPSHOTS, "")
         self._socket: socket.socket | None = None
@@ -103,7 +103,7 @@ class WorkerContext:
         self._handler: Callable[[int, Any], None] | None = None  # of SIGTERM
         self._request: StopRequest | None = None
         self._waits_for_agent = False
-        self._asked_to_leave_at = float("-inf")  # to leave
+        self._asked_to_leave_at = float("-inf")
 
     @property
     def has_agent(self) -> bool:
@@ -115,13 +115,13 @@ class WorkerContext:
         """The agent's memory for snapshots, if there is an agent, and it has any."""
         return SnapshotMemory.decode(self._snapshots) if self._snapshots else None
 
-    def offer_drain(self) -> None:
+    def accept_leave_requests(self) -> None:
         """Tells the agent that this worker can save and leave at the end of a step.
 
         Without an agent the request is a SIGTERM, unless the program handles that itself; a
         second one that does not follow at once ends the process as usual.
         """
-        self._drains = True
+        self._accepts_leave = True
         if self.has_agent:
             self.shield()
         else:
@@ -138,13 +138,13 @@ class WorkerContext:
         self._catch_sigterm(self._on_outer_sigterm)
         self._send(self._hello())
 
-    def withdraw_drain(self) -> None:
-        """Takes ``offer_drain`` back: from now on a request to leave ends this process at once."""
-        self._drains = False
+    def refuse_leave_requests(self) -> None:
+        """From now on a request to leave ends this process at once, as it did at the start."""
+        self._accepts_leave = False
         if self.has_agent:
             self._release_sigterm()
             self._send(self._hello())
-        elif self._release_sigterm() and self.drain.is_set():
+        elif self._release_sigterm() and self.leave_requested.is_set():
             signal.raise_signal(signal.SIGTERM)  # it came too late for a step to honour it
 
     def report_step(self, step: int) -> None:
@@ -226,15 +226,10 @@ class WorkerContext:
             level = logging.WARNING if "problem" in fields else logging.INFO
             _LOG.log(level, "%s %s", event.name, fields)
 
-    def drained(self, step: int) -> None:
-        """Says that the state of ``step`` is saved and that this process is about to end."""
-        if self.has_agent:
-            self._send(Drained(rank=self.rank, round=self.round, step=step))
-
     def close(self) -> None:
         """Lets go of the channel and of SIGTERM, for a process that is a worker no more.
 
-        The channel is not shut down: after a fork the parent goes on to use it.
+        The channel is not shut down: after a fork the parent still uses it.
         """
         if self._socket is not None:
             self._socket.close()
@@ -248,8 +243,8 @@ class WorkerContext:
             rank=self.rank,
             round=self.round,
             pid=os.getpid(),
-            drains=self._drains,
-            life=self._life,
+            drains=self._accepts_leave,
+            life=self._serial,
             shielded=self._handler is not None,
         )
 
@@ -303,8 +298,8 @@ class WorkerContext:
             return
         if isinstance(message, _LEAVE):
             self._asked_to_leave_at = time.monotonic()
-        if isinstance(message, Drain) and message.round == self.round:
-            self.drain.set()
+        if isinstance(message, Leave) and message.round == self.round:
+            self.leave_requested.set()
         elif self._listener is not None:
             self._listener(message)
 
@@ -333,7 +328,7 @@ class WorkerContext:
         now = time.monotonic()
         if self._request is None:
             self._request = StopRequest(number, now)
-            self.drain.set()
+            self.leave_requested.set()
         elif not self._request.repeated_by(number, now):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)

@@ -27,9 +27,9 @@ def exit_fast(code: int) -> None:
     Args:
         code: the exit code.
     """
-    ending = _Ending(code)
-    atexit.register(ending)
-    ending.registered = atexit._ncallbacks()
+    at_exit = _FastExit(code)
+    atexit.register(at_exit)
+    at_exit.registered = atexit._ncallbacks()
 
 
 def end_on_request(code: int, *, has_agent: bool) -> NoReturn:
@@ -48,7 +48,7 @@ def end_on_request(code: int, *, has_agent: bool) -> NoReturn:
     raise SystemExit(code)
 
 
-class _Ending:
+class _FastExit:
     """The last thing that is registered to be done at exit, and so the first to be done."""
 
     def __init__(self, code: int) -> None:

@@ -147,11 +147,11 @@ class Peers:
     def _from_first(self, data: bytes, size: int) -> bytes:
         if self.group is None:
             return data
-        room = torch.empty(size, dtype=torch.uint8, device="cpu")
+        buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
         if self.rank == 0:
-            room.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        dist.broadcast(room, group=self.group, group_src=0)
-        return ctypes.string_at(room.data_ptr(), size)
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(buffer, group=self.group, group_src=0)
+        return ctypes.string_at(buffer.data_ptr(), size)
 
     def share_out(self, action: Callable[[], Sequence[Any]]) -> Any:
         """Runs an action on rank 0 and sends each rank its own part of the result.
@@ -196,14 +196,14 @@ class Peers:
                 mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
                 dist.send(mine, group=self.group, group_dst=0)
             return None
-        rooms, arriving = {}, []
+        buffers, arriving = {}, []
         for rank, size in enumerate(sizes):
             if rank and size:
-                room = rooms[rank] = torch.empty(size, dtype=torch.uint8, device="cpu")
-                arriving.append(dist.irecv(room, group=self.group, group_src=rank))
+                buffer = buffers[rank] = torch.empty(size, dtype=torch.uint8, device="cpu")
+                arriving.append(dist.irecv(buffer, group=self.group, group_src=rank))
         for one in arriving:
             one.wait()
-        found = {r: json.loads(ctypes.string_at(x.data_ptr(), len(x))) for r, x in rooms.items()}
+        found = {r: json.loads(ctypes.string_at(x.data_ptr(), len(x))) for r, x in buffers.items()}
         if data:
             found[0] = json.loads(data)
         return [found.get(rank) for rank in range(self.world)]

@@ -27,7 +27,7 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.events.round_events import RoundEntered, RoundError
 from elastic_runtime.events.state_events import StateUnfit
 from elastic_runtime.protocol.messages import (
-    EXIT_DRAINED,
+    EXIT_WORKER_LEFT,
     HANG,
     Ask,
     Change,
@@ -85,7 +85,8 @@ class _Out:
     reason: str
 
 
-_SECONDS_TO_HEAR_WHY = 1.0
+# How long a rank whose collective has failed waits for its agent to say why, in seconds.
+_REASON_TIMEOUT = 1.0
 
 _ran = False
 
@@ -340,9 +341,9 @@ class _Loop:
             return
         except Exception as error:
             # Another rank may know of the hang first, and closes its connections before the agent
-            # has told this rank why.
+            # has sent the reason to this rank.
             if not isinstance(error, WorldChanged):
-                ranks.interrupted.wait(_SECONDS_TO_HEAR_WHY)
+                ranks.interrupted.wait(_REASON_TIMEOUT)
             if HANG not in self._why:
                 raise
         raise UsageError(
@@ -389,7 +390,7 @@ class _Loop:
 
     def _end(self) -> NoReturn:
         saver = self._saver
-        code = EXIT_DRAINED if saver is not None and saver.saved_step == self._state.step else 0
+        code = EXIT_WORKER_LEFT if saver is not None and saver.saved_step == self._state.step else 0
         end_on_request(code, has_agent=self._here.has_agent)
 
 
@@ -456,7 +457,7 @@ class _Commit:
         if saver is not None:
             wishes |= saver.wishes() & ~Wish.LEAVE
         if ranks is None:
-            return wishes | (Wish.LEAVE if loop._here.drain.is_set() else Wish.NOTHING)
+            return wishes | (Wish.LEAVE if loop._here.leave_requested.is_set() else Wish.NOTHING)
         if change is not None and change.round == ranks.place.round:
             wishes |= Wish.CHANGE
         if change is None or not change.goes:

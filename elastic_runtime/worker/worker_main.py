@@ -28,8 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# What only says that a peer, or the way to it, is gone, and can come from nobody else: types of
-# torch's own, and gloo's errors, which begin with the place in its source.
+# Errors that only say that a peer, or the connection to it, is gone, and that only torch raises:
+# types of its own, and gloo's errors, which begin with the place in its source.
 _ECHO = re.compile(
     r"(torch\.distributed\.)?Dist(Backend|Network|Store)Error\b"
     r"|RuntimeError: \[[^\]\n]*\bgloo/[^\]\n]+:\d+\]"
@@ -235,7 +235,7 @@ def _report(error: BaseException) -> None:
         sys.stderr.write(f"lost the connection to a peer ({said}); the agent decides what next\n")
     else:
         sys.excepthook(type(error), error, trace)
-    # The error goes on to end the process natively, and must not be shown twice.
+    # The error then ends the process as usual, and must not be shown twice.
     sys.excepthook = lambda *_: None
 
 
@@ -310,7 +310,7 @@ def _said(error: BaseException) -> str:
     said = f"{type(error).__name__}: {error}"
     if not _is(error, "UsageError"):
         return said
-    # Whoever raises this error has imported the package.
+    # The code that raises this error has imported the package.
     from elastic_runtime.worker.recovery.thread_inspection import met
 
     where = met(error.__traceback__)
@@ -385,18 +385,18 @@ def _refusing_idle() -> Iterator[None]:
     Raises:
         UsageError: it has.
     """
-    ending = None
+    good_end = None
     try:
         yield
     except SystemExit as end:
         if end.code:
             raise
-        ending = end
+        good_end = end
     forms = sys.modules.get("elastic_runtime.worker.run")
     if forms is not None:
         forms.refuse_idle()
-    if ending is not None:
-        raise ending
+    if good_end is not None:
+        raise good_end
 
 
 def _patch_torch() -> None:

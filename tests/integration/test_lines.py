@@ -189,7 +189,7 @@ def test_steps_that_are_made_again_are_told_once_and_who_leaves_says_what_it_sav
     job.line(f"{leaver}: leaving")
     job.says("limit", "100000")
     line = job.line(f"{leaver} left on")
-    left = re.search(r"left on request; step (\d+) is saved; other nodes may go on$", line)
+    left = re.search(r"left on request; step (\d+) is saved; other nodes may continue$", line)
     assert left is not None, job.log
     assert job.line("round 3: .* resumed at").endswith(f"resumed at step {left[1]}")
     job.says("enough", "yes")

@@ -9,8 +9,8 @@ from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport
 from elastic_runtime.rendezvous.core.events import (
     Done,
-    DrainNode,
     Goodbye,
+    Leaving,
     LeftRound,
     LookForMembers,
     RecoversInPlace,
@@ -268,7 +268,7 @@ class Agent:
         if self.phase in ("waiting", "done"):
             self._leave("left")
             return
-        self.node.feed(DrainNode())
+        self.node.feed(Leaving())
         assert self.round is not None
         if self.phase == "stopping":
             return

@@ -295,7 +295,7 @@ class FaultInjector:
         node.agent.worker_fails(kind, echo=False, signature=signature)
         return True
 
-    def drain(self) -> bool:
+    def leave(self) -> bool:
         """A node is asked to leave."""
         node = self._pick()
         if node is None or node.agent.phase == "over":
@@ -381,7 +381,7 @@ _FAULTS: dict[str, Callable[[FaultInjector], bool]] = {
     "restart store": FaultInjector.restart_store,
     "amnesia": FaultInjector.amnesia,
     "worker fails": FaultInjector.worker_fails,
-    "drain": FaultInjector.drain,
+    "leave": FaultInjector.leave,
     "join": FaultInjector.join,
     "intrude": FaultInjector.intrude,
     "finish soon": FaultInjector.finish_soon,

@@ -43,7 +43,7 @@ MIXED = Theme(
         "restart store": 6,
         "amnesia": 6,
         "worker fails": 12,
-        "drain": 8,
+        "leave": 8,
         "join": 12,
         "intrude": 3,
         "finish soon": 8,
@@ -52,7 +52,7 @@ MIXED = Theme(
 )
 # Whole groups out of sight, while others would like to go on without them.
 ISLANDS = Theme(
-    {"cut all": 6, "pause all": 2, "cut": 3, "join": 8, "crash": 2, "lose host": 2, "drain": 1},
+    {"cut all": 6, "pause all": 2, "cut": 3, "join": 8, "crash": 2, "lose host": 2, "leave": 1},
     durations=(2.0, 14.0, 30.0),
     gaps=((0.0, 0.5), (0.5, 4.0), (1.0, 15.0)),
     counts=(2, 3, 3, 4),
@@ -60,20 +60,20 @@ ISLANDS = Theme(
     stubborn=0.3,
 )
 FORGETTING = Theme(
-    {"amnesia": 8, "join": 3, "crash": 3, "worker fails": 2, "drain": 1, "restart store": 2},
+    {"amnesia": 8, "join": 3, "crash": 3, "worker fails": 2, "leave": 1, "restart store": 2},
     durations=(0.3, 2.0, 5.0),
     counts=(1, 2, 3, 4),
     held=0.8,
 )
 # One blow after the other, most of them right after something was written.
 CHURN = Theme(
-    {"crash": 6, "lose host": 1, "worker fails": 6, "join": 6, "drain": 3, "pause": 3, "part": 2},
+    {"crash": 6, "lose host": 1, "worker fails": 6, "join": 6, "leave": 3, "pause": 3, "part": 2},
     gaps=((0.0, 0.005), (0.0, 0.05), (0.0, 0.3)),
     counts=(3, 4, 5, 6),
     held=0.6,
 )
 ENDING = Theme(
-    {"finish soon": 6, "crash": 3, "pause": 3, "cut": 3, "join": 3, "worker fails": 2, "drain": 2},
+    {"finish soon": 6, "crash": 3, "pause": 3, "cut": 3, "join": 3, "worker fails": 2, "leave": 2},
     gaps=((0.0, 0.02), (0.0, 0.1), (0.0, 0.5), (0.5, 3.0)),
     counts=(2, 3, 4),
     held=0.0,
@@ -105,7 +105,7 @@ TORN = Theme(
         "blow": 4,
         "participant dies": 3,
         "join": 5,
-        "drain": 1,
+        "leave": 1,
         "pause": 1,
     },
     durations=(0.3, 2.0, 5.0),
@@ -115,14 +115,14 @@ TORN = Theme(
 )
 # The store never comes back, for anybody or for some.
 GONE = Theme(
-    {"lose store": 6, "cut for good": 4, "crash": 3, "worker fails": 5, "drain": 1, "join": 3},
+    {"lose store": 6, "cut for good": 4, "crash": 3, "worker fails": 5, "leave": 1, "join": 3},
     gaps=((0.0, 0.1), (0.0, 2.0), (1.0, 8.0)),
     counts=(1, 2, 3, 4),
     held=0.7,
 )
 # Agents whose main loop stands still.
 HANGING = Theme(
-    {"hang": 8, "crash": 2, "worker fails": 4, "join": 3, "cut": 1, "drain": 1},
+    {"hang": 8, "crash": 2, "worker fails": 4, "join": 3, "cut": 1, "leave": 1},
     durations=(0.3, 2.0, 5.0, 14.0),
     counts=(1, 2, 3, 4),
     held=0.6,
@@ -154,7 +154,7 @@ PARTS = Theme(
         "amnesia": 2,
         "pause": 2,
         "join": 4,
-        "drain": 2,
+        "leave": 2,
         "cut": 2,
         "finish soon": 1,
     },

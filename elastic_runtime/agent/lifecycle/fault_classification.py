@@ -18,7 +18,7 @@ from elastic_runtime.protocol.records import FAILED, KILLED, START, FaultReport
 from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
 from elastic_runtime.worker.worker_main import says_echo
 
-# Ended from outside: whoever sends these is not the script.
+# Ended from outside: it is not the script that sends these.
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 # With these an agent ends a worker that hangs: the stacks of its threads first.
 _OURS = frozenset({signal.SIGABRT, signal.SIGKILL})
@@ -40,7 +40,7 @@ class WorkerError:
         timestamp: seconds since the epoch on this machine; 0 if unknown.
         usage: the error is one of ours that says that the user asked for something impossible.
         echo: the worker knows whether the error comes from a collective that has lost a peer;
-            None: somebody else has written the file, and the text has to tell.
+            None: another program has written the file, and only the text can tell.
     """
 
     message: str

@@ -2,13 +2,23 @@
 
 A ``HangClock`` knows how long the present step takes, and how long it may. Its time counts from the
 moment at which ``train`` was entered in the present round, from the last step of it, or from the
-end of a ``busy()`` of the script, whichever is latest. Outside of that nothing is expected and
-nothing counts: ranks that wait for a node, connect, or load do not hang. They may take as long as
-it takes; the time is known, so that somebody can look whether they are alive.
+end of a ``busy()`` of the script, whichever is latest. Outside of that no step is expected and no
+time counts: ranks that wait for a node, connect, or load do not hang. They may take any time; it is
+measured, so that the agent can check whether they are alive.
 
-What the clock finds are events, and the handlers of ``lifecycle_step`` for them are here: workers
-are asked where they are, the other members of the round are probed, and the worker that holds up
-the others is ended.
+What the clock finds is acted on here, too: workers are asked where they are, the other members of
+the round are probed, and the worker that holds up the others is ended.
+
+These files take part:
+
+- ``worker/context.py``: a worker writes into its progress file which step it has committed, and
+  since when the next one is expected (``ProgressFile`` in ``protocol/messages.py``).
+- ``agent/workers/worker_group.py``: ``step_progress`` reads the files of all workers of the node.
+- ``agent/agent.py``: passes that on in each turn of its loop (``ProgressSeen``).
+- this file: all decisions. Timeouts come from ``Timeouts`` (``hang_timeout``, ``rejoin_timeout``),
+  fixed limits from ``limits.py``.
+- ``worker/run_loop.py`` and ``worker/recovery/thread_inspection.py``: answer where a worker is.
+- ``rendezvous/core/own/reachability_survey.py``: probes the other members (``LookForMembers``).
 """
 
 from __future__ import annotations
@@ -29,10 +39,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Action,
     KillWorkers,
-    NoFirstStep,
-    NoStepExpected,
+    ProgressSeen,
     SetAlarm,
-    StepOverdue,
     TellPeople,
     TellRendezvous,
     TellWorkers,
@@ -61,6 +69,37 @@ _OLD_ANSWER = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class NoFirstStep:
+    """In place: workers have been in ``train`` for so many ``seconds``, and never made a step."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverdue:
+    """In place: no step was committed for so many ``seconds``; it may take ``limit``."""
+
+    seconds: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoStepExpected:
+    """In place: for long, no step was to be expected of the workers in a round.
+
+    Attributes:
+        seconds: for so long.
+        where: where they are, for people.
+    """
+
+    seconds: float
+    where: str
+
+
+Finding = NoFirstStep | NoStepExpected | StepOverdue
+
+
+@dataclass(frozen=True, slots=True)
 class StepProgress:
     """What the workers of a node show of their progress.
 
@@ -85,7 +124,7 @@ class HangClock:
     """How long the present step takes, and how long it may.
 
     Attributes:
-        hang_timeout: a step may always take so long, in seconds; 0: for ever.
+        hang_timeout: a step may always take so long, in seconds; 0: without limit.
         rejoin_timeout: workers of which no step is expected are left alone for so long, in seconds.
         round: the round that runs.
         began: when the present step began; None: none is expected.
@@ -93,7 +132,7 @@ class HangClock:
         count: the steps of this round so far.
         first: how long the first step took that was ever seen here, from the entry into ``train``.
             What a new process has to do once, such as compiling, is in it; 0.0: none was seen, and
-            until then the first one may take for ever.
+            until then the first one may take any time.
         steps: how long the last steps took, without the first ones of rounds.
         busy: since when a worker has been busy with something else; None: none is.
         disturbed: how long the present step takes is no measure for others: the workers were asked
@@ -141,9 +180,9 @@ class HangClock:
         """Whether it is time to ask the workers where they are."""
         return self.step_seconds(now) > self.limit
 
-    def findings(self, now: float) -> tuple[NoFirstStep | NoStepExpected | StepOverdue, ...]:
+    def findings(self, now: float) -> tuple[Finding, ...]:
         """What is worth a look, if anything; the same again until it is over."""
-        found: list[NoFirstStep | NoStepExpected | StepOverdue] = []
+        found: list[Finding] = []
         if self.first_step_seconds(now) > LONG_FIRST_STEP:
             found.append(NoFirstStep(self.first_step_seconds(now)))
         entering, busy = self.entering_seconds(now), self.busy_seconds(now)
@@ -188,14 +227,42 @@ class HangClock:
         return replace(clock, steps=(*self.steps, took)[-HANG_STEPS:])
 
 
+def progress_seen(state: AgentState, event: ProgressSeen, now: float) -> Step:
+    """Measures how long the present step takes, and acts on what is found."""
+    if state.in_place is None:
+        return Step(state)
+    timeouts = state.settings.timeouts
+    clock = state.in_place.inquiry.clock
+    clock = clock or HangClock(timeouts.hang_timeout, timeouts.rejoin_timeout)
+    clock = clock.after(event.progress, state.round.number if state.round else 0, now)
+    step = Step(_inquire(state, clock=clock))
+    # A message that waits may be the answer of a worker.
+    if event.messages_wait or state.phase is Phase.STOPPING:
+        return step
+    for finding in clock.findings(now):
+        step = act_on(step.state, finding, now).preceded_by(*step.actions)
+    return step
+
+
+def act_on(state: AgentState, finding: Finding, now: float) -> Step:
+    """What follows from one finding of the clock."""
+    match finding:
+        case NoFirstStep():
+            return _no_first_step(state, finding, now)
+        case NoStepExpected():
+            return _no_step_expected(state, finding, now)
+        case StepOverdue():
+            return _step_overdue(state, finding, now)
+
+
 # ---------------------------------------------------------------- a round that is whole
 
 
-def no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
-    """Tells people once that ``train`` goes on without any step."""
-    if state.in_place is None or state.in_place.inquiry.no_step_told:
+def _no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
+    """Tells people once that ``train`` runs without any step."""
+    if state.in_place is None or state.in_place.inquiry.no_step_reported:
         return Step(state)
-    state = _inquire(state, no_step_told=True)
+    state = _inquire(state, no_step_reported=True)
     return Step(state, (TellPeople(StepNone(round(event.seconds))),))
 
 
@@ -206,7 +273,7 @@ def worker_answered(state: AgentState, event: WorkerSaid, now: float) -> Step:
     return Step(_inquire(state, answers=answers))
 
 
-def step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
+def _step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
     """Finds out which worker holds up all others; their agents find that theirs only wait."""
     inside, last = state.ranks_in(WorkerPhase.IN_ROUND), state.round
     if state.phase is not Phase.RUNNING or not inside or last is None:
@@ -224,7 +291,7 @@ def step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
         return Step(_asked(state, now), (TellWorkers(Ask(), inside), look), "no progress")
     alone = last.size == 1
     if recently or (not alone and inquiry.surveyed_at < inquiry.asked_at):
-        return Step(state)  # who cannot reach the others is no worse than they are
+        return Step(state)  # a node that cannot reach the others may be the only healthy one
     state = _inquire(state, asking=False)
     return _kill_guilty(state, event, said) or _all_wait(state, event, said, now)
 
@@ -256,7 +323,7 @@ def _hung_at(heard: Heard | None) -> str:
 def _all_wait(
     state: AgentState, event: StepOverdue, said: Mapping[int, Heard | None], now: float
 ) -> Step:
-    """No worker here is guilty; after twice the limit all ranks wait for each other, for ever."""
+    """No worker here is guilty; after twice the limit all ranks wait for each other without end."""
     last = state.round
     assert last is not None
     # As here, a step counts from the end of what somebody is busy with.
@@ -265,12 +332,12 @@ def _all_wait(
         return Step(state, (), "all workers here wait for others")
     reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout)"
     fault = FaultReport(last.number, FAILED, reason, signature=HANGS)
-    state = replace(state, faults=(*state.faults, fault))
-    return interrupt_round(state, reason, [TellPeople(WorkerHangs(reason))], now)
+    broken = interrupt_round(state.with_fault(fault), reason, now)
+    return broken.preceded_by(TellPeople(WorkerHangs(reason)))
 
 
 def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
-    """Nobody can train with members that are out of reach, and no worker is to blame for it."""
+    """If members are unreachable the round cannot train, and no worker is replaced for it."""
     last = state.round
     if state.phase is not Phase.RUNNING or last is None or event.round != last.number:
         return Step(state)
@@ -288,12 +355,12 @@ def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
     name = last.member(state.group_rank).name
     reason = f"{name} does not reach {listed(event.missed)}"
     fault = FaultReport(last.number, LOST, reason, signature=CUT_OFF, consequence=True)
-    state = replace(_inquire(state, asking=False), faults=(*state.faults, fault))
+    state = _inquire(state, asking=False).with_fault(fault)
     report = TellPeople(NodeCutOff(reason, list(event.missed)))
-    return interrupt_round(state, reason, [report], now)
+    return interrupt_round(state, reason, now).preceded_by(report)
 
 
-def no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> Step:
+def _no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> Step:
     """Ends workers that do not answer for that long; even a busy one answers."""
     inside, in_place = state.ranks_in(WorkerPhase.IN_ROUND), state.require_in_place()
     patience = max(state.settings.timeouts.rejoin_timeout, SILENT_WORKER)
@@ -308,7 +375,7 @@ def no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> St
         return Step(_asked(state, now), (ask,), f"workers that are {event.where}")
     why = f"{event.where} for {event.seconds:.0f} s, and no answer for {patience:.0f} s"
     report = TellPeople(WorkerStuck(why, list(silent)))
-    kill = KillWorkers(silent, f"stood still: {why}")
+    kill = KillWorkers(silent, f"made no progress: {why}")
     return Step(_inquire(state, asking=False), (report, kill), why)
 
 
@@ -316,7 +383,8 @@ def no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> St
 
 
 def look_for_stuck_workers(state: AgentState, inside: tuple[int, ...], now: float) -> Step:
-    """Workers have not left the broken round in time: asks where they are, ends who is stuck.
+    """Workers have not left the broken round in time: asks where they are, ends those that are
+    stuck.
 
     Args:
         state: the present state; the workers were interrupted.
@@ -326,7 +394,9 @@ def look_for_stuck_workers(state: AgentState, inside: tuple[int, ...], now: floa
     inquiry = state.require_in_place().inquiry
     if not inquiry.asking:
         ask = TellWorkers(Ask(), inside)
-        return Step(_asked(state, now), (ask, SetAlarm(now + _ANSWER)), "who is stuck?")
+        return Step(
+            _asked(state, now), (ask, SetAlarm(now + _ANSWER)), "asking workers where they are"
+        )
     if now < inquiry.asked_at + SILENT_WORKER and not inquiry.answers.keys() >= {*inside}:
         return Step(state, (SetAlarm(now + _ANSWER),), "some have not answered yet")
     stuck = _stuck_workers(state, inside, now)
@@ -344,7 +414,7 @@ def _stuck_workers(state: AgentState, inside: tuple[int, ...], now: float) -> di
     """Which of the workers that were asked where they are will not leave the round, and why."""
     settings, in_place = state.settings, state.require_in_place()
     inquiry, begun = in_place.inquiry, in_place.interrupted_at or now
-    # Nobody waits for a node that leaves; whoever has asked it to waits for its end.
+    # The others do not wait for a node that leaves; the sender of the request waits for its end.
     leaves = state.after_round is AfterRound.LEAVE
     begun = max(begun, state.leave_request.at) if state.leave_request else begun
     patience = settings.timeouts.rejoin_timeout
@@ -352,7 +422,8 @@ def _stuck_workers(state: AgentState, inside: tuple[int, ...], now: float) -> di
     option = "--grace" if leaves else "--rejoin-timeout"
     # All others have waited for it, perhaps in the first step of this process, of which its own
     # agent does not know how long it may take.
-    all_wait = state.leave_reason is not None and HANG in state.leave_reason.reason
+    leave_reason = state.facts.leave_reason
+    all_wait = leave_reason is not None and HANG in leave_reason.reason
     found = {}
     for rank in inside:
         heard = inquiry.answers.get(rank)

@@ -2,15 +2,15 @@
 
 ::
 
-              ready                 EnterRound               returned
-    BOOTING ────────────▶ READY ───────────────▶ IN_ROUND ───────────▶ RETURNED
-      ▲                     ▲                     │ interrupt, change,
-      │ it ended            └─────────────────────┘ error of a peer
+               ready                 EnterRound               returned
+    STARTING ────────────▶ READY ───────────────▶ IN_ROUND ───────────▶ RETURNED
+      ▲                      ▲                     │ interrupt, change,
+      │ it ended             └─────────────────────┘ error of a peer
 
 A fault costs the survivors no process: they take their process groups apart, report that, and enter
 the next round. A node joins with the workers that are ready, and registers again when a replacement
 is ready: so the others never wait for a process to start. As in ``restart_lifecycle``, a round is
-left only when no worker of this node can take part in it any more.
+left only when no worker of this node can take part in it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.lifecycle import hang_detection, restart_lifecycle
-from elastic_runtime.agent.lifecycle.departure import (
-    announce_departure,
+from elastic_runtime.agent.lifecycle.fault_classification import WITH_SERVER
+from elastic_runtime.agent.lifecycle.in_place_leaving import (
+    announce_leaving,
     dismiss_workers,
     wait_to_leave,
 )
-from elastic_runtime.agent.lifecycle.fault_classification import WITH_SERVER
 from elastic_runtime.agent.lifecycle.in_place_round import (
     enter_round,
     in_phase,
@@ -38,6 +38,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
     InPlace,
     InPlaceWorker,
     Phase,
+    RoundFacts,
     Step,
     WorkerPhase,
 )
@@ -54,18 +55,18 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerSaid,
 )
 from elastic_runtime.agent.lifecycle.termination import (
-    boot_missing,
     finish_with,
     free_if_leaving,
     report_exit,
     report_round,
+    start_missing,
     stop_workers,
 )
 from elastic_runtime.errors import EXIT_FAILED
 from elastic_runtime.events.node_events import NodeExcluded
-from elastic_runtime.limits import MAX_BOOT_FAILURES
+from elastic_runtime.limits import MAX_START_FAILURES
 from elastic_runtime.protocol.messages import Change, Left, Returned
-from elastic_runtime.protocol.records import FAILED, NO_ROOM, PLANNED, START, FaultReport
+from elastic_runtime.protocol.records import FAILED, LACKS_RESOURCES, PLANNED, START, FaultReport
 from elastic_runtime.rendezvous.core import events
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def prepare(state: AgentState, event: Prepare, now: float) -> Step:
     if state.phase is not Phase.WAITING or state.alive:
         return Step(state)
     in_place = replace(state.in_place or InPlace(), registered=True)
-    return boot_missing(replace(state, in_place=in_place))
+    return start_missing(replace(state, in_place=in_place))
 
 
 def worker_ready(state: AgentState, event: WorkerSaid, now: float) -> Step:
@@ -96,31 +97,26 @@ def worker_ready(state: AgentState, event: WorkerSaid, now: float) -> Step:
         port = last.store_port if last and state.group_rank == 0 else 0
         actions += [HostStore(port), TellRendezvous(events.RecoversInPlace())]
     state = in_phase(state, (local_rank,), WorkerPhase.READY)
-    in_place = replace(state.require_in_place(), boot_failures=0)
+    in_place = replace(state.require_in_place(), start_failures=0)
     state = replace(state, in_place=in_place)
-    booting = in_place.ranks_in(WorkerPhase.BOOTING)
+    starting = in_place.ranks_in(WorkerPhase.STARTING)
     if state.phase is Phase.DONE:
         return Step(state, tuple(actions), "the others have ended already")
     entered = in_place.ranks_in(WorkerPhase.IN_ROUND, WorkerPhase.RETURNED)
-    if state.phase is Phase.RUNNING and not entered and not booting:
-        return enter_round(state, in_place.ranks_in(WorkerPhase.READY), actions)
+    if state.phase is Phase.RUNNING and not entered and not starting:
+        return enter_round(state, in_place.ranks_in(WorkerPhase.READY)).preceded_by(*actions)
     if in_place.registered and (entered or state.phase is not Phase.RUNNING):
         return Step(state, (*actions, say_available(state)), "a worker is ready")
-    if booting:
+    if starting:
         return Step(state, tuple(actions), "waiting for the other workers of this node")
     state = replace(state, in_place=replace(in_place, registered=True))
-    return Step(
-        state, (*actions, TellRendezvous(events.Join(workers=state.available))), "all are ready"
-    )
+    join = TellRendezvous(events.Join(workers=state.available))
+    return Step(state, (*actions, join), "all are ready")
 
 
 def say_available(state: AgentState) -> TellRendezvous:
     """How many workers can take part in a round now."""
-    return TellRendezvous(
-        events.WorkersAvailable(
-            state.available,
-        )
-    )
+    return TellRendezvous(events.WorkersAvailable(state.available))
 
 
 def sealed(state: AgentState, event: Sealed, now: float) -> Step:
@@ -137,15 +133,11 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
         after_round=AfterRound.LEAVE if state.leave_request else AfterRound.REJOIN,
         round=last,
         group_rank=group_rank,
-        faults=(),
-        leave_reason=None,
-        drained=False,
-        told_to_stop=False,
-        draining=False,
+        facts=RoundFacts(),
         in_place=replace(
             in_place,
             promised_to_stay=False,
-            departure_known=False,
+            leaving_known=False,
             interrupted_at=None,
             inquiry=replace(in_place.inquiry, asking=False),
         ),
@@ -155,11 +147,11 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
         fault = replace(fault, consequence=True)
         left = events.LeftRound(last.number, fault, stays=True, workers=state.available)
         return Step(state, (TellRendezvous(left),), fault.reason)
-    entered = enter_round(state, chosen, reports)
+    entered = enter_round(state, chosen).preceded_by(*reports)
     if state.leave_request is None:
         return entered
     due = state.leave_request.at + state.settings.timeouts.grace
-    state, announced = announce_departure(entered.state, due)
+    state, announced = announce_leaving(entered.state, due)
     return Step(state, (*entered.actions, *announced), last.reason)
 
 
@@ -180,11 +172,11 @@ def worker_left(state: AgentState, event: WorkerSaid, now: float) -> Step:
         in_place = replace(
             in_place,
             promised_to_stay=in_place.promised_to_stay or not left.released,
-            departure_known=in_place.departure_known or left.released,
+            leaving_known=in_place.leaving_known or left.released,
         )
         state = replace(state, in_place=in_place)
     if left.planned or in_place.interrupted_at is not None:
-        return leave_if_empty(state, [], now)
+        return leave_if_empty(state, now)
     fault = FaultReport(
         last.number,
         FAILED,
@@ -193,15 +185,14 @@ def worker_left(state: AgentState, event: WorkerSaid, now: float) -> Step:
         step=left.step,
         consequence=True,
     )
-    state = replace(state, faults=(*state.faults, fault))
-    return interrupt_round(state, left.reason, [], now)
+    return interrupt_round(state.with_fault(fault), left.reason, now)
 
 
 def worker_returned(state: AgentState, event: WorkerSaid, now: float) -> Step:
     """``train`` has returned on all ranks of the round, and on this worker.
 
     Perhaps others had broken the round by then: they wait for this node to leave it, and will not
-    say so again.
+    report it again.
     """
     assert isinstance(event.message, Returned)
     if state.round is None or event.message.round != state.round.number:
@@ -209,7 +200,7 @@ def worker_returned(state: AgentState, event: WorkerSaid, now: float) -> Step:
     state = in_phase(state, (event.local_rank,), WorkerPhase.RETURNED)
     if state.require_in_place().interrupted_at is None:
         return Step(state)
-    return leave_if_empty(state, [], now)
+    return leave_if_empty(state, now)
 
 
 def switch(state: AgentState, event: Switch, now: float) -> Step:
@@ -219,12 +210,11 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
         return Step(state)
     if state.phase is Phase.DONE or state.ranks_in(WorkerPhase.RETURNED):
         return restart_lifecycle.switch(state, event, now)  # past elastic.run, they start again
-    reason = FaultReport(event.round, PLANNED, event.reason)
-    state = replace(state, leave_reason=state.leave_reason or reason)
+    state = state.with_leave_reason(FaultReport(event.round, PLANNED, event.reason))
     if state.phase is not Phase.RUNNING:
         return Step(state)
     if event.broken or not state.ranks_in(WorkerPhase.IN_ROUND):
-        return interrupt_round(state, event.reason, [], now)
+        return interrupt_round(state, event.reason, now)
     if state.require_in_place().interrupted_at is not None:
         return Step(state)
     change = TellWorkers(Change(last.number, event.reason, goes=False))
@@ -232,34 +222,34 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
 
 
 def alarm(state: AgentState, event: Alarm, now: float) -> Step:
-    """Time is over: to wait for a round to leave by, to agree on a step, or to leave a round."""
+    """Time is over: to wait for a round to leave in, to agree on a step, or to leave a round."""
     if state.phase is Phase.WAITING and state.leave_request:
-        return wait_to_leave(state, [], event, now)
+        return wait_to_leave(state, event, now)
     inside = state.ranks_in(WorkerPhase.IN_ROUND)
     if state.phase is not Phase.RUNNING or state.round is None or not inside:
         return restart_lifecycle.alarm(state, event, now)
     if state.require_in_place().interrupted_at is None:
-        return interrupt_round(state, "the ranks did not agree on a step in time", [], now)
+        return interrupt_round(state, "the ranks did not agree on a step in time", now)
     return hang_detection.look_for_stuck_workers(state, inside, now)
 
 
 def waiting(state: AgentState, event: Waiting, now: float) -> Step:
-    """This node waits for a round; if it only waits to leave, it may be that nobody needs it."""
+    """This node waits for a round; if it only waits to leave, perhaps it is not needed."""
     if event.outside and state.phase is Phase.WAITING and state.leave_request:
-        return dismiss_workers(state, [], None, "the others go on without this node", now)
+        return dismiss_workers(state, None, "the others continue without this node", now)
     return restart_lifecycle.waiting(state, event, now)
 
 
 def excluded(state: AgentState, event: Excluded, now: float) -> Step:
-    """The job went on without this node: its workers leave the round, and it joins as a new one."""
+    """The job continued without this node: its workers leave the round, and it joins again."""
     report = TellPeople(NodeExcluded(event.reason))
     if state.phase is Phase.RUNNING and not state.ranks_in(WorkerPhase.RETURNED):
         state = replace(state, after_round=restart_lifecycle.new_unless_leaving(state))
-        return interrupt_round(state, event.reason, [report], now)
+        return interrupt_round(state, event.reason, now).preceded_by(report)
     if state.phase is Phase.WAITING and state.leave_request:
-        return dismiss_workers(state, [report], None, event.reason, now)
+        return dismiss_workers(state, None, event.reason, now).preceded_by(report)
     if state.phase is Phase.WAITING:
-        return join_as_new(state, [report])
+        return join_as_new(state).preceded_by(report)
     return Step(state, (report,), event.reason)
 
 
@@ -272,8 +262,7 @@ def worker_exited(state: AgentState, event: WorkerExited, now: float) -> Step:
     worker = in_place.workers.get(event.local_rank)
     if worker is None or event.local_rank not in state.alive:
         return Step(state)
-    alive = state.alive - {event.local_rank}
-    state = replace(state, alive=alive, in_place=in_place.without(event.local_rank))
+    state = state.without_worker(event.local_rank)
     if worker.phase is WorkerPhase.RETURNED and event.code == 0:
         return _ended_well(state)
     number = last.number if last else 0
@@ -281,18 +270,23 @@ def worker_exited(state: AgentState, event: WorkerExited, now: float) -> Step:
     # The process was started for an older round; its end breaks this one.
     fault = replace(event.fault or FaultReport(number, FAILED, text), round=number)
     fault = free_if_leaving(state, fault)
-    actions: list[Action] = [report_exit(event, fault)]
-    match worker.phase:
+    return _ended_unasked(state, worker.phase, fault, now).preceded_by(report_exit(event, fault))
+
+
+def _ended_unasked(state: AgentState, phase: WorkerPhase, fault: FaultReport, now: float) -> Step:
+    """What follows from the unwanted end of a worker that was in this phase."""
+    match phase:
         case WorkerPhase.RETURNED:  # ``train`` is over everywhere: what follows it starts again
-            state = replace(state, faults=(*state.faults, fault))
-            return stop_workers(state, state.settings.timeouts.broken_grace, fault.reason, actions)
-        case WorkerPhase.BOOTING:
-            return _boot_failed(state, fault, actions, now)
+            grace = state.settings.timeouts.broken_grace
+            return stop_workers(state.with_fault(fault), grace, fault.reason)
+        case WorkerPhase.STARTING:
+            return _start_failed(state, fault, now)
         case WorkerPhase.READY:
-            return boot_missing(state, (*actions, say_available(state)))
-    state = replace(state, faults=(*state.faults, fault))
-    step = interrupt_round(state, fault.reason, actions, now)
-    return boot_missing(step.state, step.actions) if step.state.phase is Phase.RUNNING else step
+            return start_missing(state).preceded_by(say_available(state))
+    step = interrupt_round(state.with_fault(fault), fault.reason, now)
+    if step.state.phase is not Phase.RUNNING:
+        return step
+    return start_missing(step.state).preceded_by(*step.actions)
 
 
 def _ended_well(state: AgentState) -> Step:
@@ -305,24 +299,22 @@ def _ended_well(state: AgentState) -> Step:
     return Step(state, (TellRendezvous(events.Done(last.number)),), "ended well")
 
 
-def _boot_failed(state: AgentState, fault: FaultReport, actions: list[Action], now: float) -> Step:
+def _start_failed(state: AgentState, fault: FaultReport, now: float) -> Step:
     """A worker has ended before it came to ``elastic.run``."""
-    in_place, no_room = state.require_in_place(), fault.signature == NO_ROOM
-    if no_room and (state.phase is Phase.DONE or in_place.ranks_in(WorkerPhase.RETURNED)):
-        return Step(state, tuple(actions), "the others are through without it")
-    if fault.signature != WITH_SERVER and not no_room:
-        in_place = replace(in_place, boot_failures=in_place.boot_failures + 1)
+    in_place, refused = state.require_in_place(), fault.signature == LACKS_RESOURCES
+    if refused and (state.phase is Phase.DONE or in_place.ranks_in(WorkerPhase.RETURNED)):
+        return Step(state, (), "the others have finished without it")
+    if fault.signature != WITH_SERVER and not refused:
+        in_place = replace(in_place, start_failures=in_place.start_failures + 1)
         state = replace(state, in_place=in_place)
     if state.phase is Phase.RUNNING and not in_place.ranks_in(WorkerPhase.IN_ROUND):
         # The first round, in which a start is part of the round.
-        state = replace(state, faults=(*state.faults, fault))
-        return interrupt_round(state, fault.reason, actions, now)
-    if no_room and not state.available:
+        return interrupt_round(state.with_fault(fault), fault.reason, now)
+    if refused and not state.available:
         message = fault.reason
-    elif in_place.boot_failures < MAX_BOOT_FAILURES:
-        return boot_missing(state, actions)
+    elif in_place.start_failures < MAX_START_FAILURES:
+        return start_missing(state)
     else:
         failure = "a replacement worker fails each time before it comes to elastic.run"
         message = f"{failure}: {fault.reason}"
-    finished = finish_with(state, Finish(EXIT_FAILED, message))
-    return replace(finished, actions=(*actions, *finished.actions))
+    return finish_with(state, Finish(EXIT_FAILED, message))

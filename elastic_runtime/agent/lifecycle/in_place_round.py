@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.agent.lifecycle.departure import dismiss_workers, still_needed, wait_to_leave
+from elastic_runtime.agent.lifecycle.in_place_leaving import (
+    dismiss_workers,
+    still_needed,
+    wait_to_leave,
+)
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
     AfterRound,
     AgentState,
     InPlaceWorker,
     Phase,
+    RoundFacts,
     Step,
     WorkerPhase,
 )
@@ -25,8 +30,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 )
 from elastic_runtime.agent.lifecycle.termination import (
     NEVER,
-    boot_missing,
     leave_fault,
+    start_missing,
     stop_workers,
 )
 from elastic_runtime.events.round_events import RoundLeft
@@ -35,6 +40,8 @@ from elastic_runtime.rendezvous.core import events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from elastic_runtime.protocol.records import FaultReport
 
 
 def in_phase(
@@ -50,67 +57,68 @@ def in_phase(
     return replace(state, in_place=replace(in_place, workers=workers))
 
 
-def enter_round(state: AgentState, chosen: tuple[int, ...], actions: Iterable[Action]) -> Step:
+def enter_round(state: AgentState, chosen: tuple[int, ...]) -> Step:
     """Has these workers take part in the round that this node is in."""
     last = state.round
     assert last is not None
     state = in_phase(state, chosen, WorkerPhase.IN_ROUND, last.number)
     enter = EnterRound(last, state.group_rank, chosen)
-    return Step(replace(state, phase=Phase.RUNNING), (*actions, enter), last.reason)
+    return Step(replace(state, phase=Phase.RUNNING), (enter,), last.reason)
 
 
-def interrupt_round(state: AgentState, reason: str, actions: list[Action], now: float) -> Step:
+def interrupt_round(state: AgentState, reason: str, now: float) -> Step:
     """Has all workers leave the round at once."""
     last, in_place = state.round, state.require_in_place()
     assert last is not None
     inside = in_place.ranks_in(WorkerPhase.IN_ROUND)
-    if inside:
-        if in_place.interrupted_at is None:
-            inquiry = replace(in_place.inquiry, asking=False, overdue=0.0)
-            in_place = replace(in_place, interrupted_at=now, inquiry=inquiry)
-            actions.append(SetAlarm(now + state.settings.look_for_stuck))
-        actions.append(TellWorkers(Interrupt(last.number, reason), inside))
-    return leave_if_empty(replace(state, in_place=in_place), actions, now)
+    if not inside:
+        return leave_if_empty(state, now)
+    orders: tuple[Action, ...] = (TellWorkers(Interrupt(last.number, reason), inside),)
+    if in_place.interrupted_at is None:
+        inquiry = replace(in_place.inquiry, asking=False, overdue=0.0)
+        in_place = replace(in_place, interrupted_at=now, inquiry=inquiry)
+        orders = (SetAlarm(now + state.settings.look_for_stuck), *orders)
+    return Step(replace(state, in_place=in_place), orders, "workers are leaving the round")
 
 
-def leave_if_empty(state: AgentState, actions: list[Action], now: float) -> Step:
-    """Leaves the round if no worker of this node is in it any more."""
+def leave_if_empty(state: AgentState, now: float) -> Step:
+    """Leaves the round if no worker of this node is in it."""
     last, in_place = state.round, state.require_in_place()
     assert last is not None
     if in_place.ranks_in(WorkerPhase.IN_ROUND):
-        return Step(state, tuple(actions), "workers are leaving the round")
+        return Step(state, (), "workers are leaving the round")
     if in_place.ranks_in(WorkerPhase.RETURNED):  # these are past elastic.run: they start again
-        return stop_workers(
-            state, state.settings.timeouts.broken_grace, "the round is over", actions
-        )
+        return stop_workers(state, state.settings.timeouts.broken_grace, "the round is over")
     fault = leave_fault(state)
-    actions.append(TellPeople(RoundLeft(last.number, fault.reason)))
-    actions.append(SetAlarm(NEVER))
-    broken = in_place.interrupted_at is not None or bool(state.faults)
-    state = replace(
-        state,
-        phase=Phase.WAITING,
-        faults=(),
-        leave_reason=None,
-        in_place=replace(in_place, interrupted_at=None),
-    )
+    broken = in_place.interrupted_at is not None or bool(state.facts.faults)
+    in_place = replace(in_place, interrupted_at=None)
+    state = replace(state, phase=Phase.WAITING, facts=RoundFacts(), in_place=in_place)
+    follows = _after_leaving(state, fault, now, broken=broken)
+    return follows.preceded_by(TellPeople(RoundLeft(last.number, fault.reason)), SetAlarm(NEVER))
+
+
+def _after_leaving(state: AgentState, fault: FaultReport, now: float, *, broken: bool) -> Step:
+    """What follows once no worker of this node is in the round."""
+    assert state.round is not None
     if state.after_round is AfterRound.JOIN_AS_NEW:
-        return join_as_new(replace(state, after_round=AfterRound.REJOIN), actions)
+        return join_as_new(replace(state, after_round=AfterRound.REJOIN))
     waits = still_needed(state, broken=broken)
     stays = state.after_round is not AfterRound.LEAVE or waits
-    left = events.LeftRound(last.number, fault, stays=stays, workers=state.available)
-    actions.append(TellRendezvous(left))
     if waits:
         in_place = replace(state.require_in_place(), waiting_since=now)
-        return wait_to_leave(replace(state, in_place=in_place), actions, Alarm(), now)
-    if stays:
-        return boot_missing(state, actions)
-    return dismiss_workers(state, actions, None, fault.reason, now)
+        follows = wait_to_leave(replace(state, in_place=in_place), Alarm(), now)
+    elif stays:
+        follows = start_missing(state)
+    else:
+        follows = dismiss_workers(state, None, fault.reason, now)
+    left = events.LeftRound(state.round.number, fault, stays=stays, workers=state.available)
+    return follows.preceded_by(TellRendezvous(left))
 
 
-def join_as_new(state: AgentState, actions: list[Action]) -> Step:
-    """Joins again, as a node that nobody knows, with the workers that are ready."""
-    if state.available:
-        actions.append(TellRendezvous(events.Join(workers=state.available)))
+def join_as_new(state: AgentState) -> Step:
+    """Joins again, as a new node, with the workers that are ready."""
     in_place = replace(state.require_in_place(), registered=bool(state.available))
-    return boot_missing(replace(state, in_place=in_place), actions)
+    follows = start_missing(replace(state, in_place=in_place))
+    if not state.available:
+        return follows
+    return follows.preceded_by(TellRendezvous(events.Join(workers=state.available)))

@@ -33,7 +33,7 @@ class Facts:
         seconds: since when this node is in it.
         counts: its workers report steps, so that it uses this package to keep them.
         saves: it has saved a checkpoint, or resumed from one.
-        place: where its checkpoints are; "": nobody has said so.
+        place: where its checkpoints are; "": unknown.
         shuffles: the sampler of a DataLoader that knows one world only; "": none was seen.
         lacks: what a worker has said of something that is not in its State.
     """

@@ -12,6 +12,7 @@ from elastic_runtime.config import Timeouts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.agent.lifecycle.hang_detection import HangClock
     from elastic_runtime.agent.lifecycle.lifecycle_types import Action, Finish
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.messages import Heard
@@ -32,7 +33,7 @@ class Phase(Enum):
 
 
 class AfterRound(Enum):
-    """What an agent does when no worker of it is in the round any more."""
+    """What an agent does once none of its workers is in the round."""
 
     REJOIN = "rejoin"
     JOIN_AS_NEW = "join as a new node"
@@ -43,10 +44,10 @@ class AfterRound(Enum):
 class WorkerPhase(Enum):
     """Where a worker is that keeps its process; ``in_place_lifecycle`` draws it."""
 
-    BOOTING = "on its way to elastic.run"
+    STARTING = "on its way to elastic.run"
     READY = "ready for a round"
     IN_ROUND = "in the round"
-    RETURNED = "through with train"
+    RETURNED = "train has returned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class InPlaceWorker:
         since: the first round that it took part in; a worker keeps its place before younger ones.
     """
 
-    phase: WorkerPhase = WorkerPhase.BOOTING
+    phase: WorkerPhase = WorkerPhase.STARTING
     since: int = 1 << 62
 
 
@@ -67,6 +68,7 @@ class HangInquiry:
     """What is known of workers that make no progress; see ``hang_detection``.
 
     Attributes:
+        clock: how long the present step takes; None: the agent has not looked yet.
         asking: workers were asked where they are.
         asked_at: when they were last asked, in seconds on the monotonic clock.
         answers: what they have said since then, by local rank.
@@ -74,16 +76,17 @@ class HangInquiry:
             that is a hang; else 0.0.
         surveyed_at: when the other members of the round were last found to be in reach.
         busy_at: when one of them last had a worker that was busy with something else.
-        no_step_told: it was reported that ``train`` goes on without any step.
+        no_step_reported: it was reported that ``train`` runs without any step.
     """
 
+    clock: HangClock | None = None
     asking: bool = False
     asked_at: float = float("-inf")
     answers: Mapping[int, Heard] = field(default_factory=dict)
     overdue: float = 0.0
     surveyed_at: float = float("-inf")
     busy_at: float = float("-inf")
-    no_step_told: bool = False
+    no_step_reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +97,21 @@ class InPlace:
         workers: each worker that has a process, by local rank.
         registered: this node has joined the rendezvous.
         promised_to_stay: this node said that it stays when all ranks agreed to leave the round.
-        departure_known: all ranks knew that this node goes when they agreed to leave the round.
+        leaving_known: all ranks knew that this node goes when they agreed to leave the round.
         waiting_since: since when it waits to go, once it was asked to.
         interrupted_at: when the workers were ordered to leave the round at once; None: they were
             not.
-        boot_failures: how many workers in a row ended before they came to ``elastic.run``.
+        start_failures: how many workers in a row ended before they came to ``elastic.run``.
         inquiry: into what keeps workers from making steps.
     """
 
     workers: Mapping[int, InPlaceWorker] = field(default_factory=dict)
     registered: bool = True
     promised_to_stay: bool = False
-    departure_known: bool = False
+    leaving_known: bool = False
     waiting_since: float = 0.0
     interrupted_at: float | None = None
-    boot_failures: int = 0
+    start_failures: int = 0
     inquiry: HangInquiry = HangInquiry()
 
     def ranks_in(self, *phases: WorkerPhase) -> tuple[int, ...]:
@@ -148,6 +151,26 @@ class LifecycleSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """What has happened in the round that runs, or ran last; a new round begins without any.
+
+    Attributes:
+        faults: the unwanted ends of workers so far.
+        leave_reason: why the round is left if no worker failed.
+        leaving: the workers were asked to leave at a step boundary.
+        left_at_step: some worker has done so.
+        stop_ordered: the workers were ordered to end, so that no failure of theirs counts from then
+            on.
+    """
+
+    faults: tuple[FaultReport, ...] = ()
+    leave_reason: FaultReport | None = None
+    leaving: bool = False
+    left_at_step: bool = False
+    stop_ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AgentState:
     """All that an agent knows about itself.
 
@@ -157,13 +180,9 @@ class AgentState:
         after_round: what follows ``STOPPING``.
         round: the round that runs, or ran last.
         group_rank: this node's rank in it.
+        facts: what has happened in it.
         alive: local ranks whose workers have not ended.
-        can_drain: local ranks that can leave at a step boundary.
-        drained: some worker has done so in this round.
-        draining: the workers were asked to leave at a step boundary.
-        told_to_stop: they were ordered to end, so that no failure of theirs counts from then on.
-        faults: the unwanted ends so far.
-        leave_reason: why the round is left if no worker failed.
+        can_leave: those of them that can leave at a step boundary.
         fork_server_ready: workers can be started.
         fork_server_deaths: how often in a row it died before it was ready.
         store_answered: at least once.
@@ -178,13 +197,9 @@ class AgentState:
     after_round: AfterRound = AfterRound.REJOIN
     round: RoundRecord | None = None
     group_rank: int = 0
+    facts: RoundFacts = RoundFacts()
     alive: frozenset[int] = frozenset()
-    can_drain: frozenset[int] = frozenset()
-    drained: bool = False
-    draining: bool = False
-    told_to_stop: bool = False
-    faults: tuple[FaultReport, ...] = ()
-    leave_reason: FaultReport | None = None
+    can_leave: frozenset[int] = frozenset()
     fork_server_ready: bool = False
     fork_server_deaths: int = 0
     store_answered: bool = False
@@ -201,6 +216,32 @@ class AgentState:
         assert self.in_place is not None
         return self.in_place
 
+    def with_fault(self, fault: FaultReport) -> AgentState:
+        """After one more unwanted end of a worker."""
+        facts = replace(self.facts, faults=(*self.facts.faults, fault))
+        return replace(self, facts=facts)
+
+    def with_leave_reason(self, reason: FaultReport) -> AgentState:
+        """With a reason to leave the round; the first one counts."""
+        if self.facts.leave_reason is not None:
+            return self
+        return replace(self, facts=replace(self.facts, leave_reason=reason))
+
+    def without_worker(self, local_rank: int) -> AgentState:
+        """After the end of a worker's process."""
+        ended = {local_rank}
+        return replace(
+            self,
+            alive=self.alive - ended,
+            can_leave=self.can_leave - ended,
+            in_place=self.in_place.without(local_rank) if self.in_place else None,
+        )
+
+    def stopping(self) -> AgentState:
+        """Once its workers are ordered to end."""
+        facts = replace(self.facts, stop_ordered=True)
+        return replace(self, phase=Phase.STOPPING, facts=facts)
+
     @property
     def available(self) -> int:
         """How many workers can take part in a round now, or do; 0 if they are too few."""
@@ -215,3 +256,7 @@ class Step:
     state: AgentState
     actions: tuple[Action, ...] = ()
     reason: str = ""
+
+    def preceded_by(self, *actions: Action) -> Step:
+        """The same, with other actions before its own."""
+        return replace(self, actions=(*actions, *self.actions))

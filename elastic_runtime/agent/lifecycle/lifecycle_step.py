@@ -11,7 +11,7 @@
                                       ▼ asked to leave, or the job has ended
                                     ENDED
 
-A round is left only when no worker of this node is in it any more: that is what makes the next
+A round is left only when no worker of this node is in it: that is what makes the next
 round safe for the others. ``HANDLERS`` says which function handles an event; those for workers are
 in ``restart_lifecycle`` and ``in_place_lifecycle``.
 """
@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic_runtime.agent.lifecycle import (
-    departure,
     hang_detection,
+    in_place_leaving,
     in_place_lifecycle,
     restart_lifecycle,
 )
@@ -42,16 +42,14 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     ForkServerReady,
     LeaveRequested,
     LifecycleEvent,
-    NoFirstStep,
-    NoStepExpected,
+    ProgressSeen,
     StartForkServer,
-    StepOverdue,
     TellPeople,
     TellRendezvous,
     WorkerExited,
     WorkerSaid,
 )
-from elastic_runtime.agent.lifecycle.termination import boot_missing, finish_with
+from elastic_runtime.agent.lifecycle.termination import finish_with, start_missing
 from elastic_runtime.errors import EXIT_FAILED, EXIT_STORE_UNREACHABLE, EXIT_USAGE
 from elastic_runtime.events.store_events import (
     RecordBad,
@@ -123,13 +121,13 @@ def _fork_server_ready(state: AgentState, event: ForkServerReady, now: float) ->
     state = replace(state, phase=Phase.WAITING)
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
-        return boot_missing(replace(state, in_place=unregistered), actions)
+        return start_missing(replace(state, in_place=unregistered)).preceded_by(*actions)
     return Step(state, (*actions, TellRendezvous(events.Join())), "the fork server is ready")
 
 
 def _fork_server_died(state: AgentState, event: ForkServerExited, now: float) -> Step:
-    """Starts the next one; the workers have ended before, each as a killed one, and whoever is to
-    replace them starts when that one is ready."""
+    """Starts the next one; the workers have ended before, each as a killed one, and their
+    replacements start when it is ready."""
     deaths = state.fork_server_deaths + 1
     state = replace(state, fork_server_ready=False, fork_server_deaths=deaths)
     if event.refused:
@@ -146,13 +144,12 @@ def _fork_server_died(state: AgentState, event: ForkServerExited, now: float) ->
 
 def _hello(state: AgentState, event: WorkerSaid, now: float) -> Step:
     """A worker says whether it can save and leave when asked (it has a checkpointer)."""
-    hello = event.message
+    hello, sender = event.message, {event.local_rank}
     assert isinstance(hello, Hello)
-    if state.round is None or hello.round != state.round.number:
+    if event.local_rank not in state.alive:
         return Step(state)
-    others = state.can_drain - {event.local_rank}
-    can_drain = others | {event.local_rank} if hello.drains else others
-    return Step(replace(state, can_drain=can_drain))
+    can_leave = state.can_leave | sender if hello.drains else state.can_leave - sender
+    return Step(replace(state, can_leave=can_leave))
 
 
 # ---------------------------------------------------------------- the rendezvous
@@ -232,12 +229,12 @@ HANDLERS: dict[type, EventHandlers] = {
     Returned: _only_in_place(in_place_lifecycle.worker_returned),
     Heard: _only_in_place(hang_detection.worker_answered),
     # what the clocks say
-    NoFirstStep: _only_in_place(hang_detection.no_first_step),
-    NoStepExpected: _only_in_place(hang_detection.no_step_expected),
-    StepOverdue: _only_in_place(hang_detection.step_overdue),
+    ProgressSeen: _both(hang_detection.progress_seen),
     Alarm: EventHandlers(restart_lifecycle.alarm, in_place_lifecycle.alarm),
     # who asks this node to leave
-    LeaveRequested: EventHandlers(restart_lifecycle.leave_requested, departure.leave_requested),
+    LeaveRequested: EventHandlers(
+        restart_lifecycle.leave_requested, in_place_leaving.leave_requested
+    ),
     # what the rendezvous says
     Sealed: EventHandlers(restart_lifecycle.sealed, in_place_lifecycle.sealed),
     Switch: EventHandlers(restart_lifecycle.switch, in_place_lifecycle.switch),

@@ -14,10 +14,10 @@ from elastic_runtime.protocol.messages import (
     Ask,
     Change,
     Dismiss,
-    Drain,
     Heard,
     Hello,
     Interrupt,
+    Leave,
     Left,
     Ready,
     Returned,
@@ -26,6 +26,7 @@ from elastic_runtime.rendezvous.core.notices import Notice
 
 if TYPE_CHECKING:
     from elastic_runtime import events
+    from elastic_runtime.agent.lifecycle.hang_detection import StepProgress
     from elastic_runtime.protocol.records import FaultReport, OutcomeRecord
     from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.events import AgentEvent
@@ -70,9 +71,9 @@ class WorkerExited:
         round: the round it was started for.
         local_rank: which one.
         code: exit code, or minus the number of the signal that ended it.
-        drained: it left at a step boundary, as it was asked to.
-        fault: what its end means if nobody wanted it; None after exit code 0, and until the worker
-            group has looked at what the worker left behind.
+        left_at_step: it left at a step boundary, as it was asked to.
+        fault: what its end means if it was not requested; None after exit code 0, and until the
+            worker group has read what the worker left behind.
         pid: its process; 0 if there never was one (its error file says why).
         lifetime: seconds that it ran.
         with_server: its fork server had died.
@@ -83,7 +84,7 @@ class WorkerExited:
     round: int
     local_rank: int
     code: int
-    drained: bool = False
+    left_at_step: bool = False
     fault: FaultReport | None = None
     pid: int = 0
     lifetime: float = 0.0
@@ -100,7 +101,8 @@ class WorkerSaid:
 
     Attributes:
         local_rank: which one.
-        message: ``Hello`` says whether it can drain; the others are those of a script in place.
+        message: ``Hello`` says whether it can leave at a step boundary; the others are those of a
+            script in place.
     """
 
     local_rank: int
@@ -134,31 +136,16 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
-class NoFirstStep:
-    """In place: workers have been in ``train`` for so many ``seconds``, and never made a step."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepOverdue:
-    """In place: no step was committed for so many ``seconds``; it may take ``limit``."""
-
-    seconds: float
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class NoStepExpected:
-    """In place: for long, no step was to be expected of the workers in a round.
+class ProgressSeen:
+    """The agent has looked at the progress of its workers, as it does in each turn of its loop.
 
     Attributes:
-        seconds: for so long.
-        where: where they are, for people.
+        progress: what they show.
+        messages_wait: messages have arrived that were not handled yet.
     """
 
-    seconds: float
-    where: str
+    progress: StepProgress
+    messages_wait: bool = False
 
 
 LifecycleEvent = (
@@ -166,9 +153,7 @@ LifecycleEvent = (
     | ForkServerExited
     | WorkerExited
     | WorkerSaid
-    | NoFirstStep
-    | NoStepExpected
-    | StepOverdue
+    | ProgressSeen
     | LeaveRequested
     | Alarm
     | Notice
@@ -191,7 +176,7 @@ class StartWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class BootWorkers:
+class StartForNextRound:
     """In place: start workers that run up to ``elastic.run`` and wait there."""
 
     local_ranks: tuple[int, ...]
@@ -215,7 +200,7 @@ class TellWorkers:
         local_ranks: which ones; none: all.
     """
 
-    message: Drain | Interrupt | Change | Ask | Dismiss
+    message: Leave | Interrupt | Change | Ask | Dismiss
     local_ranks: tuple[int, ...] = ()
 
 
@@ -233,7 +218,7 @@ class StopWorkers:
 
 @dataclass(frozen=True, slots=True)
 class ForwardSignal:
-    """Hand a signal on to the workers that handle it; the others hear nothing."""
+    """Hand a signal on to the workers that handle it; the others get none."""
 
     signum: int
 
@@ -309,7 +294,7 @@ class TellPeople:
 Action = (
     StartForkServer
     | StartWorkers
-    | BootWorkers
+    | StartForNextRound
     | EnterRound
     | TellWorkers
     | StopWorkers

@@ -11,7 +11,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.lifecycle.fault_classification import signal_name
-from elastic_runtime.agent.lifecycle.lifecycle_state import AfterRound, AgentState, Phase, Step
+from elastic_runtime.agent.lifecycle.lifecycle_state import (
+    AfterRound,
+    AgentState,
+    Phase,
+    RoundFacts,
+    Step,
+)
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Action,
     Alarm,
@@ -30,7 +36,7 @@ from elastic_runtime.agent.lifecycle.termination import (
     end_agent,
     forward_signal,
     free_if_leaving,
-    leave_for_want_of_room,
+    leave_for_lack_of_resources,
     report_exit,
     report_round,
     stop_workers,
@@ -39,8 +45,8 @@ from elastic_runtime.agent.lifecycle.termination import (
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
-from elastic_runtime.protocol.messages import Drain
-from elastic_runtime.protocol.records import ASKED, NO_ROOM, PLANNED, FaultReport
+from elastic_runtime.protocol.messages import Leave
+from elastic_runtime.protocol.records import ASKED, LACKS_RESOURCES, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core import events
 from elastic_runtime.system.repeated_signals import StopRequest
 
@@ -60,77 +66,76 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
         after_round=AfterRound.REJOIN,
         round=last,
         group_rank=group_rank,
+        facts=RoundFacts(),
         alive=frozenset(range(state.settings.workers)),
-        can_drain=frozenset(),
-        drained=False,
-        draining=False,
-        told_to_stop=False,
-        faults=(),
-        leave_reason=None,
     )
     return Step(state, (*reports, StartWorkers(last, group_rank)), last.reason)
 
 
 def worker_exited(state: AgentState, event: WorkerExited, now: float) -> Step:
-    """A worker has ended: if nobody wanted that, the others are stopped as well."""
+    """A worker has ended: if that was not requested, the others are stopped as well."""
     last, in_place = state.round, state.in_place
     if last is None or (event.round != last.number and not in_place):
         return Step(state)
     if event.local_rank not in state.alive:
         return Step(state)
-    state = replace(
-        state,
-        in_place=in_place.without(event.local_rank) if in_place else None,
-        alive=state.alive - {event.local_rank},
-        drained=state.drained or event.drained,
-    )
-    actions: list[Action] = []
-    ours = state.told_to_stop and event.code < 0
-    if event.fault is not None and not event.drained and not ours:
-        fault = free_if_leaving(state, event.fault)
-        state = replace(state, faults=(*state.faults, fault))
-        if not state.told_to_stop:
-            actions.append(report_exit(event, fault))
-            state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
-            if fault.signature == NO_ROOM:
-                state = leave_for_want_of_room(state, fault)
-            if state.alive:
-                actions += [StopWorkers(state.settings.timeouts.broken_grace), SetAlarm(NEVER)]
-    return Step(state, tuple(actions)) if state.alive else workers_ended(state, actions)
+    state = state.without_worker(event.local_rank)
+    if event.left_at_step:
+        state = replace(state, facts=replace(state.facts, left_at_step=True))
+    ordered = state.facts.stop_ordered
+    if event.fault is None or event.left_at_step or (ordered and event.code < 0):
+        return _after_exit(state)
+    fault = free_if_leaving(state, event.fault)
+    state = state.with_fault(fault)
+    if ordered:
+        return _after_exit(state)
+    state = state.stopping()
+    if fault.signature == LACKS_RESOURCES:
+        state = leave_for_lack_of_resources(state, fault)
+    stop = (StopWorkers(state.settings.timeouts.broken_grace), SetAlarm(NEVER))
+    return _after_exit(state, *stop).preceded_by(report_exit(event, fault))
+
+
+def _after_exit(state: AgentState, *if_others_run: Action) -> Step:
+    """What follows from the end of a worker: actions if others run, else the end of the round."""
+    return Step(state, if_others_run) if state.alive else workers_ended(state)
 
 
 def switch(state: AgentState, event: Switch, now: float) -> Step:
     """The round is to be left: at once if it is broken, at a step boundary otherwise."""
     if state.round is None or event.round != state.round.number:
         return Step(state)
-    reason = FaultReport(event.round, PLANNED, event.reason)
-    state = replace(state, leave_reason=state.leave_reason or reason)
+    state = state.with_leave_reason(FaultReport(event.round, PLANNED, event.reason))
     if state.phase is Phase.DONE:
-        return workers_ended(replace(state, phase=Phase.STOPPING, told_to_stop=True), ())
+        return workers_ended(state.stopping())
     if state.phase not in (Phase.RUNNING, Phase.STOPPING):
         return Step(state)
+    facts = state.facts
     if event.broken:
-        if state.told_to_stop and not state.draining:
+        if facts.stop_ordered and not facts.leaving:
             return Step(state)
         return stop_workers(state, state.settings.timeouts.broken_grace, event.reason)
-    if state.told_to_stop or state.draining:
+    if facts.stop_ordered or facts.leaving:
         return Step(state)
-    return _drain(state, event.reason, now)
+    return _ask_workers_to_leave(state, event.reason, now)
 
 
-def _drain(state: AgentState, reason: str, now: float, signum: int = signal.SIGTERM) -> Step:
+def _ask_workers_to_leave(
+    state: AgentState, reason: str, now: float, signum: int = signal.SIGTERM
+) -> Step:
     """Asks the workers to leave: at a step boundary if they can, else by a signal."""
     last = state.round
-    if last is None or not state.alive <= state.can_drain or not state.alive:
+    if last is None or not state.alive <= state.can_leave or not state.alive:
         return stop_workers(state, state.settings.timeouts.grace, reason, signum=signum)
-    drain = TellWorkers(Drain(last.number, reason))
+    leave = TellWorkers(Leave(last.number, reason))
     alarm = SetAlarm(now + state.settings.timeouts.grace)
-    return Step(replace(state, draining=True), (*forward_signal(signum), drain, alarm), reason)
+    state = replace(state, facts=replace(state.facts, leaving=True))
+    return Step(state, (*forward_signal(signum), leave, alarm), reason)
 
 
 def alarm(state: AgentState, event: Alarm, now: float) -> Step:
     """The time is over in which workers were to leave at a step boundary."""
-    if state.draining:
+    if state.facts.leaving:
         reason = "the workers did not leave in time"
         return stop_workers(state, state.settings.timeouts.broken_grace, reason)
     return Step(state)
@@ -143,8 +148,7 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
         state = replace(state, after_round=AfterRound.END, finish=finish)
         if not state.alive:
             return end_agent(state)
-        state = replace(state, phase=Phase.STOPPING, told_to_stop=True)
-        return Step(state, (StopWorkers(0.0),), "asked twice")
+        return Step(state.stopping(), (StopWorkers(0.0),), "asked twice")
     report = report_leaving(event)
     alone = state.round is None or state.round.size == 1
     state = replace(
@@ -153,16 +157,17 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
         after_round=AfterRound.LEAVE,
         finish=Finish(EXIT_LEFT, "stopped on request" if alone else "left on request"),
     )
-    drain = TellRendezvous(events.DrainNode())
+    leaving = TellRendezvous(events.Leaving())
     match state.phase:
         case Phase.STARTING | Phase.WAITING | Phase.DONE:
-            return end_agent(state, (report,))
+            return end_agent(state).preceded_by(report)
         case Phase.STOPPING:
-            return Step(state, (report, drain), "leaving after the stop")
+            return Step(state, (report, leaving), "leaving after the stop")
     number = state.round.number if state.round else 0
-    state = replace(state, leave_reason=FaultReport(number, ASKED, "the node was asked to leave"))
-    drained = _drain(state, "this node was asked to leave", now, event.signum)
-    return replace(drained, actions=(report, drain, *drained.actions))
+    reason = FaultReport(number, ASKED, "the node was asked to leave")
+    state = replace(state, facts=replace(state.facts, leave_reason=reason))
+    asked = _ask_workers_to_leave(state, "this node was asked to leave", now, event.signum)
+    return asked.preceded_by(report, leaving)
 
 
 def report_leaving(event: LeaveRequested) -> TellPeople:
@@ -171,27 +176,28 @@ def report_leaving(event: LeaveRequested) -> TellPeople:
 
 
 def excluded(state: AgentState, event: Excluded | Fenced, now: float) -> Step:
-    """The others go on without this node, or may: it stops its workers, and joins as a new one."""
+    """The others continue without this node, or may: it stops its workers, and joins again."""
     report = TellPeople(NodeExcluded(event.reason))
     if state.phase in (Phase.RUNNING, Phase.STOPPING) and state.alive:
         state = replace(state, after_round=new_unless_leaving(state))
-        return stop_workers(state, state.settings.timeouts.broken_grace, event.reason, (report,))
+        stops = stop_workers(state, state.settings.timeouts.broken_grace, event.reason)
+        return stops.preceded_by(report)
     if state.phase is Phase.STARTING:
         return Step(state, (report,), event.reason)
     if state.after_round is AfterRound.LEAVE:
-        return end_agent(state, (report,))
+        return end_agent(state).preceded_by(report)
     state = replace(state, phase=Phase.WAITING, after_round=AfterRound.REJOIN)
     return Step(state, (report, TellRendezvous(events.Join())), event.reason)
 
 
 def waiting(state: AgentState, event: Waiting, now: float) -> Step:
-    """There is no round yet, which people hear of unless this node waits for nothing any more."""
+    """There is no round yet: reported unless this node is leaving."""
     if state.leave_request:
         return Step(state)
     return Step(state, (TellPeople(JobWaiting(**asdict(event))),), event.reason)
 
 
 def new_unless_leaving(state: AgentState) -> AfterRound:
-    """What follows the round of a node that is no member any more."""
+    """What follows the round of a node that is not a member now."""
     rejoins = state.after_round is AfterRound.REJOIN
     return AfterRound.JOIN_AS_NEW if rejoins else state.after_round

@@ -16,10 +16,10 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
 )
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Action,
-    BootWorkers,
     Finish,
     ForwardSignal,
     SetAlarm,
+    StartForNextRound,
     StopWorkers,
     TellPeople,
     TellRendezvous,
@@ -33,8 +33,6 @@ from elastic_runtime.rendezvous.core import events
 from elastic_runtime.rendezvous.core.formation.failure_budget import root_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from elastic_runtime.protocol.round_records import RoundRecord
 
 NEVER = float("inf")
@@ -63,17 +61,17 @@ def report_round(state: AgentState, last: RoundRecord, group_rank: int) -> list[
     return [*reports, TellPeople(sealed)]
 
 
-def boot_missing(state: AgentState, actions: Iterable[Action] = ()) -> Step:
+def start_missing(state: AgentState) -> Step:
     """In place: starts every worker that has no process, to be ready for a round."""
     missing = tuple(sorted(set(range(state.settings.workers)) - state.alive))
     if not missing or state.leave_request:
-        return Step(state, tuple(actions))
+        return Step(state)
     in_place = state.require_in_place()
     workers = {**in_place.workers, **dict.fromkeys(missing, InPlaceWorker())}
     state = replace(
         state, alive=state.alive | set(missing), in_place=replace(in_place, workers=workers)
     )
-    return Step(state, (*actions, BootWorkers(missing)), "workers start")
+    return Step(state, (StartForNextRound(missing),), "workers start")
 
 
 def free_if_leaving(state: AgentState, fault: FaultReport) -> FaultReport:
@@ -83,7 +81,7 @@ def free_if_leaving(state: AgentState, fault: FaultReport) -> FaultReport:
 
 
 def report_exit(event: WorkerExited, fault: FaultReport) -> TellPeople:
-    """Tells people of a worker's end that nobody wanted."""
+    """Tells people of the unwanted end of a worker."""
     kind = WorkerKilled if fault.kind == KILLED else WorkerFailed
     ended = kind(
         fault.rank,
@@ -97,7 +95,7 @@ def report_exit(event: WorkerExited, fault: FaultReport) -> TellPeople:
 
 
 def forward_signal(signum: int) -> tuple[Action, ...]:
-    """What a script hears of a signal when its workers save and leave by themselves.
+    """What a script gets of a signal when its workers save and leave by themselves.
 
     Not of those two: the one is how they are asked to leave without an agent, and Python makes an
     exception of the other where the script says nothing about it, which would end them at once.
@@ -109,64 +107,61 @@ def forward_signal(signum: int) -> tuple[Action, ...]:
 
 
 def stop_workers(
-    state: AgentState,
-    grace: float,
-    reason: str,
-    actions: Iterable[Action] = (),
-    signum: int = signal.SIGTERM,
+    state: AgentState, grace: float, reason: str, signum: int = signal.SIGTERM
 ) -> Step:
-    """Ends all workers, after these actions; without any worker, goes on at once."""
-    state = replace(state, phase=Phase.STOPPING, told_to_stop=True, draining=False)
+    """Ends all workers; if there is none, the round is over at once."""
+    state = state.stopping()
+    state = replace(state, facts=replace(state.facts, leaving=False))
     if not state.alive:
-        return workers_ended(state, actions)
-    return Step(state, (*actions, StopWorkers(grace, signum=signum), SetAlarm(NEVER)), reason)
+        return workers_ended(state)
+    return Step(state, (StopWorkers(grace, signum=signum), SetAlarm(NEVER)), reason)
 
 
-def workers_ended(state: AgentState, actions: Iterable[Action]) -> Step:
+def workers_ended(state: AgentState) -> Step:
     """The last worker of the round has ended on this node."""
     last = state.round
     assert last is not None
     if state.after_round is AfterRound.END:
-        return end_agent(state, actions)
-    well = not state.faults and not state.drained and not state.told_to_stop
+        return end_agent(state)
+    facts = state.facts
+    well = not facts.faults and not facts.left_at_step and not facts.stop_ordered
     if well and state.after_round is AfterRound.REJOIN:
         done = TellRendezvous(events.Done(last.number))
-        return Step(replace(state, phase=Phase.DONE), (*actions, done), "ended well")
+        return Step(replace(state, phase=Phase.DONE), (done,), "ended well")
     fault = leave_fault(state)
-    actions = (*actions, TellPeople(RoundLeft(last.number, fault.reason)))
+    report = TellPeople(RoundLeft(last.number, fault.reason))
     match state.after_round:
         case AfterRound.JOIN_AS_NEW:
-            return _join_as_new(state, actions)
+            return _join_as_new(state).preceded_by(report)
         case AfterRound.LEAVE:
             left = TellRendezvous(events.LeftRound(last.number, fault, stays=False))
-            return end_agent(state, (*actions, left))
+            return end_agent(state).preceded_by(report, left)
     state = replace(state, phase=Phase.WAITING)
     workers = state.available if state.in_place else None
     left = TellRendezvous(events.LeftRound(last.number, fault, stays=True, workers=workers))
-    if state.in_place:
-        return boot_missing(state, (*actions, left))
-    return Step(state, (*actions, left), fault.reason)
+    follows = start_missing(state) if state.in_place else Step(state, (), fault.reason)
+    return follows.preceded_by(report, left)
 
 
 def leave_fault(state: AgentState) -> FaultReport:
     """Why this node leaves its round."""
     last = state.round
     assert last is not None
-    fault = root_cause(state.faults) or state.leave_reason
+    fault = root_cause(state.facts.faults) or state.facts.leave_reason
     fault = fault or FaultReport(last.number, PLANNED, "the membership changes")
-    if state.after_round is AfterRound.LEAVE and not state.faults:
+    if state.after_round is AfterRound.LEAVE and not state.facts.faults:
         return replace(fault, kind=ASKED)
     return fault
 
 
-def _join_as_new(state: AgentState, actions: Iterable[Action]) -> Step:
+def _join_as_new(state: AgentState) -> Step:
     state = replace(state, phase=Phase.WAITING, after_round=AfterRound.REJOIN)
     if not state.fork_server_ready:
-        return Step(replace(state, phase=Phase.STARTING), tuple(actions))
+        return Step(replace(state, phase=Phase.STARTING))
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
-        return boot_missing(replace(state, in_place=unregistered), actions)
-    return Step(state, (*actions, TellRendezvous(events.Join())), "joins as a new node")
+        return start_missing(replace(state, in_place=unregistered))
+    return Step(state, (TellRendezvous(events.Join()),), "joins as a new node")
 
 
 # ---------------------------------------------------------------- the end of the agent
@@ -180,10 +175,10 @@ def finish_with(state: AgentState, finish: Finish) -> Step:
     return end_agent(state)
 
 
-def leave_for_want_of_room(state: AgentState, fault: FaultReport) -> AgentState:
+def leave_for_lack_of_resources(state: AgentState, fault: FaultReport) -> AgentState:
     """Has this node leave the job after its round: its machine has refused a worker for too long.
 
-    The others go on without it if they are enough; here, nothing would be better the next time.
+    The others continue without it if they are enough; here, the next try would fail as well.
     """
     if state.after_round not in (AfterRound.REJOIN, AfterRound.JOIN_AS_NEW):
         return state
@@ -191,21 +186,21 @@ def leave_for_want_of_room(state: AgentState, fault: FaultReport) -> AgentState:
     return replace(state, after_round=AfterRound.LEAVE, finish=finish)
 
 
-def end_agent(state: AgentState, actions: Iterable[Action] = ()) -> Step:
+def end_agent(state: AgentState) -> Step:
     """Ends this agent, now that no worker of it is in a round."""
     finish = state.finish or Finish(EXIT_LEFT, "left")
     state = replace(state, phase=Phase.ENDED)
-    return Step(state, (*actions, TellRendezvous(events.Goodbye()), finish), finish.message)
+    return Step(state, (TellRendezvous(events.Goodbye()), finish), finish.message)
 
 
-def departure_message(text: str, name: str, saved: int, accompanied: bool) -> str:
+def leave_message(text: str, name: str, saved: int, accompanied: bool) -> str:
     """What a node says that has left because it was asked to.
 
     Args:
         text: that it has.
         name: of the node.
         saved: the step that its workers have saved; -1: none.
-        accompanied: others are known that go on.
+        accompanied: others are known that continue.
     """
     summary = f"{name} {text}; step {saved} is saved" if saved >= 0 else f"{name} {text}"
-    return f"{summary}; other nodes may go on" if accompanied else summary
+    return f"{summary}; other nodes may continue" if accompanied else summary

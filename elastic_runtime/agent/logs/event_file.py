@@ -140,6 +140,6 @@ def _write_line(descriptor: int, line: bytes) -> None:
     # The disk had space for the beginning only, which would make the next line unreadable too.
     with suppress(OSError):
         end = os.lseek(descriptor, 0, os.SEEK_CUR)
-        if os.fstat(descriptor).st_size == end:  # nobody else has written meanwhile
+        if os.fstat(descriptor).st_size == end:  # no other process has written meanwhile
             os.ftruncate(descriptor, end - written)
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -74,7 +74,7 @@ class ErrorsOfNodes:
     def hand_on(self, nodes: Iterable[str]) -> None:
         """Leaves the error of one of these nodes: of that whose worker has failed, and first.
 
-        A node that only heard of the end has left what it heard, without a worker's exit code.
+        A node that was only informed of the end has left that, without a worker's exit code.
         """
         if self._kept is None or not self._wanted:
             return
@@ -88,7 +88,7 @@ class ErrorsOfNodes:
 
 
 def _distance(error: bytes) -> tuple[bool, int]:
-    """How far an error is from what the job failed of: heard of or of a worker; how late."""
+    """The order of errors: those of a worker come first, and then the earlier ones."""
     message = json.loads(error)["message"]
     return "errorCode" not in message, int(message["extraInfo"]["timestamp"])
 
@@ -105,7 +105,7 @@ def _write(path: str, data: bytes) -> None:
     """Writes a file as a whole or not at all, where its place allows that."""
     draft = f"{path}.{os.getpid()}"
     try:
-        # Never put in place of a device, or of whatever else somebody reads from there.
+        # Never put in place of a device, or of anything else that another process reads from.
         if not os.path.lexists(path) or stat.S_ISREG(os.stat(path).st_mode):
             with open(draft, "xb") as file:
                 file.write(data)

@@ -1,7 +1,7 @@
 """Workers' log files, made and written by a thread of the agent's, so that only that can hang.
 
-No worker ever hears of a log disk that is full or fails: what cannot be written is dropped, which
-is said once, and the file goes on when it can be written again.
+A log disk that is full or fails has no effect on workers: what cannot be written is dropped, which
+is reported once, and the file is continued when it can be written again.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class LogWriter:
             self._emit(self._dropped_event(path, error.strerror or str(error)))
 
     def _recovered(self, path: str) -> None:
-        # One that nobody has written to since is no reason to go on complaining.
+        # A file that was not written to since is no reason to report the problem still.
         if not any(file.dropped for file in self._failing):
             self._failing.clear()
             self._refused = False

@@ -77,7 +77,7 @@ class Stream:
     Args:
         source: the pipe's reading end; owned from now on, as are the files.
         prefix: put before each line, except in ``file``.
-        console: shows it; None: nobody does.
+        console: shows it; None: it is not shown.
         file: takes the bytes as they are.
         selected: takes some of the lines.
         events: what makes events of the lines that are shown, instead of the prefix; None: nothing.
@@ -219,11 +219,11 @@ class Pump:
         """Seconds until ``tick`` has something to do; None: nothing is due."""
         moments = [due for stream in self._reading if (due := stream.due) is not None]
         if self._held_up:
-            moments.append(now + 0.5)  # a console that gets stuck does not say so
+            moments.append(now + 0.5)  # a console that gets stuck does not report that
         return max(0.0, min(moments) - now) if moments else None
 
     def tick(self, now: float) -> None:
-        """Shows unfinished lines that are due, and goes on reading where it had to wait."""
+        """Shows unfinished lines that are due, and continues to read where it had to wait."""
         for stream in self._reading:
             if stream.due is not None and stream.due <= now:
                 stream.show_partial()

@@ -146,7 +146,7 @@ class JobReporter:
             self._observe(RecoveryBegan)
 
     def turned(self) -> None:
-        """The agent's loop has turned."""
+        """The agent's main loop has run once more."""
         self._observe(LoopTurned)
 
     def _observe(self, kind: type[WorkerProgress]) -> None:

@@ -1,5 +1,5 @@
-"""Between the events of an agent and whoever asks how it is: at its end, or with
-``--metrics-port`` at any time."""
+"""Makes metrics and probes of the events of an agent: for its last report, and with
+``--metrics-port`` for HTTP clients at any time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATHS = ("/metrics", "/status", "/healthz", "/readyz")
 class Meter:
     """Measures what the events of an agent say, and serves it if there is a ``--metrics-port``.
 
-    A port that cannot be had is a warning: a job does not end because nobody can watch it.
+    A port that is not available is a warning: a job does not end because its metrics are missing.
     """
 
     def __init__(self, config: JobConfig, emit: Emit) -> None:
@@ -91,8 +91,8 @@ class Meter:
                 return Answer(HTTPStatus.OK, body, "application/json")
             case "/healthz":
                 idle = state.hangs(now)
-                why = f"the agent's loop has not turned for {idle:.0f} s" if idle else ""
-                return _probe(why, "the agent lives")
+                why = f"the agent's main loop has not run for {idle:.0f} s" if idle else ""
+                return _probe(why, "the agent is alive")
             case "/readyz":
                 why = "" if state.ready else "this node is in no round"
                 return _probe(why, f"in round {state.round}")

@@ -53,7 +53,7 @@ class WorkerProgress:
 
 
 class LoopTurned(WorkerProgress):
-    """The agent's loop has turned."""
+    """The agent's main loop has run once more."""
 
 
 class RecoveryBegan(WorkerProgress):
@@ -92,7 +92,7 @@ class OpenRecovery:
         at: when this agent knew.
         stepped: when its workers had made their last step; 0.0: none.
         restarts: those until then, by class.
-        restored: when rank 0 had its state again; None: it has not said so.
+        restored: when rank 0 had its state again; None: it has not reported that.
         restoring: how many seconds that took it.
     """
 
@@ -109,7 +109,7 @@ class Measured:
 
     Attributes:
         began: when the agent began.
-        turned: when its loop last turned; None: not yet, or never again.
+        turned: when its main loop last ran; None: it has not begun, or has ended.
         round, world, nodes, rank: of the last round that this node was in; rank is the node's.
         sealed: when that round began.
         ready: the node is in it.
@@ -197,7 +197,7 @@ class Measured:
         }
 
     def hangs(self, now: float) -> float | None:
-        """Seconds since the agent's loop turned, if they are too many."""
+        """Seconds since the agent's main loop last ran, if they are too many."""
         idle = now - self.turned if self.turned is not None else 0.0
         return idle if idle > HANGING_AGENT else None
 
@@ -309,7 +309,7 @@ def _class(after: Mapping[str, int], before: Mapping[str, int]) -> str:
 
 
 def _phases(open_recovery: OpenRecovery, sealed: float, now: float) -> dict[str, float]:
-    """How long each phase took; those that nobody can tell are missing."""
+    """How long each phase took; unknown ones are missing."""
     phases = {RENDEZVOUS: sealed - open_recovery.at}
     if open_recovery.stepped:
         phases[DETECT] = open_recovery.at - open_recovery.stepped

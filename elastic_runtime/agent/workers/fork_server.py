@@ -280,7 +280,7 @@ class Server:
         return [*beginning, target, *args]
 
     def _signal(self, request: Frame) -> None:
-        """Sends a signal to those who handle it; if nobody does, the other one to all."""
+        """Sends a signal to the workers that handle it; if none does, the other signal to all."""
         signum, otherwise, group = (request[name] for name in ("signum", "otherwise", "group"))
         for pid, known in self._workers.items():
             if known.id != request["id"]:

@@ -161,7 +161,7 @@ def _top_imports(file: Path, root: Path) -> Iterable[tuple[str, tuple[str, ...]]
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # the worker will say so
+        return  # the worker will report it
     for statement in tree.body:
         if isinstance(statement, ast.Import):
             for alias in statement.names:

@@ -37,7 +37,7 @@ class SpawnRequests:
     """Prepares the starts of workers.
 
     A function, its arguments and its return value travel as pickles through memory that this
-    process shares with its own workers, and with nobody else.
+    process shares with its own workers only.
 
     Args:
         config: the settings.
@@ -129,9 +129,9 @@ class SpawnRequests:
     def _input(self, local_rank: int) -> int:
         """Opens what a worker's standard input is to be: the first one has that of the agent.
 
-        A function has none, as with ``multiprocessing``. In the background of a terminal nobody
-        has: the kernel would not stop a worker that reads there, as it is in a session of its own,
-        and what is typed for the shell would be lost to it.
+        A function has none, as with ``multiprocessing``. In the background of a terminal no worker
+        has one: the kernel would not stop a worker that reads there, as it is in a session of its
+        own, and what is typed for the shell would be lost to it.
         """
         kind = self._config.entry.kind
         if local_rank == 0 and kind != FUNCTION and not _is_in_background(self._stdin):

@@ -31,12 +31,12 @@ class StartRetry:
 
     Attributes:
         since: when it first did, in seconds on the monotonic clock.
-        pause: how long the present pause is.
+        refusals: how often it has.
         again: when it is asked again.
     """
 
     since: float
-    pause: float
+    refusals: int
     again: float
 
 
@@ -55,12 +55,10 @@ def next_retry(before: StartRetry | None, now: float) -> StartRetry | None:
     Returns:
         None: it has been tried for long enough.
     """
-    if before is None:
-        return StartRetry(now, START_RETRY_PAUSES.first, now + START_RETRY_PAUSES.first)
-    if now >= before.since + START_RETRY_TIMEOUT:
+    if before is not None and now >= before.since + START_RETRY_TIMEOUT:
         return None
-    pause = min(2 * before.pause, START_RETRY_PAUSES.longest)
-    return StartRetry(before.since, pause, now + pause)
+    since, refusals = (before.since, before.refusals + 1) if before else (now, 1)
+    return StartRetry(since, refusals, now + START_RETRY_PAUSES.pause(refusals))
 
 
 def cause(number: int) -> str:

@@ -33,7 +33,7 @@ class Watchdogs:
         run_id: of the job; timers of other jobs are not ours.
         runtime_dir: a private folder for the timers' pipe, if the user named none.
         health_port: torchrun's health check port; 0 means none.
-        alive: seconds since the epoch when the agent's loop last turned.
+        alive: seconds since the epoch when the agent's main loop last ran.
     """
 
     def __init__(

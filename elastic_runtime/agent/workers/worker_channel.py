@@ -1,7 +1,7 @@
 """The agent's end of the workers' channel: a Unix socket that each worker may call.
 
 One thread accepts, reads lines and hands messages on. Nothing that a worker sends is executed,
-and a worker that sends nonsense is hung up on.
+and the connection of a worker that sends nonsense is closed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 
-# How long callers wait where there are too many open files, in seconds.
-_DEAF_SECONDS = 0.2
+# How long callers wait when there are too many open files, in seconds.
+_ACCEPT_PAUSE = 0.2
 
 
 class _Caller:
@@ -50,12 +50,12 @@ class Channel:
         self._callers: dict[int, _Caller] = {}
         self._lock = threading.Lock()
         self._listener = _listen(path)
-        self._fresh: list[socket.socket] = []  # that follow the listener
+        self._new_listeners: list[socket.socket] = []  # that follow the listener
         self._wake_read, self._wake_write = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._deaf_until = 0.0  # for want of descriptors, on the monotonic clock; 0: it listens
+        self._paused_until = 0.0  # no descriptors are free; on the monotonic clock; 0: it accepts
         self._thread = threads.spawn(self._serve, name="channel")
 
     def renew(self) -> None:
@@ -65,7 +65,7 @@ class Channel:
             OSError: there can be no socket.
         """
         if not os.path.lexists(self.path):
-            self._fresh.append(_listen(self.path))
+            self._new_listeners.append(_listen(self.path))
             os.write(self._wake_write, b"r")
 
     def tell(self, serials: Collection[int], message: Message) -> int:
@@ -91,7 +91,7 @@ class Channel:
         return reached
 
     def close(self) -> None:
-        """Hangs up on everybody."""
+        """Closes all connections."""
         os.write(self._wake_write, b"x")
         self._thread.join(timeout=5.0)
 
@@ -104,7 +104,7 @@ class Channel:
                     if b"x" in os.read(self._wake_read, 64):
                         self._end()
                         return
-                    self._listen_anew()
+                    self._replace_listener()
                 else:
                     caller = self._callers.get(key.fd)
                     if caller is not None and caller.connection is key.fileobj:
@@ -112,24 +112,24 @@ class Channel:
 
     def _listen_again(self) -> float | None:
         """Seconds until connections are accepted again; None: they are."""
-        if not self._deaf_until:
+        if not self._paused_until:
             return None
-        left = self._deaf_until - time.monotonic()
+        left = self._paused_until - time.monotonic()
         if left > 0:
             return left
-        self._deaf_until = 0.0
+        self._paused_until = 0.0
         self._selector.register(self._listener, selectors.EVENT_READ)
         return None
 
-    def _listen_anew(self) -> None:
-        while self._fresh:
+    def _replace_listener(self) -> None:
+        while self._new_listeners:
             while self._accept():  # who had come before the socket was removed
                 pass
-            if not self._deaf_until:
+            if not self._paused_until:
                 self._selector.unregister(self._listener)
-            self._deaf_until = 0.0
+            self._paused_until = 0.0
             self._listener.close()
-            self._listener = self._fresh.pop(0)
+            self._listener = self._new_listeners.pop(0)
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _accept(self) -> bool:
@@ -139,9 +139,9 @@ class Channel:
             return False
         except OSError:
             # The caller waits in the queue, and would wake this thread again at once.
-            if not self._deaf_until:
+            if not self._paused_until:
                 self._selector.unregister(self._listener)
-            self._deaf_until = time.monotonic() + _DEAF_SECONDS
+            self._paused_until = time.monotonic() + _ACCEPT_PAUSE
             return False
         connection.settimeout(5.0)
         with self._lock:
@@ -162,14 +162,14 @@ class Channel:
         except RecordError:
             part = b""
         if not part or len(caller.buffer) > MAX_LINE:
-            self._hang_up(caller)
+            self._disconnect(caller)
 
     def _take(self, caller: _Caller, message: Message) -> None:
         if isinstance(message, Hello):
             caller.serial = message.life
         self._notify(caller.serial, message)
 
-    def _hang_up(self, caller: _Caller) -> None:
+    def _disconnect(self, caller: _Caller) -> None:
         self._selector.unregister(caller.connection)
         with self._lock:
             self._callers.pop(caller.connection.fileno(), None)
@@ -177,9 +177,9 @@ class Channel:
 
     def _end(self) -> None:
         for caller in list(self._callers.values()):
-            self._hang_up(caller)
+            self._disconnect(caller)
         self._selector.close()
-        for listener in (self._listener, *self._fresh):
+        for listener in (self._listener, *self._new_listeners):
             listener.close()
         os.close(self._wake_read)
         os.close(self._wake_write)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
-    ENV_LIFE,
     ENV_NODE,
     ENV_PROGRESS,
     ENV_ROUND,
+    ENV_SERIAL,
 )
 from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS
@@ -41,8 +41,8 @@ class PortKeeper:
         """Takes a free port, giving back the last one; 0 if there is none."""
         self.release()
         for _ in range(100):
-            # Bound without SO_REUSEADDR and without listening: nobody else gets it, nobody
-            # can connect to it.
+            # Bound without SO_REUSEADDR and without listening: no other process gets it, and
+            # none can connect to it.
             keeper = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             port = random.choice(_PORTS)
             try:
@@ -136,7 +136,7 @@ def worker_environment(
         ENV_ROUND: str(last.number),
         ENV_INCARNATION: last.incarnation,
         ENV_NODE: config.node_name,
-        ENV_LIFE: str(serial),
+        ENV_SERIAL: str(serial),
         ENV_SNAPSHOTS: snapshots,
         ENV_PEER_TIMEOUT: os.environ.get(ENV_PEER_TIMEOUT, f"{config.timeouts.lease_ttl:g}"),
     }

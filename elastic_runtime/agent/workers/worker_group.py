@@ -27,7 +27,7 @@ from elastic_runtime.agent.workers.worker_processes import WorkerProcesses, Work
 from elastic_runtime.events.node_events import PrivateLost, ProgressOff
 from elastic_runtime.limits import STACK_DUMP_TIME
 from elastic_runtime.protocol.messages import (
-    EXIT_DRAINED,
+    EXIT_WORKER_LEFT,
     Enter,
     Hello,
     Message,
@@ -35,7 +35,7 @@ from elastic_runtime.protocol.messages import (
     Note,
     ProgressFile,
 )
-from elastic_runtime.protocol.records import KILLED, NO_ROOM, START
+from elastic_runtime.protocol.records import KILLED, LACKS_RESOURCES, START
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import Where, way_to
 from elastic_runtime.worker.worker_main import write_error_file
@@ -140,9 +140,9 @@ class WorkerGroup:
         for slot in self._slots.values():
             slot.progress.close()
         self._slots = {}
-        self.boot(last, group_rank, range(self._config.workers))
+        self.start_some(last, group_rank, range(self._config.workers))
 
-    def boot(self, last: RoundRecord, group_rank: int, local_ranks: Iterable[int]) -> None:
+    def start_some(self, last: RoundRecord, group_rank: int, local_ranks: Iterable[int]) -> None:
         """Starts workers; in place their ranks are provisional until they enter a round.
 
         Args:
@@ -242,7 +242,7 @@ class WorkerGroup:
 
         Args:
             local_ranks: which ones.
-            why: what their end is put down to, as a predicate.
+            why: the cause of their end, as a predicate.
         """
         for local_rank in local_ranks:
             if local_rank in self._slots:
@@ -253,12 +253,12 @@ class WorkerGroup:
         """Local ranks of the workers that have not ended."""
         return self._processes.running()
 
-    def explained(self, exited: WorkerExited, told_to_stop: bool) -> WorkerExited:
+    def explained(self, exited: WorkerExited, stop_ordered: bool) -> WorkerExited:
         """A worker's end with what it means, as far as its files and its return value tell.
 
         Args:
             exited: the end of its process.
-            told_to_stop: workers were ordered to end, so that a signal is no failure.
+            stop_ordered: workers were ordered to end, so that a signal is no failure.
         """
         local_rank = exited.local_rank
         slot = self._slots[local_rank]
@@ -268,8 +268,8 @@ class WorkerGroup:
             exited = replace(exited, code=self._take_value(local_rank, path))
         if exited.code == 0:
             return exited
-        if exited.code == EXIT_DRAINED:
-            return replace(exited, drained=True)
+        if exited.code == EXIT_WORKER_LEFT:
+            return replace(exited, left_at_step=True)
         error = read_error_file(path)
         fault = classify(
             exited.round,
@@ -285,8 +285,8 @@ class WorkerGroup:
             fault = replace(fault, kind=KILLED, reason=reason, signature=WITH_SERVER)
         if exited.refused:
             reason = f"worker {slot.rank} cannot be started: {exited.refused}"
-            fault = replace(fault, kind=START, reason=reason, signature=NO_ROOM)
-        if not (told_to_stop and exited.code < 0):
+            fault = replace(fault, kind=START, reason=reason, signature=LACKS_RESOURCES)
+        if not (stop_ordered and exited.code < 0):
             self.failures[slot.rank] = failure(local_rank, exited.pid, exited.code, path, error)
             self._failed[slot.rank] = slot.worker_dir
         return replace(exited, fault=fault)
@@ -317,7 +317,7 @@ class WorkerGroup:
     # ------------------------------------------------------------ messages from them
 
     def heard(self, item: ChannelMessage) -> WorkerSaid | Note | None:
-        """Whose message it is; None if it matters to nobody, or if its sender was replaced."""
+        """Whose message it is; None if nothing follows from it, or if its sender was replaced."""
         local_rank = next((r for r, s in self._slots.items() if s.serial == item.serial), None)
         if local_rank is None:
             return None

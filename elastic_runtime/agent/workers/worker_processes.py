@@ -272,7 +272,9 @@ class WorkerProcesses:
         if self._server is None:
             return
         pids = [worker.pid for worker in self._roster.all() if worker.pid]
-        self._server.collect(WORKERS_END_TIMEOUT)  # which hangs up on it: it ends all, and itself
+        self._server.collect(
+            WORKERS_END_TIMEOUT
+        )  # which closes its connection: it ends all, and itself
         self._server = None
         fork_client.see_dead(pids)
         for worker in self._roster.all():
@@ -375,7 +377,7 @@ class WorkerProcesses:
         self._send({**frame, "group": group})
 
     def _send(self, frame: fork_server.Frame, descriptors: Sequence[int] = ()) -> None:
-        # If the server is dead, the next thing that is read says so.
+        # If the server is dead, the next read shows it.
         with suppress(ConnectionError):
             if self._server is not None:
                 fork_server.send(self._server.channel, frame, descriptors)
@@ -391,7 +393,7 @@ class WorkerProcesses:
             self._import_deaths = 0
             modules, skipped = tuple(frame["modules"]), tuple(frame["skipped"])
             for module, _, why in (text.partition(": ") for text in skipped):
-                if module in self._config.preload:  # what nobody named, the script will say itself
+                if module in self._config.preload:  # for others the script will report it
                     self._notify(PreloadFailed(module, why))
             self._notify(ForkServerReady(self._why_cold or frame["why_cold"], modules, skipped))
             return
@@ -413,7 +415,7 @@ class WorkerProcesses:
 
     def _not_started(self, worker: Worker, message: str, number: int) -> None:
         """A worker could not be started: that is final, or tried again."""
-        if worker.signum or self._closing:  # nobody wants it any more
+        if worker.signum or self._closing:  # it is not needed any longer
             self._ended(worker, -(worker.signum or signal.SIGKILL), 0.0)
             return
         spec, before = worker.spec, worker.retry
@@ -463,13 +465,13 @@ class WorkerProcesses:
     def _lost(self, server: fork_client.ServerProcess) -> None:
         """The fork server is gone: reports the ends of its workers, and then its own."""
         self._selector.unregister(server.channel)
-        if server is not self._server:  # another has taken its place
+        if server is not self._server:  # another one has replaced it
             server.collect(WORKERS_END_TIMEOUT)
             return
         self._server = None
         workers = [worker for worker in self._roster.all() if worker.sent]
         fork_client.see_dead([worker.pid for worker in workers if worker.pid])
-        # Others wait to hear of these; what the server has died of nobody waits for.
+        # Other nodes wait for the news of these; the cause of the server's end is not urgent.
         for worker in workers:
             lifetime = time.monotonic() - worker.began
             self._ended(worker, -signal.SIGKILL, lifetime, with_server=True)

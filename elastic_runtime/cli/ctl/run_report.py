@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol.records import (
     DONE,
-    DRAINING,
     EVENTS,
     GONE,
     JOB,
@@ -28,6 +27,9 @@ from elastic_runtime.protocol.records import (
     OutcomeRecord,
     Record,
     SwitchRecord,
+)
+from elastic_runtime.protocol.records import (
+    LEAVING as WAS_ASKED_TO_LEAVE,
 )
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.formation.reachability import cut_message, severed_pairs
@@ -51,7 +53,7 @@ MEMBER = "member"
 BETWEEN = "between rounds"
 JOINING = "joining"
 SPARE = "spare"
-LEAVING = "draining"
+LEAVING = "leaving"
 FINISHED = "done"
 SILENT = "silent"
 ENDED = "ended"
@@ -312,13 +314,14 @@ def _member_role(record: NodeRecord | None, last: RoundRecord, *, over: bool) ->
     if record is None:
         return SILENT
     if record.status != "in":
-        return {DRAINING: LEAVING, DONE: FINISHED, GONE: "gone"}.get(record.status, record.status)
+        shown = {WAS_ASKED_TO_LEAVE: LEAVING, DONE: FINISHED, GONE: "gone"}
+        return shown.get(record.status, record.status)
     left = record.incarnation == last.incarnation and record.left >= last.number
     return BETWEEN if left else MEMBER
 
 
 def _outsider_role(record: NodeRecord, records: RunRecords) -> str:
-    if record.status == DRAINING:
+    if record.status == WAS_ASKED_TO_LEAVE:
         return LEAVING
     full = (
         records.job is not None

@@ -88,7 +88,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainNode:
+class Leaving:
     """This node was asked to leave; it does so once its workers have stopped at a step boundary."""
 
 
@@ -104,7 +104,7 @@ AgentEvent = (
     | RecoversInPlace
     | LookForMembers
     | Done
-    | DrainNode
+    | Leaving
     | Goodbye
 )
 
@@ -205,7 +205,7 @@ Event = (
     | RecoversInPlace
     | LookForMembers
     | Done
-    | DrainNode
+    | Leaving
     | Goodbye
     | Probed
     | SampleKnown

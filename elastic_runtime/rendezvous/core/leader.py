@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from elastic_runtime.protocol.records import (
     ASKED,
-    DRAINING,
     GONE,
     JOB,
+    LEAVING,
     PLANNED,
     ROUND,
     SWITCH,
@@ -203,7 +203,7 @@ def _why_change(state: NodeState, last: LastRound, now: float) -> tuple[str, flo
     """Why the round should change, "" if it should not; and when that may be otherwise."""
     for member in last.with_status(MemberStatus.RUNNING):
         record = record_of(state, member.node)
-        if record and record.status == DRAINING:
+        if record and record.status == LEAVING:
             return f"{called(member.name)} was asked to leave", NEVER
     if last.round.size > last.job.max_nodes:
         return f"the job was scaled to at most {last.job.max_nodes} nodes", NEVER

@@ -10,16 +10,16 @@ from itertools import groupby
 from typing import TYPE_CHECKING, assert_never, cast
 
 from elastic_runtime.limits import STALE_REFUSAL
-from elastic_runtime.protocol.records import DONE, DRAINING, GONE, IN, ROUND, NodeRecord, node_key
+from elastic_runtime.protocol.records import DONE, GONE, IN, LEAVING, ROUND, NodeRecord, node_key
 from elastic_runtime.rendezvous.core.events import (
     OTHER,
     REFUSED,
     SILENT,
     Applied,
     Done,
-    DrainNode,
     Event,
     Goodbye,
+    Leaving,
     LeftRound,
     LookForMembers,
     NewNode,
@@ -128,8 +128,8 @@ def reduce(state: NodeState, event: Event, now: float) -> NodeState:
             return _workers_available(state, workers, store_port)
         case Done():
             return _done(state, event, now)
-        case DrainNode():
-            return _with_status(state, DRAINING)
+        case Leaving():
+            return _with_status(state, LEAVING)
         case Goodbye():
             return _with_status(state, GONE)
         case LookForMembers(number):

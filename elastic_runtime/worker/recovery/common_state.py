@@ -15,7 +15,7 @@ import torch
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateFresh, StateGiven, StateLoaded, StateNotSaved
 from elastic_runtime.limits import LOST_STEPS_ALLOWED
-from elastic_runtime.worker.recovery.recovery_source import choose
+from elastic_runtime.worker.recovery.recovery_source import RecoveryKind, choose
 from elastic_runtime.worker.recovery.state_transfer import Restorer, bring_together
 from elastic_runtime.worker.state.training_state import StateLost
 
@@ -83,7 +83,7 @@ class StateRecovery:
         """Brings all ranks to one state: the furthest in memory, or what was saved.
 
         Raises:
-            UsageError: no rank holds a whole state any more, and nothing is saved.
+            UsageError: no rank has a complete state, and nothing is saved.
         """
         state, saver = self._state, self._saver
         self._enter(gloo, world)
@@ -95,7 +95,7 @@ class StateRecovery:
         wire = gloo.group._get_backend(torch.device("cpu"))
         before = world.round - 1 if same else -1
         choice = bring_together(state, wire, world.rank, world.size, restorer, before=before)
-        if choice.kind in ("lost", "fresh"):
+        if choice.kind in (RecoveryKind.LOST, RecoveryKind.FRESH):
             self._check_beginning(choice, past)
         state.drop_preallocated()
         state._round = world.round  # all ranks are alike here
@@ -139,7 +139,7 @@ class StateRecovery:
             UsageError: steps were committed, and are lost.
             StateLost: the same, and the job may start over with new processes.
         """
-        lost = choice.kind == "lost"
+        lost = choice.kind is RecoveryKind.LOST
         committed = max(past.committed, choice.given_up)
         may = self._start_over or committed <= LOST_STEPS_ALLOWED
         if not lost and may:
@@ -156,12 +156,14 @@ class StateRecovery:
         step = self._state.step
         given_up = choice.given_up or None
         reached = past.committed if past.committed > step else None
-        if choice.kind == "saved" and world.round > 1:  # at a job's start there is no other way
+        later = world.round > 1  # at a job's start there is nothing else than a save, or nothing
+        if choice.kind is RecoveryKind.SAVED and later:
             self._note(StateLoaded(step, choice.reason, given_up, reached))
-        if choice.kind == "fresh" and world.round > 1:
+        elif choice.kind is RecoveryKind.FRESH and later:
             self._note(StateFresh(choice.reason, given_up, reached))
-        if choice.kind == "memory" and (choice.adopt or choice.receivers or choice.given_up):
-            self._note(StateGiven(step, len(choice.receivers), given_up, reached))
+        elif choice.kind is RecoveryKind.MEMORY:
+            if choice.adopt or choice.receivers or choice.given_up:
+                self._note(StateGiven(step, len(choice.receivers), given_up, reached))
 
 
 def _why_not(mine: RecoveryChoice, stored: Any) -> str:

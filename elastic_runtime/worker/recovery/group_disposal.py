@@ -2,7 +2,7 @@
 
 The end of a gloo group waits for its threads. A thread that is just releasing its last collective
 waits for Python's lock, and the thread that ends the group may have that lock: then the process
-hangs for ever (seen with torch 2.13, once in six ends of a ``DDP`` right after a backward pass).
+never ends (seen with torch 2.13, once in six ends of a ``DDP`` right after a backward pass).
 And if a peer died in an unlucky microsecond, gloo has lost the error: its thread waits until the
 group's time-out, and so does the thread that drops the last reference. That must not be a thread
 that is needed.
@@ -85,7 +85,7 @@ def _rest_and_keep(ended: list[Any], sockets: Collection[TcpConnection]) -> None
 
 
 def _drop_what_is_loose() -> None:
-    """Ends when nothing is kept any more."""
+    """Ends when nothing is kept."""
     collected = float("-inf")
     while True:
         if len(_kept) > _MANY and time.monotonic() > collected + _COLLECT_EVERY:

@@ -1,4 +1,4 @@
-"""Whose memory all ranks go on from after a fault: a pure decision, from the status of each.
+"""Whose memory all ranks continue from after a fault: a pure decision, from the status of each.
 
 Every rank decides for itself from the same all-gathered statuses, so all of them come to the same
 answer without a leader.
@@ -12,8 +12,8 @@ by ranks that continued without it; one of the same term counts if its step is h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,17 +78,25 @@ class RankStatus:
                 return -1
 
 
+class RecoveryKind(Enum):
+    """Where the state comes from that all ranks continue with."""
+
+    MEMORY = "memory"
+    FRESH = "fresh"  # no rank has a state: rank 0 gives its initial one
+    LOST = "lost"  # there was one, and no memory can serve
+    SAVED = "saved"  # it was loaded
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryChoice:
-    """Where all ranks go on, and who gives what to whom.
+    """Where all ranks continue, and which ranks give the state to which.
 
     Attributes:
-        step: the committed step that all ranks go on from.
-        sources: ranks that have its state in memory; empty unless ``kind`` is memory or fresh.
+        step: the committed step that all ranks continue from.
+        sources: ranks that have its state in memory; empty if it is lost or was loaded.
         receivers: all other ranks.
         adopt: the sources have finished this step and must take it as committed first.
-        kind: ``memory``; ``fresh``: no rank has a state, rank 0 gives its initial one;
-            ``lost``: there was one, and no memory can serve; ``saved``: it was loaded.
+        kind: where the state comes from.
         reason: why, for people.
         in_memory: what memory has, if it can serve; what is saved counts only if it is newer.
         term: the newest one that any rank knows of.
@@ -102,7 +110,7 @@ class RecoveryChoice:
     sources: tuple[int, ...]
     receivers: tuple[int, ...]
     adopt: bool
-    kind: Literal["memory", "fresh", "lost", "saved"]
+    kind: RecoveryKind
     reason: str
     in_memory: StateVersion | None = None
     term: int = 0
@@ -113,7 +121,7 @@ class RecoveryChoice:
 
 
 def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
-    """Decides whose memory all ranks would go on from, if nothing that is saved is newer.
+    """Decides whose memory all ranks would continue from, if nothing that is saved is newer.
 
     The newest term wins, and then the highest committed step. A finished step that no rank has
     committed counts only if no rank is clean at the one before it.
@@ -128,13 +136,15 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
     committed = [s.step for s in statuses if s.condition is not MemoryCondition.NEW]
     if not committed:
         why = "no rank has a state: rank 0 gives its own"
-        return RecoveryChoice(0, (0,), everybody[1:], False, "fresh", why)
+        return RecoveryChoice(0, (0,), everybody[1:], False, RecoveryKind.FRESH, why)
     terms, furthest = _terms(statuses), max(committed)
     term = max((terms[rank] for rank in everybody if statuses[rank].reach >= 0), default=-1)
     if term < 0:
         why = f"no rank is clean at step {furthest}"
-        return RecoveryChoice(0, (), everybody, False, "lost", why, None, max(terms), furthest)
-    # Who knows only of older terms was left out: the others have gone on since.
+        return RecoveryChoice(
+            0, (), everybody, False, RecoveryKind.LOST, why, None, max(terms), furthest
+        )
+    # A rank that knows only older terms was left out: the others have continued since.
     ranks = [r for r in everybody if terms[r] == term and statuses[r].condition is not _NEW]
     newest = max(statuses[rank].step for rank in ranks)
     if any(statuses[r].step == newest and statuses[r].condition is _CLEAN for r in ranks):
@@ -147,7 +157,7 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
             else f"no rank is clean at step {newest}, but step {step} is finished"
         )
     if step < furthest and newest < furthest:
-        why = f"{why}; step {furthest} is of an older term, which the job went on without"
+        why = f"{why}; step {furthest} is of an older term, which the job continued without"
     able = [rank for rank in ranks if statuses[rank].reach == step]
     clean = [rank for rank in able if statuses[rank].condition is _CLEAN]
     last = max(statuses[rank].round for rank in clean or able)
@@ -158,7 +168,7 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
         sources,
         receivers,
         adopt=not clean,
-        kind="memory",
+        kind=RecoveryKind.MEMORY,
         reason=why,
         in_memory=StateVersion(term, step),
         term=max(terms),
@@ -184,8 +194,8 @@ def _terms(statuses: Sequence[RankStatus]) -> list[int]:
     """The newest term that each memory belongs to; -1 for none.
 
     Ranks that were alike in a round are of one history, and so are those of later rounds: what any
-    of them knows of a term holds for all of them. Who has not heard of one was not there when
-    anything could be saved under it.
+    of them knows of a term holds for all of them. A rank that does not know a term was not there
+    when anything could be saved under it.
     """
     newest, of_round = 0, {}
     for s in sorted(statuses, key=lambda s: s.round):

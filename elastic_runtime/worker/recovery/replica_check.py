@@ -46,7 +46,7 @@ def refuse_sharded(parts: Sequence[StatePart]) -> None:
     Raises:
         UsageError: a parameter is a DTensor, or a module that of FSDP.
     """
-    # Nobody has made what is not even imported; importing it takes a while.
+    # What is not imported was not used; importing it takes a while.
     spread = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
     if not spread and not fsdp:

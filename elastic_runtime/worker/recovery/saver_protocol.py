@@ -21,7 +21,7 @@ class Saver(Protocol):
         """Saves and loads on these ranks from now on, until the next call."""
 
     def detach(self) -> None:
-        """Ends the use: ``elastic.run`` is over, and there are no groups any more."""
+        """Ends the use: ``elastic.run`` is over, and all groups have ended."""
 
     @property
     def saved_step(self) -> int:
@@ -66,4 +66,4 @@ class Saver(Protocol):
         """Saves the present state, on all ranks; with ``sync`` it is durable on return."""
 
     def wait(self) -> None:
-        """Waits for the save in the background, on all ranks, and raises if it fails for good."""
+        """Waits for the save in the background, on all ranks; raises if all tries have failed."""

@@ -25,6 +25,7 @@ from elastic_runtime.worker.recovery.recovery_source import (
     MemoryCondition,
     RankStatus,
     RecoveryChoice,
+    RecoveryKind,
     StateVersion,
     choose,
     may_be_behind,
@@ -105,7 +106,9 @@ def bring_together(
     group = _TransferGroup(wire, rank, world)
     statuses = _all_statuses(state, group, restorer, before)
     choice = choose(statuses)
-    asks = restorer is not None and (choice.kind != "memory" or may_be_behind(statuses))
+    asks = restorer is not None and (
+        choice.kind is not RecoveryKind.MEMORY or may_be_behind(statuses)
+    )
     while restorer is not None and asks:
         found = restorer.load(choice.in_memory)
         if found is not None:
@@ -132,7 +135,7 @@ def _from_saved(
         sources=tuple(range(len(statuses))),
         receivers=(),
         adopt=False,
-        kind="saved",
+        kind=RecoveryKind.SAVED,
         reason=f"{why}; step {found.step} of term {found.term} is the newest that is saved",
         in_memory=found,
         term=max(memory.term, found.term),
@@ -161,7 +164,7 @@ def _equalize(
     """Gives all ranks what the sources have."""
     receives = group.rank in choice.receivers
     if group.rank in choice.sources:
-        if choice.kind == "fresh":
+        if choice.kind is RecoveryKind.FRESH:
             state.remember_commit(0)
         elif choice.adopt:
             state.adopt()
@@ -174,7 +177,7 @@ def _equalize(
             state.load(meta, tensors, alike=choice.round if receives else None)
             if receives and restorer is not None:
                 restorer.received(choice)
-        except Exception as error:  # the others must hear of it before this rank fails
+        except Exception as error:  # the others must know it before this rank fails
             failure = error
         digests = _digests(None if failure else state, group)
         if failure is not None:
@@ -278,7 +281,7 @@ def _exchange(
     receives = group.rank in choice.receivers
     # Memory that is worth nothing can be received into; what is fresh on other ranks is no commit.
     worthless = state.rank_status().condition in (MemoryCondition.NEW, MemoryCondition.DIRTY)
-    in_place = receives and worthless and choice.kind == "memory"
+    in_place = receives and worthless and choice.kind is RecoveryKind.MEMORY
     meta: dict[str, Any] = {}
     tensors: list[torch.Tensor] = []
     problem = ""
@@ -309,7 +312,7 @@ def _exchange(
 def _receive_buffers(
     state: State, meta: dict[str, Any], *, receives: bool, in_place: bool
 ) -> list[torch.Tensor]:
-    """What this rank has, and room for what it has not."""
+    """What this rank has, and new tensors for what it has not."""
     forms = forms_of(meta)
     have: list[torch.Tensor | None] = [None] * len(forms)
     if in_place:
@@ -326,7 +329,7 @@ def _receive_buffers(
 
 
 def neighbours(choice: RecoveryChoice, rank: int) -> tuple[int | None, int | None]:
-    """From whom a rank receives and to whom it sends.
+    """From which rank a rank receives, and to which it sends.
 
     Args:
         choice: sources and receivers.
@@ -396,8 +399,8 @@ def _relay(messages: _Messages, wire: Any, before: int | None, after: int | None
     for tag, pieces in enumerate(messages.order):
         if before is not None:
             while asked < min(tag + _AHEAD, len(messages.order)):
-                room = messages.buffer(messages.order[asked])
-                coming.append((wire.recv([room], before, asked), room))
+                buffer = messages.buffer(messages.order[asked])
+                coming.append((wire.recv([buffer], before, asked), buffer))
                 asked += 1
             work, content = coming.popleft()
             work.wait()

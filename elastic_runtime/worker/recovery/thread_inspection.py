@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _COLLECTIVE = (
     os.path.join("torch", "distributed", ""),
     os.path.join("torch", "autograd", "graph.py"),
-    # Whoever waits for the GPU waits for what is queued there, and so for collectives.
+    # A thread that waits for the GPU waits for what is queued there, and so for collectives.
     os.path.join("torch", "cuda", ""),
     os.path.join("torch", "nn", "parallel", "distributed.py"),
     os.path.join("elastic_runtime", "worker", ""),

@@ -3,7 +3,7 @@
 On a GPU a collective is only queued when its call returns, and so is what follows it. The abort
 that releases a rank from a collective lets the queue run on, over gradients of which parts never
 came. So the host waits for the queue *before* it lets an optimizer add to it, and only then looks
-whether the round has been interrupted in the meantime: an interrupt says so before it aborts.
+whether the round has been interrupted in the meantime: an interrupt is noted before it aborts.
 
 On the CPU a collective that fails raises where it is called; nothing is waited for there.
 """
@@ -117,7 +117,7 @@ class _Cuda:
                     "only, or take State(shadow=True)"
                 )
             # The stream that is about to get the optimizer's kernels: what is queued on it has
-            # been made to wait for the collectives, by DDP or whoever called them.
+            # been made to wait for the collectives, by DDP or another caller.
             torch.cuda.current_stream(device).synchronize()
 
     def _devices_of(self, optimizer: torch.optim.Optimizer) -> list[torch.device]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.state.state_parts import StatePart
 
 # So often must a parameter have changed before its optimizer to be copied from then on: weights
-# that are loaded once in the middle of a training are no reason to keep a copy for ever.
+# that are loaded once in the middle of a training are no reason to keep a copy for the whole run.
 _HABIT = 2
 # For so many commits what no optimizer holds, but could be trained, is copied in any case: by
 # then it shows whether it is an average, and when it is updated.

@@ -19,13 +19,13 @@ class TensorCopies:
     def take(self, tensors: list[torch.Tensor]) -> None:
         """Copies these tensors, whatever was copied before."""
         tensors = [_core(tensor) for tensor in tensors]
-        room = self._kept
-        if len(room) != len(tensors) or not all(map(_same_form, room, tensors)):
-            room = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
-        self._live, self._kept = tensors, room
+        copies = self._kept
+        if len(copies) != len(tensors) or not all(map(_same_form, copies, tensors)):
+            copies = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
+        self._live, self._kept = tensors, copies
         if tensors:
             with torch.no_grad():
-                torch._foreach_copy_(room, tensors)
+                torch._foreach_copy_(copies, tensors)
 
     def give_back(self) -> None:
         """Writes the copies back into the tensors that they were taken of."""

@@ -310,7 +310,7 @@ class State:
             part.check(json_tensors.decode(meta["parts"][part.name], forms))
 
     def preallocate(self) -> None:
-        """Allocates memory for optimizer state that this rank may receive, while nobody waits.
+        """Allocates memory for optimizer state that this rank may receive, while no rank waits.
 
         The first access to fresh memory takes several times as long as later ones: all other ranks
         would wait for a new rank. See ``PreallocatedTensors``.
@@ -323,7 +323,7 @@ class State:
         )
 
     def drop_preallocated(self) -> None:
-        """Frees what ``preallocate`` has allocated and nobody needed."""
+        """Frees what ``preallocate`` has allocated and was not needed."""
         self._spare = PreallocatedTensors(())
 
     def tensor_for(self, form: TensorForm) -> torch.Tensor:

@@ -28,7 +28,7 @@ def _fresh_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A checkpointer without an agent listens to SIGTERM; the tests' own process must not."""
     monkeypatch.setattr(context, "_context", None)
     yield
-    context.context().withdraw_drain()
+    context.context().refuse_leave_requests()
 
 
 def sampler_of(size: int) -> elastic.ElasticBatchSampler:

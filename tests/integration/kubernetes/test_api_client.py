@@ -205,7 +205,7 @@ def test_a_watch_that_breaks(cluster: FakeCluster, forget: bool) -> None:
 def test_a_watch_that_is_silent_is_begun_anew(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_module, "_WATCH_SILENCE", 0.1)
+    monkeypatch.setattr(api_module, "WATCH_SILENCE_TIMEOUT", 0.1)
     broken: list[str] = []
 
     async def play() -> None:

@@ -25,7 +25,11 @@ from elastic_runtime.checkpoint.load import newest_state
 from elastic_runtime.checkpoint.storage import retention
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.recovery import recovery_source
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateVersion
+from elastic_runtime.worker.recovery.recovery_source import (
+    MemoryCondition,
+    RecoveryKind,
+    StateVersion,
+)
 from tests.model.in_place.parts import ModelStorage, Process, Save, Violation, process, steps_of
 
 if TYPE_CHECKING:
@@ -122,13 +126,15 @@ class Job:
         least = max([p.step for p in held], default=0)
         if newest is not None:
             least = max(least, newest.step)
-        asked = choice.kind != "memory" or recovery_source.may_be_behind(statuses)
+        asked = choice.kind is not RecoveryKind.MEMORY or recovery_source.may_be_behind(statuses)
         if asked:
             found = self.load(choice.in_memory, chosen)
             if found is not None:
                 self.finish(chosen, None, least)
                 return
-        if choice.kind == "lost" or (choice.kind == "fresh" and self.storage.whole):
+        if choice.kind is RecoveryKind.LOST or (
+            choice.kind is RecoveryKind.FRESH and self.storage.whole
+        ):
             if newest is not None:
                 raise Violation(f"lost, and {newest.name} is there")
             for one in chosen:

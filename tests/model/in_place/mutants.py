@@ -14,7 +14,11 @@ from elastic_runtime.checkpoint.save import save_term
 from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.storage.storage_contract import Storage
 from elastic_runtime.worker.recovery import recovery_source
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateVersion
+from elastic_runtime.worker.recovery.recovery_source import (
+    MemoryCondition,
+    RecoveryKind,
+    StateVersion,
+)
 from tests.model.in_place import job
 from tests.model.in_place.job import Job
 
@@ -175,7 +179,7 @@ def a_finished_step_goes_first(patch: pytest.MonkeyPatch) -> None:
             for s in statuses
         ]
         eager = original(finished)
-        return eager if eager.kind == "memory" else original(statuses)
+        return eager if eager.kind is RecoveryKind.MEMORY else original(statuses)
 
     patch.setattr(recovery_source, "choose", choose)
 
@@ -186,7 +190,7 @@ def sources_of_any_round(patch: pytest.MonkeyPatch) -> None:
 
     def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
         choice = original(statuses)
-        if choice.kind != "memory" or choice.adopt:
+        if choice.kind is not RecoveryKind.MEMORY or choice.adopt:
             return choice
         sources = tuple(
             rank

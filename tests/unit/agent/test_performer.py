@@ -10,7 +10,12 @@ from typing import Any, get_args
 import pytest
 
 from elastic_runtime.agent.lifecycle import lifecycle_types as actions
-from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState, LifecycleSettings, Step
+from elastic_runtime.agent.lifecycle.lifecycle_state import (
+    AgentState,
+    LifecycleSettings,
+    RoundFacts,
+    Step,
+)
 from elastic_runtime.agent.performer import AgentParts, Performer
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.errors import EXIT_LEFT
@@ -95,7 +100,7 @@ FORMED = [("snapshots", "admit", "s"), ("torch", "form_group", ROUND, 1, range(2
             actions.StartWorkers(ROUND, 1),
             [*FORMED, ("workers", "start", ROUND, 1), ("torch", "name_workers")],
         ),
-        (actions.BootWorkers((1,)), [("workers", "boot", ROUND, 0, (1,))]),
+        (actions.StartForNextRound((1,)), [("workers", "start_some", ROUND, 0, (1,))]),
         (
             actions.EnterRound(ROUND, 1, (1, 0)),
             [
@@ -123,7 +128,7 @@ def test_actions_are_performed_in_order_and_every_one_is_known() -> None:
     made = {
         actions.StartForkServer: actions.StartForkServer(),
         actions.StartWorkers: actions.StartWorkers(ROUND, 0),
-        actions.BootWorkers: actions.BootWorkers((0,)),
+        actions.StartForNextRound: actions.StartForNextRound((0,)),
         actions.EnterRound: actions.EnterRound(ROUND, 0, (0,)),
         actions.TellWorkers: actions.TellWorkers(Ask()),
         actions.StopWorkers: actions.StopWorkers(1.0),
@@ -179,16 +184,17 @@ def test_people_read_global_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drained", "accompanied", "message"),
+    ("left_at_step", "accompanied", "message"),
     [
         (False, False, "a has left"),
         (True, False, "a has left; step 9 is saved"),
-        (True, True, "a has left; step 9 is saved; other nodes may go on"),
+        (True, True, "a has left; step 9 is saved; other nodes may continue"),
     ],
 )
 def test_a_node_that_has_left_says_what_is_saved(
-    drained: bool, accompanied: bool, message: str
+    left_at_step: bool, accompanied: bool, message: str
 ) -> None:
     agent = Agent(accompanied=accompanied)
-    agent.perform(actions.Finish(EXIT_LEFT, "has left"), drained=drained)
+    facts = RoundFacts(left_at_step=left_at_step)
+    agent.perform(actions.Finish(EXIT_LEFT, "has left"), facts=facts)
     assert agent.performer.finish == actions.Finish(EXIT_LEFT, message)

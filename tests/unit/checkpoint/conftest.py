@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def _fresh_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(context, "_context", None)
     yield
-    context.context().withdraw_drain()
+    context.context().refuse_leave_requests()
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -160,10 +160,6 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
         (b'{"kind":"hello","rank":1,"round":2,"pid":3,"drains":true,"life":4,"shielded":true}\n'),
     ),
     (
-        messages.Drained(1, 2, 30),
-        (b'{"kind":"drained","rank":1,"round":2,"step":30}\n'),
-    ),
-    (
         messages.Note("step.first", 0, 1, {"step": 3, "why": ["ä", {"b": None}], "s": 0.1}),
         (
             b'{"kind":"note","name":"step.first","rank":0,"round":1,"fields":{"step":3,'
@@ -171,7 +167,7 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
         ),
     ),
     (
-        messages.Drain(2, "asked"),
+        messages.Leave(2, "asked"),
         (b'{"kind":"drain","round":2,"reason":"asked"}\n'),
     ),
     (

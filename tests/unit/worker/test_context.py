@@ -17,9 +17,8 @@ from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_PROGRESS,
     ENV_ROUND,
-    Drain,
-    Drained,
     Hello,
+    Leave,
     Message,
     Note,
     ProgressFile,
@@ -105,33 +104,35 @@ def test_the_first_word_is_hello(agent: FakeAgent, worker: WorkerContext) -> Non
     worker.note(CheckpointCommitted(10))
     assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=False)
     assert agent.hear() == Note(name="checkpoint.committed", rank=3, round=7, fields={"step": 10})
-    worker.offer_drain()
+    worker.accept_leave_requests()
     hello = Hello(rank=3, round=7, pid=os.getpid(), drains=True, shielded=True)
     assert agent.hear() == hello
-    worker.drained(12)
-    assert agent.hear() == Drained(rank=3, round=7, step=12)
-    worker.withdraw_drain()
+    worker.refuse_leave_requests()
     assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=False)
 
 
-def test_a_drain_is_heard_whatever_came_before(agent: FakeAgent, worker: WorkerContext) -> None:
-    worker.offer_drain()
+def test_a_leave_request_is_heard_whatever_came_before(
+    agent: FakeAgent, worker: WorkerContext
+) -> None:
+    worker.accept_leave_requests()
     agent.hear()
-    drain = Drain(round=7, reason="a node joins").encode()
-    agent.say(b"garbage\n{}\n" + Drain(round=6, reason="late").encode() + drain[:9])
-    assert not worker.drain.is_set()
-    agent.say(drain[9:])
-    assert worker.drain.wait(DEADLINE)
+    leave = Leave(round=7, reason="a node joins").encode()
+    agent.say(b"garbage\n{}\n" + Leave(round=6, reason="late").encode() + leave[:9])
+    assert not worker.leave_requested.is_set()
+    agent.say(leave[9:])
+    assert worker.leave_requested.wait(DEADLINE)
 
 
-def test_the_drain_of_another_round_is_not_for_us(agent: FakeAgent, worker: WorkerContext) -> None:
-    worker.offer_drain()
+def test_a_leave_request_for_another_round_is_ignored(
+    agent: FakeAgent, worker: WorkerContext
+) -> None:
+    worker.accept_leave_requests()
     agent.hear()
-    agent.say(Drain(round=6, reason="late").encode())
-    agent.say(Drain(round=8, reason="early").encode())
+    agent.say(Leave(round=6, reason="late").encode())
+    agent.say(Leave(round=8, reason="early").encode())
     agent.close()
     listener_has_ended()
-    assert not worker.drain.is_set()
+    assert not worker.leave_requested.is_set()
 
 
 def test_steps_are_published(worker: WorkerContext, tmp_path: Path) -> None:
@@ -145,21 +146,19 @@ def test_steps_are_published(worker: WorkerContext, tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_gone_disturbs_nobody(agent: FakeAgent, worker: WorkerContext) -> None:
-    worker.offer_drain()
+    worker.accept_leave_requests()
     agent.hear()
     agent.close()
     os.unlink(agent.path)
     for step in range(3):
         worker.note(CheckpointCommitted(step))
-    worker.drained(3)
-    assert not worker.drain.is_set()
+    assert not worker.leave_requested.is_set()
 
 
 def test_without_an_agent_nothing_is_needed(tmp_path: Path) -> None:
     context = WorkerContext({ENV_PROGRESS: str(tmp_path / "missing")})
     context.report_step(1)
     context.note(CheckpointCommitted(1))
-    context.drained(1)
     assert not context.has_agent
     assert (context.rank, context.round) == (0, 0)
 
@@ -168,11 +167,11 @@ _FORKS = """
 import multiprocessing, os, sys
 from elastic_runtime.events.round_events import StepFirst
 from elastic_runtime.worker.context import context
-context().offer_drain()
+context().accept_leave_requests()
 pid = os.fork()
 if pid == 0:
     context().note(StepFirst(1))
-    context().offer_drain()
+    context().accept_leave_requests()
     os._exit(0 if not context().has_agent else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 child = multiprocessing.get_context("spawn").Process(target=context)
@@ -194,9 +193,9 @@ _SIGNALS = """
 import os, signal, sys
 from elastic_runtime.system import repeated_signals
 from elastic_runtime.worker.context import context
-context().offer_drain()
+context().accept_leave_requests()
 os.kill(os.getpid(), signal.SIGTERM)
-assert context().drain.is_set()
+assert context().leave_requested.is_set()
 os.kill(os.getpid(), signal.SIGTERM)  # the same request once more
 repeated_signals.ONE_REQUEST = 0.0
 {then}
@@ -205,7 +204,7 @@ print("alive")
 
 
 @pytest.mark.parametrize(
-    "then", ["os.kill(os.getpid(), signal.SIGTERM)", "context().withdraw_drain()"]
+    "then", ["os.kill(os.getpid(), signal.SIGTERM)", "context().refuse_leave_requests()"]
 )
 def test_a_second_sigterm_and_one_that_no_step_honours_end_the_process(then: str) -> None:
     done = subprocess.run(
@@ -224,7 +223,7 @@ def test_a_handler_of_the_programs_own_is_left_alone() -> None:
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
-        WorkerContext({}).offer_drain()
+        WorkerContext({}).accept_leave_requests()
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)

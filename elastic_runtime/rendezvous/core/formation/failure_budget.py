@@ -29,8 +29,8 @@ from elastic_runtime.protocol.records import (
     FAILED,
     HANGS,
     KILLED,
+    LACKS_RESOURCES,
     LOST,
-    NO_ROOM,
     PLANNED,
     START,
     FaultReport,
@@ -188,7 +188,7 @@ def _made_progress(
     step = max(report.step for report in reports)
     if step >= 0 or budget.best_step >= 0:
         return step > budget.best_step
-    if cause.signature == NO_ROOM:
+    if cause.signature == LACKS_RESOURCES:
         return False  # however long the others have waited for the worker that never came
     lifetime = max(report.lifetime for report in reports)
     if lifetime >= (RUN_THAT_COUNTS_IF_KILLED if free else RUN_THAT_COUNTS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elastic_runtime.agent.lifecycle import lifecycle_step
+from elastic_runtime.agent.lifecycle import hang_detection, lifecycle_step
 from elastic_runtime.agent.lifecycle.fault_classification import WITH_SERVER
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
     AgentState,
@@ -22,6 +22,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 from elastic_runtime.protocol.messages import (
     Dismiss,
     Heard,
+    Hello,
     Left,
     Ready,
     Returned,
@@ -52,7 +53,10 @@ class InPlaceAgent:
         self.now = 100.0
 
     def take(self, event: Any) -> list[Any]:
-        step = lifecycle_step.step(self.state, event, self.now)
+        if isinstance(event, hang_detection.Finding):
+            step = hang_detection.act_on(self.state, event, self.now)
+        else:
+            step = lifecycle_step.step(self.state, event, self.now)
         self.state, self.actions = step.state, step.actions
         return list(step.actions)
 
@@ -98,6 +102,10 @@ def left(
 ) -> WorkerSaid:
     reason = "the connection to a peer is lost"
     return WorkerSaid(local_rank, Left(number, 7, planned, reason, released))
+
+
+def hello(number: int, local_rank: int, can: bool = True) -> WorkerSaid:
+    return WorkerSaid(local_rank, Hello(local_rank, number, 1, drains=can))
 
 
 def ready(local_rank: int) -> WorkerSaid:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from elastic_runtime.agent.lifecycle.hang_detection import (
+    NoStepExpected,
+    StepOverdue,
+    StepProgress,
+)
+from elastic_runtime.agent.lifecycle.lifecycle_state import Phase
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Alarm,
     KillWorkers,
     LeaveRequested,
-    NoStepExpected,
+    ProgressSeen,
     SetAlarm,
-    StepOverdue,
     TellPeople,
     TellWorkers,
     WorkerSaid,
 )
-from elastic_runtime.events.round_events import RoundWaits
+from elastic_runtime.events.round_events import RoundWaits, StepNone
 from elastic_runtime.events.worker_events import WorkerStuck
+from elastic_runtime.limits import LONG_FIRST_STEP
 from elastic_runtime.protocol.messages import HANG, Ask, Interrupt
 from elastic_runtime.protocol.records import CUT_OFF, LOST
 from elastic_runtime.rendezvous.core.events import LeftRound, LookForMembers
@@ -261,3 +267,41 @@ def test_who_does_not_reach_the_others_leaves_the_round_and_nothing_is_counted()
     fault = agent.said(LeftRound)[0].fault
     assert (fault.kind, fault.signature, fault.consequence) == (LOST, CUT_OFF, True)
     assert fault.reason.endswith("does not reach c")
+
+
+def _without_step(seconds: float, *, messages_wait: bool = False) -> InPlaceAgent:
+    """Workers are in ``train`` for so long, and their agent looks twice."""
+    agent = InPlaceAgent().in_round()
+    progress = StepProgress(expected=agent.now, in_train=True)
+    agent.take(ProgressSeen(progress))
+    assert not agent.actions
+    agent.now += seconds
+    agent.take(ProgressSeen(progress, messages_wait))
+    return agent
+
+
+def test_the_progress_of_workers_is_measured_from_look_to_look() -> None:
+    assert not _without_step(LONG_FIRST_STEP - 1.0).actions
+    agent = _without_step(LONG_FIRST_STEP + 1.0)
+    assert agent.asked(TellPeople) == [TellPeople(StepNone(61))]
+    agent.take(ProgressSeen(StepProgress(expected=100.0, in_train=True)))
+    assert not agent.actions, "it is reported once"
+
+
+def test_nothing_is_concluded_before_all_messages_of_workers_are_read() -> None:
+    agent = _without_step(LONG_FIRST_STEP + 1.0, messages_wait=True)
+    assert not agent.actions
+    agent.take(ProgressSeen(StepProgress(expected=100.0, in_train=True)))
+    assert agent.asked(TellPeople)
+
+
+def test_workers_that_are_being_stopped_do_not_hang() -> None:
+    agent = InPlaceAgent().in_round()
+    agent.take(LeaveRequested(15))
+    agent.now += 1.0 + agent.state.settings.timeouts.grace
+    agent.take(LeaveRequested(15))
+    assert agent.state.phase is Phase.STOPPING
+    for _ in range(2):
+        agent.take(ProgressSeen(StepProgress(expected=100.0, in_train=True)))
+        assert not agent.actions
+        agent.now += 10 * LONG_FIRST_STEP

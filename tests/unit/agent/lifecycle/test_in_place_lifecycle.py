@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic_runtime.agent.lifecycle.hang_detection import StepOverdue
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
     Phase,
     WorkerPhase,
 )
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
-    BootWorkers,
     EnterRound,
     Finish,
     ForkServerExited,
     ForkServerReady,
     HostStore,
     StartForkServer,
+    StartForNextRound,
     StartWorkers,
-    StepOverdue,
     StopWorkers,
     TellPeople,
     WorkerExited,
@@ -29,7 +29,7 @@ from elastic_runtime.protocol.messages import (
 )
 from elastic_runtime.protocol.records import (
     KILLED,
-    NO_ROOM,
+    LACKS_RESOURCES,
     START,
     FaultReport,
 )
@@ -75,7 +75,7 @@ def test_a_killed_worker_is_replaced_while_the_other_goes_on() -> None:
     agent = InPlaceAgent().in_round()
     agent.take(killed(1, 0))
     assert agent.told(Interrupt)[0].local_ranks == (1,)
-    assert agent.asked(BootWorkers) == [BootWorkers((0,))]
+    assert agent.asked(StartForNextRound) == [StartForNextRound((0,))]
     assert not agent.said(LeftRound)
     agent.take(left(1, 1))
     (said,) = agent.said(LeftRound)
@@ -110,7 +110,7 @@ def test_a_node_whose_only_worker_died_stays_out_until_it_is_replaced() -> None:
         agent.take(event)
     agent.take(killed(1, 0))
     assert agent.said(LeftRound)[0].workers == 0
-    assert agent.asked(BootWorkers) == [BootWorkers((0,))]
+    assert agent.asked(StartForNextRound) == [StartForNextRound((0,))]
     agent.take(ready(0))
     assert agent.said(WorkersAvailable) == [WorkersAvailable(1)]
 
@@ -130,7 +130,7 @@ def test_a_new_node_has_its_workers_ready_before_it_asks_in() -> None:
     agent.take(ForkServerReady())
     assert agent.said(Join)
     agent.take(Prepare())
-    assert agent.asked(BootWorkers) == [BootWorkers((0, 1))]
+    assert agent.asked(StartForNextRound) == [StartForNextRound((0, 1))]
     agent.take(ready(0))
     agent.take(ready(1))
     assert agent.said(WorkersAvailable) == [WorkersAvailable(2)]
@@ -155,7 +155,7 @@ def test_a_failure_after_the_end_of_training_starts_all_anew() -> None:
     agent.take(WorkerExited(1, 0, 0))
     agent.take(killed(1, 1))
     assert agent.said(LeftRound)[0].workers == 0
-    assert agent.asked(BootWorkers) == [BootWorkers((0, 1))]
+    assert agent.asked(StartForNextRound) == [StartForNextRound((0, 1))]
 
 
 def test_a_peer_on_the_same_node_that_dies_late_spoils_the_end() -> None:
@@ -167,7 +167,7 @@ def test_a_peer_on_the_same_node_that_dies_late_spoils_the_end() -> None:
     agent.take(killed(1, 1))  # its replacement was told to stop as well
     assert not agent.said(Done)
     assert agent.said(LeftRound)[0].fault.kind == KILLED
-    assert agent.asked(BootWorkers) == [BootWorkers((0, 1))]
+    assert agent.asked(StartForNextRound) == [StartForNextRound((0, 1))]
 
 
 def test_a_node_that_started_anew_hears_of_the_next_break_as_well() -> None:
@@ -199,7 +199,7 @@ def test_a_replacement_that_never_comes_to_run_ends_the_node() -> None:
     agent.take(sealed(2, workers=1))
     agent.take(killed(1, 0))
     agent.take(killed(1, 0))
-    assert agent.asked(BootWorkers)
+    assert agent.asked(StartForNextRound)
     agent.take(killed(1, 0))
     assert agent.asked(StopWorkers)
     agent.take(WorkerExited(2, 1, -15))
@@ -225,14 +225,14 @@ def test_a_node_whose_fork_server_died_leaves_at_once_and_comes_back_when_it_has
     agent.take(with_server(1, 0))
     agent.take(with_server(1, 1))
     assert agent.said(LeftRound)[0].workers == 0
-    assert agent.state.ranks_in(WorkerPhase.BOOTING) == (0, 1)
+    assert agent.state.ranks_in(WorkerPhase.STARTING) == (0, 1)
     agent.take(ForkServerExited("signal 9"))
     assert agent.asked(StartForkServer)
     # That the next ones end as well, each time, is no failure of the script's start.
     for _ in range(2):
         for local_rank in (0, 1):
             agent.take(with_server(1, local_rank))
-            assert agent.asked(BootWorkers) == [BootWorkers((local_rank,))]
+            assert agent.asked(StartForNextRound) == [StartForNextRound((local_rank,))]
         agent.take(ForkServerExited("signal 9"))
     agent.take(ForkServerReady())
     agent.take(ready(0))
@@ -242,7 +242,7 @@ def test_a_node_whose_fork_server_died_leaves_at_once_and_comes_back_when_it_has
 
 def refused(number: int, local_rank: int) -> WorkerExited:
     reason = f"worker {local_rank} cannot be started: this machine lacks the resources for it"
-    fault = FaultReport(number, START, reason, signature=NO_ROOM)
+    fault = FaultReport(number, START, reason, signature=LACKS_RESOURCES)
     return WorkerExited(number, local_rank, 127, fault=fault)
 
 
@@ -253,7 +253,7 @@ def test_a_replacement_that_has_no_room_ends_no_survivor() -> None:
     agent.take(sealed(2, workers=1))
     for _ in range(5):
         agent.take(refused(2, 1))
-        assert agent.asked(BootWorkers) == [BootWorkers((1,))]
+        assert agent.asked(StartForNextRound) == [StartForNextRound((1,))]
         assert not agent.asked(Finish)
     assert agent.state.ranks_in(WorkerPhase.IN_ROUND) == (0,)
     agent.take(returned(0, 2))

@@ -9,8 +9,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
 )
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Alarm,
-    BootWorkers,
     ForkServerReady,
+    StartForNextRound,
     StopWorkers,
     WorkerExited,
 )
@@ -63,7 +63,7 @@ def test_an_excluded_node_asks_in_again_with_the_same_processes() -> None:
     agent.take(left(1, 0))
     agent.take(left(1, 1))
     assert agent.said(Join) == [Join(workers=2)]
-    assert not agent.asked(BootWorkers)
+    assert not agent.asked(StartForNextRound)
 
 
 def test_a_worker_that_returns_from_a_broken_round_does_not_end_it_well() -> None:
@@ -77,7 +77,7 @@ def test_a_worker_that_returns_from_a_broken_round_does_not_end_it_well() -> Non
     agent.take(WorkerExited(1, 0, 0))
     assert not agent.said(Done)
     assert agent.said(LeftRound)[0].stays
-    assert agent.asked(BootWorkers) == [BootWorkers((0,))]
+    assert agent.asked(StartForNextRound) == [StartForNextRound((0,))]
 
 
 def test_a_round_is_not_left_while_a_worker_that_has_returned_still_runs() -> None:

@@ -28,7 +28,7 @@ from elastic_runtime.protocol.records import (
     KILLED,
     PLANNED,
 )
-from elastic_runtime.rendezvous.core.events import DrainNode, Goodbye, Join, LeftRound
+from elastic_runtime.rendezvous.core.events import Goodbye, Join, Leaving, LeftRound
 from elastic_runtime.rendezvous.core.notices import (
     Excluded,
     Fenced,
@@ -51,7 +51,7 @@ def test_the_workers_get_the_signal_that_asked_the_node() -> None:
 
 
 @pytest.mark.parametrize(("signum", "told"), [(signal.SIGUSR1, True), (15, False), (2, False)])
-def test_a_script_that_drains_hears_of_signals_of_its_own(signum: int, told: bool) -> None:
+def test_a_script_that_leaves_by_itself_gets_its_own_signals(signum: int, told: bool) -> None:
     walk = running(hello(1, 0), hello(1, 1), LeaveRequested(signum))
     assert walk.one(TellWorkers)
     assert walk.none(ForwardSignal) != told
@@ -92,10 +92,10 @@ def test_a_planned_change_gives_plain_scripts_the_grace() -> None:
 
 def test_a_planned_change_lets_workers_with_a_checkpointer_choose_the_step() -> None:
     walk = running(hello(1, 0), hello(1, 1), Switch(1, False, "node c joins"))
-    assert walk.one(TellWorkers).message == messages.Drain(1, "node c joins")
+    assert walk.one(TellWorkers).message == messages.Leave(1, "node c joins")
     assert walk.none(StopWorkers)
     assert walk.one(SetAlarm).at == 130.0
-    walk.play(WorkerExited(1, 0, 79, drained=True), WorkerExited(1, 1, 79, drained=True))
+    walk.play(WorkerExited(1, 0, 79, left_at_step=True), WorkerExited(1, 1, 79, left_at_step=True))
     assert walk.said(LeftRound).fault.kind == PLANNED
     assert walk.state.phase is Phase.WAITING
 
@@ -112,7 +112,7 @@ def test_workers_that_do_not_leave_in_time_are_ended() -> None:
     assert walk.one(StopWorkers).grace == SETTINGS.timeouts.broken_grace
 
 
-def test_a_round_that_breaks_while_it_is_drained_is_ended_at_once() -> None:
+def test_a_round_that_breaks_while_its_workers_leave_is_ended_at_once() -> None:
     walk = running(hello(1, 0), hello(1, 1), Switch(1, False, "x"))
     walk.play(Switch(1, True, "node b lost"))
     assert walk.one(StopWorkers).grace == SETTINGS.timeouts.broken_grace
@@ -124,11 +124,11 @@ def test_a_failure_elsewhere_brings_a_done_node_back() -> None:
     assert walk.state.phase is Phase.WAITING
 
 
-def test_asked_to_leave_a_node_drains_says_goodbye_and_ends() -> None:
+def test_a_node_that_is_asked_to_leave_says_goodbye_and_ends() -> None:
     walk = running(hello(1, 0), hello(1, 1), LeaveRequested(signal.SIGTERM))
-    assert walk.said(DrainNode)
+    assert walk.said(Leaving)
     assert walk.one(TellWorkers)
-    walk.play(WorkerExited(1, 0, 79, drained=True), WorkerExited(1, 1, 79, drained=True))
+    walk.play(WorkerExited(1, 0, 79, left_at_step=True), WorkerExited(1, 1, 79, left_at_step=True))
     left = walk.said(LeftRound)
     assert (left.stays, left.fault.kind) == (False, ASKED)
     assert walk.said(Goodbye)

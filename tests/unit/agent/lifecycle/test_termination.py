@@ -13,11 +13,11 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     StopWorkers,
     WorkerExited,
 )
-from elastic_runtime.agent.lifecycle.termination import departure_message
+from elastic_runtime.agent.lifecycle.termination import leave_message
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED
 from elastic_runtime.protocol.records import (
     ASKED,
-    NO_ROOM,
+    LACKS_RESOURCES,
     START,
     FaultReport,
     OutcomeRecord,
@@ -66,7 +66,7 @@ def test_the_end_of_the_job_ends_the_agent_with_its_code() -> None:
 
 
 def test_a_node_without_room_for_its_workers_leaves_and_says_why() -> None:
-    fault = FaultReport(1, START, "worker 0 cannot be started: no room", signature=NO_ROOM)
+    fault = FaultReport(1, START, "worker 0 cannot be started: no room", signature=LACKS_RESOURCES)
     walk = running(WorkerExited(1, 0, 127, fault=fault))
     assert walk.one(StopWorkers)
     walk.play(ended_by_us(1))
@@ -81,10 +81,10 @@ def test_a_node_without_room_for_its_workers_leaves_and_says_why() -> None:
     [
         (-1, False, "node1 left on request"),
         (0, False, "node1 left on request; step 0 is saved"),
-        (7, True, "node1 left on request; step 7 is saved; other nodes may go on"),
+        (7, True, "node1 left on request; step 7 is saved; other nodes may continue"),
     ],
 )
 def test_a_node_that_leaves_says_of_others_what_it_knows(
     saved: int, accompanied: bool, words: str
 ) -> None:
-    assert departure_message("left on request", "node1", saved, accompanied) == words
+    assert leave_message("left on request", "node1", saved, accompanied) == words

@@ -52,7 +52,7 @@ SEALED = RoundSealed(3, workers=4, nodes=2, restarts=RESTARTS)
 def test_what_the_agent_says(free_port: int) -> None:
     events: list[Event] = []
     with Meter(CONFIG.with_(metrics_port=free_port), events.append) as meter:
-        assert get(free_port, "/healthz") == (200, "the agent lives\n")
+        assert get(free_port, "/healthz") == (200, "the agent is alive\n")
         assert get(free_port, "/readyz") == (503, "this node is in no round\n")
         meter.emit(SEALED)
         now = time.monotonic()
@@ -88,7 +88,7 @@ def test_an_agent_whose_loop_hangs_says_so(free_port: int, monkeypatch: pytest.M
         meter.watch(LoopTurned(step=-1, count=0, moment=0.0))
         monkeypatch.setattr("elastic_runtime.agent.metrics.metrics_fold.HANGING_AGENT", -1.0)
         status, text = get(free_port, "/healthz")
-        assert (status, text) == (503, "the agent's loop has not turned for 0 s\n")
+        assert (status, text) == (503, "the agent's main loop has not run for 0 s\n")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_earliest_end_counts_and_each_overdue_worker_is_named_once() -> None
 def test_only_starts_that_were_refused_and_not_sent_again_are_tried_again() -> None:
     roster = Roster()
     refused, sent, _waits = (_add(roster, local_rank) for local_rank in range(3))
-    refused.retry = sent.retry = StartRetry(since=0.0, pause=1.0, again=1.0)
+    refused.retry = sent.retry = StartRetry(since=0.0, refusals=1, again=1.0)
     sent.sent = True
     assert roster.refused() == [(refused, refused.retry)]
 

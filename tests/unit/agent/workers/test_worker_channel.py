@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.agent.workers.worker_channel import Channel
-from elastic_runtime.protocol.messages import ENV_CHANNEL, ENV_LIFE, Dismiss, Hello, Message, Ready
+from elastic_runtime.protocol.messages import (
+    ENV_CHANNEL,
+    ENV_SERIAL,
+    Dismiss,
+    Hello,
+    Message,
+    Ready,
+)
 from elastic_runtime.worker.context import WorkerContext
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ class End:
     def worker(self, life: int) -> queue.SimpleQueue[Message]:
         """Has a worker say hello; what it is told."""
         told: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        worker = WorkerContext({ENV_CHANNEL: self.channel.path, ENV_LIFE: str(life)})
+        worker = WorkerContext({ENV_CHANNEL: self.channel.path, ENV_SERIAL: str(life)})
         worker.listen(told.put)
         worker.tell(Hello(rank=0, round=0, pid=os.getpid(), drains=False, life=life))
         self._workers.append(worker)

@@ -25,7 +25,7 @@ from elastic_runtime.errors import (
 )
 from elastic_runtime.events import Event
 from elastic_runtime.events.checkpoint_events import CheckpointUnreachable
-from elastic_runtime.protocol.messages import EXIT_DRAINED
+from elastic_runtime.protocol.messages import EXIT_WORKER_LEFT
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
 if TYPE_CHECKING:
@@ -442,7 +442,7 @@ def test_a_job_that_is_asked_to_leave_does_not_wait_for_a_store(
     monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
 
     def leave() -> None:
-        raise SystemExit(EXIT_DRAINED)
+        raise SystemExit(EXIT_WORKER_LEFT)
 
     with pytest.raises(SystemExit):
         open_storage("flaky://bucket/run", of_a_job(lambda name, **fields: None, leave)).names()

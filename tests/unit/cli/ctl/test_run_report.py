@@ -48,8 +48,8 @@ def test_who_does_not_reach_whom_is_shown() -> None:
 def test_the_roles_of_nodes() -> None:
     vanished = replace(RUNNING, nodes={"a1": A})
     assert _roles(vanished)[1] == ("b", "silent", "2")
-    drained = replace(RUNNING, nodes={"a1": A, "b1": replace(B, status="draining")})
-    assert _roles(drained)[1] == ("b", "draining", "2")
+    leaving = replace(RUNNING, nodes={"a1": A, "b1": replace(B, status="draining")})
+    assert _roles(leaving)[1] == ("b", "leaving", "2")
     done = replace(RUNNING, nodes={"a1": A, "b1": replace(B, status="done")})
     assert _roles(done)[1] == ("b", "done", "2")
     back = replace(RUNNING, nodes={"a1": A, "b1": replace(B, left=3)})

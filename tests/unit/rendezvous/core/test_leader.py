@@ -9,10 +9,10 @@ import pytest
 from elastic_runtime.protocol.records import (
     ASKED,
     DONE,
-    DRAINING,
     FAILED,
     GONE,
     JOB,
+    LEAVING,
     OUTCOME,
     ROUND,
     START,
@@ -326,7 +326,7 @@ def test_leaving_as_planned_breaks_nothing(fault: FaultReport | None, escalates:
 def test_a_member_that_went_before_it_was_in_the_round_breaks_a_planned_change_of_it() -> None:
     gone = replace(back("b", 2), status=GONE)
     tested = NodeUnderTest().sees(
-        job(1, 2), sealed(3, "a", "b"), switch(3, broken=False), node("a", status=DRAINING), gone
+        job(1, 2), sealed(3, "a", "b"), switch(3, broken=False), node("a", status=LEAVING), gone
     )
     order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
@@ -335,7 +335,7 @@ def test_a_member_that_went_before_it_was_in_the_round_breaks_a_planned_change_o
 
 def test_a_node_that_drains_is_a_planned_change() -> None:
     tested = NodeUnderTest().sees(
-        job(1, 2), sealed(3, "a", "b"), node("a"), node("b", status=DRAINING)
+        job(1, 2), sealed(3, "a", "b"), node("a"), node("b", status=LEAVING)
     )
     order = tested.written(SwitchRecord, SWITCH)
     assert order is not None

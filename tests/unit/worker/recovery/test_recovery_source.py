@@ -73,7 +73,12 @@ def ranks(words: str) -> list[RankStatus]:
 )
 def test_rules(where: str, kind: str, step: int, sources: tuple[int, ...], adopt: bool) -> None:
     choice = choose(ranks(where))
-    assert (choice.kind, choice.step, choice.sources, choice.adopt) == (kind, step, sources, adopt)
+    assert (choice.kind.value, choice.step, choice.sources, choice.adopt) == (
+        kind,
+        step,
+        sources,
+        adopt,
+    )
     assert choice.reason
     assert (choice.in_memory is None) == (kind != "memory")
 
@@ -121,7 +126,7 @@ def test_a_clean_commit_of_the_newest_term_is_never_lost(where: list[RankStatus]
 @given(statuses)
 def test_never_goes_beyond_what_somebody_holds(where: list[RankStatus]) -> None:
     choice = choose(where)
-    if choice.kind == "memory":
+    if choice.kind.value == "memory":
         committed = max(s.step for s in where if s.condition is not NEW)
         assert choice.step <= committed + choice.adopt
         condition = FINISHED if choice.adopt else CLEAN
@@ -152,7 +157,7 @@ def test_the_order_of_ranks_changes_nothing_but_the_names(
         other.adopt,
         other.reason,
     )
-    if one.kind == "memory":
+    if one.kind.value == "memory":
         assert len(one.sources) == len(other.sources)
 
 

@@ -122,7 +122,7 @@ def test_all_get_exactly_what_the_furthest_committed(
 ) -> None:
     results = values(run_ranks(len(words.split()), meet, *words.split()))
     for choice, status, *_ in results:
-        assert (choice.kind, choice.sources) == ("memory", sources)
+        assert (choice.kind.value, choice.sources) == ("memory", sources)
         assert status == RankStatus(step, MemoryCondition.CLEAN)
     (after,) = {after for _, _, _, after, _ in results}
     if not choice.adopt:
@@ -139,7 +139,7 @@ def test_without_any_state_all_get_that_of_rank_0() -> None:
     results = values(run_ranks(3, fresh))
     assert len({after for _, _, after in results}) == 1
     assert results[0][1] == results[0][2] != results[1][1]
-    assert {choice.kind for choice, _, _ in results} == {"fresh"}
+    assert {choice.kind.value for choice, _, _ in results} == {"fresh"}
 
 
 def fresh() -> tuple[RecoveryChoice, str, str]:
@@ -154,7 +154,7 @@ def fresh() -> tuple[RecoveryChoice, str, str]:
 )
 def test_what_only_the_checkpoint_has_is_loaded(words: str, kind: str, step: int) -> None:
     for choice, status, asked, *_ in values(run_ranks(2, ask, *words.split())):
-        assert (choice.kind, choice.step) == (kind, step)
+        assert (choice.kind.value, choice.step) == (kind, step)
         assert status == RankStatus(step, MemoryCondition.CLEAN)
         assert asked == [choice.in_memory if kind == "memory" else asked[0]]
 
@@ -178,7 +178,7 @@ def ask(*words: str) -> tuple[RecoveryChoice, RankStatus, list[StateVersion | No
 
 def test_memory_serves_if_nothing_newer_can_be_loaded() -> None:
     first, second = values(run_ranks(2, ask_in_vain))
-    assert first[0].kind == "memory"
+    assert first[0].kind.value == "memory"
     assert first[1:] == second[1:] == (RankStatus(3, MemoryCondition.CLEAN), [StateVersion(0, 3)])
 
 
@@ -192,7 +192,7 @@ def ask_in_vain() -> tuple[RecoveryChoice, RankStatus, list[StateVersion | None]
 
 def test_what_was_damaged_while_it_was_loaded_leaves_no_memory() -> None:
     for choice, asked in values(run_ranks(2, lose_all)):
-        assert choice.kind == "lost"
+        assert choice.kind.value == "lost"
         assert asked == [StateVersion(0, 3), None]
 
 
@@ -210,7 +210,7 @@ def lose_all() -> tuple[RecoveryChoice, list[StateVersion | None]]:
 
 def test_a_newcomer_asks_nothing_if_another_rank_was_there() -> None:
     for choice, status in values(run_ranks(2, join)):
-        assert (choice.kind, choice.sources) == ("memory", (0,))
+        assert (choice.kind.value, choice.sources) == ("memory", (0,))
         assert status.step == 2
 
 
@@ -245,7 +245,7 @@ def test_whoever_was_there_in_the_last_round_needs_not_ask() -> None:
         raise AssertionError("asked in vain")
 
     choice = bring_together(job.state, None, 0, 1, Restorer(1, StateVersion(1, 0), load), before=6)
-    assert (choice.kind, choice.in_memory) == ("memory", StateVersion(1, 2))
+    assert (choice.kind.value, choice.in_memory) == ("memory", StateVersion(1, 2))
 
 
 def test_what_may_differ_between_sources_is_that_of_the_first() -> None:
@@ -358,7 +358,7 @@ def test_one_rank_alone_keeps_its_commit() -> None:
     before = job.values()
     job.forward()
     choice = bring_together(job.state, None, 0, 1)
-    assert (choice.kind, choice.step) == ("memory", 2)
+    assert (choice.kind.value, choice.step) == ("memory", 2)
     assert job.values() == before
 
 

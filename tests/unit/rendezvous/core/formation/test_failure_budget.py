@@ -13,8 +13,8 @@ from elastic_runtime.protocol.records import (
     ASKED,
     FAILED,
     KILLED,
+    LACKS_RESOURCES,
     LOST,
-    NO_ROOM,
     PLANNED,
     START,
     FaultReport,
@@ -93,7 +93,7 @@ def test_progress_of_a_script_that_reports_no_steps(
 
 
 def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
-    refused = _fault(START, signature=NO_ROOM, lifetime=200.0)
+    refused = _fault(START, signature=LACKS_RESOURCES, lifetime=200.0)
     budget = Budget()
     for _ in range(MAX_FRUITLESS_ROUNDS - 1):
         verdict = assess(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)

@@ -9,10 +9,10 @@ import pytest
 
 from elastic_runtime.protocol.records import (
     DONE,
-    DRAINING,
     GONE,
     IN,
     JOB,
+    LEAVING,
     ROUND,
     FaultReport,
     JobRecord,
@@ -24,8 +24,8 @@ from elastic_runtime.rendezvous.core.events import (
     SILENT,
     Applied,
     Done,
-    DrainNode,
     Goodbye,
+    Leaving,
     LeftRound,
     NewNode,
     Probed,
@@ -107,7 +107,7 @@ def test_what_the_agent_says_is_written() -> None:
     assert written == node(
         "b", incarnation=LIFE, left=3, rank=1, fault=fault, step=12, store_port=77
     )
-    drained = own_record(member().feed(DrainNode()))
+    drained = own_record(member().feed(Leaving()))
     assert drained is not None
     assert drained.status == "draining"
 
@@ -309,7 +309,7 @@ def test_a_spare_that_came_back_too_late_does_not_begin_the_job_again() -> None:
     assert tested.sees(job(1, 1), sealed(3, "a"), OUTCOME, back("a", 0), wide=False).told(Ended)
 
 
-@pytest.mark.parametrize(("status", "goes_on"), [(IN, True), (DRAINING, False), (GONE, False)])
+@pytest.mark.parametrize(("status", "goes_on"), [(IN, True), (LEAVING, False), (GONE, False)])
 def test_who_leaves_knows_of_others_that_go_on(status: str, goes_on: bool) -> None:
     tested = NodeUnderTest().sees(job(), node("a"), node("b", status=status), sealed(1, "a", "b"))
     assert accompanied(tested.state) is goes_on

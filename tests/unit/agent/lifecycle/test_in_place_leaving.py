@@ -9,13 +9,13 @@ import pytest
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Alarm,
-    BootWorkers,
     EnterRound,
     Finish,
     ForkServerReady,
     ForwardSignal,
     LeaveRequested,
     SetAlarm,
+    StartForNextRound,
     StopWorkers,
     TellWorkers,
     WorkerExited,
@@ -24,9 +24,10 @@ from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.protocol.messages import (
     Change,
     Dismiss,
+    Leave,
 )
 from elastic_runtime.rendezvous.core.events import (
-    DrainNode,
+    Leaving,
     LeftRound,
 )
 from elastic_runtime.rendezvous.core.notices import (
@@ -37,9 +38,11 @@ from elastic_runtime.rendezvous.core.notices import (
 )
 from tests.unit.agent.lifecycle.in_place_agent import (
     InPlaceAgent,
+    hello,
     killed,
     left,
     ready,
+    returned,
     sealed,
 )
 
@@ -53,8 +56,8 @@ def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step() -> None:
     (said,) = agent.said(LeftRound)
     assert not said.stays
     assert agent.told(Dismiss)
-    agent.take(WorkerExited(1, 0, 79, drained=True))
-    agent.take(WorkerExited(1, 1, 79, drained=True))
+    agent.take(WorkerExited(1, 0, 79, left_at_step=True))
+    agent.take(WorkerExited(1, 1, 79, left_at_step=True))
     assert agent.asked(Finish)[0].exit_code == EXIT_LEFT
 
 
@@ -79,7 +82,7 @@ def test_the_last_node_saves_what_only_it_remembers_before_it_leaves() -> None:
     assert agent.saves() == 0
     assert not agent.asked(Finish)
     agent.take(WorkerExited(1, 1, 0))
-    agent.take(WorkerExited(1, 0, 79, drained=True))
+    agent.take(WorkerExited(1, 0, 79, left_at_step=True))
     (finish,) = agent.asked(Finish)
     assert (finish.exit_code, finish.message) == (EXIT_LEFT, "stopped on request")
 
@@ -89,7 +92,7 @@ def _goes_by_way_of_round_2(agent: InPlaceAgent) -> None:
     assert not agent.told(Dismiss)
     agent.take(sealed(2))
     assert agent.asked(EnterRound)
-    assert agent.said(DrainNode)
+    assert agent.said(Leaving)
     assert agent.told(Change) == [TellWorkers(Change(2, "this node was asked to leave", goes=True))]
     for local_rank in (0, 1):
         agent.take(left(2, local_rank, planned=True))
@@ -100,7 +103,7 @@ def _goes_by_way_of_round_2(agent: InPlaceAgent) -> None:
 def test_a_node_that_is_asked_between_two_rounds_goes_by_way_of_the_next_one() -> None:
     agent = _between_rounds()
     agent.take(LeaveRequested(15, alone=False))
-    assert not agent.said(DrainNode)  # only who stays in is in the next round
+    assert not agent.said(Leaving)  # only who stays in is in the next round
     _goes_by_way_of_round_2(agent)
 
 
@@ -136,7 +139,7 @@ def test_a_node_that_was_asked_in_a_round_that_breaks_leaves_by_way_of_the_next_
     _breaks_after_it_was_asked(agent, *remember)
     (said,) = agent.said(LeftRound)
     assert (said.stays, said.workers) == (True, len(remember))
-    assert not agent.asked(BootWorkers)
+    assert not agent.asked(StartForNextRound)
     agent.take(sealed(2, workers=len(remember)))
     assert agent.told(Change)[0].message.goes
     for local_rank in remember:
@@ -252,7 +255,7 @@ def test_a_node_leaves_although_its_workers_were_started_for_an_earlier_round() 
     for local_rank in (0, 1):
         agent.take(left(2, local_rank, planned=True))
     for local_rank in (0, 1):
-        agent.take(WorkerExited(1, local_rank, 79, drained=True))
+        agent.take(WorkerExited(1, local_rank, 79, left_at_step=True))
     assert agent.asked(Finish)[0].exit_code == EXIT_LEFT
 
 
@@ -265,3 +268,53 @@ def test_a_worker_that_does_not_end_when_it_is_dismissed_is_stopped() -> None:
     agent.now = alarm.at
     agent.take(Alarm())
     assert agent.asked(StopWorkers)
+
+
+def after_training(*, replaced: bool = False) -> InPlaceAgent:
+    """All workers could leave at a step in round 1; ``train`` has returned in round 2."""
+    agent = InPlaceAgent().in_round()
+    for local_rank in (0, 1):
+        agent.take(hello(1, local_rank))
+    agent.take(killed(1, 1) if replaced else Switch(1, broken=True, reason="node b lost"))
+    agent.take(left(1, 0))
+    agent.take(ready(1) if replaced else left(1, 1))
+    agent.take(sealed(2))
+    for local_rank in (0, 1):
+        agent.take(returned(local_rank, 2))
+    return agent
+
+
+def test_after_training_workers_with_a_checkpointer_are_asked_to_leave_at_a_step() -> None:
+    agent = after_training()
+    agent.take(LeaveRequested(15))
+    assert agent.told(Leave)
+    assert not agent.asked(StopWorkers)
+
+
+def test_a_worker_whose_checkpointer_is_closed_in_a_later_round_is_stopped_at_once() -> None:
+    agent = after_training()
+    agent.take(hello(1, 0, can=False))  # a worker says for which round it was started
+    agent.take(LeaveRequested(15))
+    assert agent.asked(StopWorkers)
+    assert not agent.told(Leave)
+
+
+def test_what_a_worker_has_said_does_not_hold_for_the_one_that_replaces_it() -> None:
+    agent = after_training(replaced=True)
+    agent.take(LeaveRequested(15))
+    assert agent.asked(StopWorkers)
+    assert not agent.told(Leave)
+
+
+def test_a_worker_that_was_started_before_the_first_round_can_say_that_it_can_leave() -> None:
+    agent = InPlaceAgent()
+    agent.take(ForkServerReady())
+    agent.take(Prepare())
+    for local_rank in (0, 1):
+        agent.take(hello(0, local_rank))
+        agent.take(ready(local_rank))
+    agent.take(sealed(5))
+    for local_rank in (0, 1):
+        agent.take(returned(local_rank, 5))
+    agent.take(LeaveRequested(15))
+    assert agent.told(Leave)

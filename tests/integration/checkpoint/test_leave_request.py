@@ -16,10 +16,9 @@ from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_PROGRESS,
     ENV_ROUND,
-    EXIT_DRAINED,
-    Drain,
-    Drained,
+    EXIT_WORKER_LEFT,
     Hello,
+    Leave,
     Message,
     ProgressFile,
 )
@@ -92,7 +91,7 @@ def steps(path: Path, world: int) -> list[int]:
     return found
 
 
-def test_a_drain_by_the_agent(tmp_path: Path, workers: list[subprocess.Popen[str]]) -> None:
+def test_a_leave_request_of_the_agent(tmp_path: Path, workers: list[subprocess.Popen[str]]) -> None:
     heard: queue.Queue[Message] = queue.Queue()
     channel = Channel(str(tmp_path / "agent.sock"), lambda _life, m: heard.put(m))
     try:
@@ -100,19 +99,12 @@ def test_a_drain_by_the_agent(tmp_path: Path, workers: list[subprocess.Popen[str
         ready(workers)
         hellos = [heard.get(timeout=DEADLINE) for _ in workers]
         assert all(isinstance(m, Hello) and m.drains and m.round == 4 for m in hellos)
-        assert channel.tell([0], Drain(round=4, reason="a node joins")) == 2
-        assert [worker.wait(DEADLINE) for worker in workers] == [EXIT_DRAINED] * 2
+        assert channel.tell([0], Leave(round=4, reason="a node joins")) == 2
+        assert [worker.wait(DEADLINE) for worker in workers] == [EXIT_WORKER_LEFT] * 2
     finally:
         channel.close()
-    drained = []
-    while not heard.empty():
-        if isinstance(message := heard.get(), Drained):
-            drained.append(message)
     last = steps(tmp_path, 2)
     assert last[0] == last[1] > 0
-    assert sorted(drained, key=lambda m: m.rank) == [
-        Drained(rank=rank, round=4, step=last[0]) for rank in (0, 1)
-    ]
     assert entries_of(tmp_path / "runs") == [f"step-{last[0]}.term-1", "term-1"]
 
 

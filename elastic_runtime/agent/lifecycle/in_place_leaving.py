@@ -1,6 +1,6 @@
 """How a node whose workers keep their process leaves the job: pure.
 
-It may be the only node that still has the last steps in memory. So it leaves through a round: all
+It may be the only node that still has the last steps in memory. So it leaves in a round: all
 ranks of that round learn that it leaves, and if no node stays, its ranks save. Between two rounds
 it waits for the next one, or until it is the last node, and then saves by itself. The same applies
 if it is asked to leave when its workers have already agreed to leave a round, and have announced
@@ -55,14 +55,15 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
     if state.phase is Phase.WAITING and _ranks_with_state(state):
         state = _with_request(state, event, now)
         state = replace(state, in_place=replace(state.require_in_place(), waiting_since=now))
-        actions = [restart_lifecycle.report_leaving(event), *forward_signal(event.signum)]
-        return wait_to_leave(state, actions, event, now)
+        report = restart_lifecycle.report_leaving(event)
+        waits = wait_to_leave(state, event, now)
+        return waits.preceded_by(report, *forward_signal(event.signum))
     if state.phase is not Phase.RUNNING or not state.ranks_in(WorkerPhase.IN_ROUND):
         return restart_lifecycle.leave_requested(state, event, now)
     due = now + state.settings.timeouts.grace
-    state, announced = announce_departure(_with_request(state, event, now), due)
+    state, announced = announce_leaving(_with_request(state, event, now), due)
     if state.require_in_place().interrupted_at is not None:
-        announced = (TellRendezvous(events.DrainNode()),)
+        announced = (TellRendezvous(events.Leaving()),)
     report = restart_lifecycle.report_leaving(event)
     return Step(state, (report, *forward_signal(event.signum), *announced), "asked to leave")
 
@@ -76,16 +77,16 @@ def _with_request(state: AgentState, event: LeaveRequested, now: float) -> Agent
     )
 
 
-def announce_departure(state: AgentState, due: float) -> tuple[AgentState, tuple[Action, ...]]:
+def announce_leaving(state: AgentState, due: float) -> tuple[AgentState, tuple[Action, ...]]:
     """Has all ranks leave the round at a step that they agree on, as this node goes."""
     last = state.round
     assert last is not None
     reason = FaultReport(last.number, ASKED, "the node was asked to leave")
-    state = replace(state, leave_reason=state.leave_reason or reason)
+    state = state.with_leave_reason(reason)
     if last.size == 1:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
     change = TellWorkers(Change(last.number, "this node was asked to leave", goes=True))
-    return state, (TellRendezvous(events.DrainNode()), change, SetAlarm(due))
+    return state, (TellRendezvous(events.Leaving()), change, SetAlarm(due))
 
 
 def _ranks_with_state(state: AgentState) -> list[int]:
@@ -105,18 +106,15 @@ def still_needed(state: AgentState, *, broken: bool) -> bool:
     if state.leave_request is None:
         return False
     in_place = state.require_in_place()
-    surprised = broken and not in_place.departure_known
+    surprised = broken and not in_place.leaving_known
     return in_place.promised_to_stay or (surprised and bool(_ranks_with_state(state)))
 
 
-def wait_to_leave(
-    state: AgentState, actions: list[Action], seen: LeaveRequested | Alarm, now: float
-) -> Step:
-    """Waits for the next round, to leave by way of it; the last node saves by itself, and leaves.
+def wait_to_leave(state: AgentState, seen: LeaveRequested | Alarm, now: float) -> Step:
+    """Waits for the next round, to leave in it; the last node saves by itself, and leaves.
 
     Args:
         state: between two rounds, of a node that was asked to leave.
-        actions: come first.
         seen: says whether this is the last node, whether it leads, and whether the store is there.
         now: seconds on the monotonic clock.
     """
@@ -128,37 +126,37 @@ def wait_to_leave(
     since = state.require_in_place().waiting_since
     due = min(since + min(seconds, part * grace), state.leave_request.at + grace)
     with_state = _ranks_with_state(state)
-    drain = TellRendezvous(events.DrainNode())
+    leaving = TellRendezvous(events.Leaving())
     if seen.alone and with_state:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
-        return dismiss_workers(state, [*actions, drain], with_state[0], "asked to leave", now)
+        dismissed = dismiss_workers(state, with_state[0], "asked to leave", now)
+        return dismissed.preceded_by(leaving)
     if not with_state or now >= due:
-        return dismiss_workers(state, [*actions, drain], None, "asked to leave", now)
+        return dismiss_workers(state, None, "asked to leave", now).preceded_by(leaving)
     alarm = SetAlarm(min(now + _LOOKS, due))
-    return Step(state, (*actions, alarm), "leaves by way of the next round")
+    return Step(state, (alarm,), "waits for the next round, to leave in it")
 
 
-def dismiss_workers(
-    state: AgentState, actions: list[Action], saves: int | None, reason: str, now: float
-) -> Step:
+def dismiss_workers(state: AgentState, saves: int | None, reason: str, now: float) -> Step:
     """Ends all workers: from here on only their processes count, not rounds.
 
     Args:
         state: no worker of this node is in a round.
-        actions: come first.
-        saves: the local rank of the one that saves what it remembers before; None: nobody does.
+        saves: the local rank of the one that saves what it remembers before; None: none does.
         reason: why.
         now: seconds on the monotonic clock.
     """
-    state = replace(state, told_to_stop=True, after_round=AfterRound.END, draining=True)
+    state = replace(state.stopping(), after_round=AfterRound.END)
+    state = replace(state, facts=replace(state.facts, leaving=True))
     if not state.alive:
-        return end_agent(state, actions)
-    # Those on their way to elastic.run would hear of it only there.
-    if booting := state.ranks_in(WorkerPhase.BOOTING):
-        actions.append(StopWorkers(0.0, booting))
+        return end_agent(state)
+    actions: list[Action] = []
+    # Those on their way to elastic.run would read the message only there.
+    if starting := state.ranks_in(WorkerPhase.STARTING):
+        actions.append(StopWorkers(0.0, starting))
     if saves is not None:
         actions.append(TellWorkers(Dismiss(saves=True), (saves,)))
     if others := tuple(sorted(state.alive - {saves})):
         actions.append(TellWorkers(Dismiss(), others))
     actions.append(SetAlarm(now + state.settings.timeouts.grace))
-    return Step(replace(state, phase=Phase.STOPPING), tuple(actions), reason)
+    return Step(state, tuple(actions), reason)
