@@ -37,9 +37,9 @@ ETCD_DIAGNOSIS_TIMEOUT = 1.0
 # is connected and takes no writes is reported earlier.
 OUTAGE_REPORT_INTERVAL = 30.0
 FIRST_OUTAGE_REPORT = 1.0
-# The share of ``fence_timeout`` after which an agent without contact stops its workers: a little
-# before the others stop waiting for it.
-FENCE_SHARE = 0.8
+# The share of ``fence_timeout`` that an agent without contact keeps for stopping its workers: it
+# begins so much earlier than the others stop waiting for it.
+FENCE_RESERVE = 0.2
 # A write that failed so long ago and was not tried again says nothing about the store.
 STALE_REFUSAL = 15.0
 # How often a joiner that cannot reach the members tries again; and for how long after an answer to

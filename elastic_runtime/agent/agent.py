@@ -157,9 +157,7 @@ class ElasticAgent:
             config.settings,
             config.node_life,
         )
-        return Participant(
-            store, Policy.of(config), identity, self._inbox.put, config.timeouts.probe_timeout
-        )
+        return Participant(store, Policy.of(config), identity, self._inbox.put)
 
     # ------------------------------------------------------------ for whoever runs it
 

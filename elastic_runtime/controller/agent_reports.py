@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from elastic_runtime.controller.decide.job_types import CLASSES, AgentReport, PodView
+from elastic_runtime.controller.decide.job_types import AgentReport, PodView
 from elastic_runtime.controller.decide.manifests import METRICS_PORT
+from elastic_runtime.events.round_events import RESTART_CLASSES
 from elastic_runtime.limits import (
     FIRST_REPORT_INTERVAL,
     NO_REPORT_PAUSES,
@@ -178,7 +179,7 @@ def read_report(body: bytes) -> AgentReport:
         world=_count(said, "world"),
         step=_count(said, "step", unknown=-1),
         checkpoint_step=_count(said, "checkpoint_step", unknown=-1),
-        restarts={name: _count(restarts, name) for name in CLASSES},
+        restarts={name: _count(restarts, name) for name in RESTART_CLASSES},
         ready=bool(said.get("ready")),
     )
 

@@ -91,7 +91,6 @@ class Participant:
         policy: the settings of the decisions.
         identity: who this node is.
         notify: called with each notice, from the participant's thread; must not block.
-        probe_timeout: seconds that a probe may take.
         clock: the time.
         inbox: where events go; if one is given, there is no thread, and its owner calls ``turn``.
         prober: sends probes.
@@ -103,7 +102,6 @@ class Participant:
         policy: Policy,
         identity: NodeIdentity,
         notify: Callable[[Notice], None],
-        probe_timeout: float = 0.5,
         clock: Clock | None = None,
         inbox: Inbox | None = None,
         prober: Prober | None = None,
@@ -123,7 +121,7 @@ class Participant:
         self._never = threading.Event()
         self._node = uuid.uuid4().hex
         self._rounds = RoundCompleter(store.read, policy.layout.keepers)
-        self._prober = prober or Prober(probe_timeout, self._probed)
+        self._prober = prober or Prober(policy.timeouts.probe_timeout, self._probed)
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------ commands (any thread)

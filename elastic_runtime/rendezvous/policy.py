@@ -56,8 +56,8 @@ class Policy:
         protocol, release: of this package here; as in the job's record.
     """
 
-    min_nodes: int = 1
-    max_nodes: int = 1
+    min_nodes: int = defaults.MIN_NODES
+    max_nodes: int = defaults.MIN_NODES
     node_unit: int = defaults.NODE_UNIT
     entry: str = ""
     in_place: bool = False

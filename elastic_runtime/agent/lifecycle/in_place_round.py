@@ -24,11 +24,11 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     TellWorkers,
 )
 from elastic_runtime.agent.lifecycle.termination import (
-    NEVER,
     boot_missing,
     leave_fault,
     stop_workers,
 )
+from elastic_runtime.clock import NEVER
 from elastic_runtime.events.round_events import RoundLeft
 from elastic_runtime.protocol.messages import Interrupt
 from elastic_runtime.rendezvous.core import events

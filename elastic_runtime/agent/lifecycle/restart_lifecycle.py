@@ -26,7 +26,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerExited,
 )
 from elastic_runtime.agent.lifecycle.termination import (
-    NEVER,
     end_agent,
     forward_signal,
     free_if_leaving,
@@ -36,6 +35,7 @@ from elastic_runtime.agent.lifecycle.termination import (
     stop_workers,
     workers_ended,
 )
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving

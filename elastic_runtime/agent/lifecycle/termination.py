@@ -25,6 +25,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     TellRendezvous,
     WorkerExited,
 )
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.events.round_events import FaultRetry, RoundLeft, RoundSealed
 from elastic_runtime.events.worker_events import WorkerFailed, WorkerKilled
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from elastic_runtime.protocol.round_records import RoundRecord
-
-NEVER = float("inf")
 
 
 def report_round(state: AgentState, last: RoundRecord, group_rank: int) -> list[Action]:

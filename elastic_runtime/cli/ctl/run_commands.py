@@ -50,7 +50,6 @@ _NOBODY = "elasticctl"  # a key of our own to follow, which is never written
 _ASK = 1.0
 _ASKERS = 64
 _TRIES = 5
-_INTERRUPTED = 130  # 128 + SIGINT
 _C10D_RUN = "none"  # torchrun's, see cli.run.store_target
 _ENDS_WITH_THE_JOB = (
     "Such a store ends with the job that hosts it: the last lines of elastic-run say how it ended"

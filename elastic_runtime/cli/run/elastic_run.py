@@ -23,7 +23,7 @@ from elastic_runtime.cli.run.job_from_command import (
 )
 from elastic_runtime.cli.run.store_target import TorchrunTarget, read_bounds
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
-from elastic_runtime.errors import EXIT_LEFT, ElasticError
+from elastic_runtime.errors import EXIT_INTERRUPTED, EXIT_LEFT, ElasticError
 from elastic_runtime.events.job_events import JobJoinCommand
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
 from elastic_runtime.reporting.json_lines import JSON
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig, Siblings
     from elastic_runtime.events import Emit
 
-_INTERRUPTED = 128 + signal.SIGINT
 # The first process of a container. The kernel drops what such a process does not handle: a pod that
 # is deleted while torch is being imported would take all of its grace to end.
 _INIT = 1
@@ -74,7 +73,7 @@ def main(
             _leave_error(error)
             return error.exit_code
         except KeyboardInterrupt:
-            return _INTERRUPTED
+            return EXIT_INTERRUPTED
         finally:
             _flush_output()
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_types import NEVER, JobPlan
+from elastic_runtime.controller.decide.job_types import JobPlan
 from elastic_runtime.limits import POD_PAUSES
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_types import CLASSES, NORMAL, WARNING, JobEvent
+from elastic_runtime.controller.decide.job_types import NORMAL, WARNING, JobEvent
+from elastic_runtime.events.round_events import RESTART_CLASSES
+from elastic_runtime.kubernetes.api_times import format_time
 from elastic_runtime.limits import STATUS_STEP_INTERVAL
 
 if TYPE_CHECKING:
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
 CREATED, RUNNING, RESTARTING = "Created", "Running", "Restarting"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
 CONDITIONS = (CREATED, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED)
-
-
-def stamp(moment: float) -> str:
-    """A moment as Kubernetes writes it."""
-    return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def moment(text: str) -> float:
-    """A moment that Kubernetes wrote, in seconds since 1970; 0 if there is none."""
-    return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +139,7 @@ class StatusBuilder:
             return False  # what was never the case need not be denied
         status = "True" if holds else "False"
         turned = old is None or old.get("status") != status
-        since = stamp(self.now) if turned or old is None else old.get("lastTransitionTime")
+        since = format_time(self.now) if turned or old is None else old.get("lastTransitionTime")
         self._conditions[kind] = {
             "type": kind,
             "status": status,
@@ -206,9 +197,11 @@ class StatusBuilder:
     def count_restarts(self, restarts: Mapping[str, int]) -> None:
         """Adds restarts to those that the job has had."""
         shown = self.values.get("restarts") or {}
-        total = {name: shown.get(name, 0) + restarts.get(name, 0) for name in CLASSES}
+        total = {name: shown.get(name, 0) + restarts.get(name, 0) for name in RESTART_CLASSES}
         self.values["restarts"] = total
-        self.values["restartCount"] = sum(total[name] for name in CLASSES if name != "planned")
+        self.values["restartCount"] = sum(
+            total[name] for name in RESTART_CLASSES if name != "planned"
+        )
 
     def apply_report(self, report: AgentReport, last: bool = False) -> None:
         """Takes over what agents report.
@@ -222,9 +215,9 @@ class StatusBuilder:
         """
         if not report.round:
             return  # of a newcomer, which knows nothing of the job: it would count anew
-        counts = {name: int(report.restarts.get(name, 0)) for name in CLASSES}
+        counts = {name: int(report.restarts.get(name, 0)) for name in RESTART_CLASSES}
         before = self.memory.counted
-        anew = any(counts[name] < before.get(name, 0) for name in CLASSES)
+        anew = any(counts[name] < before.get(name, 0) for name in RESTART_CLASSES)
         grown = {name: n - (0 if anew else before.get(name, 0)) for name, n in counts.items()}
         news = any(grown.values())
         if news:

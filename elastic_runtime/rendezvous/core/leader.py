@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from elastic_runtime.protocol.records import (
     ASKED,
@@ -53,7 +54,6 @@ from elastic_runtime.rendezvous.core.formation.round_formation import (
 )
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, create_job
 from elastic_runtime.rendezvous.core.node_decision import (
-    NEVER,
     Decision,
     ask_for_members,
     probe,

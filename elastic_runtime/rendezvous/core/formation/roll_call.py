@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_DONE
 from elastic_runtime.protocol.records import (
     ASKED,
@@ -27,7 +28,6 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.rendezvous.core.formation.round_formation import end_job, member_of
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, write_round_again
 from elastic_runtime.rendezvous.core.node_decision import (
-    NEVER,
     Decision,
     probe,
     probe_slowdown,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.limits import FENCE_SHARE, FIRST_OUTAGE_REPORT, OUTAGE_REPORT_INTERVAL
+from elastic_runtime.limits import FENCE_RESERVE, FIRST_OUTAGE_REPORT, OUTAGE_REPORT_INTERVAL
 from elastic_runtime.protocol.records import DONE, GONE
 from elastic_runtime.rendezvous.core.node_decision import Decision, wait
 from elastic_runtime.rendezvous.core.node_state import Timer
@@ -46,7 +46,7 @@ def _fence(state: NodeState, now: float) -> Decision:
         return Decision(state)  # nothing runs here
     if contact.connected and not own.lease_lost:
         return Decision(state)
-    limit = contact.acked_at + FENCE_SHARE * state.policy.timeouts.fence_timeout
+    limit = contact.acked_at + (1 - FENCE_RESERVE) * state.policy.timeouts.fence_timeout
     if contact.connected:
         # Perhaps we stood still ourselves, and the store's answer is about to come.
         limit = max(limit, contact.regained_at + state.policy.write_timeout)
