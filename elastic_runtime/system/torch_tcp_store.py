@@ -15,14 +15,14 @@ from datetime import timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.system.listening import listen, where_reached
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 # Between two attempts on a port that does not listen yet, in seconds: first and longest.
-_LOOK = 0.002
-_LOOK_LATER = 0.05
+_LOOKS = Backoff(first=0.002, longest=0.05, factor=1.2)
 
 
 def host_where_reached() -> None:
@@ -94,7 +94,7 @@ def await_listener(host: str, port: int, timeout: float) -> bool:
         Whether somebody listens.
     """
     deadline = time.monotonic() + timeout
-    pause = _LOOK
+    looks = 0
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -102,8 +102,8 @@ def await_listener(host: str, port: int, timeout: float) -> bool:
         try:
             socket.create_connection((host, port), timeout=left).close()
         except OSError:
-            time.sleep(min(pause, left))
-            pause = min(_LOOK_LATER, pause * 1.2)
+            looks += 1
+            time.sleep(min(_LOOKS.pause(looks), left))
         else:
             return True
 

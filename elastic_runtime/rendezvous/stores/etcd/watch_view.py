@@ -23,10 +23,10 @@ Everything here runs on the hub's thread.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol.records import JOB
 from elastic_runtime.rendezvous.store_contract import Changed, Found, Lost, Refused, StoreSnapshot
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 # What a store says itself.
 _COMPLAINTS = (NoLeader, StoreFull, StoreRefused)
 # Seconds between attempts to find a lost store again.
-_PAUSE_FIRST, _PAUSE_MOST = 0.1, 1.0
+_PAUSES = Backoff(first=0.1, longest=1.0)
+_MANY = 60  # failures in a row, after which the pause is the longest
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class View:
         self._looking: _Look | None = None
         self._attempt = 0
         self._lost = ""  # why
-        self._pause = _PAUSE_FIRST
+        self._breaks = 0  # of the stream, in a row
 
     # ------------------------------------------------------------ what the store asks for
 
@@ -286,7 +287,7 @@ class View:
                 self.emit(Refused(refused))
                 return
         if isinstance(error, StoreRefused):
-            self._pause = _PAUSE_MOST
+            self._breaks = _MANY
         if not isinstance(error, TokenRejected):
             self._lose(error)
         self._doubtful = bool(self._next)
@@ -299,7 +300,7 @@ class View:
             if attempt == self._attempt and self._listener is not None:
                 self._resume()
 
-        self._hub.later(self._pause * random.uniform(0.5, 1.0), again)
+        self._hub.later(_PAUSES.random_pause(self._breaks + 1), again)
 
     def _lose(self, error: StoreUnavailable) -> None:
         # What the store itself reports is worth more than the first guess.
@@ -338,7 +339,7 @@ class View:
         self._break_off()
         if self._listener is not None:
             self._failed(error)
-            self._pause = min(2 * self._pause, _PAUSE_MOST)
+            self._breaks += 1
 
     def on_response(self, watch: int, response: rpc.WatchResponse) -> None:
         """A response of one of our watches has come."""
@@ -349,7 +350,7 @@ class View:
         elif response.canceled:
             self.broken(canceled(response, self._endpoint))
         elif response.created:
-            self._pause = _PAUSE_FIRST
+            self._breaks = 0
             if look is not None and watch in self._unconfirmed:
                 self._unconfirmed.discard(watch)
                 self._read_if_confirmed(look)
