@@ -39,7 +39,7 @@ from elastic_runtime.errors import EXIT_FAILED, ElasticError
 from elastic_runtime.events.node_events import ListeningWide
 from elastic_runtime.limits import GOODBYE_TIMEOUT, HOST_STAYS
 from elastic_runtime.protocol.messages import Left, Note
-from elastic_runtime.rendezvous.core.events import Goodbye, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import Goodbye, LeftRound
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.probe import ProbeServer

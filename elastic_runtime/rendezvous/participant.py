@@ -27,7 +27,8 @@ from elastic_runtime.rendezvous.core.actions import (
     Probe,
     ReadMembers,
 )
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.formation.member_status import accompanied, alone, leader_of
+from elastic_runtime.rendezvous.core.membership_events import (
     Applied,
     Event,
     Join,
@@ -35,7 +36,6 @@ from elastic_runtime.rendezvous.core.events import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.core.formation.member_status import accompanied, alone, leader_of
 from elastic_runtime.rendezvous.core.reducer import reduce_all
 from elastic_runtime.rendezvous.probe import Prober
 from elastic_runtime.rendezvous.round_completer import RoundCompleter, parts_seen
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.clock import Clock
     from elastic_runtime.protocol.records import EventRecord
-    from elastic_runtime.rendezvous.core.events import AgentEvent
+    from elastic_runtime.rendezvous.core.membership_events import AgentEvent
     from elastic_runtime.rendezvous.core.node_state import NodeState
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy

@@ -31,7 +31,7 @@ from elastic_runtime.protocol.peer_proof import (
     key_for,
     new_nonce,
 )
-from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, OTHER, REFUSED, SILENT
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, BUSY, OTHER, REFUSED, SILENT
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import BACKLOG, listen, stop_listening
 

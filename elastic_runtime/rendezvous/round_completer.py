@@ -12,7 +12,7 @@ from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.limits import MISSING_MEMBERS_TIMEOUT
 from elastic_runtime.protocol.records import GROUP, ROUND
 from elastic_runtime.protocol.round_records import GroupRecord, RoundRecord
-from elastic_runtime.rendezvous.core.events import PartsGone, PartsSeen, SampleKnown
+from elastic_runtime.rendezvous.core.membership_events import PartsGone, PartsSeen, SampleKnown
 from elastic_runtime.rendezvous.core.round_parts import (
     all_members,
     decoded,
@@ -33,7 +33,7 @@ from elastic_runtime.rendezvous.store_contract import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from elastic_runtime.rendezvous.core.events import Event
+    from elastic_runtime.rendezvous.core.membership_events import Event
     from elastic_runtime.rendezvous.store_contract import Transaction
 
     Read = Callable[[str], Sequence[StoreEntry]]

@@ -25,7 +25,7 @@ from elastic_runtime.protocol.peer_proof import (
 )
 from elastic_runtime.protocol.records import JOB, NODES, JobRecord, NodeRecord
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
-from elastic_runtime.rendezvous.core.events import ALIVE, SILENT
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, SILENT
 from elastic_runtime.rendezvous.probe import ask, probe
 from elastic_runtime.rendezvous.stores.open_store import open_store
 from tests.integration.snapshots.job import Job

@@ -16,8 +16,8 @@ from elastic_runtime.rendezvous.core import (
     reducer,
     round_parts,
 )
-from elastic_runtime.rendezvous.core.events import SILENT
 from elastic_runtime.rendezvous.core.formation import round_formation
+from elastic_runtime.rendezvous.core.membership_events import SILENT
 from elastic_runtime.rendezvous.core.node_decision import Decision
 from elastic_runtime.rendezvous.core.own import own_node, reachability_survey, store_outage
 from elastic_runtime.rendezvous.store_contract import Transaction

@@ -66,7 +66,7 @@ from elastic_runtime.events.node_events import NodeExcluded
 from elastic_runtime.limits import MAX_BOOT_FAILURES
 from elastic_runtime.protocol.messages import Change, Left, Returned
 from elastic_runtime.protocol.records import FAILED, NO_ROOM, PLANNED, START, FaultReport
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.notices import Excluded, Prepare, Sealed, Switch, Waiting
@@ -94,7 +94,7 @@ def worker_ready(state: AgentState, event: WorkerSaid, now: float) -> Step:
         workers = dict.fromkeys(state.alive, InPlaceWorker())
         state = replace(state, in_place=InPlace(workers))
         port = last.store_port if last and state.group_rank == 0 else 0
-        actions += [HostStore(port), TellRendezvous(events.RecoversInPlace())]
+        actions += [HostStore(port), TellRendezvous(membership_events.RecoversInPlace())]
     state = in_phase(state, (local_rank,), WorkerPhase.READY)
     in_place = replace(state.require_in_place(), boot_failures=0)
     state = replace(state, in_place=in_place)
@@ -110,14 +110,16 @@ def worker_ready(state: AgentState, event: WorkerSaid, now: float) -> Step:
         return Step(state, tuple(actions), "waiting for the other workers of this node")
     state = replace(state, in_place=replace(in_place, registered=True))
     return Step(
-        state, (*actions, TellRendezvous(events.Join(workers=state.available))), "all are ready"
+        state,
+        (*actions, TellRendezvous(membership_events.Join(workers=state.available))),
+        "all are ready",
     )
 
 
 def say_available(state: AgentState) -> TellRendezvous:
     """How many workers can take part in a round now."""
     return TellRendezvous(
-        events.WorkersAvailable(
+        membership_events.WorkersAvailable(
             state.available,
         )
     )
@@ -153,7 +155,7 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
     if len(chosen) < wanted:
         fault = FaultReport(last.number, START, "a worker ended before the round began")
         fault = replace(fault, consequence=True)
-        left = events.LeftRound(last.number, fault, stays=True, workers=state.available)
+        left = membership_events.LeftRound(last.number, fault, stays=True, workers=state.available)
         return Step(state, (TellRendezvous(left),), fault.reason)
     entered = enter_round(state, chosen, reports)
     if state.leave_request is None:
@@ -302,7 +304,7 @@ def _ended_well(state: AgentState) -> Step:
         return Step(state, (), "a worker has ended well")
     # A replacement that has come too late to take part ends with the agent.
     state = replace(state, phase=Phase.DONE, in_place=replace(in_place, registered=False))
-    return Step(state, (TellRendezvous(events.Done(last.number)),), "ended well")
+    return Step(state, (TellRendezvous(membership_events.Done(last.number)),), "ended well")
 
 
 def _boot_failed(state: AgentState, fault: FaultReport, actions: list[Action], now: float) -> Step:

@@ -31,7 +31,7 @@ from elastic_runtime.agent.lifecycle.termination import (
 from elastic_runtime.clock import NEVER
 from elastic_runtime.events.round_events import RoundLeft
 from elastic_runtime.protocol.messages import Interrupt
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -98,7 +98,7 @@ def leave_if_empty(state: AgentState, actions: list[Action], now: float) -> Step
         return join_as_new(replace(state, after_round=AfterRound.REJOIN), actions)
     waits = still_needed(state, broken=broken)
     stays = state.after_round is not AfterRound.LEAVE or waits
-    left = events.LeftRound(last.number, fault, stays=stays, workers=state.available)
+    left = membership_events.LeftRound(last.number, fault, stays=stays, workers=state.available)
     actions.append(TellRendezvous(left))
     if waits:
         in_place = replace(state.require_in_place(), waiting_since=now)
@@ -111,6 +111,6 @@ def leave_if_empty(state: AgentState, actions: list[Action], now: float) -> Step
 def join_as_new(state: AgentState, actions: list[Action]) -> Step:
     """Joins again, as a node that nobody knows, with the workers that are ready."""
     if state.available:
-        actions.append(TellRendezvous(events.Join(workers=state.available)))
+        actions.append(TellRendezvous(membership_events.Join(workers=state.available)))
     in_place = replace(state.require_in_place(), registered=bool(state.available))
     return boot_missing(replace(state, in_place=in_place), actions)

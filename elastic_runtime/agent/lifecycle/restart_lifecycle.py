@@ -41,7 +41,7 @@ from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
 from elastic_runtime.protocol.messages import Drain
 from elastic_runtime.protocol.records import ASKED, NO_ROOM, PLANNED, FaultReport
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 from elastic_runtime.system.repeated_signals import StopRequest
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
         after_round=AfterRound.LEAVE,
         finish=Finish(EXIT_LEFT, "stopped on request" if alone else "left on request"),
     )
-    drain = TellRendezvous(events.DrainNode())
+    drain = TellRendezvous(membership_events.DrainNode())
     match state.phase:
         case Phase.STARTING | Phase.WAITING | Phase.DONE:
             return end_agent(state, (report,))
@@ -181,7 +181,7 @@ def excluded(state: AgentState, event: Excluded | Fenced, now: float) -> Step:
     if state.after_round is AfterRound.LEAVE:
         return end_agent(state, (report,))
     state = replace(state, phase=Phase.WAITING, after_round=AfterRound.REJOIN)
-    return Step(state, (report, TellRendezvous(events.Join())), event.reason)
+    return Step(state, (report, TellRendezvous(membership_events.Join())), event.reason)
 
 
 def waiting(state: AgentState, event: Waiting, now: float) -> Step:

@@ -30,7 +30,7 @@ from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.events.round_events import FaultRetry, RoundLeft, RoundSealed
 from elastic_runtime.events.worker_events import WorkerFailed, WorkerKilled
 from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, PLANNED, FaultReport
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 from elastic_runtime.rendezvous.core.formation.failure_budget import root_cause
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def workers_ended(state: AgentState, actions: Iterable[Action]) -> Step:
         return end_agent(state, actions)
     well = not state.faults and not state.drained and not state.told_to_stop
     if well and state.after_round is AfterRound.REJOIN:
-        done = TellRendezvous(events.Done(last.number))
+        done = TellRendezvous(membership_events.Done(last.number))
         return Step(replace(state, phase=Phase.DONE), (*actions, done), "ended well")
     fault = leave_fault(state)
     actions = (*actions, TellPeople(RoundLeft(last.number, fault.reason)))
@@ -137,11 +137,13 @@ def workers_ended(state: AgentState, actions: Iterable[Action]) -> Step:
         case AfterRound.JOIN_AS_NEW:
             return _join_as_new(state, actions)
         case AfterRound.LEAVE:
-            left = TellRendezvous(events.LeftRound(last.number, fault, stays=False))
+            left = TellRendezvous(membership_events.LeftRound(last.number, fault, stays=False))
             return end_agent(state, (*actions, left))
     state = replace(state, phase=Phase.WAITING)
     workers = state.available if state.in_place else None
-    left = TellRendezvous(events.LeftRound(last.number, fault, stays=True, workers=workers))
+    left = TellRendezvous(
+        membership_events.LeftRound(last.number, fault, stays=True, workers=workers)
+    )
     if state.in_place:
         return boot_missing(state, (*actions, left))
     return Step(state, (*actions, left), fault.reason)
@@ -165,7 +167,7 @@ def _join_as_new(state: AgentState, actions: Iterable[Action]) -> Step:
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
         return boot_missing(replace(state, in_place=unregistered), actions)
-    return Step(state, (*actions, TellRendezvous(events.Join())), "joins as a new node")
+    return Step(state, (*actions, TellRendezvous(membership_events.Join())), "joins as a new node")
 
 
 # ---------------------------------------------------------------- the end of the agent
@@ -194,7 +196,9 @@ def end_agent(state: AgentState, actions: Iterable[Action] = ()) -> Step:
     """Ends this agent, now that no worker of it is in a round."""
     finish = state.finish or Finish(EXIT_LEFT, "left")
     state = replace(state, phase=Phase.ENDED)
-    return Step(state, (*actions, TellRendezvous(events.Goodbye()), finish), finish.message)
+    return Step(
+        state, (*actions, TellRendezvous(membership_events.Goodbye()), finish), finish.message
+    )
 
 
 def departure_message(text: str, name: str, saved: int, accompanied: bool) -> str:

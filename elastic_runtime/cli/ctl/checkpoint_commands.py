@@ -24,7 +24,7 @@ from elastic_runtime.checkpoint.storage.retention import (
     parse_retention,
 )
 from elastic_runtime.cli.ctl import checkpoint_report, checkpoint_screen
-from elastic_runtime.cli.ctl.printing import FORMAT, show
+from elastic_runtime.cli.printing import FORMAT, show
 from elastic_runtime.errors import EXIT_FAILED, CheckpointFailed, UsageError
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ import click
 from rich.live import Live
 
 from elastic_runtime.cli.ctl import run_screen
-from elastic_runtime.cli.ctl.printing import FORMAT, console, show
 from elastic_runtime.cli.ctl.run_report import RunRecords, RunReport, make_report, read_records
 from elastic_runtime.cli.kube import kube_commands
 from elastic_runtime.cli.kube.command_options import JobRef, cluster_options
+from elastic_runtime.cli.printing import FORMAT, console, show
 from elastic_runtime.endpoint import C10D, parse_endpoint, read_credentials
 from elastic_runtime.errors import (
     RecordError,

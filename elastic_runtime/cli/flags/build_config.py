@@ -24,8 +24,8 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.cli.flags.node_bounds import Bounds
     from elastic_runtime.cli.flags.setting_sources import Settings
-    from elastic_runtime.cli.run.store_target import Bounds
 
 # Keys of --rdzv-conf beside ``RDZV_CONF_TIMEOUTS``. The rest has no meaning here.
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.live import Live
 
-from elastic_runtime.cli.ctl.printing import FORMAT, console, show
 from elastic_runtime.cli.kube import job_screen as screen
 from elastic_runtime.cli.kube.command_options import JobRef, cluster_options, connect
 from elastic_runtime.cli.kube.job_client import JobClient, NoSuchJob, NotAllowed
@@ -28,6 +27,7 @@ from elastic_runtime.cli.kube.job_report import (
 )
 from elastic_runtime.cli.kube.job_watch import poll
 from elastic_runtime.cli.kube.pod_logs import LogFilter, LogFollower, read_logs, role_of
+from elastic_runtime.cli.printing import FORMAT, console, show
 from elastic_runtime.controller.decide.job_spec import KIND
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import POLL_INTERVAL

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags.build_config import check_with_torch, notes
 from elastic_runtime.cli.flags.flag_parser import Parser, misplaced
+from elastic_runtime.cli.flags.node_bounds import read_bounds
 from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
 from elastic_runtime.cli.flags.unknown_variables import unknown_variables
@@ -21,7 +22,7 @@ from elastic_runtime.cli.run.job_from_command import (
     local_environ,
     read_job,
 )
-from elastic_runtime.cli.run.store_target import TorchrunTarget, read_bounds
+from elastic_runtime.cli.run.store_target import TorchrunTarget
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_INTERRUPTED, EXIT_LEFT, ElasticError
 from elastic_runtime.events.job_events import JobJoinCommand

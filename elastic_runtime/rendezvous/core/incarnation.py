@@ -15,7 +15,7 @@ from elastic_runtime.protocol.records import (
     listed,
     node_key,
 )
-from elastic_runtime.rendezvous.core.events import OTHER, REFUSED
+from elastic_runtime.rendezvous.core.membership_events import OTHER, REFUSED
 from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait, write
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.round_parts import head_of, keys, split_round

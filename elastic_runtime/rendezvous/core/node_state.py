@@ -26,7 +26,7 @@ from elastic_runtime.rendezvous.store_contract import ABSENT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_runtime.rendezvous.core.events import PartsSeen
+    from elastic_runtime.rendezvous.core.membership_events import PartsSeen
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never, cast
 from elastic_runtime.backoff import Backoff
 from elastic_runtime.limits import STALE_REFUSAL
 from elastic_runtime.protocol.records import DONE, DRAINING, GONE, IN, ROUND, NodeRecord, node_key
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     OTHER,
     REFUSED,
     SILENT,

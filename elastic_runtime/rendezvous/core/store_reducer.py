@@ -9,7 +9,7 @@ from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import DONE, ROUND, JobRecord, NodeRecord, Record, node_key
 from elastic_runtime.protocol.round_records import Member, RoundRecord
-from elastic_runtime.rendezvous.core.events import REFUSED, REPLACED
+from elastic_runtime.rendezvous.core.membership_events import REFUSED, REPLACED
 from elastic_runtime.rendezvous.core.node_state import (
     COMMON,
     NOTHING_STORED,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.config import Endpoint
 from elastic_runtime.defaults import CONNECT_TIMEOUT
 from elastic_runtime.protocol.records import node_key
-from elastic_runtime.rendezvous.core.events import Goodbye, Join
+from elastic_runtime.rendezvous.core.membership_events import Goodbye, Join
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (

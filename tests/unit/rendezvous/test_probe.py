@@ -23,7 +23,7 @@ from elastic_runtime.protocol.peer_proof import (
     new_secret,
 )
 from elastic_runtime.rendezvous import probe as module
-from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, OTHER, REFUSED, SILENT
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, BUSY, OTHER, REFUSED, SILENT
 from elastic_runtime.rendezvous.probe import Prober, ProbeServer, ask, probe
 from elastic_runtime.system.listening import BACKLOG
 from tests.processes import wait_for

@@ -18,13 +18,13 @@ from elastic_runtime.protocol.records import (
     called,
     node_key,
 )
-from elastic_runtime.rendezvous.core.events import OTHER, REFUSED, REPLACED
 from elastic_runtime.rendezvous.core.formation.failure_budget import (
     RoundCost,
     assess,
     names_cause,
 )
 from elastic_runtime.rendezvous.core.formation.reachability import cut_message, severed_pairs
+from elastic_runtime.rendezvous.core.membership_events import OTHER, REFUSED, REPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

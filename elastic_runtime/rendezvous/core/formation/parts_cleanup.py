@@ -24,8 +24,8 @@ from elastic_runtime.rendezvous.core.round_parts import AT_ONCE, head_of, keys
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from elastic_runtime.rendezvous.core.events import PartsSeen
     from elastic_runtime.rendezvous.core.formation.member_status import LastRound
+    from elastic_runtime.rendezvous.core.membership_events import PartsSeen
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # How long a round has been there before the parts are looked at, and how often then (seconds).

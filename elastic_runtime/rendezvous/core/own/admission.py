@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.limits import PROBE_ANSWER_FRESH, UNREACHABLE_PAUSE
-from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, SILENT
 from elastic_runtime.rendezvous.core.formation.member_status import leader_of
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, BUSY, SILENT
 from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait
 from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
 

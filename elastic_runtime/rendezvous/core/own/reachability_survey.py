@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import GONE
-from elastic_runtime.rendezvous.core.events import BUSY, SILENT
+from elastic_runtime.rendezvous.core.membership_events import BUSY, SILENT
 from elastic_runtime.rendezvous.core.node_decision import Decision, ask_for_members, probe
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import Surveyed

@@ -25,7 +25,7 @@ from elastic_runtime.protocol.messages import (
     Change,
     Dismiss,
 )
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     DrainNode,
     LeftRound,
 )

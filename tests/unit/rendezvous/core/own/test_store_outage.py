@@ -12,7 +12,14 @@ from elastic_runtime.config import Timeouts
 from elastic_runtime.limits import FENCE_RESERVE, LONGEST_WAIT, OUTAGE_REPORT_INTERVAL
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport
-from elastic_runtime.rendezvous.core.events import Applied, Done, Event, Goodbye, LeftRound, Tick
+from elastic_runtime.rendezvous.core.membership_events import (
+    Applied,
+    Done,
+    Event,
+    Goodbye,
+    LeftRound,
+    Tick,
+)
 from elastic_runtime.rendezvous.core.notices import (
     Fenced,
     Sealed,
