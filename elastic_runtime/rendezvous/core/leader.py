@@ -41,7 +41,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
 )
 from elastic_runtime.rendezvous.core.formation.parts_cleanup import clean_up_parts
 from elastic_runtime.rendezvous.core.formation.reachability import choose_connected
-from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
+from elastic_runtime.rendezvous.core.formation.retry_rules import is_usage_error
 from elastic_runtime.rendezvous.core.formation.roll_call import call_roll
 from elastic_runtime.rendezvous.core.formation.round_formation import (
     end_job,
@@ -317,7 +317,7 @@ def _go_on(state: NodeState, last: LastRound, now: float) -> Decision:
     if cost.ends:
         cause, members = cost.cause, last.round.members
         where = next((m.name for m in members if fault_of(state, m, last.round) == cause), "")
-        usage = cause is not None and cause.signature.startswith(USAGE)
+        usage = cause is not None and is_usage_error(cause)
         code = EXIT_USAGE if usage else EXIT_FAILED
         outcome = OutcomeRecord(last.job.incarnation, False, code, cost.reason, cause, where)
         return end_job(state, outcome, now)

@@ -44,6 +44,11 @@ CERTAIN_TO_REPEAT = (
 )
 
 
+def is_usage_error(report: FaultReport) -> bool:
+    """Whether a report says that what the user asked for cannot be done."""
+    return report.signature.startswith(USAGE)
+
+
 def why_no_retry(
     before: Budget,
     after: Budget,
@@ -68,7 +73,7 @@ def why_no_retry(
     Returns:
         One line for people; "" if the job goes on.
     """
-    if cause.signature.startswith(USAGE):
+    if is_usage_error(cause):
         return cause.reason
     if after.failures > before.failures:
         if hopeless := _why_hopeless(before, reports, cause, members, workers):
