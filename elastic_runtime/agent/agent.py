@@ -343,4 +343,4 @@ class ElasticAgent:
             part.say(Goodbye())
             part.wait_for_goodbye(GOODBYE_TIMEOUT)
         elif finish is not None and finish.outcome is not None:
-            part.outlast(HOST_STAYS)
+            part.wait_for_others_to_leave(HOST_STAYS)

@@ -374,7 +374,9 @@ class Checkpointer:
         Args:
             choice: the state that all ranks continue from.
         """
-        self._executor.term.recover_from(CheckpointId(*choice.base), choice.term, anew=True)
+        self._executor.term.recover_from(
+            CheckpointId(*choice.base), choice.term, take_new_term=True
+        )
 
     def recovered(self, choice: RecoveryChoice) -> None:
         """Notes that all ranks have the same state now, and continue from it.
@@ -387,7 +389,7 @@ class Checkpointer:
             return  # all of them have loaded it
         received = self._ready().peers.rank not in choice.sources
         base = CheckpointId(*choice.base)
-        self._executor.term.recover_from(base, choice.term, anew=choice.asked or received)
+        self._executor.term.recover_from(base, choice.term, take_new_term=choice.asked or received)
 
     def wishes(self) -> Wish:
         """What this rank wants all ranks to do."""

@@ -122,14 +122,14 @@ class AgentReports:
                 self._changed(key)
             return
         pause = REPORT_INTERVAL if report.ready else FIRST_REPORT_INTERVAL
-        news = self._is_news(key, report, now - asked.reported_at)
+        is_new = self._is_new(key, report, now - asked.reported_at)
         self._state.reports[key] = report
-        reported_at = now if news else asked.reported_at
+        reported_at = now if is_new else asked.reported_at
         self._asked[key] = replace(asked, due=now + pause, failures=0, reported_at=reported_at)
-        if news:
+        if is_new:
             self._changed(key)
 
-    def _is_news(self, key: Key, report: AgentReport, age: float) -> bool:
+    def _is_new(self, key: Key, report: AgentReport, age: float) -> bool:
         before = self._state.reports.get(key)
         if before is None or _round_of(before) != _round_of(report):
             return True

@@ -227,7 +227,7 @@ class Participant:
         """Says that the agent's main loop runs; without it the lease is not kept."""
         self._store.beat()
 
-    def outlast(self, timeout: float) -> None:
+    def wait_for_others_to_leave(self, timeout: float) -> None:
         """Waits until every other node has said goodbye or is gone, if the store is hosted here.
 
         It would end with this process, and the others still have to read the outcome. A store
@@ -242,11 +242,11 @@ class Participant:
                 entries = self._store.read(NODES)
             except StoreUnavailable:
                 return
-            if not any(self._lives(entry) for entry in entries):
+            if not any(self._is_there(entry) for entry in entries):
                 return
             self._never.wait(_ASK_AGAIN)
 
-    def _lives(self, entry: StoreEntry) -> bool:
+    def _is_there(self, entry: StoreEntry) -> bool:
         try:
             record = NodeRecord.decode(entry.key, entry.value)
         except RecordError:
@@ -286,18 +286,18 @@ class Participant:
         """
         now = self._clock.now()
         actions: list[Action] = []
-        news: list[Event] = []
+        pending: list[Event] = []
         happened = [event for event in events if not isinstance(event, _Write)]
         before = self._state
         for event in self._rounds.take(happened, self._node, before.shown.wide, now):
             if isinstance(event, NewNode):
-                self._state = reduce_all(self._state, news, now)
+                self._state = reduce_all(self._state, pending, now)
                 decision = membership.step(self._state, event, now)
-                self._state, news = decision.state, []
+                self._state, pending = decision.state, []
                 actions.extend(decision.actions)
             else:
-                news.append(event)
-        self._state = reduce_all(self._state, news, now)
+                pending.append(event)
+        self._state = reduce_all(self._state, pending, now)
         decision = membership.decide(self._state, now)
         self._state = decision.state
         self._refused = ""

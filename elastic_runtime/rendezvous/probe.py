@@ -182,7 +182,7 @@ class _Asking:
         return answer
 
 
-def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict[str, Any]:
+def ask_node(node: str, address: str, port: int, timeout: float, secret: str) -> dict[str, Any]:
     """Asks the agent at ``address:port`` whether it is this node.
 
     Args:
@@ -215,7 +215,7 @@ def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict
     return asking.answer()
 
 
-def probe(node: str, address: str, port: int, timeout: float, secret: str) -> str:
+def probe_node(node: str, address: str, port: int, timeout: float, secret: str) -> str:
     """Probes a node, once.
 
     Returns:
@@ -223,7 +223,7 @@ def probe(node: str, address: str, port: int, timeout: float, secret: str) -> st
         ``silent`` (also if a stranger answers).
     """
     try:
-        return _judged(node, ask(node, address, port, timeout, secret))
+        return _judged(node, ask_node(node, address, port, timeout, secret))
     except ConnectionRefusedError:
         return REFUSED
     except OSError:
@@ -261,7 +261,7 @@ class Prober:
         """Sends a probe; ``done`` follows, unless one of this node is under way already.
 
         Args:
-            node, address, port, secret: as for ``ask``.
+            node, address, port, secret: as for ``ask_node``.
         """
         with suppress(RuntimeError):  # closed
             self._loop.call_soon_threadsafe(self._begin, node, address, port, secret)

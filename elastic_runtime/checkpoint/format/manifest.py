@@ -256,7 +256,7 @@ class Manifest:
         body: dict[str, Any] = {"format": _FORMATS[newer]}
         body |= {field.name: getattr(self, field.name) for field in fields(self)}
         body["files"] = [file.encode() for file in self.files]
-        body["crc32c"] = _seal(body)
+        body["crc32c"] = _body_crc(body)
         # One line for each file: a part is a few numbers, and there may be many thousands.
         lines = {key: json.dumps(value) for key, value in body.items()}
         lines["files"] = "[" + ",".join("\n  " + json.dumps(file) for file in body["files"]) + "]"
@@ -277,7 +277,7 @@ class Manifest:
         """
         try:
             body = json.loads(data)
-            if body.pop("crc32c") != _seal(body):
+            if body.pop("crc32c") != _body_crc(body):
                 raise DamagedCheckpoint(f"{where} is damaged: its checksum does not match")
             if body["format"] not in _FORMATS:
                 raise UnknownFormat(
@@ -314,6 +314,6 @@ class Manifest:
         return made
 
 
-def _seal(body: Mapping[str, Any]) -> int:
+def _body_crc(body: Mapping[str, Any]) -> int:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     return int(crc32c.crc32c(canonical))

@@ -60,12 +60,12 @@ class Loaded:
     Attributes:
         missing: keys of the program that the checkpoint lacks; they were left as they are.
         surplus: keys of the checkpoint that the program has no use for.
-        anew: entries of each rank that start from the beginning: the world has another size.
+        reset: entries of each rank that start from the beginning: the world has another size.
     """
 
     missing: tuple[str, ...] = ()
     surplus: tuple[str, ...] = ()
-    anew: tuple[str, ...] = ()
+    reset: tuple[str, ...] = ()
 
 
 def contents_of(source: Source, manifest: Manifest) -> Contents:
@@ -300,8 +300,8 @@ class LoadRun:
     def _restored(self, peers: Peers) -> Loaded:
         found = peers.on_each(self.restore)
         wanted = self._prepared
-        anew = sorted({name for names in found for name in names})
-        return Loaded(wanted.missing, wanted.surplus, tuple(anew))
+        reset = sorted({name for names in found for name in names})
+        return Loaded(wanted.missing, wanted.surplus, tuple(reset))
 
 
 def _decoded(place: str, key: str, data: memoryview) -> Any:

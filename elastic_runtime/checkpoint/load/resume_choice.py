@@ -150,8 +150,8 @@ class LatestStateLoader:
             if loaded.missing or loaded.surplus:
                 missing, surplus = list(loaded.missing), list(loaded.surplus)
                 self._note(peers, CheckpointPartly(self._storage.where, missing, surplus))
-            if loaded.anew:
-                self._note(peers, CheckpointAnew(self._storage.where, list(loaded.anew)))
+            if loaded.reset:
+                self._note(peers, CheckpointAnew(self._storage.where, list(loaded.reset)))
 
         if candidate.places is None:
             load(self._storage)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import crc32c
 
-from elastic_runtime.checkpoint.format.crc_combine import combined
+from elastic_runtime.checkpoint.format.crc_combine import combined_crc
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Part
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.save.background_thread import failing_for_all
@@ -96,7 +96,7 @@ def write_file(
     for (length, data), crc in zip(shapes, sums.found, strict=True):
         parts.append(Part(offset, length, crc, data))
         offset += length
-    return FileRecord(name, offset, combined(parts), tuple(parts))
+    return FileRecord(name, offset, combined_crc(parts), tuple(parts))
 
 
 def write_description_file(

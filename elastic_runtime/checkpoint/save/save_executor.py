@@ -123,7 +123,7 @@ class SaveExecutor:
             self._in_flight.task.abandon()
             self._abandoned, self._in_flight = self._in_flight, None
             self._abandoned_at = time.monotonic()
-        self._memory.fence()
+        self._memory.wait_for_copies()
         self._collector.forget()
         self._gloo, self._background_peers = gloo, None
         return lost
@@ -310,7 +310,7 @@ class SaveExecutor:
 
     def _disown(self) -> None:
         """A save that was given up may still be at work, with names and descriptions of its own."""
-        self.term.disown()
+        self.term.detach()
         self._description = Description()
 
     def under_way_after(self, seconds: float) -> tuple[float, int] | None:

@@ -183,19 +183,19 @@ class SaveTerm:
         """
         self._known = max(self._known, which.term)
 
-    def recover_from(self, base: CheckpointId, known: int, *, anew: bool) -> None:
+    def recover_from(self, base: CheckpointId, known: int, *, take_new_term: bool) -> None:
         """All ranks go on from memory.
 
         Args:
             base: of that memory.
             known: the newest term that any of them knows of.
-            anew: others may have taken terms in vain since this process took its own: it was
-                behind, or has asked and found nothing newer.
+            take_new_term: others may have taken terms since this process took its own, and saved
+                nothing: it was behind, or has asked and found nothing newer.
         """
         self._base = base
         self._known = max(self._known, known)
         self._owns_place = self._owns_place or known > 0
-        if anew or known > self._term:
+        if take_new_term or known > self._term:
             # Others have saved since, and it has come to know that: nothing of theirs is set aside.
             self.release()
 
@@ -228,17 +228,17 @@ class SaveTerm:
         self._term, self._used_up = 0, False
         self._committed = None
 
-    def disown(self) -> None:
+    def detach(self) -> None:
         """Detaches a save that still runs in another thread: it may no longer use this object."""
         self._generation += 1
         self.release()
 
     @property
     def generation(self) -> int:
-        """Grows with each ``disown``; only saves of the present generation may use this object."""
+        """Grows with each ``detach``; only saves of the present generation may use this object."""
         return self._generation
 
     def check_generation(self, generation: int) -> None:
-        """Raises ``Abandoned`` if a save of that generation was disowned since."""
+        """Raises ``Abandoned`` if a save of that generation was detached since."""
         if generation != self._generation:
             raise Abandoned

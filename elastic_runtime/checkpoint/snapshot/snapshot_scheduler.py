@@ -22,7 +22,7 @@ from elastic_runtime.checkpoint.load.newest_state import (
 )
 from elastic_runtime.checkpoint.save.background_thread import Abandoned
 from elastic_runtime.checkpoint.snapshot.buddies import Nodes
-from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, Refusal, refusal
+from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, Refusal, memory_refusal
 from elastic_runtime.checkpoint.snapshot.peer_reader import SnapshotSource
 from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
 from elastic_runtime.checkpoint.snapshot.snapshot_writer import SnapshotWriter
@@ -169,7 +169,7 @@ class SnapshotScheduler:
         except CheckpointError as error:
             found: Refusal | None = Refusal("unusable", str(error))
         else:
-            found = refusal([NodeMemory(*one) for one in needs if one is not None])
+            found = memory_refusal([NodeMemory(*one) for one in needs if one is not None])
         if found is not None:
             self._note_once(peers, found)
         return found is not None

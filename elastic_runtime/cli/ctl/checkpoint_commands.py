@@ -225,12 +225,12 @@ def _chosen(seen: Inventory, step: int | None, term: int | None) -> Sequence[Cat
     Raises:
         UsageError: none fits.
     """
-    fitting = [
+    matching = [
         one
         for one in seen.found
         if step in (None, one.which.step) and term in (None, one.which.term)
     ]
-    if not fitting and (step, term) != (None, None):
+    if not matching and (step, term) != (None, None):
         wanted = " ".join(
             f"{what} {value}"
             for what, value in (("step", step), ("term", term))
@@ -240,7 +240,7 @@ def _chosen(seen: Inventory, step: int | None, term: int | None) -> Sequence[Cat
             f"there is no checkpoint of {wanted} in {seen.where}; elasticctl checkpoint list shows "
             "those that there are"
         )
-    return fitting
+    return matching
 
 
 def _to_read(found: CatalogEntry) -> int:

@@ -34,9 +34,9 @@ from elastic_runtime.errors import (
 )
 from elastic_runtime.kubernetes.cluster_access import ClusterRef
 from elastic_runtime.protocol.records import GONE, JOB, OUTCOME, JobRecord, OutcomeRecord
-from elastic_runtime.rendezvous.probe import ask
+from elastic_runtime.rendezvous.probe import ask_node
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Store, StoreEntry, Transaction
-from elastic_runtime.rendezvous.stores.open_store import complaint, open_store
+from elastic_runtime.rendezvous.stores.open_store import open_store, store_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -326,7 +326,7 @@ def _look(target: RunInStore, store: Store) -> RunReport:
     if records.empty:
         raise _no_run(target)
     report = make_report(target.run_id, str(target.endpoint), records, _ask_all(records))
-    return replace(report, trouble=complaint(target.endpoint))
+    return replace(report, trouble=store_complaint(target.endpoint))
 
 
 def _ask_all(*runs: RunRecords) -> Mapping[str, Mapping[str, Any]]:
@@ -344,7 +344,7 @@ def _ask_all(*runs: RunRecords) -> Mapping[str, Mapping[str, Any]]:
     def answer(one: tuple[NodeRecord, str]) -> Mapping[str, Any] | None:
         node, secret = one
         try:
-            return ask(node.node, node.address, node.probe_port, _ASK, secret)
+            return ask_node(node.node, node.address, node.probe_port, _ASK, secret)
         except OSError:
             return None
 

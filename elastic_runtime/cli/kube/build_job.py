@@ -96,7 +96,7 @@ def make_job(asked: Submission) -> Object:
         "checkpoint": _checkpoint(asked.checkpoint),
     }
     worker = {"replicas": size, "template": {"spec": {"containers": [_container(asked)]}}}
-    return checked(
+    return checked_job(
         {
             "apiVersion": _API_VERSION,
             "kind": KIND,
@@ -106,7 +106,7 @@ def make_job(asked: Submission) -> Object:
     )
 
 
-def checked(job: Object) -> Object:
+def checked_job(job: Object) -> Object:
     """The job itself, if it can be done.
 
     Raises:
@@ -131,7 +131,7 @@ def name_after(script: str, suffix: str, module: bool = False) -> str:
     return f"{stem[: LONGEST_NAME - _SUFFIX].strip('-')}-{suffix}"
 
 
-def read_job(text: str, where: str, namespace: str = "") -> Object:
+def parse_job(text: str, where: str, namespace: str = "") -> Object:
     """Reads the manifest of one ElasticJob.
 
     Args:
@@ -174,7 +174,7 @@ def read_job(text: str, where: str, namespace: str = "") -> Object:
     check_fields(job)
     if namespace:
         job = {**job, "metadata": {**metadata, "namespace": namespace}}
-    return checked(job)
+    return checked_job(job)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def run_nodes(
     """
     with ErrorsOfNodes(environ) as errors:
         codes = _run(commands, hosted, errors.environ, emit, signals)
-        code = combined(codes.values())
+        code = combined_exit_code(codes.values())
         errors.hand_on(name for name, ended in codes.items() if ended == code != EXIT_DONE)
     return code
 
@@ -124,7 +124,7 @@ def _start(
     )
 
 
-def combined(codes: Iterable[int]) -> int:
+def combined_exit_code(codes: Iterable[int]) -> int:
     """One exit code for several nodes.
 
     A node that ended with 0 saw the job done, so it is done, whoever was lost on the way.

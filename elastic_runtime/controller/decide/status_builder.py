@@ -206,7 +206,7 @@ class StatusBuilder:
     def apply_report(self, report: AgentReport, last: bool = False) -> None:
         """Takes over what agents report.
 
-        Their counts begin anew with each incarnation of the job, so that what is added is what they
+        Their counts begin at 0 with each incarnation of the job, so that what is added is what they
         grew by, or all of them if they shrank.
 
         Args:
@@ -214,20 +214,22 @@ class StatusBuilder:
             last: the job ends: the step is written, however little has passed.
         """
         if not report.round:
-            return  # of a newcomer, which knows nothing of the job: it would count anew
+            return  # of a newcomer, which knows nothing of the job: it would count from 0 again
         counts = {name: int(report.restarts.get(name, 0)) for name in RESTART_CLASSES}
         before = self.memory.counted
-        anew = any(counts[name] < before.get(name, 0) for name in RESTART_CLASSES)
-        grown = {name: n - (0 if anew else before.get(name, 0)) for name, n in counts.items()}
-        news = any(grown.values())
-        if news:
+        began_again = any(counts[name] < before.get(name, 0) for name in RESTART_CLASSES)
+        grown = {
+            name: n - (0 if began_again else before.get(name, 0)) for name, n in counts.items()
+        }
+        changed = any(grown.values())
+        if changed:
             self.count_restarts(grown)
         self.memory.counted = {name: n for name, n in counts.items() if n}
         for name, value in (("round", report.round), ("worldSize", report.world)):
             if report.round and self.values.get(name) != value:
-                self.values[name], news = value, True
+                self.values[name], changed = value, True
         # However far it is: the clock may have been set back.
-        if news or last or abs(self.now - self.memory.stepped) >= STATUS_STEP_INTERVAL:
+        if changed or last or abs(self.now - self.memory.stepped) >= STATUS_STEP_INTERVAL:
             for name, value in (
                 ("step", report.step),
                 ("lastCheckpointStep", report.checkpoint_step),

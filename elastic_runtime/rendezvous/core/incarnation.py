@@ -16,7 +16,7 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.rendezvous.core.membership_events import OTHER, REFUSED
-from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait, write
+from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait, write
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.round_parts import head_of, keys, split_round
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 
-def restore(state: NodeState, ours: RoundRecord, now: float) -> Decision:
+def restore_round(state: NodeState, ours: RoundRecord, now: float) -> Decision:
     """Writes a round, and the job that it belongs to, into a store that has lost its data.
 
     If not all members of the round are known, only its record is written; ``roll_call`` says what
@@ -83,7 +83,7 @@ def create_job(state: NodeState, now: float) -> Decision:
             return wait(state, text, until=due)
     known, ours = history.round, history.job
     if known and ours and known.incarnation == ours.incarnation:
-        return restore(state, known, now)
+        return restore_round(state, known, now)
     job = _new_job(state, history.last_number)
     expects = (Expect(JOB, shown.job.version), Expect(ROUND, shown.round.version))
     create = Transaction(expects, (Put(JOB, job.encode()),))
@@ -94,7 +94,7 @@ def begin_incarnation(state: NodeState, now: float) -> Decision:
     """Begins a new incarnation once no node of the old one can be training any more."""
     last = state.round_record
     silent = [m for m in (last.members if last else ()) if not _is_over(state, m)]
-    asked = probe(state, silent, 4 * state.policy.probe_every, now)
+    asked = send_probes(state, silent, 4 * state.policy.probe_every, now)
     state = asked.state
     if silent:
         state = state.start(Timer.OLD_LIFE_SILENT, now)

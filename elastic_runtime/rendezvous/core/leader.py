@@ -56,8 +56,8 @@ from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, creat
 from elastic_runtime.rendezvous.core.node_decision import (
     Decision,
     ask_for_members,
-    probe,
     probe_slowdown,
+    send_probes,
     wait,
     write,
 )
@@ -307,7 +307,7 @@ def _await(state: NodeState, missing: list[Member], now: float) -> Decision:
     if now < first:
         return waiting.by(first)
     others = [member for member in missing if member.node != state.me]
-    asked = probe(state, others, slowdown * state.policy.probe_every, now)
+    asked = send_probes(state, others, slowdown * state.policy.probe_every, now)
     return waiting.followed_by(asked)
 
 

@@ -82,7 +82,7 @@ def write(
     )
 
 
-def probe(
+def send_probes(
     state: NodeState, nodes: Iterable[Member | NodeRecord], every: float, now: float
 ) -> Decision:
     """Probes nodes, unless they were less than ``every`` seconds ago, or are being probed."""

@@ -84,7 +84,7 @@ def reduce_snapshot(state: NodeState, event: StoreSnapshot, now: float) -> NodeS
     state = _take(state, event.entries, now)
     if state.own.old_outcome is None:
         state = replace(state, own=replace(state.own, old_outcome=_former_outcome(state)))
-    return _without_former_lives(state)
+    return _note_replaced_nodes(state)
 
 
 def _former_outcome(state: NodeState) -> int:
@@ -112,14 +112,14 @@ def reduce_changed(state: NodeState, event: Changed, now: float) -> NodeState:
     # A node that writes its key again is alive, though a firewall may have refused our probes.
     reach, peers = state.reach, state.shown.peers
     refused = [node for node, how in reach.dead.items() if how == REFUSED]
-    anew = {node for node in refused if node in peers and node not in before}
-    if anew:
-        dead = {node: how for node, how in reach.dead.items() if node not in anew}
+    returned = {node for node in refused if node in peers and node not in before}
+    if returned:
+        dead = {node: how for node, how in reach.dead.items() if node not in returned}
         state = replace(state, reach=replace(reach, dead=dead))
     if ROUND in put:
-        return _without_former_lives(state)
+        return _note_replaced_nodes(state)
     changed = {key.removeprefix(records.NODES) for key in put}
-    return _without_former_lives(state, changed & peers.keys())
+    return _note_replaced_nodes(state, changed & peers.keys())
 
 
 def _without_keys(state: NodeState, deleted: Iterable[str], own: str) -> NodeState:
@@ -252,7 +252,7 @@ def _with_round(state: NodeState, common: CommonRecord) -> NodeState:
     return replace(state, history=history)
 
 
-def _without_former_lives(state: NodeState, changed: Iterable[str] | None = None) -> NodeState:
+def _note_replaced_nodes(state: NodeState, changed: Iterable[str] | None = None) -> NodeState:
     """Notes as dead all nodes whose name a later agent process has taken.
 
     Args:
@@ -269,14 +269,14 @@ def _without_former_lives(state: NodeState, changed: Iterable[str] | None = None
     there = [state.own.record, *(peer.record for peer in state.shown.peers.values())]
     if changed is not None:
         there = [record for record in there if record.name in names]
-    lives: dict[str, int] = {}
+    newest_life: dict[str, int] = {}
     for record in there:
-        lives[record.name] = max(record.life, lives.get(record.name, 0))
+        newest_life[record.name] = max(record.life, newest_life.get(record.name, 0))
     known: list[NodeRecord | Member] = [*there, *(last.members if last else ())]
     over = {
         one.node: REPLACED
         for one in known
-        if 0 < one.life < lives.get(one.name, 0)
+        if 0 < one.life < newest_life.get(one.name, 0)
         and one.node != state.me
         and one.node not in state.reach.dead
     }

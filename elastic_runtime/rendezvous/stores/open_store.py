@@ -37,7 +37,7 @@ def open_store(
     raise ValueError(f"there is no store of the kind {endpoint.backend!r}")
 
 
-def complaint(endpoint: Endpoint) -> str:
+def store_complaint(endpoint: Endpoint) -> str:
     """What a store says is wrong with it, for people; "" if nothing is, or it cannot say.
 
     Args:
@@ -46,5 +46,5 @@ def complaint(endpoint: Endpoint) -> str:
     if endpoint.backend == "etcd":
         from elastic_runtime.rendezvous.stores.etcd import connection_diagnosis
 
-        return connection_diagnosis.complaint(endpoint)
+        return connection_diagnosis.etcd_complaint(endpoint)
     return ""

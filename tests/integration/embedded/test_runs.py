@@ -95,12 +95,12 @@ def test_the_node_that_hosts_the_store_goes_last() -> None:
     host, other = member("host"), member("other")
 
     def leave() -> None:
-        host.outlast(3600.0)
+        host.wait_for_others_to_leave(3600.0)
         gone.append("host")
 
     leaving = threading.Thread(target=leave, daemon=True)
     leaving.start()
-    other.outlast(3600.0)  # it hosts nothing, and waits for nobody
+    other.wait_for_others_to_leave(3600.0)  # it hosts nothing, and waits for nobody
     gone.append("other")
     other.say(Goodbye())
     leaving.join(60.0)

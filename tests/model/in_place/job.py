@@ -181,7 +181,7 @@ class Job:
                 return False
         for one in receivers:
             one.alike = choice.round
-            one.term.recover_from(CheckpointId(*choice.base), choice.term, anew=True)
+            one.term.recover_from(CheckpointId(*choice.base), choice.term, take_new_term=True)
             one.hold(sources[0].history)
         return True
 
@@ -203,8 +203,8 @@ class Job:
             if place:
                 one.term.release()
             if choice is not None:
-                anew = choice.asked or place not in choice.sources
-                one.term.recover_from(CheckpointId(*choice.base), choice.term, anew=anew)
+                behind = choice.asked or place not in choice.sources
+                one.term.recover_from(CheckpointId(*choice.base), choice.term, take_new_term=behind)
                 one.saved = -1
         self.settled += 1
         self.last, self.latest = chosen, self.number

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import ROUND, node_key
 from elastic_runtime.rendezvous.core.actions import ListParts
-from elastic_runtime.rendezvous.core.incarnation import restore
+from elastic_runtime.rendezvous.core.incarnation import restore_round
 from elastic_runtime.rendezvous.core.node_decision import Decision, write
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import BadRecord
@@ -68,7 +68,7 @@ def _clean_up(state: NodeState, last: LastRound, seen: PartsSeen, now: float) ->
             BadRecord(key, "its hash is that of something else"), once=f"bad/{key}"
         )
     if ours - seen.intact:
-        given_back = restore(state, last.round, now)
+        given_back = restore_round(state, last.round, now)
         return given_back.because("parts of the round are gone from the store")
     leftover = sorted((seen.intact | seen.wrong) - ours)
     if not leftover:

@@ -29,8 +29,8 @@ from elastic_runtime.rendezvous.core.formation.round_formation import end_job, m
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, write_round_again
 from elastic_runtime.rendezvous.core.node_decision import (
     Decision,
-    probe,
     probe_slowdown,
+    send_probes,
     wait,
     write,
 )
@@ -84,7 +84,7 @@ def call_roll(
     if not ready:
         return gathered, None
     if not any(_has_left(node, last) and node.rank >= 0 for node in there):
-        return gathered.followed_by(_begin_anew(gathered.state, silent, now)), None
+        return gathered.followed_by(_begin_without_members(gathered.state, silent, now)), None
     return gathered, _remaining(last, there)
 
 
@@ -159,7 +159,9 @@ def _gather(state: NodeState, silent: list[NodeRecord], now: float) -> tuple[Dec
     if now < first:
         return waiting.by(first), False
     others = [node for node in silent if node.node != state.me]
-    return waiting.followed_by(probe(state, others, slowdown * policy.probe_every, now)), False
+    return waiting.followed_by(
+        send_probes(state, others, slowdown * policy.probe_every, now)
+    ), False
 
 
 def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
@@ -172,7 +174,7 @@ def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
     return replace(last, members=members, ranks=(), firsts=(), nodes=0, workers=0, survivors=0)
 
 
-def _begin_anew(state: NodeState, silent: list[NodeRecord], now: float) -> Decision:
+def _begin_without_members(state: NodeState, silent: list[NodeRecord], now: float) -> Decision:
     """Begins another incarnation when no node of the round can be training any more."""
     state = state.start(Timer.OLD_LIFE_SILENT, now)
     due = state.timers[Timer.OLD_LIFE_SILENT] + state.policy.timeouts.fence_timeout

@@ -22,8 +22,8 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Look
 from elastic_runtime.rendezvous.core.formation.member_status import eligible, leader_of
-from elastic_runtime.rendezvous.core.incarnation import restore
-from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait, write
+from elastic_runtime.rendezvous.core.incarnation import restore_round
+from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait, write
 from elastic_runtime.rendezvous.core.node_state import OWN, Timer
 from elastic_runtime.rendezvous.core.notices import Ended, Excluded, Sealed, Switch
 from elastic_runtime.rendezvous.core.own.admission import may_register
@@ -139,7 +139,7 @@ def _give_round_back(state: NodeState, now: float) -> Decision:
         due = state.timers[Timer.NO_ROUND] + settle / 2 + turn
         if now < due:
             return Decision(state, wake=due)
-    return restore(state, ours, now)
+    return restore_round(state, ours, now)
 
 
 def _to_restore(state: NodeState) -> RoundRecord | None:
@@ -281,7 +281,7 @@ def _watch_leader(state: NodeState, now: float) -> Decision:
     due = state.timers.get(Timer.WAITING, now) + policy.probe_after + turn
     if now < due:
         return Decision(state, wake=due)
-    return probe(state, [leader.record], policy.probe_every + turn, now)
+    return send_probes(state, [leader.record], policy.probe_every + turn, now)
 
 
 def _turn(rank: int, ahead: float) -> float:

@@ -300,11 +300,11 @@ class StoreServer:
         hello = await wire.read_frame(reader, wire.MOST_HELLO)
         if (spoken := hello.get("protocol")) == wire.PROTOCOL:
             return hello
-        told = (
+        refusal = (
             f"the store speaks protocol {wire.PROTOCOL} (elastic-runtime {__version__}), this node "
             f"{spoken} ({hello.get('release')}): install the same version on all nodes"
         )
-        writer.write(wire.frame({"refused": told}))
+        writer.write(wire.frame({"refused": refusal}))
         await _close_gently(reader, writer)
         return None
 

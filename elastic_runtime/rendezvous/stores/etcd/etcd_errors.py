@@ -84,7 +84,7 @@ _REMEDIES: dict[type[StoreUnavailable], str] = {
 }
 
 
-def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
+def as_store_error(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
     """What an error of gRPC's means for us.
 
     Args:
