@@ -288,7 +288,7 @@ class Output:
     keep: int = defaults.KEEP_LOGS
 
     def shows(self, local_rank: int) -> bool:
-        """Whether anybody wants to see what this worker prints."""
+        """Whether the output of this worker is to be shown."""
         return not self.ranks or local_rank in self.ranks
 
 
@@ -315,11 +315,12 @@ class Siblings:
 
     Attributes:
         names: of the nodes.
-        word: the reading end of a pipe with one byte: who takes it speaks for all of them.
+        report_token: the reading end of a pipe with one byte: the process that reads it prints the
+            result for all of them.
     """
 
     names: tuple[str, ...]
-    word: int
+    report_token: int
 
 
 @dataclass(frozen=True)
@@ -332,14 +333,14 @@ class JobConfig:
         run_id: names the job in the store; with a store of ``launch``'s own it may be left out.
         min_nodes, max_nodes: bounds of the world, in nodes.
         workers: workers on this node.
-        min_workers: in place, how many of them are enough for the node to go on.
+        min_workers: in place, how many of them are enough for the node to continue.
         node_unit: the world is kept a multiple of this many nodes.
         node_name: for people; "" means the host's name.
         node_life: which start of the node of this name it is; earlier ones, with lower numbers,
             have certainly ended. 0: not numbered.
-        resuming: the job has run before: a store that shows nothing of it has lost its memory.
+        resuming: the job has run before: a store that shows nothing of it has lost its data.
         invocation: what all nodes that one command has started have in common; "": this is one.
-        siblings: those nodes, this one among them; None: nobody else is at its terminal.
+        siblings: those nodes, this one among them; None: no other node shares its terminal.
         local_addr: address under which other nodes reach this one; "" means: find out.
         max_restarts: failures of user code that the whole job may have.
         timeouts: all time-outs.

@@ -232,7 +232,7 @@ class Checkpointer:
             CheckpointFailed: with ``sync``, the state could not be saved in several tries;
                 otherwise see ``step``. Older checkpoints are untouched.
             CheckpointUsageError: the state can never be saved.
-            UsageError: step 0 was to be saved for the second time, as nobody counts the steps; or
+            UsageError: step 0 was to be saved for the second time, as the steps are not counted; or
                 ``elastic.run`` has returned, and this step is not saved.
         """
         if self._is_over:
@@ -421,7 +421,7 @@ class Checkpointer:
             return
         if not self._scheduler.collect_result(peers, self.steps):
             return
-        with suppress(CheckpointFailed):  # an event was reported, and training goes on
+        with suppress(CheckpointFailed):  # an event was reported, and training continues
             self._executor.snapshot_in_background(peers, self.steps, self._snapshots)
 
     # What all ranks do

@@ -40,7 +40,7 @@ class Polling:
     Attributes:
         addresses: of the pods that run, by index.
         due: when to ask again.
-        failures: times in a row that nobody answered.
+        failures: times in a row without any answer.
         reported_at: when its last report was passed on.
     """
 
@@ -161,7 +161,7 @@ def read_report(body: bytes) -> AgentReport:
     """What an agent said.
 
     Args:
-        body: whatever has come; anybody may run a server in a pod.
+        body: what was received; users may run any server in a pod.
 
     Raises:
         ValueError: it is not what an agent says.

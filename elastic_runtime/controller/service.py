@@ -187,7 +187,7 @@ async def _all_listed(informers: list[Informer]) -> None:
 
 
 async def _first(work: Coroutine[Any, Any, None], *others: asyncio.Task[None]) -> None:
-    """Waits for ``work``, or for the failure of what goes on beside it."""
+    """Waits for ``work``, or for the failure of what runs beside it."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait((task, *others), return_when=asyncio.FIRST_COMPLETED)

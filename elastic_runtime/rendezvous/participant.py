@@ -254,7 +254,7 @@ class Participant:
         return record.status != GONE and record.node not in (self._node, *self._state.reach.dead)
 
     def close(self) -> None:
-        """Ends the part. Without a goodbye before, the lease is given back all the same."""
+        """Ends the part. The lease is released, with or without a goodbye before."""
         if self._closed:
             return
         self._closed = True

@@ -177,7 +177,7 @@ class _Asking:
         proof, line = self._heard[NONCE : NONCE + PROOF], self._heard[NONCE + PROOF :]
         if self._exchange is None or not self._exchange.is_answered(proof, line):
             # Perhaps it is ending or starting; perhaps it is another program.
-            raise ConnectionResetError("closed without an answer, or by a stranger")
+            raise ConnectionResetError("no valid answer (closed, or not an agent of this job)")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -236,7 +236,7 @@ class RoundCompleter:
         return replace(self._entry, value=found.encode())
 
     def _lost(self, now: float) -> bool:
-        """Whether the members have been missing for so long that they do not come any more.
+        """Whether the members have been missing for so long that they will not come.
 
         For a moment they may: the round after this one has been sealed, and its event is on its
         way. A node that knows the members all the same can write them again, and does not wait.

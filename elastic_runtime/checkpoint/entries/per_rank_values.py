@@ -240,7 +240,7 @@ def take_from_others(owner: OwnedByRank, states: Sequence[Any], place: RankPosit
         place: this rank.
 
     Returns:
-        Whether the value goes on from them; if not, it is as the program has made it.
+        Whether the value continues from them; if not, it is as the program has made it.
     """
     # One rank alone does not show whether it would be the same on all.
     if len(states) > 1 and len({value_digest(state) for state in states}) == 1:

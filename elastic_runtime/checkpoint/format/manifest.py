@@ -92,7 +92,7 @@ def highest_term(names: Iterable[str]) -> int:
 
 
 def older_terms(names: Iterable[str], term: int) -> list[str]:
-    """The files of terms below ``term``: nobody needs them once a higher one is taken."""
+    """The files of terms below ``term``: they are not needed once a higher one is taken."""
     return [name for name in names if (m := _TERM.fullmatch(name)) and int(m[1]) < term]
 
 
@@ -127,7 +127,7 @@ def left_behind(names: Iterable[str], base: CheckpointId, term: int) -> list[Che
 
 
 def half_pruned(names: Iterable[str]) -> list[str]:
-    """The checkpoints that somebody began to delete and did not finish."""
+    """The checkpoints whose deletion began and was not finished."""
     return [name for name in names if _PRUNED.fullmatch(name)]
 
 
@@ -283,7 +283,7 @@ class Manifest:
                 raise UnknownFormat(
                     f"{where} has format {body['format']!r}, and this version of elastic-runtime "
                     f"reads {_FORMATS[-1]} and older: upgrade it, or move that checkpoint away to "
-                    "go on from an older one"
+                    "continue from an older one"
                 )
             return cls._build(body)
         except (

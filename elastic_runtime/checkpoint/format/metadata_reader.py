@@ -198,7 +198,7 @@ def piece_of(key: str, dtype: torch.dtype, file: str, part: Part, chunk: Chunk) 
 
 
 def sizes_of(numbers: Sequence[object]) -> tuple[int, ...]:
-    """The sizes of a tensor, or where a piece of it begins, as somebody claims them.
+    """The sizes of a tensor, or where a piece of it begins, as the file claims.
 
     Raises:
         DamagedCheckpoint: no tensor can have them.

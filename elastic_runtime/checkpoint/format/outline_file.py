@@ -1,6 +1,6 @@
 """The file ``.outline``: what a checkpoint of many parts consists of, in few bytes.
 
-``.metadata`` has some 70 bytes for each shard, and whoever wants one of them reads it all. This has
+``.metadata`` has some 70 bytes for each shard, and to find one shard all is read. This has
 
 - first what each rank had in memory, and which of it its file contains, in the form in which the
   ranks describe it (see ``rank_outline``): plain JSON, some 100 KB for thousands of ranks;

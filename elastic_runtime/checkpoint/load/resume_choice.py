@@ -44,10 +44,10 @@ class LatestStateLoader:
 
         Args:
             storage: holds the checkpoints.
-            executor: what follows goes on from what was loaded.
+            executor: its next saves follow what was loaded.
             snapshots: those in memory.
             entries: whose content is replaced.
-            context: hears of events.
+            context: receives events.
         """
         self._storage = storage
         self._executor = executor

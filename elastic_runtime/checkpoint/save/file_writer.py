@@ -68,7 +68,7 @@ def write_file(
         alone: nothing else has to be done meanwhile: the checksums are computed in a thread
             beside the writing, if there is a core for it. Otherwise they take their turn.
         advance: called with the bytes that come next, some MiB at a time; raises if the file is
-            not wanted any more.
+            not wanted any longer.
 
     Returns:
         What was written; it is durable.

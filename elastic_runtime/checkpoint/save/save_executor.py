@@ -82,7 +82,7 @@ class SaveExecutor:
             objects: the entries as the user gave them.
             entries: the same.
             retention: which checkpoints are kept.
-            context: hears of events.
+            context: receives events.
         """
         self.target = SaveTarget(storage, SaveTerm(storage, context), retention, set(), context)
         self._names = entries.names
@@ -309,7 +309,7 @@ class SaveExecutor:
             self._thread = _new_thread()
 
     def _disown(self) -> None:
-        """A save that was given up may still be at work, with names and descriptions of its own."""
+        """A save that was given up may still run, with names and descriptions of its own."""
         self.term.detach()
         self._description = Description()
 
@@ -339,7 +339,7 @@ class SaveExecutor:
         now = time.monotonic()
         if now >= self._reported_late_at + SLOW_SAVE_REPORT_INTERVAL:
             self._reported_late_at = now
-            problem = f"step {step} is still being saved; what is due since then waits for it"
+            problem = f"step {step} is still being saved; later saves are delayed until it ends"
             late = CheckpointSaveLate(self.target.storage.where, step, age, problem)
             self.target.note(peers, late)
 

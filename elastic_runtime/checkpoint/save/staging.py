@@ -4,7 +4,7 @@ A save that training waits for is written straight from the tensors. One in the 
 written from an *image* of the file in memory, which is made and touched once: all that training
 pays is the copy of each tensor to its place in it.
 
-Tensors on a GPU are copied into pinned memory on a stream of their own, while training goes on.
+Tensors on a GPU are copied into pinned memory on a stream of their own, while training continues.
 What changes before the next step of an optimizer, such as the statistics of a normalization, is
 copied in the order of the program; parameters and the optimizer's state follow on the side, and
 ``optimizer.step()`` waits for them on the GPU (``wait_for_copies``), not the program.
@@ -85,7 +85,7 @@ def describe(key: str, value: object, *, may_differ: bool = False) -> Item:
 def _has_plain_bytes(tensor: torch.Tensor) -> bool:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return False
-    # Subclasses may keep their content in other tensors; and memory may have been given back.
+    # Subclasses may keep their content in other tensors; and memory may have been freed.
     return not tensor.nbytes or tensor.data_ptr() != 0
 
 

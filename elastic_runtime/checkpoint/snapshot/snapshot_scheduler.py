@@ -72,7 +72,7 @@ class SnapshotScheduler:
             storage: where the checkpoints are that snapshots are taken beside.
             save_term: gives the term.
             every: how often to take one.
-            context: hears of events, and knows the agent.
+            context: receives events, and knows the agent.
         """
         self._asked_for = bool(every.steps or every.seconds)
         self._off = False  # in this world: some rank has no memory for them
@@ -123,7 +123,7 @@ class SnapshotScheduler:
     def enter(self) -> None:
         """The ranks are others from now on."""
         self._nodes = None
-        self._off = False  # who is new has not heard of it, and asks
+        self._off = False  # a new node does not know it, and asks
         self._wished = False
 
     def _ready(self, peers: Peers) -> bool:
@@ -184,7 +184,7 @@ class SnapshotScheduler:
             return sum(_EXTRA + sizes[rank] for rank in ranks)
 
         with explained(f"take snapshots in {memory.directory}"):
-            free = os.statvfs(memory.directory)  # whoever cleans up /dev/shm may have taken it
+            free = os.statvfs(memory.directory)  # a cleaner of /dev/shm may have removed it
         store.tidy()
         needs = NodeMemory(
             node=memory.node,
@@ -216,7 +216,7 @@ class SnapshotScheduler:
             plan: who writes what; rank 0 has it.
             content: this rank's file.
             task: it runs in; says whether the snapshot is still wanted.
-            blocked: how many seconds training has stood still for it.
+            blocked: how many seconds training was stopped for it.
         """
         began = time.monotonic()
         assert self._nodes is not None

@@ -305,7 +305,7 @@ def _clear(
 
 
 def abandoned(found: Iterable[CatalogEntry], names: Iterable[str]) -> list[CheckpointId]:
-    """Saves that never finished and that nobody can still be writing: those of older terms.
+    """Saves that never finished and cannot be under way any longer: those of older terms.
 
     Args:
         found: all checkpoints.

@@ -196,7 +196,7 @@ class LocalStorage(Storage):
                 data = _optional_bytes(path / layout.MANIFEST)
                 manifest = Manifest.decode(str(path), data) if data is not None else None
             except DamagedCheckpoint:
-                continue  # nobody knows what in it is ours
+                continue  # it is not known what in it is ours
             with explained(f"delete {path}"):
                 _delete(path, manifest)
 
@@ -325,5 +325,5 @@ def _delete(path: Path, manifest: Manifest | None) -> None:
         (path / file.name).unlink(missing_ok=True)
     # The manifest goes last: it says what may be deleted if this stops half-way.
     (path / layout.MANIFEST).unlink(missing_ok=True)
-    with suppress(OSError):  # somebody put a file there; it is not ours to delete
+    with suppress(OSError):  # a file was put there; it is not ours to delete
         path.rmdir()

@@ -254,7 +254,7 @@ class RemoteStorage(Storage):
                 try:
                     manifest = Manifest.decode(where, data)
                 except DamagedCheckpoint:
-                    continue  # nobody knows what of it is ours
+                    continue  # it is not known what of it is ours
                 if manifest.id.pruned_name == name:
                     self._remove_files(manifest)
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _TTL = 10.0  # nothing here takes a lease, but a store wants to know
 _CONNECT = 5.0
-_NOBODY = "elasticctl"  # a key of our own to follow, which is never written
+_OWN_KEY = "elasticctl"  # a key of our own to follow, which is never written
 _ASK = 1.0
 _ASKERS = 64
 _TRIES = 5
@@ -74,11 +74,11 @@ class RunInStore:
         Raises:
             StoreUnreachable: it does not answer, or refuses us.
         """
-        # It is never to be hosted from here, whoever's address the endpoint names.
+        # It is never to be hosted from here, even if the endpoint names this machine.
         endpoint = replace(self.endpoint, hosted_here=True)
         try:
             store = open_store(endpoint, self.run_id, _TTL, _CONNECT)
-            store.start(_NOBODY, lambda event: None)
+            store.start(_OWN_KEY, lambda event: None)
             try:
                 yield store
             finally:
@@ -131,8 +131,8 @@ def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
 def _with_store_or_job(command: _F) -> _F:
     """A run in a store, or a JOB of a cluster: a ``RunInStore`` or a ``JobRef``.
 
-    Whoever names a job means the cluster: an endpoint in the environment, as in every pod of a job,
-    does not count then.
+    A job that is named is one in the cluster: an endpoint in the environment, as in every pod of a
+    job, does not count then.
     """
     with_store = _with_store(run=True, required=False)(command)
 
@@ -176,7 +176,7 @@ def _option(flag: str, text: str, *aliases: str, required: bool = False) -> Call
 @click.command()
 @_with_store_or_job
 @FORMAT
-@click.option("--watch", is_flag=True, help="go on until the job ends")
+@click.option("--watch", is_flag=True, help="continue until the job ends")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
 def status(target: RunInStore | JobRef, form: str, watch: bool, interval: float) -> None:
     """Shows a run in a store, or a JOB of a cluster: its round, nodes or pods, step and faults."""
@@ -313,7 +313,7 @@ def _which_run(endpoint: Endpoint) -> UsageError:
 
 
 def _no_run(target: RunInStore) -> UsageError:
-    if target.run_id == _C10D_RUN:  # which nobody has typed
+    if target.run_id == _C10D_RUN:  # which no user has typed
         return _which_run(target.endpoint)
     return UsageError(
         f"there is no run {target.run_id!r} in {target.endpoint}; "

@@ -223,6 +223,6 @@ def _resources(asked: Submission) -> dict[str, Any] | None:
             raise UsageError(f"--{flag} {value!r} is not an amount such as {example}")
     requests = {"cpu": asked.cpu or None, "memory": asked.memory or None}
     # A pod that takes more memory than it asked for endangers its neighbours; with processor time
-    # it only uses what nobody else wants.
+    # it only uses what is free.
     limits = {"memory": asked.memory or None, GPU: str(asked.gpus) if asked.gpus else None}
     return _given({"requests": _given(requests) or None, "limits": _given(limits) or None}) or None

@@ -182,7 +182,7 @@ class JobClient:
 
         Args:
             pod, container: whose.
-            follow: go on until the container has ended.
+            follow: continue until the container has ended.
             tail: only the last ones.
             since: only those from this time on, to the second.
 

@@ -108,7 +108,7 @@ class JobLine:
         why: the message of the condition that the state comes from.
         desired, ready: pods.
         world, round, step: of the round that trains; None: unknown.
-        restarts: those that were nobody's plan.
+        restarts: those that were not planned.
         created: seconds since 1970.
         behind: the spec has changed, and the status does not know it yet.
     """

@@ -170,7 +170,7 @@ class _PodStream:
         at, same: time of the last line that was taken, and how many lines have that time: by them
             is known what a new stream repeats.
         complete: there will be no more.
-        thread: reads; None: nobody has yet.
+        thread: reads; None: it was not begun.
     """
 
     pod: Object
@@ -181,7 +181,7 @@ class _PodStream:
 
     @property
     def reading(self) -> bool:
-        """Whether somebody reads it at the moment."""
+        """Whether it is being read."""
         return self.thread is not None and self.thread.is_alive()
 
     def since(self) -> str | None:

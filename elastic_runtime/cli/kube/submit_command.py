@@ -151,7 +151,7 @@ def _wait(client: JobClient, made: Object) -> None:
             if job is None:
                 continue
             if job["metadata"].get("uid") != made["metadata"].get("uid"):
-                raise NoSuchJob(f"{name} was deleted and submitted again by somebody else")
+                raise NoSuchJob(f"{name} was deleted and submitted again by another user")
             line = job_line(job)
             if line.state == UNSEEN and time.monotonic() - began < UNNOTICED_JOB:
                 continue
@@ -163,7 +163,7 @@ def _wait(client: JobClient, made: Object) -> None:
     except NoSuchJob:
         raise UsageError(f"{name} was deleted before it had ended") from None
     except KeyboardInterrupt:
-        click.echo(f"{name} goes on; elasticctl status {name} shows it", err=True)
+        click.echo(f"{name} keeps running; elasticctl status {name} shows it", err=True)
         raise
 
 

@@ -3,7 +3,7 @@
 The rules:
 
 - What must not be forgotten is written down before anything follows from it: a plan that ends the
-  job, or orders another attempt, does nothing else. What follows is decided anew from the status.
+  job, or orders another attempt, does nothing else. What follows is decided again from the status.
 - A pod that ends is replaced, left, counted or fatal (``pod_failures.py``). One failure of user
   code is one, however many pods it takes with it: the next attempt has other pods and another run
   id.
@@ -94,8 +94,8 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
 
 def _accept_job(context: PlanContext, new: bool) -> None:
     spec, status, memory = context.spec, context.status, context.status.memory
-    if status.set_condition(CREATED, True, "Accepted", "the controller has taken the job on"):
-        status.add_event("Accepted", "the controller has taken the job on")
+    if status.set_condition(CREATED, True, "Accepted", "the controller has accepted the job"):
+        status.add_event("Accepted", "the controller has accepted the job")
         status.values.setdefault("attempt", 0)
         status.count_restarts({})
     labels = selector(spec.name)
@@ -271,8 +271,8 @@ def _suspend(context: PlanContext) -> JobPlan:
 
 def _run(context: PlanContext) -> JobPlan:
     status = context.status
-    if status.set_condition(SUSPENDED, False, "Resumed", "the job goes on"):
-        status.add_event("Resumed", "the job goes on")
+    if status.set_condition(SUSPENDED, False, "Resumed", "the job was resumed"):
+        status.add_event("Resumed", "the job was resumed")
     pod_planning.ensure_supporting_objects(context)
     pod_planning.delete_former_pods(context)
     if status.memory.done:

@@ -56,7 +56,7 @@ class Rule:
 
     Attributes:
         action: ``FailJob``; ``Restart``: replaced, not counted; ``Count``: a failure of the user's
-            code; ``Ignore``: the pod is left as it ended, and the others go on without it.
+            code; ``Ignore``: the pod is left as it ended, and the others continue without it.
         codes: exit codes; empty: any.
         within: the code must be among them; False: must not.
         reasons: of the pod or the container (``OOMKilled``); empty: any.
@@ -124,7 +124,7 @@ class JobSpec:
         spares: pods beyond ``maximum``, kept while ``replicas`` is ``maximum``. (Below it a
             further pod would be a member like any other.)
         nproc: ``nprocPerNode``: a number, ``auto``, ``gpu``, ``cpu``; "" if not given.
-        max_restarts: failures of user code that the agents mend among themselves; None: their own
+        max_restarts: failures of user code that the agents handle; None: their own
             default.
         restart_policy: of the workers.
         suspend: there are to be no pods.

@@ -255,7 +255,7 @@ def worker_pod(
         bounds: fewest and most nodes, as this attempt was launched with. Agents that say different
             bounds take each other for different jobs.
         life: grows with each pod of this name. A pod is made when the one before is gone, so its
-            agent tells the others that nobody has to wait for that one.
+            agent tells the others not to wait for that one.
         resuming: other pods may be training in a round of this attempt: should etcd have lost its
             memory, the agent waits for them.
     """

@@ -115,7 +115,7 @@ class PlanContext:
 
     @property
     def ending(self) -> bool:
-        """Whether a pod of an earlier attempt is at work: it may be writing a checkpoint.
+        """Whether a pod of an earlier attempt still runs: it may be writing a checkpoint.
 
         One on a node that is lost may never say that it has ended; it is not waited for.
         """

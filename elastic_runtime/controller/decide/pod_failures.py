@@ -35,7 +35,7 @@ class Meaning(Enum):
     DONE = "done"
     """Training is done; the others end as well."""
     REPLACE = "replace"
-    """Nobody's fault: another pod takes its place, and nothing is counted."""
+    """Not a fault of the script: another pod takes its place, and nothing is counted."""
     LEAVE = "leave"
     """It stays as it ended, and is not replaced."""
     COUNT = "count"
@@ -103,7 +103,7 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
 
     Args:
         spec: the job's, for its policies.
-        pod: one that has ended, and that nobody has deleted.
+        pod: one that has ended, and was not deleted.
 
     Returns:
         What follows, and why.

@@ -1,7 +1,7 @@
 """The status of an ElasticJob: conditions that tell the truth, and what must be remembered.
 
 A ``StatusBuilder`` begins as the old status and becomes the new one. What the next decision has to
-know and nobody else needs is in the field ``memory``; everything else is for people.
+know is in the field ``memory``, which is for it alone; everything else is for people.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Memory:
         failures: failures of the user's code, counted against ``backoffLimit``.
         until: when the present attempt may begin, in seconds since 1970.
         begun: enough of its pods have run.
-        done: a pod of the present attempt ended well; nothing is created any more.
+        done: a pod of the present attempt ended well; nothing is created from then on.
         slots: by index.
         counted: the restarts that agents reported last.
         stepped: when the step was last written, in seconds since 1970.
@@ -121,7 +121,7 @@ class StatusBuilder:
 
     @property
     def ended(self) -> bool:
-        """Whether the job has succeeded or failed, for good."""
+        """Whether the job has succeeded or failed."""
         return self.holds(SUCCEEDED) or self.holds(FAILED)
 
     def reason_of(self, kind: str) -> str:

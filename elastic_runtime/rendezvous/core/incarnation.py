@@ -91,7 +91,7 @@ def create_job(state: NodeState, now: float) -> Decision:
 
 
 def begin_incarnation(state: NodeState, now: float) -> Decision:
-    """Begins a new incarnation once no node of the old one can be training any more."""
+    """Begins a new incarnation once no node of the old one can still be training."""
     last = state.round_record
     silent = [m for m in (last.members if last else ()) if not _is_over(state, m)]
     asked = send_probes(state, silent, 4 * state.policy.probe_every, now)
@@ -132,7 +132,7 @@ def _is_over(state: NodeState, member: Member) -> bool:
 def _await_silent(state: NodeState, silent: list[Member], lingering: bool) -> Decision:
     names = listed([member.name for member in silent])
     if lingering:
-        return wait(state, f"the last incarnation of this job is still ending on {names}")
+        return wait(state, f"the previous run of this job has not ended yet on {names}")
     asked = [state.reach.answers.get(member.node) for member in silent]
     if any(answer in (None, REFUSED, OTHER) for answer in asked):
         return Decision(state)

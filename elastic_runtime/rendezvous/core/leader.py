@@ -208,7 +208,7 @@ def _why_change(state: NodeState, last: LastRound, now: float) -> tuple[str, flo
     if last.round.size > last.job.max_nodes:
         return f"the job was scaled to at most {last.job.max_nodes} nodes", NEVER
     if MemberStatus.ENDED_WELL in last.statuses.values():
-        return "", NEVER  # the job is ending: no node joins any more
+        return "", NEVER  # the job is ending: no node joins from now on
     growth, grows_at = _why_grow(state, last, now)
     if growth:
         return growth, grows_at
@@ -312,7 +312,7 @@ def _await(state: NodeState, missing: list[Member], now: float) -> Decision:
 
 
 def _go_on(state: NodeState, last: LastRound, now: float) -> Decision:
-    """What follows from a broken round once it waits for no member any more."""
+    """What follows from a broken round once it waits for no member."""
     cost = cost_of(state, last)
     if cost.ends:
         cause, members = cost.cause, last.round.members

@@ -158,7 +158,7 @@ def _lost(state: NodeState, why: str, acked_at: float | None, now: float) -> Nod
 
 
 def _lease_lost(state: NodeState, acked_at: float | None, now: float) -> NodeState:
-    # We may have stood still ourselves: for a while, absent keys of others prove nothing.
+    # This process may have been stopped: for a while, absent keys of others prove nothing.
     contact, own = replace(state.contact, regained_at=now), replace(state.own, lease_lost=True)
     return _acked(replace(state, contact=contact, own=own), acked_at, now)
 
@@ -194,7 +194,7 @@ def _applied(state: NodeState, event: Applied, now: float) -> NodeState:
 
 
 def _parts_gone(state: NodeState, event: PartsGone) -> NodeState:
-    """What is known of the round's members stays, and cannot be read any more."""
+    """What is known of the round's members stays, and can no longer be read."""
     shown = state.shown
     if shown.round.version != event.version:
         return state

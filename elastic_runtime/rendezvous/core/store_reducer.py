@@ -217,7 +217,7 @@ def _with_job(state: NodeState, common: CommonRecord) -> NodeState:
     if not isinstance(job, JobRecord):
         return replace(state, shown=replace(state.shown, job=common))
     if state.secret and not job.secret:
-        # An elasticctl of a version that knows none has written it: the leader mends it.
+        # An elasticctl of a version that knows none has written it: the leader rewrites it.
         job = replace(job, secret=state.secret)
         common = replace(common, record=job, unreadable=True)
     return replace(
@@ -237,7 +237,7 @@ def _with_round(state: NodeState, common: CommonRecord) -> NodeState:
     if unseen and (unseen.incarnation != sealed.incarnation or unseen.number <= sealed.number):
         history = replace(history, unseen=None)
     # A store that was emptied may count from the beginning again. What it had before is over then,
-    # and must not be given back if it is emptied once more.
+    # and must not be written again if it is emptied once more.
     other = known is not None and known.incarnation != sealed.incarnation
     if sealed.number <= history.last_number and not other:
         if known is not None and sealed.whole and known.identity == sealed.identity:

@@ -34,7 +34,7 @@ C10D = "elastic-c10d"
 
 _DEFAULT_PORTS = {ETCD_V3: defaults.ETCD_PORT, C10D: defaults.C10D_PORT}
 
-# torch itself puts this key into every configuration (900 s): nobody may have asked for it.
+# torch itself puts this key into every configuration (900 s), so it is not a user's.
 _SET_BY_TORCH = "timeout"
 
 

@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Store
 
-# Seconds: that connecting to a round's store may take (torch asks for the name of whom it connects
-# to, which takes 5 s where a resolver drops the query), and one answer of it (the exit barrier sets
-# its own); that the end of the job is waited for.
+# Seconds: that connecting to a round's store may take (torch asks for the name of the host that it
+# connects to, which takes 5 s where a resolver drops the query), and one answer of it (the exit
+# barrier sets its own); that the end of the job is waited for.
 _CONNECT = 6.0
 _READ = 60.0
 _END = 3.0
@@ -230,7 +230,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             self._leave(self._round, reason or f"the workers ended on {self._identity.name}")
 
     def _join_again(self) -> None:
-        """The job went on without this node: it joins again as a new one."""
+        """The job continued without this node: it joins again as a new one."""
         with self._noticed:
             self._sealed, self._out = None, ""
         self._round, self._round_store = None, None

@@ -113,7 +113,7 @@ def assess(
         cut: which members did not reach each other, for people; "": all did, as far as is known.
 
     Returns:
-        The new budget, and whether, why and when to go on.
+        The new budget, and whether, why and when to continue.
     """
     if cut and not names_cause(reports):
         return _cut_off(budget, reports, cut)

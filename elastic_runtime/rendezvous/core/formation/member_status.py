@@ -38,14 +38,14 @@ class MemberStatus(Enum):
     """The status of a member of the last round."""
 
     RUNNING = "running"  # as far as we know
-    BACK = "back"  # its workers have ended, it wants to go on
+    BACK = "back"  # its workers have ended, it wants to continue
     ENDED_WELL = "done"
     LEFT = "left"  # said goodbye
     DEAD = "dead"  # proven
     LEASE_ENDED = "absent"
 
 
-# No node waits for these any more; the lost ones have not said goodbye.
+# No node waits for these any longer; the lost ones have not said goodbye.
 OVER = (MemberStatus.LEFT, MemberStatus.DEAD, MemberStatus.LEASE_ENDED)
 LOST_STATUSES = (MemberStatus.DEAD, MemberStatus.LEASE_ENDED)
 _PROOF_MESSAGES = {

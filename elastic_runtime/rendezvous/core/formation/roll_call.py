@@ -1,9 +1,9 @@
-"""The way out of a large round of which no node has all members any more: pure.
+"""The way out of a large round of which no node has all members any longer: pure.
 
 Its parts are gone from the store, and so are the keepers that could write them again. Each member
 knows its own rank, and every live node has a key: so the leader orders all to leave the round, at a
 step boundary if all its nodes are there, and each writes which rank it had (``NodeRecord.rank``).
-A node that was not in the round writes that, so that the leader does not wait for it in vain. The
+A node that was not in the round writes that, so that the leader does not wait for it. The
 nodes that have answered are what is left of the round, and the next one follows from it as from any
 other.
 """
@@ -116,7 +116,7 @@ def _all_well(state: NodeState, last: RoundRecord, there: list[NodeRecord]) -> b
 
 
 def _why_broken(state: NodeState, last: RoundRecord, there: list[NodeRecord], now: float) -> str:
-    """Why the round cannot go on as it is; "" if it can, as far as is seen."""
+    """Why the round cannot continue as it is; "" if it can, as far as is seen."""
     for node in there:
         fault = node.fault if _has_left(node, last) and node.rank >= 0 else None
         if fault is not None and fault.kind not in (ASKED, PLANNED):
@@ -175,7 +175,7 @@ def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
 
 
 def _begin_without_members(state: NodeState, silent: list[NodeRecord], now: float) -> Decision:
-    """Begins another incarnation when no node of the round can be training any more."""
+    """Begins another incarnation when no node of the round can still be training."""
     state = state.start(Timer.OLD_LIFE_SILENT, now)
     due = state.timers[Timer.OLD_LIFE_SILENT] + state.policy.timeouts.fence_timeout
     if now >= due and not silent:

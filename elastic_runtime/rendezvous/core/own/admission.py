@@ -54,7 +54,7 @@ def _await_other(state: NodeState, leader: Peer, now: float) -> Decision:
     """Another job has the run id, if one of its nodes is alive."""
     name = leader.record.name
     if state.outcome_record is not None:
-        return wait(state, f"the last job under this run id is ending on {name}")
+        return wait(state, f"the previous job with this run id is ending on {name}")
     answer = state.reach.answers.get(leader.record.node)
     if answer in (ALIVE, BUSY):
         return Decision(state.with_notice(Conflict(_conflict_text(state, leader)), once="conflict"))

@@ -1,7 +1,7 @@
 """What one node does about itself: its own key, its leader, what its agent has to know: pure.
 
 It keeps its own key up to date, finds out which node leads, and notifies its agent: of a round that
-it is in, of an order to leave it, of the end, or that the job went on without it.
+it is in, of an order to leave it, of the end, or that the job continued without it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def decide_for_own_node(state: NodeState, now: float) -> Decision:
 
 
 def _check_excluded(state: NodeState, now: float) -> Decision:
-    """Has the job gone on without us?"""
+    """Has the job continued without this node?"""
     if _record(state).status == GONE:
         return Decision(state)
     reason = _why_excluded(state, now)
@@ -120,7 +120,7 @@ def _of_job(state: NodeState, settings: str) -> bool:
 
 
 def _give_round_back(state: NodeState, now: float) -> Decision:
-    """Writes our round into a store that has lost its data, so that the numbers go on."""
+    """Writes our round into a store that has lost its data, so that numbering continues."""
     ours, shown, job = _to_restore(state), state.shown.round, state.job_record
     if ours is None or _record(state).status == GONE:
         return Decision(state)
@@ -158,7 +158,7 @@ def _to_restore(state: NodeState) -> RoundRecord | None:
 def _skip_called_off(state: NodeState, now: float) -> Decision:
     """A round that was broken before this node learned of it is left without having begun.
 
-    So is one that the node was not in, if no node knows its members any more. One that is only to
+    So is one that the node was not in, if no node knows its members any longer. One that is only to
     be left at a common step is entered first: the ranks of the others are connecting to ours.
     """
     record, last, switch = _record(state), state.round_record, state.switch_record

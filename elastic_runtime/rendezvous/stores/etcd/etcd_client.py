@@ -211,7 +211,7 @@ class EtcdClient:
             self._signed_in = True
 
     def sign_out(self) -> None:
-        """Drops a token that the store does not accept any more."""
+        """Drops a token that the store no longer accepts."""
         self._token = ""
         self._signed_in = not self._endpoint.user
 

@@ -145,7 +145,7 @@ class Hub:
         return number
 
     def unwatch(self, number: int) -> None:
-        """Ends a watch; no response of it is passed on any more."""
+        """Ends a watch; no response of it is passed on from then on."""
         if self._watchers.pop(number, None) and self._stream is not None:
             cancel = rpc.WatchCancelRequest(watch_id=number)
             self._stream.send(rpc.WatchRequest(cancel_request=cancel))

@@ -9,9 +9,9 @@ what was missed while the store was lost, may come later than younger ones.
 
 **When the stream of watches breaks**, the view asks the store for the same ranges *as of the last
 revision that it delivered*. A store that answers what we knew has kept its data, and the
-watches go on from there: nothing is lost, nothing comes twice. One that answers anything else has
-another history. Its revision alone would not show it: after a restart on an empty disk, others may
-have written more than there was before until we are back.
+watches continue from there: nothing is lost, nothing comes twice. One that answers anything else
+has another history. Its revision alone would not show it: after a restart on an empty disk, others
+may have written more than there was before until we are back.
 
 **The narrow view** follows the oldest node. When that one vanishes, or when our own key appears
 and there was no node to follow, the view finds the next one by itself, and reports both at once
@@ -157,7 +157,7 @@ class View:
             self._listener(event)
 
     def stop(self) -> None:
-        """Follows and reports nothing any more."""
+        """Stops to follow and to report."""
         self._listener = None
         self._break_off()
 

@@ -108,7 +108,7 @@ def test_what_is_newer_than_the_state_that_was_resumed_is_set_aside(
     assert term.acquire(ENTRIES) == 2
     assert set_aside(entries_of(tmp_path)) == [CheckpointId(1, 6)]
     (said,) = [record.msg % record.args for record in caplog.records]
-    assert said.startswith("checkpoint.set_aside") and "went on from step-5.term-1" in said
+    assert said.startswith("checkpoint.set_aside") and "continued from step-5.term-1" in said
 
 
 def test_memory_that_others_gave_needs_a_newer_term(tmp_path: Path) -> None:
