@@ -14,7 +14,7 @@ from elastic_runtime.controller.agent_reports import AgentReports
 from elastic_runtime.controller.cluster_state import ClusterState
 from elastic_runtime.controller.controller_metrics import ControllerMetrics, serve
 from elastic_runtime.controller.decide.decision import decide
-from elastic_runtime.controller.decide.job_spec import GROUP, JOBS, PLURAL, VERSION
+from elastic_runtime.controller.decide.job_spec import API_GROUP, JOBS, PLURAL, VERSION
 from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
 from elastic_runtime.controller.event_recorder import COMPONENT
 from elastic_runtime.controller.reconcile import Reconciler
@@ -121,7 +121,7 @@ class Controller:
 
     async def _installed(self, client: ApiClient) -> None:
         """Waits until the custom resource is there."""
-        reported, path = "", f"/apis/{GROUP}/{VERSION}"
+        reported, path = "", f"/apis/{API_GROUP}/{VERSION}"
         while True:
             try:
                 served = await client.get(path)

@@ -223,14 +223,14 @@ def probe_node(node: str, address: str, port: int, timeout: float, secret: str) 
         ``silent`` (also if a stranger answers).
     """
     try:
-        return _judged(node, ask_node(node, address, port, timeout, secret))
+        return _read_answer(node, ask_node(node, address, port, timeout, secret))
     except ConnectionRefusedError:
         return REFUSED
     except OSError:
         return SILENT
 
 
-def _judged(node: str, body: dict[str, Any]) -> str:
+def _read_answer(node: str, body: dict[str, Any]) -> str:
     if body.get("node") != node:
         return OTHER
     return BUSY if body.get("busy") is True else ALIVE
@@ -301,13 +301,15 @@ class Prober:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            threads.report(error)
+            threads.report_crash(error)
 
     async def _probe(self, node: str, address: str, port: int, secret: str) -> None:
         async with self._turn:
             try:
                 async with asyncio.timeout(self._timeout):
-                    answer = _judged(node, await self._ask(_Asking(node, secret), address, port))
+                    answer = _read_answer(
+                        node, await self._ask(_Asking(node, secret), address, port)
+                    )
             except ConnectionRefusedError:
                 answer = REFUSED
             # No thread for the look-up of a name; one that can be none, as with an empty part.

@@ -20,7 +20,7 @@ from elastic_runtime.rendezvous.core.round_parts import (
     joined,
     keys,
     part_of,
-    sample_of,
+    probed_parts,
 )
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
@@ -202,7 +202,7 @@ class RoundCompleter:
 
     def _with_sample(self, some: RoundRecord, node: str) -> RoundRecord | None:
         """The round with those that this node is to probe; None: some parts are missing."""
-        near = sample_of(some, node)
+        near = probed_parts(some, node)
         found = decoded([entry for key in near for entry in self._read(key)], self._wrong)
         return joined(some, found) if len(found) == len(near) else None
 

@@ -63,11 +63,11 @@ def _run(target: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         target(*args)
     except Exception as error:
-        if not report(error):
+        if not report_crash(error):
             raise
 
 
-def report(error: BaseException) -> bool:
+def report_crash(error: BaseException) -> bool:
     """Hands an unexpected exception in the present thread to the watcher.
 
     For loops that catch what their callbacks raise, and continue.

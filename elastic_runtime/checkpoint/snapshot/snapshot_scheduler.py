@@ -26,7 +26,7 @@ from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, Refusa
 from elastic_runtime.checkpoint.snapshot.peer_reader import SnapshotSource
 from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
 from elastic_runtime.checkpoint.snapshot.snapshot_writer import SnapshotWriter
-from elastic_runtime.checkpoint.storage.storage_contract import explained
+from elastic_runtime.checkpoint.storage.storage_contract import storage_errors
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.events.snapshot_events import (
     SnapshotDiscarded,
@@ -183,7 +183,7 @@ class SnapshotScheduler:
         def need(ranks: Sequence[int]) -> int:
             return sum(_EXTRA + sizes[rank] for rank in ranks)
 
-        with explained(f"take snapshots in {memory.directory}"):
+        with storage_errors(f"take snapshots in {memory.directory}"):
             free = os.statvfs(memory.directory)  # a cleaner of /dev/shm may have removed it
         store.tidy()
         needs = NodeMemory(

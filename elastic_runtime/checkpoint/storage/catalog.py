@@ -22,7 +22,7 @@ from elastic_runtime.checkpoint.format.manifest import (
     set_aside,
 )
 from elastic_runtime.checkpoint.format.part_columns import read_parts
-from elastic_runtime.checkpoint.storage.retention import decide
+from elastic_runtime.checkpoint.storage.retention import apply_retention
 from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 
 if TYPE_CHECKING:
@@ -195,7 +195,9 @@ def decide_kept(rule: Retention, found: Iterable[CatalogEntry]) -> list[Retentio
     One that contains a foreign file is counted, and stays whatever the rule says.
     """
     whole = {one.which: one for one in found if one.status is CheckpointStatus.WHOLE}
-    decisions = decide(rule, [one.manifest for one in whole.values() if one.manifest is not None])
+    decisions = apply_retention(
+        rule, [one.manifest for one in whole.values() if one.manifest is not None]
+    )
     return [_keep_if_foreign(decision, whole[decision.which]) for decision in decisions]
 
 

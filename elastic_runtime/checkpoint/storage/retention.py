@@ -94,7 +94,7 @@ def _not_understood(keep_every: object) -> CheckpointUsageError:
     )
 
 
-def decide(rule: Retention, whole: Iterable[Manifest]) -> list[RetentionDecision]:
+def apply_retention(rule: Retention, whole: Iterable[Manifest]) -> list[RetentionDecision]:
     """Says which checkpoints stay.
 
     Args:

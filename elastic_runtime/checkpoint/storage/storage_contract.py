@@ -59,7 +59,7 @@ _NAMELESS = ("", "none")
 
 
 @contextmanager
-def explained(doing: str) -> Iterator[None]:
+def storage_errors(doing: str) -> Iterator[None]:
     """Turns a failure of the file system into an error for people.
 
     Args:
@@ -262,7 +262,7 @@ class Storage(Source):
         """Who has taken a term; nothing if it is taken no more, or it is unknown by whom it was."""
         name = layout.term_name(term)
         found: object = None
-        with explained(f"read {self.where}/{name}"), suppress(FileNotFoundError, ValueError):
+        with storage_errors(f"read {self.where}/{name}"), suppress(FileNotFoundError, ValueError):
             found = json.loads(self._read_entry(name))
         return found if isinstance(found, dict) else {}
 

@@ -24,7 +24,7 @@ from elastic_runtime.cli.ctl import run_screen
 from elastic_runtime.cli.ctl.run_report import RunRecords, RunReport, make_report, read_records
 from elastic_runtime.cli.kube import kube_commands
 from elastic_runtime.cli.kube.command_options import JobRef, cluster_options
-from elastic_runtime.cli.printing import FORMAT, console, show
+from elastic_runtime.cli.printing import FORMAT_OPTION, console, show
 from elastic_runtime.endpoint import C10D, parse_endpoint, read_credentials
 from elastic_runtime.errors import (
     RecordError,
@@ -175,7 +175,7 @@ def _option(flag: str, text: str, *aliases: str, required: bool = False) -> Call
 
 @click.command()
 @_with_store_or_job
-@FORMAT
+@FORMAT_OPTION
 @click.option("--watch", is_flag=True, help="continue until the job ends")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
 def status(target: RunInStore | JobRef, form: str, watch: bool, interval: float) -> None:
@@ -195,7 +195,7 @@ def status(target: RunInStore | JobRef, form: str, watch: bool, interval: float)
 
 @click.command()
 @_with_store(run=False)
-@FORMAT
+@FORMAT_OPTION
 def runs(target: RunInStore, form: str) -> None:
     """Lists the runs under an etcd prefix, or in a store that a job hosts itself."""
     found = _runs_of_c10d(target) if target.endpoint.backend == C10D else _runs_of_etcd(target)
@@ -227,7 +227,7 @@ def _runs_of_c10d(target: RunInStore) -> dict[str, RunRecords]:
 
 @click.command()
 @_with_store_or_job
-@FORMAT
+@FORMAT_OPTION
 def events(target: RunInStore | JobRef, form: str) -> None:
     """Lists the last events of a run in a store, or of a JOB of a cluster."""
     if isinstance(target, JobRef):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli.kube.job_fields import check_fields
 from elastic_runtime.controller.decide.job_spec import (
+    API_GROUP,
     CONTAINER,
-    GROUP,
     KIND,
     LONGEST_NAME,
     VERSION,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GPU = "nvidia.com/gpu"
 
-_API_VERSION = f"{GROUP}/{VERSION}"
+_API_VERSION = f"{API_GROUP}/{VERSION}"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CPU = re.compile(r"\d+m|\d+(\.\d+)?")
 _MEMORY = re.compile(r"\d+(\.\d+)?([KMGTPE]i?|k|m)?")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from elastic_runtime.controller.decide.job_spec import GROUP, JOBS
+from elastic_runtime.controller.decide.job_spec import API_GROUP, JOBS
 from elastic_runtime.controller.decide.manifests import GROUP_LABEL, JOB_LABEL
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
 from elastic_runtime.kubernetes.api_errors import NOT_KUBERNETES, ApiError
@@ -162,7 +162,7 @@ class JobClient:
 
     def pods(self, name: str) -> list[Object]:
         """All pods of a job, its etcd included."""
-        selector = f"{GROUP_LABEL}={GROUP},{JOB_LABEL}={check_name('job', name)}"
+        selector = f"{GROUP_LABEL}={API_GROUP},{JOB_LABEL}={check_name('job', name)}"
         return self._select(PODS, {"labelSelector": selector})
 
     def events(self, kind: str, name: str = "") -> list[Object]:

@@ -27,7 +27,7 @@ from elastic_runtime.cli.kube.job_report import (
 )
 from elastic_runtime.cli.kube.job_watch import poll
 from elastic_runtime.cli.kube.pod_logs import LogFilter, LogFollower, read_logs, role_of
-from elastic_runtime.cli.printing import FORMAT, console, show
+from elastic_runtime.cli.printing import FORMAT_OPTION, console, show
 from elastic_runtime.controller.decide.job_spec import KIND
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import POLL_INTERVAL
@@ -54,7 +54,7 @@ _INTERVAL = click.option(
 @click.option("--all-namespaces", "-A", "everywhere", is_flag=True, help="of the whole cluster")
 @click.option("--watch", is_flag=True, help="continue until interrupted")
 @_INTERVAL
-@FORMAT
+@FORMAT_OPTION
 @cluster_options
 def jobs(ref: ClusterRef, everywhere: bool, watch: bool, interval: float, form: str) -> None:
     """Lists the jobs of a namespace."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide.job_spec import (
     COUNT,
-    EXIT_CODE,
     FAIL_JOB,
     IGNORE,
-    NEVER,
     RESTART,
+    RESTART_BY_EXIT_CODE,
+    RESTART_NEVER,
 )
 from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED
 from elastic_runtime.errors import (
@@ -115,7 +115,7 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
     for rule in spec.rules:
         if rule.meets(code, pod.reason):
             return PodEnd(_RULES[rule.action], "FailurePolicy", f"{how} (failurePolicy)")
-    if spec.restart_policy == NEVER:
+    if spec.restart_policy == RESTART_NEVER:
         return PodEnd(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is Never")
     if taken:
         return PodEnd(Meaning.REPLACE, pod.reason, how)
@@ -125,7 +125,7 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
         return PodEnd(Meaning.FAIL, pod.reason, how)
     if code in _RETRYABLE:
         return PodEnd(Meaning.REPLACE, "PodFailed", how)
-    if spec.restart_policy == EXIT_CODE:
+    if spec.restart_policy == RESTART_BY_EXIT_CODE:
         if code is None or code < 128:
             return PodEnd(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is ExitCode")
         return PodEnd(Meaning.REPLACE, "PodFailed", how)

@@ -32,7 +32,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
     LastRound,
     MemberStatus,
     cost_of,
-    fault_of,
+    fault_of_member,
     is_cause_known,
     last_round,
     leader_of,
@@ -185,7 +185,7 @@ def _why_broken(state: NodeState, last: LastRound) -> str:
             return loss_message(state, member)
         if status not in (MemberStatus.BACK, MemberStatus.LEFT):
             continue
-        fault = fault_of(state, member, last.round)
+        fault = fault_of_member(state, member, last.round)
         if fault is not None and (fault.kind not in (ASKED, PLANNED) or not planned):
             return f"{fault.reason} on {member.name}"
         # A node that goes without a report on this round was not in it: no rank can connect to it.
@@ -316,7 +316,9 @@ def _go_on(state: NodeState, last: LastRound, now: float) -> Decision:
     cost = cost_of(state, last)
     if cost.ends:
         cause, members = cost.cause, last.round.members
-        where = next((m.name for m in members if fault_of(state, m, last.round) == cause), "")
+        where = next(
+            (m.name for m in members if fault_of_member(state, m, last.round) == cause), ""
+        )
         usage = cause is not None and is_usage_error(cause)
         code = EXIT_USAGE if usage else EXIT_FAILED
         outcome = OutcomeRecord(last.job.incarnation, False, code, cost.reason, cause, where)

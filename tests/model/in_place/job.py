@@ -340,7 +340,7 @@ class Job:
         save.by[0].term.set_newer_aside()
         stored = [one for one in newest_first(self.storage.names()) if one in self.storage.whole]
         whole = [Manifest(one.step, one.term, world=1) for one in stored]
-        for verdict in retention.decide(self.rule, whole):
+        for verdict in retention.apply_retention(self.rule, whole):
             if verdict.keep:
                 continue
             history = self.storage.whole.pop(verdict.which)

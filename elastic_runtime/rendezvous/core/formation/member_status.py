@@ -180,7 +180,7 @@ def _reports(state: NodeState, last: LastRound) -> list[FaultReport]:
     """The members' reports on why they left the last round, and one for each lost member."""
     reports = []
     for member in last.round.members:
-        fault = fault_of(state, member, last.round)
+        fault = fault_of_member(state, member, last.round)
         if last.statuses[member.node] in LOST_STATUSES:
             lost = loss_message(state, member)
             reports.append(FaultReport(last.round.number, LOST, lost, signature=LOST))
@@ -189,7 +189,7 @@ def _reports(state: NodeState, last: LastRound) -> list[FaultReport]:
     return reports
 
 
-def fault_of(state: NodeState, member: Member, last: RoundRecord) -> FaultReport | None:
+def fault_of_member(state: NodeState, member: Member, last: RoundRecord) -> FaultReport | None:
     """A member's report on why it left the last round."""
     record = record_of(state, member.node)
     fault = record.fault if record else None

@@ -186,7 +186,7 @@ class Hosting:
         """
         mine = self.server.me.where if self.server is not None and self.hosts else ""
         term = self.server.term if self.server is not None else 0
-        hello = {"protocol": wire.PROTOCOL, "asks": True, "term": term, "host": mine}
+        hello = {"protocol": wire.STORE_PROTOCOL, "asks": True, "term": term, "host": mine}
         try:
             (await HostConnection.open(where, hello, _LOOK)).close()
         except HostMoved as moved:

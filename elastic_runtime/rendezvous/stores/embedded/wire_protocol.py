@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # The first bytes of a client: no torch client, browser or scanner sends them.
 PREFACE = b"elastic-runtime store\n"
 # The version of these frames. A client of another version is refused with both versions.
-PROTOCOL = 1
+STORE_PROTOCOL = 1
 # Bytes of a frame. A snapshot of all keys of 10,000 nodes has 5 MB; their round lies in parts.
 MAX_FRAME = 32 * 2**20
 # Bytes of a client's first frame, which any process can send. It has the keys of dead nodes.

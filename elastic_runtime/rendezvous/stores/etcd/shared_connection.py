@@ -110,7 +110,7 @@ class Hub:
                 call()
             except Exception as error:
                 # A store that has missed an event shows what is no longer so: its owner has to go.
-                if not threads.report(error):
+                if not threads.report_crash(error):
                     _LOG.exception("an event of the store %s was not taken", self.endpoint)
         if self._stream is not None:
             self._stream.close()
