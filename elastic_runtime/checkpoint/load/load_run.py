@@ -248,7 +248,7 @@ class LoadRun:
     def _explained(self) -> Iterator[None]:
         """Makes whatever goes wrong an error for all ranks: the others wait for what comes of it.
 
-        If the checkpoint is no more, it says so, instead of what went wrong because of that.
+        If the checkpoint was deleted, it says so, instead of what went wrong because of that.
         """
         try:
             yield

@@ -251,7 +251,7 @@ def delete_checkpoints(
 def remove_unfinished(storage: Storage, term: int) -> list[CheckpointId]:
     """Removes what saves of older terms have left unfinished; for a job, once in its term.
 
-    A save of an older term can never be committed, so none of it is under way any more in a way
+    A save of an older term can never be committed, so none of it is under way in a way
     that counts: see ``Storage.check_term``.
 
     Args:

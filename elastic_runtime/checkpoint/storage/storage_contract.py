@@ -259,7 +259,7 @@ class Storage(Source):
             raise self._taken(newest, f"and this process is still in round {own}")
 
     def _holder(self, term: int) -> Mapping[str, object]:
-        """Who has taken a term; nothing if it is taken no more, or it is unknown by whom it was."""
+        """Who has taken a term; nothing if it is not taken now, or by an unknown process."""
         name = layout.term_name(term)
         found: object = None
         with storage_errors(f"read {self.where}/{name}"), suppress(FileNotFoundError, ValueError):

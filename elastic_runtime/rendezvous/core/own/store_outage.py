@@ -5,8 +5,8 @@ three things follow, each at its own time:
 
 - **The fence.** Others may take it for dead once its lease has run out, and continue without it
   after ``--fence-timeout``. What counts is when the last request was *sent* that the store
-  acknowledged: the others may have had no sign of it since then. ``FENCE_RESERVE`` before the end
-  of the fence it stops its workers.
+  acknowledged: the others may have had no sign of it since then. It stops its workers when only the
+  share ``FENCE_RESERVE`` of the fence is left.
 - **The end.** What a node waits for (a round, the end of the job) comes through the store. So it
   gives up when it has waited for ``--join-timeout`` without being served. This is the one place
   that knows of it: a node waits if and only if ``Timer.WAITING`` runs.

@@ -43,7 +43,7 @@ class EtcdTimeout(StoreUnavailable):
 
 
 class TokenRejected(StoreUnavailable):
-    """The auth token is not valid (any more): sign in again. The call had no effect."""
+    """The auth token is not valid, or no longer: sign in again. The call had no effect."""
 
 
 class LeaseGone(StoreUnavailable):
