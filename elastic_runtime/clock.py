@@ -17,6 +17,10 @@ class Clock(Protocol):
         ...
 
 
+# A moment that does not come: nothing is due.
+NEVER = float("inf")
+
+
 class MonotonicClock:
     """The clock of the machine."""
 

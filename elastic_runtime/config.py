@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import defaults
 from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.errors import UsageError
+from elastic_runtime.limits import FENCE_RESERVE
 from elastic_runtime.reporting.json_lines import AUTO
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ FUNCTION = "function"
 
 LOOPBACK = "127.0.0.1"
 LAST_PORT = 65535
-
-# The part of the fence time-out that is left for an agent without a store to stop its workers in.
-FENCE_REST = 0.2
 
 
 # Of what nodes say to each other. It grows when that changes in a way that older versions do not
@@ -147,6 +145,25 @@ _FORMER_NAMES = {
 }
 
 
+# Options of torchrun's ``--rdzv-conf`` that are time-outs, and the fields of ``Timeouts`` that they
+# set; of several for one field the last one here counts.
+RDZV_CONF_TIMEOUTS = {
+    "join_timeout": "join_timeout",
+    "last_call_timeout": "last_call",
+    "rejoin_timeout": "rejoin_timeout",
+    "fence_timeout": "fence_timeout",
+    "lease_ttl": "lease_ttl",
+    "ttl": "lease_ttl",
+    "timeout": "connect_timeout",
+    "read_timeout": "connect_timeout",
+    "connect_timeout": "connect_timeout",
+    "batch": "join_batch",
+}
+
+# Fields of ``Timeouts`` that may be 0: such a wait is left out, or (``hang_timeout``) never ends.
+_MAY_BE_ZERO = {"last_call", "grace", "broken_grace", "join_batch", "hang_timeout"}
+
+
 def _with_former_names(cls: type[Timeouts]) -> type[Timeouts]:
     """Lets the class be made, and read, with the former names of its fields too."""
     make = cls.__init__
@@ -209,6 +226,22 @@ class Timeouts:
     probe_timeout: float = defaults.PROBE_TIMEOUT
     hang_timeout: float = defaults.HANG_TIMEOUT
 
+    def __post_init__(self) -> None:
+        """Refuses times that nothing can wait for.
+
+        Raises:
+            InvalidSetting: a time is negative, or 0 where there has to be some.
+        """
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in _MAY_BE_ZERO:
+                if not value >= 0:  # also true of a value that is not a number (NaN)
+                    why = "a time cannot be negative; give 0 or more seconds"
+                    raise InvalidSetting(why, **{each.name: value})
+            elif not value > 0:
+                why = "nothing can happen in no time; give more than 0 seconds"
+                raise InvalidSetting(why, **{each.name: value})
+
     @property
     def stop(self) -> float:
         """How long the workers of a node take to end, when it has to be quick."""
@@ -225,10 +258,10 @@ class Timeouts:
         """The shortest ``fence_timeout`` with which no worker trains on when others stop waiting.
 
         All times count from the last heartbeat that the store has acknowledged: a node without the
-        store stops its workers after ``1 - FENCE_REST`` of the fence, or when it knows of its loss
-        if that is later; and they need ``stop`` to end.
+        store keeps ``FENCE_RESERVE`` of the fence to stop its workers, or less if it knows of its
+        loss only later; and they need ``stop`` to end.
         """
-        return max(self.stop / FENCE_REST, self.lag + self.stop)
+        return max(self.stop / FENCE_RESERVE, self.lag + self.stop)
 
 
 @dataclass(frozen=True)
@@ -255,7 +288,7 @@ class Output:
     keep: int = defaults.KEEP_LOGS
 
     def shows(self, local_rank: int) -> bool:
-        """Whether anybody wants to see what this worker prints."""
+        """Whether the output of this worker is to be shown."""
         return not self.ranks or local_rank in self.ranks
 
 
@@ -282,11 +315,12 @@ class Siblings:
 
     Attributes:
         names: of the nodes.
-        word: the reading end of a pipe with one byte: who takes it speaks for all of them.
+        report_token: the reading end of a pipe with one byte: the process that reads it prints the
+            result for all of them.
     """
 
     names: tuple[str, ...]
-    word: int
+    report_token: int
 
 
 @dataclass(frozen=True)
@@ -299,14 +333,14 @@ class JobConfig:
         run_id: names the job in the store; with a store of ``launch``'s own it may be left out.
         min_nodes, max_nodes: bounds of the world, in nodes.
         workers: workers on this node.
-        min_workers: in place, how many of them are enough for the node to go on.
+        min_workers: in place, how many of them are enough for the node to continue.
         node_unit: the world is kept a multiple of this many nodes.
         node_name: for people; "" means the host's name.
         node_life: which start of the node of this name it is; earlier ones, with lower numbers,
             have certainly ended. 0: not numbered.
-        resuming: the job has run before: a store that shows nothing of it has lost its memory.
+        resuming: the job has run before: a store that shows nothing of it has lost its data.
         invocation: what all nodes that one command has started have in common; "": this is one.
-        siblings: those nodes, this one among them; None: nobody else is at its terminal.
+        siblings: those nodes, this one among them; None: no other node shares its terminal.
         local_addr: address under which other nodes reach this one; "" means: find out.
         max_restarts: failures of user code that the whole job may have.
         timeouts: all time-outs.
@@ -358,7 +392,7 @@ class JobConfig:
     log_file: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses what no job can be run with; the only place where bounds of settings are.
+        """Refuses what no job can be run with; bounds of time-outs are in ``Timeouts``.
 
         Raises:
             InvalidSetting: a setting is out of bounds.
@@ -385,10 +419,10 @@ class JobConfig:
         if times.fence_timeout >= times.shortest_fence:
             return
         raise InvalidSetting(
-            "too short for a node that has lost the store: it stops its workers after four fifths "
-            f"of it, but knows of the loss only after {times.lag:g} s (--lease-ttl "
-            f"{times.lease_ttl:g} s + 2 × {STORE_TIMEOUT:g} s for a write to fail), and they need "
-            f"{times.stop:g} s to end; give {times.shortest_fence:g} s or more",
+            "too short for a node that has lost the store: it stops its workers after "
+            f"{1 - FENCE_RESERVE:.0%} of it, but knows of the loss only after {times.lag:g} s "
+            f"(--lease-ttl {times.lease_ttl:g} s + 2 × {STORE_TIMEOUT:g} s for a write to fail), "
+            f"and they need {times.stop:g} s to end; give {times.shortest_fence:g} s or more",
             fence_timeout=times.fence_timeout,
         )
 

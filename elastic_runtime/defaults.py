@@ -71,7 +71,7 @@ HANG_TIMEOUT = 30.0
 # a node must know in time that it has lost the store (``Timeouts.shortest_fence``).
 STORE_TIMEOUT = 4.0
 # How long an absent key proves nothing, after contact with the store was regained or it has lost
-# its memory: at least this long, and a lease. Three back-offs of a connection fit into it.
+# its data: at least this long, and a lease. Three back-offs of a connection fit into it.
 SETTLE = 3.0
 # When a silent node is probed first, and then how often: a dead process answers (with a reset) at
 # once, and a pause of a few hundredths of a second is a scheduler's.

@@ -42,6 +42,7 @@ EXIT_NOT_ENOUGH_NODES = 3
 EXIT_STORE_UNREACHABLE = 4
 EXIT_LEFT = 5
 EXIT_CRASHED = 6
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 class ElasticError(Exception):

@@ -37,9 +37,9 @@ ETCD_DIAGNOSIS_TIMEOUT = 1.0
 # is connected and takes no writes is reported earlier.
 OUTAGE_REPORT_INTERVAL = 30.0
 FIRST_OUTAGE_REPORT = 1.0
-# The share of ``fence_timeout`` after which an agent without contact stops its workers: a little
-# before the others stop waiting for it.
-FENCE_SHARE = 0.8
+# The share of ``fence_timeout`` that an agent without contact keeps for stopping its workers: it
+# begins so much earlier than the others stop waiting for it.
+FENCE_RESERVE = 0.2
 # A write that failed so long ago and was not tried again says nothing about the store.
 STALE_REFUSAL = 15.0
 # How often a joiner that cannot reach the members tries again; and for how long after an answer to
@@ -152,7 +152,7 @@ DROP_GROUPS_TIMEOUT = 5.0
 SAVE_RETRY_PAUSES = Backoff(first=1.0, longest=60.0)
 # ... and before the last save of a program is, or one that it waits for: one pause for each further
 # try, all together well below the grace of a node that leaves.
-LAST_SAVE_RETRY_PAUSES = (0.5, 1.0, 2.0, 4.0)
+LAST_SAVE_RETRY_PAUSES = Backoff(first=0.5, longest=4.0).pauses(4)
 # How old the last save may become (``max_save_age`` if it is not given): so many intervals of
 # ``every``, but no shorter than so many seconds, as a short interval says little about how long a
 # storage may be away; and without an interval in seconds so many.

@@ -13,7 +13,7 @@ import torch
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
-from elastic_runtime.checkpoint.format.rank_outline import Item, digest, say
+from elastic_runtime.checkpoint.format.rank_outline import Item, say, text_digest
 from elastic_runtime.checkpoint.save import save_executor, staging
 from elastic_runtime.checkpoint.save.file_writer import write_description_file, write_file
 from elastic_runtime.checkpoint.save.rank_share import WritePlans
@@ -70,7 +70,7 @@ def sharded(whole: torch.Tensor, dim: int, world: int) -> list[Shard]:
 def plan_of(held: Sequence[Sequence[Item]]) -> WritePlan:
     """The plan of ranks that hold this."""
     said = [say(items, rank, len(held)) for rank, items in enumerate(held)]
-    digests = [[digest(part) for part in one.parts] for one in said]
+    digests = [[text_digest(part) for part in one.parts] for one in said]
     return WritePlans().of(digests, (part for one in said for part in one.parts))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.config import Timeouts
 from elastic_runtime.protocol.records import GROUP, PLANNED, FaultReport
-from elastic_runtime.rendezvous.core.events import Join, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import Join, LeftRound
 from elastic_runtime.rendezvous.core.notices import Excluded, Notice, Sealed, Surveyed, Switch
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Layout, Policy

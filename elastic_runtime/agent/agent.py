@@ -39,7 +39,7 @@ from elastic_runtime.errors import EXIT_FAILED, ElasticError
 from elastic_runtime.events.node_events import ListeningWide
 from elastic_runtime.limits import GOODBYE_TIMEOUT, HOST_STAYS
 from elastic_runtime.protocol.messages import Left, Note
-from elastic_runtime.rendezvous.core.events import Goodbye, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import Goodbye, LeftRound
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.probe import ProbeServer
@@ -156,9 +156,7 @@ class ElasticAgent:
             config.settings,
             config.node_life,
         )
-        return Participant(
-            store, Policy.of(config), identity, self._inbox.put, config.timeouts.probe_timeout
-        )
+        return Participant(store, Policy.of(config), identity, self._inbox.put)
 
     # ------------------------------------------------------------ for the caller
 
@@ -338,4 +336,4 @@ class ElasticAgent:
             part.say(Goodbye())
             part.wait_for_goodbye(GOODBYE_TIMEOUT)
         elif finish is not None and finish.outcome is not None:
-            part.outlast(HOST_STAYS)
+            part.wait_for_others_to_leave(HOST_STAYS)

@@ -107,11 +107,11 @@ def has_last_word(name: str, outcome: OutcomeRecord | None, siblings: Siblings |
         return True
     deadline = time.monotonic() + _PRECEDENCE
     while outcome.node in siblings.names and name != outcome.node and time.monotonic() < deadline:
-        if not select.select([siblings.word], [], [], 0)[0]:
+        if not select.select([siblings.report_token], [], [], 0)[0]:
             return False
         time.sleep(_LOOKS)  # nothing wakes us when another node has taken the byte
     try:
-        return bool(os.read(siblings.word, 1))
+        return bool(os.read(siblings.report_token, 1))
     except BlockingIOError:  # it was taken
         return False
 

@@ -28,7 +28,7 @@ from elastic_runtime.events.worker_events import WorkersReplaced
 from elastic_runtime.limits import GOODBYE_TIMEOUT
 from elastic_runtime.protocol.messages import Change, Interrupt, Leave
 from elastic_runtime.protocol.round_records import Member
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     Done,
     Goodbye,
     Join,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.records import FaultReport
     from elastic_runtime.protocol.round_records import RoundRecord
-    from elastic_runtime.rendezvous.core.events import AgentEvent
+    from elastic_runtime.rendezvous.core.membership_events import AgentEvent
     from elastic_runtime.rendezvous.participant import Participant
 
 

@@ -236,7 +236,7 @@ class Checkpointer:
             CheckpointFailed: with ``sync``, the state could not be saved in several tries;
                 otherwise see ``step``. Older checkpoints are untouched.
             CheckpointUsageError: the state can never be saved.
-            UsageError: step 0 was to be saved for the second time, as nobody counts the steps; or
+            UsageError: step 0 was to be saved for the second time, as the steps are not counted; or
                 ``elastic.run`` has returned, and this step is not saved.
         """
         if self._is_over:
@@ -378,7 +378,9 @@ class Checkpointer:
         Args:
             choice: the state that all ranks continue from.
         """
-        self._executor.term.recover_from(CheckpointId(*choice.base), choice.term, anew=True)
+        self._executor.term.recover_from(
+            CheckpointId(*choice.base), choice.term, take_new_term=True
+        )
 
     def recovered(self, choice: RecoveryChoice) -> None:
         """Notes that all ranks have the same state now, and continue from it.
@@ -391,7 +393,7 @@ class Checkpointer:
             return  # all of them have loaded it
         received = self._ready().peers.rank not in choice.sources
         base = CheckpointId(*choice.base)
-        self._executor.term.recover_from(base, choice.term, anew=choice.asked or received)
+        self._executor.term.recover_from(base, choice.term, take_new_term=choice.asked or received)
 
     def wishes(self) -> Wish:
         """What this rank wants all ranks to do."""
@@ -423,7 +425,7 @@ class Checkpointer:
             return
         if not self._scheduler.collect_result(peers, self.steps):
             return
-        with suppress(CheckpointFailed):  # an event was reported, and training goes on
+        with suppress(CheckpointFailed):  # an event was reported, and training continues
             self._executor.snapshot_in_background(peers, self.steps, self._snapshots)
 
     # What all ranks do

@@ -15,6 +15,7 @@ from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
 from elastic_runtime.errors import ElasticError
 from elastic_runtime.events.controller_events import ControllerFailed
 from elastic_runtime.kubernetes.cluster_access import need
+from elastic_runtime.limits import CONTROLLER_LEASE
 from elastic_runtime.reporting.json_lines import AUTO, CONSOLE, JSON
 from elastic_runtime.reporting.log import make_emit
 
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--lease-seconds",
         type=_seconds,
-        default=15.0,
+        default=CONTROLLER_LEASE,
         help="after so long without a sign of the leader another controller leads (15)",
     )
     add("--log-format", choices=(AUTO, CONSOLE, JSON), default=AUTO, help="of stdout (auto)")

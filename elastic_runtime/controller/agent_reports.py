@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from elastic_runtime.controller.decide.job_types import CLASSES, AgentReport, PodView
+from elastic_runtime.controller.decide.job_types import AgentReport, PodView
 from elastic_runtime.controller.decide.manifests import METRICS_PORT
+from elastic_runtime.events.round_events import RESTART_CLASSES
 from elastic_runtime.limits import (
     FIRST_REPORT_INTERVAL,
     NO_REPORT_PAUSES,
@@ -39,7 +40,7 @@ class Polling:
     Attributes:
         addresses: of the pods that run, by index.
         due: when to ask again.
-        failures: times in a row that nobody answered.
+        failures: times in a row without any answer.
         reported_at: when its last report was passed on.
     """
 
@@ -121,14 +122,14 @@ class AgentReports:
                 self._changed(key)
             return
         pause = REPORT_INTERVAL if report.ready else FIRST_REPORT_INTERVAL
-        news = self._is_news(key, report, now - asked.reported_at)
+        is_new = self._is_new(key, report, now - asked.reported_at)
         self._state.reports[key] = report
-        reported_at = now if news else asked.reported_at
+        reported_at = now if is_new else asked.reported_at
         self._asked[key] = replace(asked, due=now + pause, failures=0, reported_at=reported_at)
-        if news:
+        if is_new:
             self._changed(key)
 
-    def _is_news(self, key: Key, report: AgentReport, age: float) -> bool:
+    def _is_new(self, key: Key, report: AgentReport, age: float) -> bool:
         before = self._state.reports.get(key)
         if before is None or _round_of(before) != _round_of(report):
             return True
@@ -160,7 +161,7 @@ def read_report(body: bytes) -> AgentReport:
     """What an agent said.
 
     Args:
-        body: whatever has come; anybody may run a server in a pod.
+        body: what was received; users may run any server in a pod.
 
     Raises:
         ValueError: it is not what an agent says.
@@ -178,7 +179,7 @@ def read_report(body: bytes) -> AgentReport:
         world=_count(said, "world"),
         step=_count(said, "step", unknown=-1),
         checkpoint_step=_count(said, "checkpoint_step", unknown=-1),
-        restarts={name: _count(restarts, name) for name in CLASSES},
+        restarts={name: _count(restarts, name) for name in RESTART_CLASSES},
         ready=bool(said.get("ready")),
     )
 

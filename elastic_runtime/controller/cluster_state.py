@@ -46,7 +46,7 @@ class ClusterState:
         if before and before["metadata"]["uid"] == meta["uid"]:
             if int(before["metadata"]["resourceVersion"]) >= int(meta["resourceVersion"]):
                 return
-        # Nobody here reads who wrote which field, and it is often half of the object.
+        # Who wrote which field is not read here, and it is often half of the object.
         self.jobs[key] = {**job, "metadata": _without(meta, "managedFields")}
         self._changed(key)
         if before is None or _ended(before) != _ended(job):

@@ -19,7 +19,7 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _JobsByCondition(Collector):
-    """Counted when somebody asks."""
+    """Counted when metrics are read."""
 
     def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
         self._count = count

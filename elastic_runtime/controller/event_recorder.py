@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from elastic_runtime.kubernetes.api_resources import EVENTS
+from elastic_runtime.kubernetes.api_times import format_time
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import JobEvent
@@ -24,7 +24,7 @@ async def record_event(client: ApiClient, job: Json, event: JobEvent) -> None:
         ApiError: the API server did not take it.
     """
     meta = job["metadata"]
-    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = format_time(time.time())
     body = {
         "apiVersion": "v1",
         "kind": "Event",
@@ -45,8 +45,8 @@ async def record_event(client: ApiClient, job: Json, event: JobEvent) -> None:
         "reason": event.reason,
         "message": event.message[:_LONGEST_MESSAGE],
         "source": {"component": COMPONENT},
-        "firstTimestamp": moment,
-        "lastTimestamp": moment,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
         "count": 1,
     }
     await client.create(EVENTS, meta["namespace"], body)

@@ -96,7 +96,7 @@ class Executor:
             await self._do(key, uid, action)
         except ApiError as error:
             if error.not_found and not creates(action):
-                return None  # somebody else has deleted it
+                return None  # it was deleted meanwhile
             return error
         return None
 
@@ -119,7 +119,7 @@ class Executor:
     async def _apply(self, key: Key, uid: str, action: ApplyManifest) -> None:
         """Makes an object so; what is not the job's is left alone, whatever its name.
 
-        Applying would take a Service of somebody else's over, and the garbage collector would
+        Applying would take over another owner's Service, and the garbage collector would
         remove it with the job.
         """
         client, state = self._client, self._state

@@ -14,7 +14,7 @@ from elastic_runtime.controller.agent_reports import AgentReports
 from elastic_runtime.controller.cluster_state import ClusterState
 from elastic_runtime.controller.controller_metrics import ControllerMetrics, serve
 from elastic_runtime.controller.decide.decision import decide
-from elastic_runtime.controller.decide.job_spec import GROUP, JOBS, PLURAL, VERSION
+from elastic_runtime.controller.decide.job_spec import API_GROUP, JOBS, PLURAL, VERSION
 from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
 from elastic_runtime.controller.event_recorder import COMPONENT
 from elastic_runtime.controller.reconcile import Reconciler
@@ -121,7 +121,7 @@ class Controller:
 
     async def _installed(self, client: ApiClient) -> None:
         """Waits until the custom resource is there."""
-        reported, path = "", f"/apis/{GROUP}/{VERSION}"
+        reported, path = "", f"/apis/{API_GROUP}/{VERSION}"
         while True:
             try:
                 served = await client.get(path)
@@ -187,7 +187,7 @@ async def _all_listed(informers: list[Informer]) -> None:
 
 
 async def _first(work: Coroutine[Any, Any, None], *others: asyncio.Task[None]) -> None:
-    """Waits for ``work``, or for the failure of what goes on beside it."""
+    """Waits for ``work``, or for the failure of what runs beside it."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait((task, *others), return_when=asyncio.FIRST_COMPLETED)

@@ -13,7 +13,7 @@ from elastic_runtime.controller.decide.manifests import (
     INDEX_LABEL,
     TEMPLATE_ANNOTATION,
 )
-from elastic_runtime.controller.decide.status_builder import moment
+from elastic_runtime.kubernetes.api_times import parse_time
 
 Json = Mapping[str, Any]
 Key = tuple[str, str]  # namespace and name of an ElasticJob
@@ -69,9 +69,9 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
         exit_code=ended.get("exitCode"),
         reason=reason,
         message=message,
-        created_at=moment(meta.get("creationTimestamp") or ""),
-        started_at=moment(started.get("startedAt") or ""),
-        finished_at=moment(ended.get("finishedAt") or ""),
+        created_at=parse_time(meta.get("creationTimestamp")),
+        started_at=parse_time(started.get("startedAt")),
+        finished_at=parse_time(ended.get("finishedAt")),
         restarts=_container(item).get("restartCount") or 0,
         waiting_reason=waiting.get("reason") or "",
         waiting_message=waiting.get("message") or "",

@@ -41,7 +41,7 @@ class WorkQueue:
         self._timers[key] = loop.call_later(max(seconds, 0.0), self._due, key)
 
     def cancel_timer(self, key: Key) -> None:
-        """No later moment is set for a job any more."""
+        """No later look at a job is planned."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
 

@@ -12,6 +12,10 @@ from elastic_runtime.reporting.wording import count, duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# How restarts are counted, by what caused them: the keys of ``restarts`` in events, metrics, an
+# agent's report and the status of an ElasticJob.
+RESTART_CLASSES = ("failed", "killed", "lost", "planned")
+
 
 @dataclass(frozen=True)
 class RoundSealed(Event):

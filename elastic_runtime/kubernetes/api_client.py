@@ -46,7 +46,7 @@ class ApiClient:
     request only when its credentials have run out.
 
     Args:
-        login: gives the credentials; asked again when they are not accepted any more, as those
+        login: gives the credentials; asked again when they are no longer accepted, as those
             of a service account are replaced every hour.
         name: of the program, for the server's logs and for the fields that it writes.
         counted: called with the verb and the answer's code (0: none) of every request.

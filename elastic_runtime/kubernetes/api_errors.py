@@ -26,7 +26,7 @@ class ApiError(ElasticError):
 
     @property
     def not_found(self) -> bool:
-        """What it is about does not exist (any more)."""
+        """What it is about does not exist, or no longer."""
         return self.code == 404
 
     @property

@@ -37,7 +37,7 @@ class Cache(Protocol):
 class Informer:
     """Follows the objects of one kind for as long as it runs.
 
-    A list says what there is; a watch says what happens from then on, and goes on at its last
+    A list says what there is; a watch says what happens from then on, and continues at its last
     version when it breaks. When the server has forgotten that version, what happened in between
     is lost, deletions above all: a new list replaces everything.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LostLease(ElasticError):
-    """This program leads no more; it ends, and whoever starts it again lets it wait."""
+    """This program no longer leads; it ends, and waits for the Lease when it is started again."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class LeaderLease:
         try:
             self._held = await self._write(found)
         except ApiError as error:
-            if error.conflict:  # somebody was faster
+            if error.conflict:  # another one was faster
                 return "?"
             raise
         return self._identity

@@ -45,7 +45,7 @@ def interface_of(address: str) -> str:
         address: an address of this machine, or a name that stands for one.
 
     Returns:
-        The interface's name; "" if there is none, or only the one that nobody else reaches.
+        The interface's name; "" if there is none, or only one that other machines cannot reach.
     """
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0]

@@ -27,7 +27,8 @@ from elastic_runtime.rendezvous.core.actions import (
     Probe,
     ReadMembers,
 )
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.formation.member_status import accompanied, alone, leader_of
+from elastic_runtime.rendezvous.core.membership_events import (
     Applied,
     Event,
     Join,
@@ -35,7 +36,6 @@ from elastic_runtime.rendezvous.core.events import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.core.formation.member_status import accompanied, alone, leader_of
 from elastic_runtime.rendezvous.core.reducer import reduce_all
 from elastic_runtime.rendezvous.probe import Prober
 from elastic_runtime.rendezvous.round_completer import RoundCompleter, parts_seen
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.clock import Clock
     from elastic_runtime.protocol.records import EventRecord
-    from elastic_runtime.rendezvous.core.events import AgentEvent
+    from elastic_runtime.rendezvous.core.membership_events import AgentEvent
     from elastic_runtime.rendezvous.core.node_state import NodeState
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy
@@ -91,7 +91,6 @@ class Participant:
         policy: the settings of the decisions.
         identity: who this node is.
         notify: called with each notice, from the participant's thread; must not block.
-        probe_timeout: seconds that a probe may take.
         clock: the time.
         inbox: where events go; if one is given, there is no thread, and its owner calls ``turn``.
         prober: sends probes.
@@ -103,7 +102,6 @@ class Participant:
         policy: Policy,
         identity: NodeIdentity,
         notify: Callable[[Notice], None],
-        probe_timeout: float = 0.5,
         clock: Clock | None = None,
         inbox: Inbox | None = None,
         prober: Prober | None = None,
@@ -123,7 +121,7 @@ class Participant:
         self._never = threading.Event()
         self._node = uuid.uuid4().hex
         self._rounds = RoundCompleter(store.read, policy.layout.keepers)
-        self._prober = prober or Prober(probe_timeout, self._probed)
+        self._prober = prober or Prober(policy.timeouts.probe_timeout, self._probed)
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------ commands (any thread)
@@ -229,7 +227,7 @@ class Participant:
         """Says that the agent's main loop runs; without it the lease is not kept."""
         self._store.beat()
 
-    def outlast(self, timeout: float) -> None:
+    def wait_for_others_to_leave(self, timeout: float) -> None:
         """Waits until every other node has said goodbye or is gone, if the store is hosted here.
 
         It would end with this process, and the others still have to read the outcome. A store
@@ -244,11 +242,11 @@ class Participant:
                 entries = self._store.read(NODES)
             except StoreUnavailable:
                 return
-            if not any(self._lives(entry) for entry in entries):
+            if not any(self._is_there(entry) for entry in entries):
                 return
             self._never.wait(_ASK_AGAIN)
 
-    def _lives(self, entry: StoreEntry) -> bool:
+    def _is_there(self, entry: StoreEntry) -> bool:
         try:
             record = NodeRecord.decode(entry.key, entry.value)
         except RecordError:
@@ -256,7 +254,7 @@ class Participant:
         return record.status != GONE and record.node not in (self._node, *self._state.reach.dead)
 
     def close(self) -> None:
-        """Ends the part. Without a goodbye before, the lease is given back all the same."""
+        """Ends the part. The lease is released, with or without a goodbye before."""
         if self._closed:
             return
         self._closed = True
@@ -288,18 +286,18 @@ class Participant:
         """
         now = self._clock.now()
         actions: list[Action] = []
-        news: list[Event] = []
+        pending: list[Event] = []
         happened = [event for event in events if not isinstance(event, _Write)]
         before = self._state
         for event in self._rounds.take(happened, self._node, before.shown.wide, now):
             if isinstance(event, NewNode):
-                self._state = reduce_all(self._state, news, now)
+                self._state = reduce_all(self._state, pending, now)
                 decision = membership.step(self._state, event, now)
-                self._state, news = decision.state, []
+                self._state, pending = decision.state, []
                 actions.extend(decision.actions)
             else:
-                news.append(event)
-        self._state = reduce_all(self._state, news, now)
+                pending.append(event)
+        self._state = reduce_all(self._state, pending, now)
         decision = membership.decide(self._state, now)
         self._state = decision.state
         self._refused = ""

@@ -41,14 +41,14 @@ class Policy:
         timeouts: the job's.
         join_batch_in_place: ``timeouts.join_batch`` where a change does not cost the members
             their processes.
-        settle: after contact to the store was regained, or it lost its data, how long an absent
+        settle: after contact with the store was regained, or it lost its data, how long an absent
             key proves nothing; must exceed three reconnect back-offs, whatever ``last_call`` is.
         probe_after, probe_every: when a silent node is probed first, and how often.
         survey_timeout: how long the leader waits for members to say which nodes they reach.
         probe_stagger: extra wait per rank before a waiting member probes the leader, against
             storms.
         write_timeout: how long a write may take to succeed or to fail.
-        remedy: what people can do about a store that is lost for good.
+        remedy: what people can do about a store that does not come back.
         layout: how the members of a large round lie in the store.
         resuming: the job has run before, as the launcher of this node says: a store that shows
             nothing of it may have lost its data.
@@ -56,8 +56,8 @@ class Policy:
         protocol, release: of this package here; as in the job's record.
     """
 
-    min_nodes: int = 1
-    max_nodes: int = 1
+    min_nodes: int = defaults.MIN_NODES
+    max_nodes: int = defaults.MIN_NODES
     node_unit: int = defaults.NODE_UNIT
     entry: str = ""
     in_place: bool = False
@@ -98,11 +98,11 @@ class Policy:
 
 
 def _remedy(endpoint: Endpoint) -> str:
-    """What people can do about a store that is lost for good."""
+    """What people can do about a store that does not come back."""
     if endpoint.backend != "c10d":
         return ""
     host = endpoint.hosts[0]
     return (
         f"the nodes host it themselves, first at {host}: if half of them or more are gone at once, "
-        "start the job anew, and it resumes from its checkpoint; an etcd outlives any node"
+        "start the job again, and it resumes from its checkpoint; an etcd does not depend on nodes"
     )

@@ -31,7 +31,7 @@ from elastic_runtime.protocol.peer_proof import (
     key_for,
     new_nonce,
 )
-from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, OTHER, REFUSED, SILENT
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, BUSY, OTHER, REFUSED, SILENT
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import BACKLOG, listen, stop_listening
 
@@ -177,12 +177,12 @@ class _Asking:
         proof, line = self._heard[NONCE : NONCE + PROOF], self._heard[NONCE + PROOF :]
         if self._exchange is None or not self._exchange.is_answered(proof, line):
             # Perhaps it is ending or starting; perhaps it is another program.
-            raise ConnectionResetError("closed without an answer, or by a stranger")
+            raise ConnectionResetError("no valid answer (closed, or not an agent of this job)")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
-def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict[str, Any]:
+def ask_node(node: str, address: str, port: int, timeout: float, secret: str) -> dict[str, Any]:
     """Asks the agent at ``address:port`` whether it is this node.
 
     Args:
@@ -215,7 +215,7 @@ def ask(node: str, address: str, port: int, timeout: float, secret: str) -> dict
     return asking.answer()
 
 
-def probe(node: str, address: str, port: int, timeout: float, secret: str) -> str:
+def probe_node(node: str, address: str, port: int, timeout: float, secret: str) -> str:
     """Probes a node, once.
 
     Returns:
@@ -223,14 +223,14 @@ def probe(node: str, address: str, port: int, timeout: float, secret: str) -> st
         ``silent`` (also if a stranger answers).
     """
     try:
-        return _judged(node, ask(node, address, port, timeout, secret))
+        return _read_answer(node, ask_node(node, address, port, timeout, secret))
     except ConnectionRefusedError:
         return REFUSED
     except OSError:
         return SILENT
 
 
-def _judged(node: str, body: dict[str, Any]) -> str:
+def _read_answer(node: str, body: dict[str, Any]) -> str:
     if body.get("node") != node:
         return OTHER
     return BUSY if body.get("busy") is True else ALIVE
@@ -261,7 +261,7 @@ class Prober:
         """Sends a probe; ``done`` follows, unless one of this node is under way already.
 
         Args:
-            node, address, port, secret: as for ``ask``.
+            node, address, port, secret: as for ``ask_node``.
         """
         with suppress(RuntimeError):  # closed
             self._loop.call_soon_threadsafe(self._begin, node, address, port, secret)
@@ -301,13 +301,15 @@ class Prober:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            threads.report(error)
+            threads.report_crash(error)
 
     async def _probe(self, node: str, address: str, port: int, secret: str) -> None:
         async with self._turn:
             try:
                 async with asyncio.timeout(self._timeout):
-                    answer = _judged(node, await self._ask(_Asking(node, secret), address, port))
+                    answer = _read_answer(
+                        node, await self._ask(_Asking(node, secret), address, port)
+                    )
             except ConnectionRefusedError:
                 answer = REFUSED
             # No thread for the look-up of a name; one that can be none, as with an empty part.

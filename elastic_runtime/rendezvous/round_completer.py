@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.backoff import Backoff
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.limits import MISSING_MEMBERS_TIMEOUT
 from elastic_runtime.protocol.records import GROUP, ROUND
 from elastic_runtime.protocol.round_records import GroupRecord, RoundRecord
-from elastic_runtime.rendezvous.core.events import PartsGone, PartsSeen, SampleKnown
+from elastic_runtime.rendezvous.core.membership_events import PartsGone, PartsSeen, SampleKnown
 from elastic_runtime.rendezvous.core.round_parts import (
     all_members,
     decoded,
@@ -19,7 +20,7 @@ from elastic_runtime.rendezvous.core.round_parts import (
     joined,
     keys,
     part_of,
-    sample_of,
+    probed_parts,
 )
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
@@ -32,13 +33,13 @@ from elastic_runtime.rendezvous.store_contract import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from elastic_runtime.rendezvous.core.events import Event
+    from elastic_runtime.rendezvous.core.membership_events import Event
     from elastic_runtime.rendezvous.store_contract import Transaction
 
     Read = Callable[[str], Sequence[StoreEntry]]
 
 # From one try to read them to the next (seconds).
-_PAUSE_FIRST, _PAUSE_MOST = 0.05, 1.0
+_PAUSES = Backoff(first=0.05, longest=1.0)
 
 
 def parts_seen(read: Read, version: int) -> PartsSeen | None:
@@ -90,7 +91,7 @@ class RoundCompleter:
     def __init__(self, read: Read, keepers: int) -> None:
         self.wanted = False
         self._sample_wanted = False  # ..., or with those only that it is to probe
-        self._due = float("inf")
+        self._due = NEVER
         self._served = False  # the store answers; without contact it is not asked
         self._read = read
         self._keepers = keepers
@@ -103,7 +104,7 @@ class RoundCompleter:
         self._known: RoundRecord | None = None  # the last large round of which all is known,
         self._seen_at: int | None = None  # and the version of its record when its parts were there
         self._missed_at: float | None = None  # when parts were not there first
-        self._pause = _PAUSE_FIRST
+        self._failures = 0  # in a row, to read them
         self._wrong: dict[str, str] = {}  # damaged parts, and why
 
     @property
@@ -114,7 +115,7 @@ class RoundCompleter:
     @property
     def due(self) -> float:
         """When to try again, while events are delayed or members wanted, and there is contact."""
-        return self._due if self._served else float("inf")
+        return self._due if self._served else NEVER
 
     def take(self, events: Iterable[Event], node: str, wide: bool, now: float) -> list[Event]:
         """The events that the node is to get now.
@@ -139,7 +140,7 @@ class RoundCompleter:
                 self._entry, self._missed_at, self._due = entry, None, now
         asked = [event for event in events if self._head(_of_round(event)) is not None]
         if not asked and not self.wanted and not self._sample_wanted:
-            self._delayed, self._due = [], float("inf")
+            self._delayed, self._due = [], NEVER
             return events
         completed, gone = None, False
         if self._head(self._entry) is not None:
@@ -147,12 +148,12 @@ class RoundCompleter:
                 return self._hold(events)
             completed = self._completed(node, wide, now)
             if completed is None and not self._lost(now):
-                self._due = now + self._pause * random.uniform(0.5, 1.0)
-                self._pause = min(2 * self._pause, _PAUSE_MOST)
+                self._failures += 1
+                self._due = now + _PAUSES.random_pause(self._failures)
                 return self._hold(events)
             if completed is None:
                 completed, gone = self._as_known(node), True
-        self._delayed, self._due, self._pause = [], float("inf"), _PAUSE_FIRST
+        self._delayed, self._due, self._failures = [], NEVER, 0
         shown = [_with_round(event, completed) if event in asked else event for event in events]
         if (self.wanted or self._sample_wanted) and completed is not None:
             shown.append(Changed((completed,)))
@@ -201,7 +202,7 @@ class RoundCompleter:
 
     def _with_sample(self, some: RoundRecord, node: str) -> RoundRecord | None:
         """The round with those that this node is to probe; None: some parts are missing."""
-        near = sample_of(some, node)
+        near = probed_parts(some, node)
         found = decoded([entry for key in near for entry in self._read(key)], self._wrong)
         return joined(some, found) if len(found) == len(near) else None
 
@@ -235,7 +236,7 @@ class RoundCompleter:
         return replace(self._entry, value=found.encode())
 
     def _lost(self, now: float) -> bool:
-        """Whether the members have been missing for so long that they do not come any more.
+        """Whether the members have been missing for so long that they will not come.
 
         For a moment they may: the round after this one has been sealed, and its event is on its
         way. A node that knows the members all the same can write them again, and does not wait.

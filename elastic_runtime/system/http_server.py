@@ -4,7 +4,7 @@ It is our own because no well-kept one holds all of what a training job needs of
 standard library has a thread for each client and no deadline for a whole request, and those with
 both are dependencies that an agent must do without.
 
-One event loop serves all clients, so that one that is slow, or says nothing, keeps nobody waiting.
+One event loop serves all clients, so that one that is slow, or silent, does not delay the others.
 Each connection has one request and a deadline, and there are never too many of them. What a client
 does wrong is answered, or cut off, and never shown among the output of the job.
 """
@@ -65,7 +65,7 @@ class HttpServer:
         if host == "::" and not both:
             host = "0.0.0.0"  # a machine without IPv6: these are all addresses that it has
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # Bound here, so that the caller hears of a port that is taken.
+        # Bound here, so that the caller learns of a port that is taken.
         self._socket = socket.create_server((host, port), family=family, dualstack_ipv6=both)
         self.port: int = self._socket.getsockname()[1]
 

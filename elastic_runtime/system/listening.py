@@ -93,14 +93,14 @@ def listen(address: str = "", port: int = 0) -> socket.socket:
 
 
 async def stop_listening(server: asyncio.Server) -> None:
-    """Closes a server of the running loop; those whom it has accepted are clients of it as before.
+    """Closes a server of the running loop; connections that it has accepted stay open.
 
-    ``Server.close`` alone would forget whom it has accepted in the same turn of the loop: such a
-    client would wait for an answer on a connection that nobody holds any more
+    ``Server.close`` alone would forget what it has accepted in the same turn of the loop: such a
+    client would wait for an answer on a connection that no code holds any longer
     (https://github.com/python/cpython/issues/109564).
     """
     loop = asyncio.get_running_loop()
     for listener in server.sockets:
         loop.remove_reader(listener.fileno())
-    await asyncio.sleep(0)  # whom it has accepted, it takes for its client in this turn
+    await asyncio.sleep(0)  # what it has accepted becomes its client in this turn
     server.close()

@@ -23,7 +23,7 @@ def boot_id() -> str:
 def own_cores() -> int:
     """This process' share of the cores: ranks of one node that take more take it from each other.
 
-    At least 1. How many ranks there are is said by whoever launched them (``LOCAL_WORLD_SIZE``).
+    At least 1. The launcher says how many ranks there are (``LOCAL_WORLD_SIZE``).
     """
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     cores = len(os.sched_getaffinity(0))

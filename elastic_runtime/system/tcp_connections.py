@@ -1,6 +1,6 @@
-"""The TCP connections of this process, whoever owns them: found, and changed without taking them.
+"""All TCP connections of this process, of any library: found, and changed without taking them.
 
-gloo, NCCL and torch's stores show their sockets to nobody. Linux only (``/proc``). The C library is
+gloo, NCCL and torch's stores do not show their sockets. Linux only (``/proc``). The C library is
 called directly: where the script has set a default time-out, a socket object of Python's would make
 the socket non-blocking under its owner's hands.
 """
@@ -40,7 +40,7 @@ class TcpConnection(NamedTuple):
     port: int
 
     def meets(self, listeners: Collection[bytes]) -> bool:
-        """Whether one of its ends is where somebody listens.
+        """Whether one of its ends is a listening address.
 
         Args:
             listeners: what each of these says of itself; in it is its address as the system has

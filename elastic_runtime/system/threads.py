@@ -1,9 +1,9 @@
-"""Threads that nobody loses sight of.
+"""Supervised threads: an unexpected end of one is reported.
 
-A thread that ends with an exception that nobody expected leaves the rest of its process running as
-if all was well: an agent that renews its lease and answers, and decides nothing any more. So every
-thread of an agent is started here, and what it does not catch itself is handed to whoever watches:
-the agent, which then ends, and lets the others go on without it.
+A thread that ends with an unexpected exception leaves the rest of its process running: an agent
+that renews its lease and answers, and no longer decides anything. So every thread of an agent is
+started here, and what it does not catch itself is handed to a watcher: the agent, which then ends,
+and lets the others continue without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """An exception that nobody expected.
+    """An unexpected exception.
 
     Attributes:
         thread: the name of the thread that it ended.
@@ -63,17 +63,17 @@ def _run(target: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         target(*args)
     except Exception as error:
-        if not report(error):
+        if not report_crash(error):
             raise
 
 
-def report(error: BaseException) -> bool:
-    """Hands an exception that nobody expected in the present thread to whoever watches.
+def report_crash(error: BaseException) -> bool:
+    """Hands an unexpected exception in the present thread to the watcher.
 
-    For loops that catch what their callbacks raise, and go on.
+    For loops that catch what their callbacks raise, and continue.
 
     Returns:
-        Whether anybody watches.
+        Whether there is a watcher.
     """
     crash = Crash.of(threading.current_thread().name, error)
     with _lock:

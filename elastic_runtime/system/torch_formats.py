@@ -90,7 +90,7 @@ class _TensorPickler(pickle.Pickler):
         return tuple(value) if type(value) is _Storage else None
 
 
-def local_chunk(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def dtensor_chunk(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where in a whole ``DTensor`` this rank's part is; there is no public way to ask.
 
     Args:

@@ -135,7 +135,7 @@ def set_timeout(group: Any, device: str, timeout: timedelta) -> None:
 
 
 def tend_groups(tended: Callable[[], AbstractContextManager[None]]) -> None:
-    """Has every process group built within a context, whoever asks for it; once for a process.
+    """Has every process group built within a context, for every caller; once for a process.
 
     ``init_process_group`` and ``new_group`` both build through this one function, and scripts call
     them by many names; there is no public hook.
@@ -191,7 +191,7 @@ def forget_scale(optimizer: torch.optim.Optimizer) -> None:
 def spare_groups(spared: Callable[[], bool]) -> None:
     """Has a script's ``destroy_process_group()`` of all groups ask first; once for a process.
 
-    Most scripts end with that call, and it fails where there is no group any more. There is no
+    Most scripts end with that call, and it fails where there is no group any longer. There is no
     hook in it. A script that imports it by name before this was called gets torch's own.
 
     Args:
@@ -246,7 +246,7 @@ def abort_groups() -> list[Any]:
 
 
 def abort_nccl() -> None:
-    """Releases whoever waits in a collective of NCCL, which no socket of ours does."""
+    """Releases threads that wait in a collective of NCCL, which no socket of ours does."""
     import torch
     import torch.distributed as dist
 

@@ -15,14 +15,14 @@ from datetime import timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.system.listening import listen, where_reached
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 # Between two attempts on a port that does not listen yet, in seconds: first and longest.
-_LOOK = 0.002
-_LOOK_LATER = 0.05
+_LOOKS = Backoff(first=0.002, longest=0.05, factor=1.2)
 
 
 def host_where_reached() -> None:
@@ -33,7 +33,7 @@ def host_where_reached() -> None:
     with two ranks, ``init_process_group`` took 17 ms or 300 to 640 ms. Both schemes make their
     store through this one function; there is no public place to wait in.
 
-    The store of a round answers whoever reaches it, and torch would listen at all addresses.
+    The store of a round answers every client, and torch would listen at all addresses.
     """
     # torch.distributed has a function of that name, which hides the module.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
@@ -84,17 +84,17 @@ def _hosted(
 
 
 def await_listener(host: str, port: int, timeout: float) -> bool:
-    """Waits until somebody listens at an address.
+    """Waits until a process listens at an address.
 
     Args:
         host, port: the address.
-        timeout: seconds to wait at most; that nobody came, the caller's connection will say.
+        timeout: seconds to wait at most; if none listens, the caller's connection fails.
 
     Returns:
-        Whether somebody listens.
+        Whether one listens.
     """
     deadline = time.monotonic() + timeout
-    pause = _LOOK
+    looks = 0
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -102,14 +102,14 @@ def await_listener(host: str, port: int, timeout: float) -> bool:
         try:
             socket.create_connection((host, port), timeout=left).close()
         except OSError:
-            time.sleep(min(pause, left))
-            pause = min(_LOOK_LATER, pause * 1.2)
+            looks += 1
+            time.sleep(min(_LOOKS.pause(looks), left))
         else:
             return True
 
 
 def greet_store(host: str, port: int, timeout: float) -> bool:
-    """Waits until whoever listens somewhere answers as a TCPStore does, or hangs up.
+    """Waits until the server at an address answers as a TCPStore does, or hangs up.
 
     torch's own client waits for its first answer where nothing can end it, and the end of the
     process waits for that. A port that accepts and then says nothing is found here instead.
@@ -126,7 +126,7 @@ def greet_store(host: str, port: int, timeout: float) -> bool:
         Whether it was the answer of a TCPStore.
 
     Raises:
-        OSError: nobody listens there, or nobody answers in time.
+        OSError: no process listens there, or none answers in time.
     """
     validate, known, ping = 0, 0x3C85F7CE, 13
     number = os.urandom(4)
@@ -146,8 +146,8 @@ def connect_store(host: str, port: int, timeout: float) -> TCPStore:
         timeout: seconds for its first answer, and once more for the connection.
 
     Raises:
-        OSError: nobody listens there, or nobody answers in time.
-        RuntimeError: whoever does is no TCPStore, or goes away at this moment.
+        OSError: no process listens there, or none answers in time.
+        RuntimeError: the server is no TCPStore, or ends at this moment.
     """
     from torch.distributed import TCPStore
 

@@ -36,7 +36,7 @@ from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Manifest, Part
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
-from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of, digest, say
+from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of, say, text_digest
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
 from elastic_runtime.checkpoint.save import file_writer
 from elastic_runtime.checkpoint.save.rank_share import WritePlans, agree
@@ -130,7 +130,7 @@ class Wire(Peers):
 
 def agreement(plans: WritePlans, said: Sequence[OutlineParts]) -> tuple[WritePlan, Cost]:
     """Has all ranks agree."""
-    world = World(said, [[digest(part) for part in one.parts] for one in said])
+    world = World(said, [[text_digest(part) for part in one.parts] for one in said])
     named = {
         d: p
         for one, ds in zip(said, world.digests, strict=True)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_runtime.rendezvous.core.events import Join
+from elastic_runtime.rendezvous.core.membership_events import Join
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from scripts.bench.scale_nodes import LIMIT, Counted, Node, Round, Traffic
 from scripts.bench.scale_server import over_server

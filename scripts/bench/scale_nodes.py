@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic_runtime.config import Timeouts
 from elastic_runtime.protocol.records import KILLED, PLANNED, FaultReport
-from elastic_runtime.rendezvous.core.events import REFUSED, SILENT, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import REFUSED, SILENT, LeftRound
 from elastic_runtime.rendezvous.core.notices import Notice, Sealed, Switch
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_runtime.config import LOOPBACK, Endpoint
 from elastic_runtime.endpoint import C10D
-from elastic_runtime.rendezvous.core.events import Join
+from elastic_runtime.rendezvous.core.membership_events import Join
 from elastic_runtime.rendezvous.stores.open_store import open_store
 from scripts.bench.scale_nodes import LIMIT, TTL, Counted, Node, Round, Traffic
 from tests.etcd_server import EtcdProcess

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from elastic_runtime.protocol.records import node_key
-from elastic_runtime.rendezvous.core.events import Join
+from elastic_runtime.rendezvous.core.membership_events import Join
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (

@@ -25,8 +25,8 @@ from elastic_runtime.protocol.peer_proof import (
 )
 from elastic_runtime.protocol.records import JOB, NODES, JobRecord, NodeRecord
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
-from elastic_runtime.rendezvous.core.events import ALIVE, SILENT
-from elastic_runtime.rendezvous.probe import ask, probe
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, SILENT
+from elastic_runtime.rendezvous.probe import ask_node, probe_node
 from elastic_runtime.rendezvous.stores.open_store import open_store
 from tests.integration.snapshots.job import Job
 from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow, unused
@@ -115,15 +115,15 @@ def _replay(node: NodeRecord, secret: str, probes: set[Port], snapshots: set[Por
     """Overhears a probe, and says all of it again, to everybody; and a wrong secret."""
     own = Port(_LOCAL, node.probe_port)
     with closing(Recorder(own)) as recorder:
-        assert ask(node.node, _LOCAL, recorder.port, _PATIENCE, secret)["node"] == node.node
+        assert ask_node(node.node, _LOCAL, recorder.port, _PATIENCE, secret)["node"] == node.node
     half = recorder.of_client[: len(recorder.of_client) // 2]
     for said, replies in ((recorder.of_client, NONCE), (half, NONCE), (recorder.of_server, 0)):
         for port in probes:
             assert len(says(port, said)) == replies
         for port in snapshots:
             assert says(port, said) == b""
-    assert probe(node.node, *own, _PATIENCE, secrets.token_hex(32)) == SILENT
-    assert probe(node.node, *own, _PATIENCE, secret) == ALIVE
+    assert probe_node(node.node, *own, _PATIENCE, secrets.token_hex(32)) == SILENT
+    assert probe_node(node.node, *own, _PATIENCE, secret) == ALIVE
 
 
 def test_a_node_that_listens_everywhere_says_so_once(tmp_path: Path) -> None:

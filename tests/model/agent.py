@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     Done,
     Goodbye,
     Leaving,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous import round_completer
 from elastic_runtime.rendezvous.core import (
@@ -16,8 +17,8 @@ from elastic_runtime.rendezvous.core import (
     reducer,
     round_parts,
 )
-from elastic_runtime.rendezvous.core.events import SILENT
 from elastic_runtime.rendezvous.core.formation import round_formation
+from elastic_runtime.rendezvous.core.membership_events import SILENT
 from elastic_runtime.rendezvous.core.node_decision import Decision
 from elastic_runtime.rendezvous.core.own import own_node, reachability_survey, store_outage
 from elastic_runtime.rendezvous.store_contract import Transaction
@@ -89,7 +90,7 @@ def amnesia_unnoticed(patch: pytest.MonkeyPatch) -> None:
 
 def round_not_given_back(patch: pytest.MonkeyPatch) -> None:
     """Nobody gives the round back to a store that forgot; a new life begins instead."""
-    patch.setattr(own_node, "restore", lambda state, ours, now: Decision(state))
+    patch.setattr(own_node, "restore_round", lambda state, ours, now: Decision(state))
     original = incarnation.create_job
 
     def anew(state: NodeState, now: float) -> Decision:
@@ -146,7 +147,8 @@ def joiners_first(patch: pytest.MonkeyPatch) -> None:
 
 def impatient(patch: pytest.MonkeyPatch) -> None:
     """A refused write is tried again at once, however often."""
-    patch.setattr(reducer, "_PAUSES", {True: 0.0, False: 0.0, None: 0.0})
+    patch.setattr(reducer, "_PAUSES", dict.fromkeys((True, False), Backoff(first=0.0, longest=0.0)))
+    patch.setattr(reducer, "_UNANSWERED_PAUSE", 0.0)
 
 
 def first_one_ends_all(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from elastic_runtime.rendezvous.core.actions import (
     Probe,
     ReadMembers,
 )
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     ALIVE,
     OTHER,
     REFUSED,

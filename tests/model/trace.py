@@ -6,7 +6,7 @@ from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import NodeRecord
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import ApplyTransaction, Notify
-from elastic_runtime.rendezvous.core.events import NewNode
+from elastic_runtime.rendezvous.core.membership_events import NewNode
 from elastic_runtime.rendezvous.core.notices import Sealed
 from elastic_runtime.rendezvous.store_contract import Changed, StoreSnapshot
 

@@ -9,7 +9,7 @@ import pytest
 from elastic_runtime.cli.flags.flag_options import OURS
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig, Timeouts
 from elastic_runtime.errors import UsageError
-from elastic_runtime.limits import FENCE_SHARE
+from elastic_runtime.limits import FENCE_RESERVE
 
 CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "r")
 
@@ -18,7 +18,7 @@ CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "r")
 def test_a_fence_leaves_time_to_stop_the_workers(grace: float) -> None:
     times = Timeouts(broken_grace=grace, fence_timeout=1000.0)
     shortest = times.shortest_fence
-    assert shortest * (1.0 - FENCE_SHARE) >= grace + 1.0
+    assert shortest * FENCE_RESERVE >= grace + 1.0
     assert shortest >= times.lease_ttl + grace + 1.0
     CONFIG.with_(timeouts=Timeouts(broken_grace=grace, fence_timeout=shortest))
     with pytest.raises(UsageError, match=f"fence_timeout=.*; give {shortest:g} s or more"):
@@ -42,6 +42,21 @@ def test_a_fence_leaves_time_to_stop_the_workers(grace: float) -> None:
 def test_what_no_job_can_be_run_with(changes: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         CONFIG.with_(**changes)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("grace", -1.0, "grace=-1.0: a time cannot be negative; give 0 or more seconds"),
+        ("hang_timeout", float("nan"), "hang_timeout=nan: a time cannot be negative; give 0"),
+        ("lease_ttl", 0.0, "lease_ttl=0.0: nothing can happen in no time; give more than 0"),
+        ("join_timeout", -2.0, "join_timeout=-2.0: nothing can happen in no time; give more"),
+    ],
+)
+def test_a_time_out_that_nothing_can_wait_for(name: str, value: float, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Timeouts(**{name: value})
     assert str(caught.value).startswith(message)
 
 

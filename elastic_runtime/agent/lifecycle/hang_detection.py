@@ -52,7 +52,7 @@ from elastic_runtime.events.worker_events import WorkerHangs, WorkerStuck
 from elastic_runtime.limits import HANG_FACTOR, HANG_STEPS, LONG_FIRST_STEP, SILENT_WORKER
 from elastic_runtime.protocol.messages import HANG, Ask, Heard
 from elastic_runtime.protocol.records import CUT_OFF, FAILED, HANGS, LOST, FaultReport, listed
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -287,7 +287,7 @@ def _step_overdue(state: AgentState, event: StepOverdue, now: float) -> Step:
     if not inquiry.asking or old:
         if recently or now < inquiry.busy_at + event.limit:
             return Step(state)
-        look = TellRendezvous(events.LookForMembers(last.number))
+        look = TellRendezvous(membership_events.LookForMembers(last.number))
         return Step(_asked(state, now), (TellWorkers(Ask(), inside), look), "no progress")
     alone = last.size == 1
     if recently or (not alone and inquiry.surveyed_at < inquiry.asked_at):

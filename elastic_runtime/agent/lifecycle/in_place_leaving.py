@@ -34,7 +34,7 @@ from elastic_runtime.agent.lifecycle.termination import end_agent, forward_signa
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.protocol.messages import Change, Dismiss
 from elastic_runtime.protocol.records import ASKED, FaultReport
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 from elastic_runtime.system.repeated_signals import StopRequest
 
 # How long a node that is asked to leave between two rounds waits for the next one: seconds, and
@@ -63,7 +63,7 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
     due = now + state.settings.timeouts.grace
     state, announced = announce_leaving(_with_request(state, event, now), due)
     if state.require_in_place().interrupted_at is not None:
-        announced = (TellRendezvous(events.Leaving()),)
+        announced = (TellRendezvous(membership_events.Leaving()),)
     report = restart_lifecycle.report_leaving(event)
     return Step(state, (report, *forward_signal(event.signum), *announced), "asked to leave")
 
@@ -86,7 +86,7 @@ def announce_leaving(state: AgentState, due: float) -> tuple[AgentState, tuple[A
     if last.size == 1:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
     change = TellWorkers(Change(last.number, "this node was asked to leave", goes=True))
-    return state, (TellRendezvous(events.Leaving()), change, SetAlarm(due))
+    return state, (TellRendezvous(membership_events.Leaving()), change, SetAlarm(due))
 
 
 def _ranks_with_state(state: AgentState) -> list[int]:
@@ -126,7 +126,7 @@ def wait_to_leave(state: AgentState, seen: LeaveRequested | Alarm, now: float) -
     since = state.require_in_place().waiting_since
     due = min(since + min(seconds, part * grace), state.leave_request.at + grace)
     with_state = _ranks_with_state(state)
-    leaving = TellRendezvous(events.Leaving())
+    leaving = TellRendezvous(membership_events.Leaving())
     if seen.alone and with_state:
         state = replace(state, finish=Finish(EXIT_LEFT, "stopped on request"))
         dismissed = dismiss_workers(state, with_state[0], "asked to leave", now)

@@ -67,7 +67,7 @@ from elastic_runtime.events.node_events import NodeExcluded
 from elastic_runtime.limits import MAX_START_FAILURES
 from elastic_runtime.protocol.messages import Change, Left, Returned
 from elastic_runtime.protocol.records import FAILED, LACKS_RESOURCES, PLANNED, START, FaultReport
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.notices import Excluded, Prepare, Sealed, Switch, Waiting
@@ -95,7 +95,7 @@ def worker_ready(state: AgentState, event: WorkerSaid, now: float) -> Step:
         workers = dict.fromkeys(state.alive, InPlaceWorker())
         state = replace(state, in_place=InPlace(workers))
         port = last.store_port if last and state.group_rank == 0 else 0
-        actions += [HostStore(port), TellRendezvous(events.RecoversInPlace())]
+        actions += [HostStore(port), TellRendezvous(membership_events.RecoversInPlace())]
     state = in_phase(state, (local_rank,), WorkerPhase.READY)
     in_place = replace(state.require_in_place(), start_failures=0)
     state = replace(state, in_place=in_place)
@@ -110,13 +110,13 @@ def worker_ready(state: AgentState, event: WorkerSaid, now: float) -> Step:
     if starting:
         return Step(state, tuple(actions), "waiting for the other workers of this node")
     state = replace(state, in_place=replace(in_place, registered=True))
-    join = TellRendezvous(events.Join(workers=state.available))
+    join = TellRendezvous(membership_events.Join(workers=state.available))
     return Step(state, (*actions, join), "all are ready")
 
 
 def say_available(state: AgentState) -> TellRendezvous:
     """How many workers can take part in a round now."""
-    return TellRendezvous(events.WorkersAvailable(state.available))
+    return TellRendezvous(membership_events.WorkersAvailable(state.available))
 
 
 def sealed(state: AgentState, event: Sealed, now: float) -> Step:
@@ -145,7 +145,7 @@ def sealed(state: AgentState, event: Sealed, now: float) -> Step:
     if len(chosen) < wanted:
         fault = FaultReport(last.number, START, "a worker ended before the round began")
         fault = replace(fault, consequence=True)
-        left = events.LeftRound(last.number, fault, stays=True, workers=state.available)
+        left = membership_events.LeftRound(last.number, fault, stays=True, workers=state.available)
         return Step(state, (TellRendezvous(left),), fault.reason)
     entered = enter_round(state, chosen).preceded_by(*reports)
     if state.leave_request is None:
@@ -296,7 +296,7 @@ def _ended_well(state: AgentState) -> Step:
         return Step(state, (), "a worker has ended well")
     # A replacement that has come too late to take part ends with the agent.
     state = replace(state, phase=Phase.DONE, in_place=replace(in_place, registered=False))
-    return Step(state, (TellRendezvous(events.Done(last.number)),), "ended well")
+    return Step(state, (TellRendezvous(membership_events.Done(last.number)),), "ended well")
 
 
 def _start_failed(state: AgentState, fault: FaultReport, now: float) -> Step:

@@ -34,9 +34,10 @@ from elastic_runtime.agent.lifecycle.termination import (
     start_missing,
     stop_workers,
 )
+from elastic_runtime.clock import NEVER
 from elastic_runtime.events.round_events import RoundLeft
 from elastic_runtime.protocol.messages import Interrupt
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,7 +112,9 @@ def _after_leaving(state: AgentState, fault: FaultReport, now: float, *, broken:
         follows = start_missing(state)
     else:
         follows = dismiss_workers(state, None, fault.reason, now)
-    left = events.LeftRound(state.round.number, fault, stays=stays, workers=state.available)
+    left = membership_events.LeftRound(
+        state.round.number, fault, stays=stays, workers=state.available
+    )
     return follows.preceded_by(TellRendezvous(left))
 
 
@@ -121,4 +124,4 @@ def join_as_new(state: AgentState) -> Step:
     follows = start_missing(replace(state, in_place=in_place))
     if not state.available:
         return follows
-    return follows.preceded_by(TellRendezvous(events.Join(workers=state.available)))
+    return follows.preceded_by(TellRendezvous(membership_events.Join(workers=state.available)))

@@ -61,7 +61,7 @@ from elastic_runtime.events.store_events import (
 from elastic_runtime.events.worker_events import ForkServerDied, WorkersCold
 from elastic_runtime.limits import MAX_FORK_SERVER_DEATHS
 from elastic_runtime.protocol.messages import Heard, Hello, Left, Ready, Returned
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 from elastic_runtime.rendezvous.core.notices import (
     BadRecord,
     Conflict,
@@ -122,7 +122,9 @@ def _fork_server_ready(state: AgentState, event: ForkServerReady, now: float) ->
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
         return start_missing(replace(state, in_place=unregistered)).preceded_by(*actions)
-    return Step(state, (*actions, TellRendezvous(events.Join())), "the fork server is ready")
+    return Step(
+        state, (*actions, TellRendezvous(membership_events.Join())), "the fork server is ready"
+    )
 
 
 def _fork_server_died(state: AgentState, event: ForkServerExited, now: float) -> Step:

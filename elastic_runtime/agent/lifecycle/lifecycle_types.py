@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.lifecycle.hang_detection import StepProgress
     from elastic_runtime.protocol.records import FaultReport, OutcomeRecord
     from elastic_runtime.protocol.round_records import RoundRecord
-    from elastic_runtime.rendezvous.core.events import AgentEvent
+    from elastic_runtime.rendezvous.core.membership_events import AgentEvent
 
 # ---------------------------------------------------------------- events
 

@@ -32,7 +32,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerExited,
 )
 from elastic_runtime.agent.lifecycle.termination import (
-    NEVER,
     end_agent,
     forward_signal,
     free_if_leaving,
@@ -42,12 +41,13 @@ from elastic_runtime.agent.lifecycle.termination import (
     stop_workers,
     workers_ended,
 )
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
 from elastic_runtime.protocol.messages import Leave
 from elastic_runtime.protocol.records import ASKED, LACKS_RESOURCES, PLANNED, FaultReport
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 from elastic_runtime.system.repeated_signals import StopRequest
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def leave_requested(state: AgentState, event: LeaveRequested, now: float) -> Ste
         after_round=AfterRound.LEAVE,
         finish=Finish(EXIT_LEFT, "stopped on request" if alone else "left on request"),
     )
-    leaving = TellRendezvous(events.Leaving())
+    leaving = TellRendezvous(membership_events.Leaving())
     match state.phase:
         case Phase.STARTING | Phase.WAITING | Phase.DONE:
             return end_agent(state).preceded_by(report)
@@ -187,7 +187,7 @@ def excluded(state: AgentState, event: Excluded | Fenced, now: float) -> Step:
     if state.after_round is AfterRound.LEAVE:
         return end_agent(state).preceded_by(report)
     state = replace(state, phase=Phase.WAITING, after_round=AfterRound.REJOIN)
-    return Step(state, (report, TellRendezvous(events.Join())), event.reason)
+    return Step(state, (report, TellRendezvous(membership_events.Join())), event.reason)
 
 
 def waiting(state: AgentState, event: Waiting, now: float) -> Step:

@@ -25,17 +25,16 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     TellRendezvous,
     WorkerExited,
 )
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_FAILED, EXIT_LEFT
 from elastic_runtime.events.round_events import FaultRetry, RoundLeft, RoundSealed
 from elastic_runtime.events.worker_events import WorkerFailed, WorkerKilled
 from elastic_runtime.protocol.records import ASKED, FAILED, KILLED, PLANNED, FaultReport
-from elastic_runtime.rendezvous.core import events
+from elastic_runtime.rendezvous.core import membership_events
 from elastic_runtime.rendezvous.core.formation.failure_budget import root_cause
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import RoundRecord
-
-NEVER = float("inf")
 
 
 def report_round(state: AgentState, last: RoundRecord, group_rank: int) -> list[Action]:
@@ -126,7 +125,7 @@ def workers_ended(state: AgentState) -> Step:
     facts = state.facts
     well = not facts.faults and not facts.left_at_step and not facts.stop_ordered
     if well and state.after_round is AfterRound.REJOIN:
-        done = TellRendezvous(events.Done(last.number))
+        done = TellRendezvous(membership_events.Done(last.number))
         return Step(replace(state, phase=Phase.DONE), (done,), "ended well")
     fault = leave_fault(state)
     report = TellPeople(RoundLeft(last.number, fault.reason))
@@ -134,11 +133,13 @@ def workers_ended(state: AgentState) -> Step:
         case AfterRound.JOIN_AS_NEW:
             return _join_as_new(state).preceded_by(report)
         case AfterRound.LEAVE:
-            left = TellRendezvous(events.LeftRound(last.number, fault, stays=False))
+            left = TellRendezvous(membership_events.LeftRound(last.number, fault, stays=False))
             return end_agent(state).preceded_by(report, left)
     state = replace(state, phase=Phase.WAITING)
     workers = state.available if state.in_place else None
-    left = TellRendezvous(events.LeftRound(last.number, fault, stays=True, workers=workers))
+    left = TellRendezvous(
+        membership_events.LeftRound(last.number, fault, stays=True, workers=workers)
+    )
     follows = start_missing(state) if state.in_place else Step(state, (), fault.reason)
     return follows.preceded_by(report, left)
 
@@ -161,7 +162,7 @@ def _join_as_new(state: AgentState) -> Step:
     if state.in_place:
         unregistered = replace(state.in_place, registered=False)
         return start_missing(replace(state, in_place=unregistered))
-    return Step(state, (TellRendezvous(events.Join()),), "joins as a new node")
+    return Step(state, (TellRendezvous(membership_events.Join()),), "joins as a new node")
 
 
 # ---------------------------------------------------------------- the end of the agent
@@ -190,7 +191,7 @@ def end_agent(state: AgentState) -> Step:
     """Ends this agent, now that no worker of it is in a round."""
     finish = state.finish or Finish(EXIT_LEFT, "left")
     state = replace(state, phase=Phase.ENDED)
-    return Step(state, (TellRendezvous(events.Goodbye()), finish), finish.message)
+    return Step(state, (TellRendezvous(membership_events.Goodbye()), finish), finish.message)
 
 
 def leave_message(text: str, name: str, saved: int, accompanied: bool) -> str:

@@ -21,20 +21,26 @@ from elastic_runtime.events.checkpoint_events import (
     CheckpointSaveFailed,
 )
 from elastic_runtime.events.job_events import JobDone, JobFailed
-from elastic_runtime.events.round_events import RoundEntered, RoundLeft, RoundRecovered, RoundSealed
+from elastic_runtime.events.round_events import (
+    RESTART_CLASSES,
+    RoundEntered,
+    RoundLeft,
+    RoundRecovered,
+    RoundSealed,
+)
 from elastic_runtime.events.snapshot_events import SnapshotTaken
 from elastic_runtime.limits import HANGING_AGENT, HISTOGRAM_BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FAILED, KILLED, LOST, PLANNED = CLASSES = ("failed", "killed", "lost", "planned")
+FAILED, KILLED, LOST, PLANNED = RESTART_CLASSES
 DETECT, RENDEZVOUS, START, RESTORE, FIRST_STEP = PHASES = (
     *("detect", "rendezvous", "start", "restore"),
     "first_step",
 )
 
-_NONE = dict.fromkeys(CLASSES, 0)
+_NONE = dict.fromkeys(RESTART_CLASSES, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +311,7 @@ def _recovered(state: Measured, event: RoundRecovered, now: float) -> Measured:
 
 def _class(after: Mapping[str, int], before: Mapping[str, int]) -> str:
     """What the recovery was from; of several, what weighs most."""
-    return next((one for one in CLASSES if after[one] > before[one]), PLANNED)
+    return next((one for one in RESTART_CLASSES if after[one] > before[one]), PLANNED)
 
 
 def _phases(open_recovery: OpenRecovery, sealed: float, now: float) -> dict[str, float]:

@@ -14,11 +14,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from elastic_runtime.agent.metrics.metrics_fold import CLASSES, Histogram, Measured
+from elastic_runtime.events.round_events import RESTART_CLASSES
 from elastic_runtime.limits import HISTOGRAM_BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from elastic_runtime.agent.metrics.metrics_fold import Histogram, Measured
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -63,7 +65,7 @@ class _Collector(Collector):
             "Rounds of the job that ended, by what ended them.",
             labels=["class"],
         )
-        for name in CLASSES:
+        for name in RESTART_CLASSES:
             restarts.add_metric([name], state.restarts[name])
         yield restarts
         recovery = HistogramMetricFamily(

@@ -170,19 +170,19 @@ class Entries:
         Raises:
             CheckpointError: an owner refuses it.
         """
-        anew = []
+        reset = []
         for name, part in {**self._parts, **self._counters}.items():
             mine = {k: v for k, v in loaded.items() if k == name or k.startswith(f"{name}.")}
             try:
                 if not part.restore(mine, place):
-                    anew.append(name)
+                    reset.append(name)
             except CheckpointError:
                 raise
             except Exception as error:
                 raise CheckpointUsageError(
                     f"the entry {name!r} refused what was loaded for it: {error!r}"
                 ) from error
-        return anew
+        return reset
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ class _Seeded(ABC):
         """Starts from a seed of 63 bits."""
 
     def take_foreign(self, states: Sequence[Any], place: RankPosition) -> bool:
-        text = f"{digest(states[0])} {place.rank} of {place.world}"
+        text = f"{value_digest(states[0])} {place.rank} of {place.world}"
         self.seed(int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1)
         return True
 
@@ -240,16 +240,16 @@ def take_from_others(owner: OwnedByRank, states: Sequence[Any], place: RankPosit
         place: this rank.
 
     Returns:
-        Whether the value goes on from them; if not, it is as the program has made it.
+        Whether the value continues from them; if not, it is as the program has made it.
     """
     # One rank alone does not show whether it would be the same on all.
-    if len(states) > 1 and len({digest(state) for state in states}) == 1:
+    if len(states) > 1 and len({value_digest(state) for state in states}) == 1:
         owner.take(states[0])
         return True
     return owner.take_foreign(states, place)
 
 
-def digest(value: Any) -> str:
+def value_digest(value: Any) -> str:
     """The same text for equal plain values, and for no others."""
     found = hashlib.sha256()
     _feed(found.update, value)

@@ -26,7 +26,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def local_chunk(tensor: torch.Tensor) -> Chunk:
     """Which elements of a tensor are in this rank's memory."""
     if isinstance(tensor, DTensor):
-        return Chunk(*torch_formats.local_chunk(tensor))
+        return Chunk(*torch_formats.dtensor_chunk(tensor))
     return Chunk.of(tuple(tensor.shape))
 
 

@@ -88,7 +88,7 @@ def refuse_beside(where: str) -> NoReturn:
 
 
 def refuse_late(step: int, where: str) -> NoReturn:
-    """Refuses a save after the end of ``elastic.run``, when the ranks have no groups any more.
+    """Refuses a save after the end of ``elastic.run``, when the ranks have no groups any longer.
 
     Args:
         step: the step of the state.

@@ -1,5 +1,5 @@
-"""What a checkpoint consists of, as bytes and as values: mostly pure.
+"""What a checkpoint consists of, as bytes and as values.
 
-It opens no file by itself; what it reads from outside is never unpickled and never believed. Begin
-with ``manifest.py``.
+It may read and write streams that it is given, and opens no file by itself; nothing that comes from
+outside is unpickled or trusted. Begin with ``manifest.py``.
 """

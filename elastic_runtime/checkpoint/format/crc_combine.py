@@ -23,7 +23,7 @@ _CRC32C = 0x82F63B78  # its polynomial; the highest bit stands for x^0
 _ONE = 1 << 31
 
 
-def combined(parts: Iterable[Part]) -> int:
+def combined_crc(parts: Iterable[Part]) -> int:
     """The crc32c of parts that follow each other.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import crc32c
 
 from elastic_runtime.checkpoint.format import dcp_metadata, outline_file
-from elastic_runtime.checkpoint.format.crc_combine import combined
+from elastic_runtime.checkpoint.format.crc_combine import combined_crc
 from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Part
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.limits import MAX_LISTED_PARTS
@@ -37,7 +37,7 @@ class DescriptionFile:
         for piece in self.pieces:
             parts.append(Part(offset, len(piece), crc32c.crc32c(piece)))
             offset += len(piece)
-        return FileRecord(self.name, offset, combined(parts), tuple(parts))
+        return FileRecord(self.name, offset, combined_crc(parts), tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)

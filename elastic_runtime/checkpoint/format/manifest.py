@@ -92,7 +92,7 @@ def highest_term(names: Iterable[str]) -> int:
 
 
 def older_terms(names: Iterable[str], term: int) -> list[str]:
-    """The files of terms below ``term``: nobody needs them once a higher one is taken."""
+    """The files of terms below ``term``: they are not needed once a higher one is taken."""
     return [name for name in names if (m := _TERM.fullmatch(name)) and int(m[1]) < term]
 
 
@@ -127,7 +127,7 @@ def left_behind(names: Iterable[str], base: CheckpointId, term: int) -> list[Che
 
 
 def half_pruned(names: Iterable[str]) -> list[str]:
-    """The checkpoints that somebody began to delete and did not finish."""
+    """The checkpoints whose deletion began and was not finished."""
     return [name for name in names if _PRUNED.fullmatch(name)]
 
 
@@ -256,7 +256,7 @@ class Manifest:
         body: dict[str, Any] = {"format": _FORMATS[newer]}
         body |= {field.name: getattr(self, field.name) for field in fields(self)}
         body["files"] = [file.encode() for file in self.files]
-        body["crc32c"] = _seal(body)
+        body["crc32c"] = _body_crc(body)
         # One line for each file: a part is a few numbers, and there may be many thousands.
         lines = {key: json.dumps(value) for key, value in body.items()}
         lines["files"] = "[" + ",".join("\n  " + json.dumps(file) for file in body["files"]) + "]"
@@ -277,13 +277,13 @@ class Manifest:
         """
         try:
             body = json.loads(data)
-            if body.pop("crc32c") != _seal(body):
+            if body.pop("crc32c") != _body_crc(body):
                 raise DamagedCheckpoint(f"{where} is damaged: its checksum does not match")
             if body["format"] not in _FORMATS:
                 raise UnknownFormat(
                     f"{where} has format {body['format']!r}, and this version of elastic-runtime "
                     f"reads {_FORMATS[-1]} and older: upgrade it, or move that checkpoint away to "
-                    "go on from an older one"
+                    "continue from an older one"
                 )
             return cls._build(body)
         except (
@@ -314,6 +314,6 @@ class Manifest:
         return made
 
 
-def _seal(body: Mapping[str, Any]) -> int:
+def _body_crc(body: Mapping[str, Any]) -> int:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     return int(crc32c.crc32c(canonical))

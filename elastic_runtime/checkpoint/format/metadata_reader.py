@@ -109,7 +109,7 @@ def read_contents(where: str, data: bytes, files: Iterable[FileRecord]) -> dict[
         parts = {(file.name, part.offset): part for file in files for part in file.parts}
         places = _places(metadata.storage_data, parts)
         return {
-            checked(key, str): _stored(key, description, places)
+            checked_type(key, str): _stored(key, description, places)
             for key, description in metadata.state_dict_metadata.items()
         }
     except DamagedCheckpoint as error:
@@ -124,7 +124,7 @@ def _unpickled(data: bytes) -> dcp.Metadata:
         for code, number, _ in pickletools.genops(data):
             if code.name in _NUMBERING and not 0 <= int(number or 0) <= len(data):
                 raise DamagedCheckpoint("it speaks of more objects than it can have")
-    return checked(_Unpickler(io.BytesIO(data)).load(), dcp.Metadata)
+    return checked_type(_Unpickler(io.BytesIO(data)).load(), dcp.Metadata)
 
 
 def _numbers_nothing(data: bytes) -> bool:
@@ -168,8 +168,8 @@ def _stored(key: str, description: object, places: _Places) -> Stored:
     if isinstance(description, dcp.BytesStorageMetadata):
         name, part = places[key, ()]
         return StoredValue(name, part)
-    tensor = checked(description, dcp.TensorStorageMetadata)
-    dtype = checked(tensor.properties.dtype, torch.dtype)
+    tensor = checked_type(description, dcp.TensorStorageMetadata)
+    dtype = checked_type(tensor.properties.dtype, torch.dtype)
     whole = Chunk.of(sizes_of(tensor.size))
     pieces = tuple(_piece(key, whole, dtype, chunk, places) for chunk in tensor.chunks)
     if sum(piece.chunk.count for piece in pieces) != whole.count:
@@ -178,7 +178,7 @@ def _stored(key: str, description: object, places: _Places) -> Stored:
 
 
 def _piece(key: str, whole: Chunk, dtype: torch.dtype, found: object, places: _Places) -> Piece:
-    described = checked(found, dcp.ChunkStorageMetadata)
+    described = checked_type(found, dcp.ChunkStorageMetadata)
     chunk = Chunk(sizes_of(described.offsets), sizes_of(described.sizes))
     name, part = places[key, chunk.offsets]
     if not whole.holds(chunk):
@@ -198,19 +198,19 @@ def piece_of(key: str, dtype: torch.dtype, file: str, part: Part, chunk: Chunk) 
 
 
 def sizes_of(numbers: Sequence[object]) -> tuple[int, ...]:
-    """The sizes of a tensor, or where a piece of it begins, as somebody claims them.
+    """The sizes of a tensor, or where a piece of it begins, as the file claims.
 
     Raises:
         DamagedCheckpoint: no tensor can have them.
     """
-    sizes = tuple(checked(number, int) for number in numbers)
+    sizes = tuple(checked_type(number, int) for number in numbers)
     # Such a tensor can exist, even if it is empty.
     if any(size < 0 for size in sizes) or math.prod(max(1, size) for size in sizes) >= 1 << 60:
         raise DamagedCheckpoint(f"no tensor has the sizes {sizes}")
     return sizes
 
 
-def checked(value: Any, kind: type[_T]) -> _T:
+def checked_type(value: Any, kind: type[_T]) -> _T:
     """The value, if it is of the very type that it should be.
 
     Raises:

@@ -1,6 +1,6 @@
 """The file ``.outline``: what a checkpoint of many parts consists of, in few bytes.
 
-``.metadata`` has some 70 bytes for each shard, and whoever wants one of them reads it all. This has
+``.metadata`` has some 70 bytes for each shard, and to find one shard all is read. This has
 
 - first what each rank had in memory, and which of it its file contains, in the form in which the
   ranks describe it (see ``rank_outline``): plain JSON, some 100 KB for thousands of ranks;
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.checkpoint.format.chunks import Chunk
-from elastic_runtime.checkpoint.format.metadata_reader import checked, piece_of, sizes_of
+from elastic_runtime.checkpoint.format.metadata_reader import checked_type, piece_of, sizes_of
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.format.rank_outline import (
     Outline,
@@ -188,7 +188,7 @@ class Outlined:
         self._pieces(key)  # they are compared with it
         if not row.dtype:
             return StoredValue()
-        return StoredTensor(shape, checked(getattr(torch, row.dtype, None), torch.dtype))
+        return StoredTensor(shape, checked_type(getattr(torch, row.dtype, None), torch.dtype))
 
     def _pieces(self, key: str) -> _Pieces:
         """All pieces of a tensor; the same object for tensors of the same shape that lie alike."""
@@ -281,7 +281,7 @@ def _holders(groups: Iterable[_Writers]) -> dict[str, list[tuple[_Writers, int]]
         for row in group.places:
             one = group.schema[row]
             if not one.own:
-                found.setdefault(checked(one.key, str), []).append((group, row))
+                found.setdefault(checked_type(one.key, str), []).append((group, row))
                 continue
             for rank in group.ranks:
                 found.setdefault(one.key_on(rank), []).append((group.alone(rank), row))

@@ -44,7 +44,7 @@ class PartColumns(Sequence[Part]):
     __slots__ = ("data", "lengths", "offsets", "sums")
 
     def __init__(self, lengths: array[int], data: array[int], sums: array[int]) -> None:
-        """Takes over the columns, which must not change any more."""
+        """Takes over the columns, which must not change from then on."""
         self.lengths = lengths
         self.data = data
         self.sums = sums

@@ -181,7 +181,7 @@ class OutlineParts:
     is_tensor: tuple[bool, ...] = ()
 
 
-def digest(text: str) -> str:
+def text_digest(text: str) -> str:
     """A short name for a part of a description: ranks exchange it instead of the text."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
 

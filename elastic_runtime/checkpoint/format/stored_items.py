@@ -55,7 +55,7 @@ class StoredValue:
     """Anything else: the bytes of a file that ``torch.save`` has made.
 
     Attributes:
-        file: the name of the file that holds them; "" as long as nobody has asked for it.
+        file: the name of the file that holds them; "" until it is asked for.
         part: which part of the file.
     """
 

@@ -60,12 +60,12 @@ class Loaded:
     Attributes:
         missing: keys of the program that the checkpoint lacks; they were left as they are.
         surplus: keys of the checkpoint that the program has no use for.
-        anew: entries of each rank that start from the beginning: the world has another size.
+        reset: entries of each rank that start from the beginning: the world has another size.
     """
 
     missing: tuple[str, ...] = ()
     surplus: tuple[str, ...] = ()
-    anew: tuple[str, ...] = ()
+    reset: tuple[str, ...] = ()
 
 
 def contents_of(source: Source, manifest: Manifest) -> Contents:
@@ -248,7 +248,7 @@ class LoadRun:
     def _explained(self) -> Iterator[None]:
         """Makes whatever goes wrong an error for all ranks: the others wait for what comes of it.
 
-        If the checkpoint is no more, it says so, instead of what went wrong because of that.
+        If the checkpoint was deleted, it says so, instead of what went wrong because of that.
         """
         try:
             yield
@@ -300,8 +300,8 @@ class LoadRun:
     def _restored(self, peers: Peers) -> Loaded:
         found = peers.on_each(self.restore)
         wanted = self._prepared
-        anew = sorted({name for names in found for name in names})
-        return Loaded(wanted.missing, wanted.surplus, tuple(anew))
+        reset = sorted({name for names in found for name in names})
+        return Loaded(wanted.missing, wanted.surplus, tuple(reset))
 
 
 def _decoded(place: str, key: str, data: memoryview) -> Any:

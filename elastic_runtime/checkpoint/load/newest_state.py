@@ -46,7 +46,7 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ResumeCandidate:
-    """One state that the job could go on from.
+    """One state that the job could continue from.
 
     Attributes:
         which: its term and step.

@@ -44,10 +44,10 @@ class LatestStateLoader:
 
         Args:
             storage: holds the checkpoints.
-            executor: what follows goes on from what was loaded.
+            executor: its next saves follow what was loaded.
             snapshots: those in memory.
             entries: whose content is replaced.
-            context: hears of events.
+            context: receives events.
         """
         self._storage = storage
         self._executor = executor
@@ -150,8 +150,8 @@ class LatestStateLoader:
             if loaded.missing or loaded.surplus:
                 missing, surplus = list(loaded.missing), list(loaded.surplus)
                 self._note(peers, CheckpointPartly(self._storage.where, missing, surplus))
-            if loaded.anew:
-                self._note(peers, CheckpointAnew(self._storage.where, list(loaded.anew)))
+            if loaded.reset:
+                self._note(peers, CheckpointAnew(self._storage.where, list(loaded.reset)))
 
         if candidate.places is None:
             load(self._storage)

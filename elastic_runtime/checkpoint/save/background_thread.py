@@ -23,7 +23,7 @@ _LOOK = 0.05  # seconds between two looks at whether waiting still makes sense
 
 
 class Abandoned(Exception):
-    """The task was given up: its result is not needed any more."""
+    """The task was given up: its result is not needed any longer."""
 
 
 class BackgroundThread:
@@ -83,7 +83,7 @@ class _ExitGuard:
             self._changed.notify_all()
 
     def look(self) -> None:
-        """Somebody wants one of them no more."""
+        """One of them is not wanted any longer."""
         with self._changed:
             self._changed.notify_all()
 
@@ -133,7 +133,7 @@ class Task:
     def _run(self, work: Callable[[Task], None]) -> None:
         try:
             work(self)
-        except BaseException as error:  # the thread goes on in any case
+        except BaseException as error:  # the thread continues in any case
             _clear_frames(error)
             if not isinstance(error, Exception):
                 error = CheckpointFailed(f"a save ended: {error!r}")
@@ -161,7 +161,7 @@ class Task:
         """Called by what is being done.
 
         Raises:
-            Abandoned: nobody wants the result any more.
+            Abandoned: the result is not needed any longer.
         """
         if self._abandoned.is_set():
             raise Abandoned
@@ -175,7 +175,7 @@ class Task:
         """Waits until it has ended, however it did.
 
         Args:
-            give_up: called while waiting; raises if that makes no sense any more.
+            give_up: called while waiting; raises if that makes no sense any longer.
             patience: seconds, at most.
 
         Returns:
@@ -191,7 +191,7 @@ class Task:
 
 def _clear_frames(error: BaseException) -> None:
     """Clears the frames that an error has passed through: they hold the groups of a round that is
-    over, until somebody collects garbage."""
+    over, until garbage is collected."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:

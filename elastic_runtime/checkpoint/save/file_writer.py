@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import crc32c
 
-from elastic_runtime.checkpoint.format.crc_combine import combined
+from elastic_runtime.checkpoint.format.crc_combine import combined_crc
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord, Part
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.save.background_thread import failing_for_all
@@ -68,7 +68,7 @@ def write_file(
         alone: nothing else has to be done meanwhile: the checksums are computed in a thread
             beside the writing, if there is a core for it. Otherwise they take their turn.
         advance: called with the bytes that come next, some MiB at a time; raises if the file is
-            not wanted any more.
+            not wanted any longer.
 
     Returns:
         What was written; it is durable.
@@ -96,7 +96,7 @@ def write_file(
     for (length, data), crc in zip(shapes, sums.found, strict=True):
         parts.append(Part(offset, length, crc, data))
         offset += length
-    return FileRecord(name, offset, combined(parts), tuple(parts))
+    return FileRecord(name, offset, combined_crc(parts), tuple(parts))
 
 
 def write_description_file(

@@ -24,9 +24,9 @@ from elastic_runtime.checkpoint.format.rank_outline import (
     Outline,
     OutlineParts,
     cuts_of,
-    digest,
     say,
     schema_of,
+    text_digest,
 )
 from elastic_runtime.checkpoint.format.write_plan import in_order, make_plan, rows_of
 from elastic_runtime.checkpoint.save import staging
@@ -188,7 +188,7 @@ class WritePlans:
 
     def knows(self, said: _Digests) -> bool:
         """Whether there is a plan for ranks that say this."""
-        return digest(json.dumps(said)) in self._kept
+        return text_digest(json.dumps(said)) in self._kept
 
     def of(self, said: _Digests, parts: Iterable[str]) -> WritePlan:
         """The plan for ranks that say this.
@@ -200,9 +200,9 @@ class WritePlans:
         Raises:
             CheckpointError: the ranks do not agree about a key, or do not have all of it together.
         """
-        name = digest(json.dumps(said))
+        name = text_digest(json.dumps(said))
         if name not in self._kept:
-            named = {digest(text): json.loads(text) for text in parts}
+            named = {text_digest(text): json.loads(text) for text in parts}
             schemas = {each: schema_of(named[each]) for each in {one[0] for one in said}}
             patterns = {each: tuple(named[each]) for each in {one[1] for one in said}}
             cuts = {each: cuts_of(named[each]) for each in {one[2] for one in said}}
@@ -231,7 +231,7 @@ def agree(
     Raises:
         CheckpointError: the ranks do not agree about a key, or do not have all of it together.
     """
-    digests = peers.gather([digest(part) for part in said.parts])
+    digests = peers.gather([text_digest(part) for part in said.parts])
     plan: WritePlan | None = None
     sent: list[list[str] | None] = []
     if not peers.on_first(lambda: plans.knows(digests)):

@@ -82,7 +82,7 @@ class SaveExecutor:
             objects: the entries as the user gave them.
             entries: the same.
             retention: which checkpoints are kept.
-            context: hears of events.
+            context: receives events.
         """
         self.target = SaveTarget(storage, SaveTerm(storage, context), retention, set(), context)
         self._names = entries.names
@@ -123,7 +123,7 @@ class SaveExecutor:
             self._in_flight.task.abandon()
             self._abandoned, self._in_flight = self._in_flight, None
             self._abandoned_at = time.monotonic()
-        self._memory.fence()
+        self._memory.wait_for_copies()
         self._collector.forget()
         self._gloo, self._background_peers = gloo, None
         return lost
@@ -309,8 +309,8 @@ class SaveExecutor:
             self._thread = _new_thread()
 
     def _disown(self) -> None:
-        """A save that was given up may still be at work, with names and descriptions of its own."""
-        self.term.disown()
+        """A save that was given up may still run, with names and descriptions of its own."""
+        self.term.detach()
         self._description = Description()
 
     def under_way_after(self, seconds: float) -> tuple[float, int] | None:
@@ -339,7 +339,7 @@ class SaveExecutor:
         now = time.monotonic()
         if now >= self._reported_late_at + SLOW_SAVE_REPORT_INTERVAL:
             self._reported_late_at = now
-            problem = f"step {step} is still being saved; what is due since then waits for it"
+            problem = f"step {step} is still being saved; later saves are delayed until it ends"
             late = CheckpointSaveLate(self.target.storage.where, step, age, problem)
             self.target.note(peers, late)
 

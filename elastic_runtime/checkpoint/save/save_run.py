@@ -4,7 +4,7 @@
 
     begin (rank 0) ─▶ write (each rank) ─▶ compare, commit (rank 0) ─▶ delete old ones (rank 0)
 
-All ranks take each step together and hear of each other's failures, so that all of them end a
+All ranks take each step together and learn of each other's failures, so that all of them end a
 save alike. It runs in training's thread, or in the background.
 """
 
@@ -60,7 +60,7 @@ class SaveTarget:
         term: that this process holds there; rank 0's counts.
         retention: which checkpoints are kept.
         damaged: those that were found so while loading: they are not counted on.
-        context: hears of events.
+        context: receives events.
     """
 
     storage: Storage
@@ -114,7 +114,7 @@ class SaveRun:
             plan: who writes what; only rank 0 has it.
             description: says what is written beside the files of the ranks.
             began: when, by the monotonic clock.
-            blocked: how many seconds training has stood still for it, if it runs beside.
+            blocked: how many seconds training was stopped for it, if it runs beside.
         """
         self._target = target
         self._storage = target.storage
@@ -144,7 +144,7 @@ class SaveRun:
         Raises:
             CheckpointError: a rank could not write, or was left behind by a newer term; the same on
                 every rank, and nothing is left.
-            Exception: a peer is gone, or the save is not wanted any more.
+            Exception: a peer is gone, or the save is not wanted any longer.
         """
         self._reset()
         step = self._draft.step
@@ -172,7 +172,7 @@ class SaveRun:
 
         If anything goes wrong before all ranks know of the commit, the term is used up: files that
         were left there must not be taken for a part of the next save. If a peer dies before it has
-        heard of the commit, rank 0 still knows.
+        learned of the commit, rank 0 still knows.
         """
 
         def advance(count: int) -> None:

@@ -2,7 +2,7 @@
 
 ``save_timetable`` decides, ``save_executor`` saves; this is what lies between. Every method but
 ``wishes_save`` is called by all ranks at the same step, and does the same on all of them, also
-after a failure: the ranks hear of each one together.
+after a failure: all ranks learn of each one at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SaveScheduler:
     """Has the state saved when that is due, and decides what a failure leads to.
 
     Attributes:
-        begun: the step of the last save that was not in vain; None: there is none, or the ranks
+        begun: the step of the last save that did not fail; None: there is none, or the ranks
             may not all know of it.
     """
 
@@ -56,13 +56,13 @@ class SaveScheduler:
         Args:
             lost: a save was under way, and is not finished now.
         """
-        # What this rank knows to be saved, others may not have heard of: all must do the same.
+        # What this rank knows to be saved, others may not know: all must do the same.
         self.begun = None
         self._prepared = False
         self._timetable = self._timetable.enter(time.monotonic(), lost=lost)
 
     def resumed(self, step: int, *, stored: bool) -> None:
-        """The job goes on from a state that was saved.
+        """The job continues from a state that was saved.
 
         Args:
             step: of the state.
@@ -81,7 +81,7 @@ class SaveScheduler:
 
         Raises:
             CheckpointUsageError: this job may not save there.
-            CheckpointFailed: it cannot at present, and the user wants to hear of that.
+            CheckpointFailed: it cannot at present, and the user wants to know.
         """
         if self._timetable.every == Every():
             return  # the first save looks
@@ -176,7 +176,7 @@ class SaveScheduler:
         """Saves, and returns when that is durable; tries several times.
 
         Raises:
-            CheckpointFailed: it was in vain.
+            CheckpointFailed: it failed.
         """
         self._executor.ignore_result()
         if self.begun == step and self._executor.saved_step == step:
@@ -192,7 +192,7 @@ class SaveScheduler:
         """Waits for the save in the background; if it fails, tries several times.
 
         Raises:
-            CheckpointFailed: it was in vain.
+            CheckpointFailed: it failed.
         """
         try:
             self._executor.finish()

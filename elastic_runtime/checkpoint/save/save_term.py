@@ -1,8 +1,9 @@
 """The term under which this process saves: taken once, checked at each save, replaced if outdated.
 
 A term is a number that only one process can take, by creating a file in the storage; the one with
-the highest term is the only one who may commit there, so that a process that was stopped for a
-while and goes on overwrites nothing. A checkpoint is named after term and step, and so ordered.
+the highest term is the only one that may commit there, so that a process that was stopped for a
+while and then continues overwrites nothing. A checkpoint is named after term and step, and so
+ordered.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class SaveTerm:
             entries: the names of what is going to be saved.
 
         Raises:
-            CheckpointError: somebody else has taken a newer one, none can be taken, or what is
+            CheckpointError: another process has taken a newer one, none can be taken, or what is
                 there belongs to another job.
         """
         if self._term:
@@ -132,10 +133,10 @@ class SaveTerm:
             made = CheckpointId(self.acquire(entries), step)
             if self._storage.create(made):
                 return made
-            self.use_up()  # the step was counted before, or somebody has put something there
+            self.use_up()  # the step was counted before, or something else was put there
 
     def note_committed(self, which: CheckpointId) -> None:
-        """Takes note of a checkpoint that is whole, whether or not all ranks come to hear of it."""
+        """Takes note of a checkpoint that is whole, whether or not all ranks learn of it."""
         self._committed = which
 
     def find_committed(self, step: int) -> CheckpointId | None:
@@ -172,35 +173,35 @@ class SaveTerm:
         self._base = which
         self._known = max(self._known, which.term)
         self._owns_place = True
-        # Later steps of the own term may be there, which the job goes on without; and others may
-        # have taken terms in vain since.
+        # Later steps of the own term may be there, which the job continues without; and others may
+        # have taken terms since, and saved nothing.
         self.release()
 
     def pass_over(self, which: CheckpointId) -> None:
-        """This cannot be loaded at present, and the job goes on without it.
+        """This cannot be loaded at present, and the job continues without it.
 
         If it can later on, it is not newer than what was made meanwhile.
         """
         self._known = max(self._known, which.term)
 
-    def recover_from(self, base: CheckpointId, known: int, *, anew: bool) -> None:
-        """All ranks go on from memory.
+    def recover_from(self, base: CheckpointId, known: int, *, take_new_term: bool) -> None:
+        """All ranks continue from memory.
 
         Args:
             base: of that memory.
             known: the newest term that any of them knows of.
-            anew: others may have taken terms in vain since this process took its own: it was
-                behind, or has asked and found nothing newer.
+            take_new_term: others may have taken terms since this process took its own, and saved
+                nothing: it was behind, or has asked and found nothing newer.
         """
         self._base = base
         self._known = max(self._known, known)
         self._owns_place = self._owns_place or known > 0
-        if anew or known > self._term:
+        if take_new_term or known > self._term:
             # Others have saved since, and it has come to know that: nothing of theirs is set aside.
             self.release()
 
     def set_newer_aside(self) -> None:
-        """Sets aside what is newer than what this process goes on from: it is not in its state.
+        """Sets aside what is newer than what this process continues from: it is not in its state.
 
         Raises:
             CheckpointError: the storage cannot be read or written.
@@ -209,7 +210,7 @@ class SaveTerm:
         for which in found:
             if self._storage.has_manifest(which):
                 base = self._left.name if self._left.term else "its beginning"
-                why = f"term {self._term} went on from {base}"
+                why = f"the job continued from {base} in term {self._term}"
                 self._storage.set_aside(which, {"why": why, "run": self._context.run})
                 where = self._storage.where
                 self._context.note(CheckpointSetAside(where, which.step, which.term, why))
@@ -224,21 +225,21 @@ class SaveTerm:
         self._used_up = True
 
     def release(self) -> None:
-        """Drops the term: it may not be the newest any more, and the next save takes another."""
+        """Drops the term: it may no longer be the newest, and the next save takes another."""
         self._term, self._used_up = 0, False
         self._committed = None
 
-    def disown(self) -> None:
+    def detach(self) -> None:
         """Detaches a save that still runs in another thread: it may no longer use this object."""
         self._generation += 1
         self.release()
 
     @property
     def generation(self) -> int:
-        """Grows with each ``disown``; only saves of the present generation may use this object."""
+        """Grows with each ``detach``; only saves of the present generation may use this object."""
         return self._generation
 
     def check_generation(self, generation: int) -> None:
-        """Raises ``Abandoned`` if a save of that generation was disowned since."""
+        """Raises ``Abandoned`` if a save of that generation was detached since."""
         if generation != self._generation:
             raise Abandoned

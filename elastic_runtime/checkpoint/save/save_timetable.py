@@ -1,6 +1,6 @@
 """When to save, when to try again after a failure, and when failures are too many: pure.
 
-Storage fails for a while now and then, and training goes on meanwhile. After a failure the next
+Storage fails for a while now and then, and training continues meanwhile. After a failure the next
 save comes sooner than planned, after a pause that grows; no other one is tried before. One that
 does not come to its end puts off the next. Only if saves fail for too long, something must be done
 about it.
@@ -131,7 +131,7 @@ class SaveTimetable:
         return replace(self, began=now, soon=inf, wished=False, pausing=False)
 
     def resumed(self, now: float, step: int) -> SaveTimetable:
-        """The job goes on from a state that is saved."""
+        """The job continues from a state that is saved."""
         return replace(self.begin(now), failures=0, whole_at=now, whole_step=step)
 
     def enter(self, now: float, *, lost: bool) -> SaveTimetable:

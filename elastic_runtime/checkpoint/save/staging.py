@@ -4,10 +4,10 @@ A save that training waits for is written straight from the tensors. One in the 
 written from an *image* of the file in memory, which is made and touched once: all that training
 pays is the copy of each tensor to its place in it.
 
-Tensors on a GPU are copied into pinned memory on a stream of their own, while training goes on.
+Tensors on a GPU are copied into pinned memory on a stream of their own, while training continues.
 What changes before the next step of an optimizer, such as the statistics of a normalization, is
 copied in the order of the program; parameters and the optimizer's state follow on the side, and
-``optimizer.step()`` waits for them on the GPU (``fence``), not the program.
+``optimizer.step()`` waits for them on the GPU (``wait_for_copies``), not the program.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def describe(key: str, value: object, *, may_differ: bool = False) -> Item:
 def _has_plain_bytes(tensor: torch.Tensor) -> bool:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return False
-    # Subclasses may keep their content in other tensors; and memory may have been given back.
+    # Subclasses may keep their content in other tensors; and memory may have been freed.
     return not tensor.nbytes or tensor.data_ptr() != 0
 
 
@@ -149,9 +149,9 @@ class Copies(Protocol):
         """Copies what training may change at any time."""
 
     def copy_late(self, places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-        """Copies what training leaves alone until ``fence``."""
+        """Copies what training leaves alone until ``wait_for_copies``."""
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """Called before the state is changed: what changes it comes after all copies."""
 
     def wait(self) -> None:
@@ -222,7 +222,7 @@ class PlainCopies:
 
     copy_late = copy
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """Nothing is under way."""
 
     def wait(self) -> None:
@@ -259,7 +259,7 @@ class CudaCopies:
             self._done.record()
         self._fenced = False
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """Makes what the program asks the GPU for from now on wait for the copies."""
         if not self._fenced:
             self._fenced = True
@@ -406,7 +406,7 @@ class ImageMemory:
         self.image, self._items = image, items
         self.warming = Task(thread, lambda task: image.warm(), wanted=False)
         if self._hook is None and not isinstance(image.copies, PlainCopies):
-            self._hook = register_optimizer_step_pre_hook(lambda *_: self.fence())
+            self._hook = register_optimizer_step_pre_hook(lambda *_: self.wait_for_copies())
         return image
 
     def stage(self, image: Image, tensors: Sequence[torch.Tensor]) -> None:
@@ -426,10 +426,10 @@ class ImageMemory:
                 found |= {local(o).data_ptr() for o in owned if isinstance(o, torch.Tensor)}
         return lambda tensor: tensor.data_ptr() in found
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """Makes the training that follows wait, on the GPU, for the copies."""
         if self.image is not None:
-            self.image.copies.fence()
+            self.image.copies.wait_for_copies()
 
     def leave(self) -> None:
         """Leaves the image to a save that does not end; the next save allocates another one."""

@@ -56,7 +56,7 @@ class Refusal:
     text: str
 
 
-def refusal(nodes: Sequence[NodeMemory]) -> Refusal | None:
+def memory_refusal(nodes: Sequence[NodeMemory]) -> Refusal | None:
     """Why a snapshot does not fit; None if it does.
 
     Args:

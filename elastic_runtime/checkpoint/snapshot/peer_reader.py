@@ -130,7 +130,7 @@ class ConnectionPool:
         self._lock = threading.Lock()
 
     def take(self) -> PeerConnection:
-        """A connection that nobody uses: one that was given back, or a new one.
+        """An unused connection: one that was returned, or a new one.
 
         Raises:
             OSError: the server cannot be reached, or the key not be read.
@@ -141,7 +141,7 @@ class ConnectionPool:
         return PeerConnection(self.memory, read_key(self._directory))
 
     def give(self, connection: PeerConnection) -> None:
-        """Takes a connection back, of which nothing is expected any more."""
+        """Takes a connection back, of which no answer is expected any longer."""
         with self._lock:
             self._free.append(connection)
 
@@ -196,7 +196,7 @@ class PeerFile:
         self._lock = threading.Lock()
 
     def expect(self, offset: int, length: int) -> None:
-        """Asks for all of it at once, so that nobody waits for a question meanwhile."""
+        """Asks for all of it at once, so that no request waits for another."""
         with self._lock:
             self._expect(offset, length)
 
@@ -302,7 +302,7 @@ class SnapshotSource(Source):
             return self._own.has_manifest(which)
         with suppress(DamagedCheckpoint):
             return remote.size() >= 0
-        return True  # nobody knows
+        return True  # it is not known
 
     def _manifest_bytes(self, which: CheckpointId) -> bytes | None:
         if self._remote(which, MANIFEST) is None:

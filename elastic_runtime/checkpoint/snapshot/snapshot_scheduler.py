@@ -22,11 +22,11 @@ from elastic_runtime.checkpoint.load.newest_state import (
 )
 from elastic_runtime.checkpoint.save.background_thread import Abandoned
 from elastic_runtime.checkpoint.snapshot.buddies import Nodes
-from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, Refusal, refusal
+from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, Refusal, memory_refusal
 from elastic_runtime.checkpoint.snapshot.peer_reader import SnapshotSource
 from elastic_runtime.checkpoint.snapshot.snapshot_store import SnapshotStore
 from elastic_runtime.checkpoint.snapshot.snapshot_writer import SnapshotWriter
-from elastic_runtime.checkpoint.storage.storage_contract import explained
+from elastic_runtime.checkpoint.storage.storage_contract import storage_errors
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.events.snapshot_events import (
     SnapshotDiscarded,
@@ -72,7 +72,7 @@ class SnapshotScheduler:
             storage: where the checkpoints are that snapshots are taken beside.
             save_term: gives the term.
             every: how often to take one.
-            context: hears of events, and knows the agent.
+            context: receives events, and knows the agent.
         """
         self._asked_for = bool(every.steps or every.seconds)
         self._off = False  # in this world: some rank has no memory for them
@@ -123,7 +123,7 @@ class SnapshotScheduler:
     def enter(self) -> None:
         """The ranks are others from now on."""
         self._nodes = None
-        self._off = False  # who is new has not heard of it, and asks
+        self._off = False  # a new node does not know it, and asks
         self._wished = False
 
     def _ready(self, peers: Peers) -> bool:
@@ -169,7 +169,7 @@ class SnapshotScheduler:
         except CheckpointError as error:
             found: Refusal | None = Refusal("unusable", str(error))
         else:
-            found = refusal([NodeMemory(*one) for one in needs if one is not None])
+            found = memory_refusal([NodeMemory(*one) for one in needs if one is not None])
         if found is not None:
             self._note_once(peers, found)
         return found is not None
@@ -183,8 +183,8 @@ class SnapshotScheduler:
         def need(ranks: Sequence[int]) -> int:
             return sum(_EXTRA + sizes[rank] for rank in ranks)
 
-        with explained(f"take snapshots in {memory.directory}"):
-            free = os.statvfs(memory.directory)  # whoever cleans up /dev/shm may have taken it
+        with storage_errors(f"take snapshots in {memory.directory}"):
+            free = os.statvfs(memory.directory)  # a cleaner of /dev/shm may have removed it
         store.tidy()
         needs = NodeMemory(
             node=memory.node,
@@ -216,7 +216,7 @@ class SnapshotScheduler:
             plan: who writes what; rank 0 has it.
             content: this rank's file.
             task: it runs in; says whether the snapshot is still wanted.
-            blocked: how many seconds training has stood still for it.
+            blocked: how many seconds training was stopped for it.
         """
         began = time.monotonic()
         assert self._nodes is not None

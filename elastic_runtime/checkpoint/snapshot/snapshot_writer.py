@@ -5,7 +5,7 @@
     begin (rank 0) ─▶ write (each rank) ─▶ copy (each node) ─▶ describe (rank 0) ─▶ commit (each
     node) ─▶ remove the older ones
 
-As in a save, all ranks take each step together and hear of each other's failures.
+As in a save, all ranks take each step together and learn of each other's failures.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SnapshotWriter:
         plan: who writes what; rank 0 has it.
         description: says what is written beside the files of the ranks.
         advance: hears how many bytes more this rank is about to write; raises if the snapshot is
-            not wanted any more.
+            not wanted any longer.
     """
 
     store: SnapshotStore
@@ -79,7 +79,7 @@ class SnapshotWriter:
 
         Raises:
             CheckpointError: a rank could not write; the same on every rank, and nothing is left.
-            Exception: a peer is gone, or the snapshot is not wanted any more.
+            Exception: a peer is gone, or the snapshot is not wanted any longer.
         """
         which: CheckpointId | None = None
         committed = False

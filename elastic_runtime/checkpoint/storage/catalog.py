@@ -22,7 +22,7 @@ from elastic_runtime.checkpoint.format.manifest import (
     set_aside,
 )
 from elastic_runtime.checkpoint.format.part_columns import read_parts
-from elastic_runtime.checkpoint.storage.retention import decide
+from elastic_runtime.checkpoint.storage.retention import apply_retention
 from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 
 if TYPE_CHECKING:
@@ -195,7 +195,9 @@ def decide_kept(rule: Retention, found: Iterable[CatalogEntry]) -> list[Retentio
     One that contains a foreign file is counted, and stays whatever the rule says.
     """
     whole = {one.which: one for one in found if one.status is CheckpointStatus.WHOLE}
-    decisions = decide(rule, [one.manifest for one in whole.values() if one.manifest is not None])
+    decisions = apply_retention(
+        rule, [one.manifest for one in whole.values() if one.manifest is not None]
+    )
     return [_keep_if_foreign(decision, whole[decision.which]) for decision in decisions]
 
 
@@ -249,7 +251,7 @@ def delete_checkpoints(
 def remove_unfinished(storage: Storage, term: int) -> list[CheckpointId]:
     """Removes what saves of older terms have left unfinished; for a job, once in its term.
 
-    A save of an older term can never be committed, so none of it is under way any more in a way
+    A save of an older term can never be committed, so none of it is under way in a way
     that counts: see ``Storage.check_term``.
 
     Args:
@@ -305,7 +307,7 @@ def _clear(
 
 
 def abandoned(found: Iterable[CatalogEntry], names: Iterable[str]) -> list[CheckpointId]:
-    """Saves that never finished and that nobody can still be writing: those of older terms.
+    """Saves that never finished and cannot be under way any longer: those of older terms.
 
     Args:
         found: all checkpoints.

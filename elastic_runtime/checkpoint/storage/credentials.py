@@ -1,4 +1,4 @@
-"""Keeps credentials out of messages: what in a URL, or around this process, nobody must see."""
+"""Keeps credentials out of messages: what in a URL, or around this process, must stay secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def without_credentials(url: str) -> str:
 
 
 def secrets_of(url: str) -> frozenset[str]:
-    """What of a URL nobody must see: its password, its query, and each value in that."""
+    """What of a URL must stay secret: its password, its query, and each value in that."""
     parts = urlsplit(url)
     found = {parts.password or "", parts.query, *(value for _, value in parse_qsl(parts.query))}
     return frozenset(secret for secret in found if secret)

@@ -54,7 +54,7 @@ def of_a_job(note: Callable[[NotedEvent], None], leave: Callable[[], None]) -> P
     return Patience(600.0, note, leave)
 
 
-def ask(
+def ask_storage(
     call: Callable[[], _T],
     seconds: float,
     report: Callable[[BaseException | None, float], None] | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.format import manifest as layout
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
-from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE, Storage, explained
+from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE, Storage, storage_errors
 from elastic_runtime.errors import CheckpointFailed, CheckpointUsageError, DamagedCheckpoint
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LocalStorage(Storage):
         self.where = str(self.path)
 
     def prepare(self) -> None:
-        with explained(f"save checkpoints in {self.path}"):
+        with storage_errors(f"save checkpoints in {self.path}"):
             self._make()
             probe = self.path / PROBE_FILE
             probe.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ class LocalStorage(Storage):
             raise
 
     def names(self) -> list[str]:
-        with explained(f"read the checkpoint directory {self.path}"):
+        with storage_errors(f"read the checkpoint directory {self.path}"):
             try:
                 return os.listdir(self.path)
             except FileNotFoundError:
@@ -85,7 +85,7 @@ class LocalStorage(Storage):
     # Terms
 
     def _create_exclusively(self, name: str, content: bytes) -> bool:
-        with explained(f"take a term in {self.path}"):
+        with storage_errors(f"take a term in {self.path}"):
             try:
                 _write_durably(self.path / name, content)
             except FileExistsError:
@@ -104,7 +104,7 @@ class LocalStorage(Storage):
 
     def create(self, which: CheckpointId) -> bool:
         path = self.path / which.name
-        with explained(f"save to {path}"):
+        with storage_errors(f"save to {path}"):
             try:
                 os.mkdir(path)
             except FileExistsError:
@@ -114,7 +114,7 @@ class LocalStorage(Storage):
     @contextmanager
     def writer(self, which: CheckpointId, name: str, size: int) -> Iterator[LocalWriter]:
         path = self.path / which.name / name
-        with explained(f"save to {path}"):
+        with storage_errors(f"save to {path}"):
             _require_space(path.parent, size)
             descriptor = os.open(path, _NEW, _MODE)
         try:
@@ -127,7 +127,7 @@ class LocalStorage(Storage):
 
     def _publish(self, which: CheckpointId, content: bytes) -> None:
         path = self.path / which.name
-        with explained(f"save to {path}"):
+        with storage_errors(f"save to {path}"):
             partial = path / f"{layout.MANIFEST}.partial"
             _write_durably(partial, content)
             os.rename(partial, path / layout.MANIFEST)
@@ -147,7 +147,7 @@ class LocalStorage(Storage):
 
     def has_manifest(self, which: CheckpointId) -> bool:
         path = self.path / which.name / layout.MANIFEST
-        with explained(f"read {path}"):
+        with storage_errors(f"read {path}"):
             try:
                 os.stat(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -176,7 +176,7 @@ class LocalStorage(Storage):
 
     def sizes(self, which: CheckpointId) -> dict[str, int]:
         path = self.path / which.name
-        with explained(f"read {path}"):
+        with storage_errors(f"read {path}"):
             try:
                 with os.scandir(path) as entries:
                     return {e.name: e.stat().st_size for e in entries if e.name != layout.MANIFEST}
@@ -185,7 +185,7 @@ class LocalStorage(Storage):
 
     def remove(self, manifest: Manifest) -> None:
         path, doomed = self.path / manifest.id.name, self.path / manifest.id.pruned_name
-        with explained(f"delete {path}"):
+        with storage_errors(f"delete {path}"):
             os.rename(path, doomed)
             _delete(doomed, manifest)
 
@@ -196,8 +196,8 @@ class LocalStorage(Storage):
                 data = _optional_bytes(path / layout.MANIFEST)
                 manifest = Manifest.decode(str(path), data) if data is not None else None
             except DamagedCheckpoint:
-                continue  # nobody knows what in it is ours
-            with explained(f"delete {path}"):
+                continue  # it is not known what in it is ours
+            with storage_errors(f"delete {path}"):
                 _delete(path, manifest)
 
 
@@ -212,7 +212,7 @@ class LocalWriter:
 
     def write(self, buffers: Sequence[memoryview]) -> None:
         """Appends all buffers."""
-        with explained(f"save to {self._path}"):
+        with storage_errors(f"save to {self._path}"):
             wanted = sum(buffer.nbytes for buffer in buffers)
             count = _transfer(os.pwritev, self._descriptor, buffers, self._written)
             if count < wanted:
@@ -221,7 +221,7 @@ class LocalWriter:
 
     def sync(self) -> None:
         """Returns when all of it is durable."""
-        with explained(f"save to {self._path}"):
+        with storage_errors(f"save to {self._path}"):
             os.fsync(self._descriptor)
 
 
@@ -325,5 +325,5 @@ def _delete(path: Path, manifest: Manifest | None) -> None:
         (path / file.name).unlink(missing_ok=True)
     # The manifest goes last: it says what may be deleted if this stops half-way.
     (path / layout.MANIFEST).unlink(missing_ok=True)
-    with suppress(OSError):  # somebody put a file there; it is not ours to delete
+    with suppress(OSError):  # a file was put there; it is not ours to delete
         path.rmdir()

@@ -24,7 +24,11 @@ from elastic_runtime.checkpoint.storage.credentials import (
     secrets_of,
     without_credentials,
 )
-from elastic_runtime.checkpoint.storage.first_contact import FirstContactTimeout, Patience, ask
+from elastic_runtime.checkpoint.storage.first_contact import (
+    FirstContactTimeout,
+    Patience,
+    ask_storage,
+)
 from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE, Storage
 from elastic_runtime.errors import (
     CheckpointFailed,
@@ -250,7 +254,7 @@ class RemoteStorage(Storage):
                 try:
                     manifest = Manifest.decode(where, data)
                 except DamagedCheckpoint:
-                    continue  # nobody knows what of it is ours
+                    continue  # it is not known what of it is ours
                 if manifest.id.pruned_name == name:
                     self._remove_files(manifest)
 
@@ -291,7 +295,7 @@ class RemoteStorage(Storage):
         with _fewer_tries(self._fs):
             try:
                 reports = report if note else None
-                return ask(call, first.seconds, reports, _worth_asking, _WAIT, first.leave)
+                return ask_storage(call, first.seconds, reports, _worth_asking, _WAIT, first.leave)
             except FirstContactTimeout as error:
                 text = (
                     f"cannot reach {self.where}, which was tried for {first.seconds:g} s: "

@@ -56,7 +56,7 @@ def parse_retention(keep: int | None, keep_every: int | str | timedelta | None) 
 
     Args:
         keep: how many of the newest to keep, at least 1; None: all.
-        keep_every: which others to keep for good: steps (``1000``, ``"1000 steps"``), a time
+        keep_every: which others to keep without limit: steps (``1000``, ``"1000 steps"``), a time
             (``"6h"``, a ``timedelta``) or both (``"1000 steps, 6h"``); None: none.
 
     Raises:
@@ -94,7 +94,7 @@ def _not_understood(keep_every: object) -> CheckpointUsageError:
     )
 
 
-def decide(rule: Retention, whole: Iterable[Manifest]) -> list[RetentionDecision]:
+def apply_retention(rule: Retention, whole: Iterable[Manifest]) -> list[RetentionDecision]:
     """Says which checkpoints stay.
 
     Args:

@@ -59,7 +59,7 @@ _NAMELESS = ("", "none")
 
 
 @contextmanager
-def explained(doing: str) -> Iterator[None]:
+def storage_errors(doing: str) -> Iterator[None]:
     """Turns a failure of the file system into an error for people.
 
     Args:
@@ -259,19 +259,19 @@ class Storage(Source):
             raise self._taken(newest, f"and this process is still in round {own}")
 
     def _holder(self, term: int) -> Mapping[str, object]:
-        """Who has taken a term; nothing if it is taken no more, or was by somebody unknown."""
+        """Who has taken a term; nothing if it is not taken now, or by an unknown process."""
         name = layout.term_name(term)
         found: object = None
-        with explained(f"read {self.where}/{name}"), suppress(FileNotFoundError, ValueError):
+        with storage_errors(f"read {self.where}/{name}"), suppress(FileNotFoundError, ValueError):
             found = json.loads(self._read_entry(name))
         return found if isinstance(found, dict) else {}
 
     def check_term(self, term: int) -> None:
-        """Makes sure that nobody has taken a newer term.
+        """Makes sure that no other process has taken a newer term.
 
         Raises:
             Superseded: a newer round of this job has.
-            CheckpointUsageError: another job has, or nobody knows who.
+            CheckpointUsageError: another job has, or an unknown process.
             CheckpointFailed: that cannot be found out at present.
         """
         highest = layout.highest_term(self.names())
@@ -315,7 +315,7 @@ class Storage(Source):
 
         Args:
             which: the checkpoint.
-            why: for people: who did it, and what the job went on from.
+            why: for people: who did it, and what the job continued from.
 
         Raises:
             CheckpointError: that cannot be written.

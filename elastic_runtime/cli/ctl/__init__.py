@@ -1,4 +1,5 @@
 """``elasticctl`` on a store and on directories of checkpoints.
 
-It reads, and changes only what it was asked to change. Begin with ``elasticctl.py``.
+It may read stores and storages, and changes only what the command says. Begin with
+``elasticctl.py``.
 """

@@ -24,7 +24,7 @@ from elastic_runtime.checkpoint.storage.retention import (
     parse_retention,
 )
 from elastic_runtime.cli.ctl import checkpoint_report, checkpoint_screen
-from elastic_runtime.cli.ctl.printing import FORMAT, show
+from elastic_runtime.cli.printing import FORMAT_OPTION, show
 from elastic_runtime.errors import EXIT_FAILED, CheckpointFailed, UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def checkpoint() -> None:
 
 @checkpoint.command("list")
 @_PLACE
-@FORMAT
+@FORMAT_OPTION
 def list_(directory: str, form: str) -> None:
     """Lists all checkpoints, and what resume() would take.
 
@@ -61,7 +61,7 @@ def list_(directory: str, form: str) -> None:
 @_PLACE
 @_STEP
 @_TERM
-@FORMAT
+@FORMAT_OPTION
 def show_(directory: str, step: int | None, term: int | None, form: str) -> None:
     """Shows one checkpoint: what resume() would take, unless --step says another."""
     seen = _look(open_storage(directory, Patience()))
@@ -78,7 +78,7 @@ def show_(directory: str, step: int | None, term: int | None, form: str) -> None
 @_PLACE
 @_STEP
 @_TERM
-@FORMAT
+@FORMAT_OPTION
 def verify(directory: str, step: int | None, term: int | None, form: str) -> int:
     """Reads all files of all checkpoints and names what is damaged.
 
@@ -106,7 +106,7 @@ def verify(directory: str, step: int | None, term: int | None, form: str) -> int
 @click.option("--set-aside", is_flag=True, help="delete what is set aside as well")
 @click.option("--dry-run", is_flag=True, help="only say what would be deleted")
 @click.option("--unread", is_flag=True, help="do not read what is kept before the rest is deleted")
-@FORMAT
+@FORMAT_OPTION
 def prune(
     directory: str,
     keep: int,
@@ -153,7 +153,7 @@ def prune(
 @_PLACE
 @click.option("--step", type=click.IntRange(0), required=True, help="of which step")
 @_TERM
-@FORMAT
+@FORMAT_OPTION
 def restore(directory: str, step: int, term: int | None, form: str) -> None:
     """Makes a checkpoint the one that resume() takes, while no job runs there.
 
@@ -225,12 +225,12 @@ def _chosen(seen: Inventory, step: int | None, term: int | None) -> Sequence[Cat
     Raises:
         UsageError: none fits.
     """
-    fitting = [
+    matching = [
         one
         for one in seen.found
         if step in (None, one.which.step) and term in (None, one.which.term)
     ]
-    if not fitting and (step, term) != (None, None):
+    if not matching and (step, term) != (None, None):
         wanted = " ".join(
             f"{what} {value}"
             for what, value in (("step", step), ("term", term))
@@ -240,7 +240,7 @@ def _chosen(seen: Inventory, step: int | None, term: int | None) -> Sequence[Cat
             f"there is no checkpoint of {wanted} in {seen.where}; elasticctl checkpoint list shows "
             "those that there are"
         )
-    return fitting
+    return matching
 
 
 def _to_read(found: CatalogEntry) -> int:

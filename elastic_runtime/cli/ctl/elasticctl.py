@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import click
 
 from elastic_runtime import __version__
-from elastic_runtime.errors import EXIT_FAILED, EXIT_USAGE, ElasticError
+from elastic_runtime.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ElasticError
 from elastic_runtime.reporting.console import mute, open_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_INTERRUPTED = 130  # 128 + SIGINT
 # The module of each command, below elastic_runtime.cli.
 _COMMANDS = {
     "checkpoint": "ctl.checkpoint_commands",
@@ -79,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ElasticError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # as in "elasticctl events | head"
         mute(sys.stdout)
         return 0

@@ -21,10 +21,10 @@ import click
 from rich.live import Live
 
 from elastic_runtime.cli.ctl import run_screen
-from elastic_runtime.cli.ctl.printing import FORMAT, console, show
 from elastic_runtime.cli.ctl.run_report import RunRecords, RunReport, make_report, read_records
 from elastic_runtime.cli.kube import kube_commands
 from elastic_runtime.cli.kube.command_options import JobRef, cluster_options
+from elastic_runtime.cli.printing import FORMAT_OPTION, console, show
 from elastic_runtime.endpoint import C10D, parse_endpoint, read_credentials
 from elastic_runtime.errors import (
     RecordError,
@@ -34,9 +34,9 @@ from elastic_runtime.errors import (
 )
 from elastic_runtime.kubernetes.cluster_access import ClusterRef
 from elastic_runtime.protocol.records import GONE, JOB, OUTCOME, JobRecord, OutcomeRecord
-from elastic_runtime.rendezvous.probe import ask
+from elastic_runtime.rendezvous.probe import ask_node
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Store, StoreEntry, Transaction
-from elastic_runtime.rendezvous.stores.open_store import complaint, open_store
+from elastic_runtime.rendezvous.stores.open_store import open_store, store_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,11 +46,10 @@ if TYPE_CHECKING:
 
 _TTL = 10.0  # nothing here takes a lease, but a store wants to know
 _CONNECT = 5.0
-_NOBODY = "elasticctl"  # a key of our own to follow, which is never written
+_OWN_KEY = "elasticctl"  # a key of our own to follow, which is never written
 _ASK = 1.0
 _ASKERS = 64
 _TRIES = 5
-_INTERRUPTED = 130  # 128 + SIGINT
 _C10D_RUN = "none"  # torchrun's, see cli.run.store_target
 _ENDS_WITH_THE_JOB = (
     "Such a store ends with the job that hosts it: the last lines of elastic-run say how it ended"
@@ -75,11 +74,11 @@ class RunInStore:
         Raises:
             StoreUnreachable: it does not answer, or refuses us.
         """
-        # It is never to be hosted from here, whoever's address the endpoint names.
+        # It is never to be hosted from here, even if the endpoint names this machine.
         endpoint = replace(self.endpoint, hosted_here=True)
         try:
             store = open_store(endpoint, self.run_id, _TTL, _CONNECT)
-            store.start(_NOBODY, lambda event: None)
+            store.start(_OWN_KEY, lambda event: None)
             try:
                 yield store
             finally:
@@ -132,8 +131,8 @@ def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
 def _with_store_or_job(command: _F) -> _F:
     """A run in a store, or a JOB of a cluster: a ``RunInStore`` or a ``JobRef``.
 
-    Whoever names a job means the cluster: an endpoint in the environment, as in every pod of a job,
-    does not count then.
+    A job that is named is one in the cluster: an endpoint in the environment, as in every pod of a
+    job, does not count then.
     """
     with_store = _with_store(run=True, required=False)(command)
 
@@ -176,8 +175,8 @@ def _option(flag: str, text: str, *aliases: str, required: bool = False) -> Call
 
 @click.command()
 @_with_store_or_job
-@FORMAT
-@click.option("--watch", is_flag=True, help="go on until the job ends")
+@FORMAT_OPTION
+@click.option("--watch", is_flag=True, help="continue until the job ends")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
 def status(target: RunInStore | JobRef, form: str, watch: bool, interval: float) -> None:
     """Shows a run in a store, or a JOB of a cluster: its round, nodes or pods, step and faults."""
@@ -196,7 +195,7 @@ def status(target: RunInStore | JobRef, form: str, watch: bool, interval: float)
 
 @click.command()
 @_with_store(run=False)
-@FORMAT
+@FORMAT_OPTION
 def runs(target: RunInStore, form: str) -> None:
     """Lists the runs under an etcd prefix, or in a store that a job hosts itself."""
     found = _runs_of_c10d(target) if target.endpoint.backend == C10D else _runs_of_etcd(target)
@@ -228,7 +227,7 @@ def _runs_of_c10d(target: RunInStore) -> dict[str, RunRecords]:
 
 @click.command()
 @_with_store_or_job
-@FORMAT
+@FORMAT_OPTION
 def events(target: RunInStore | JobRef, form: str) -> None:
     """Lists the last events of a run in a store, or of a JOB of a cluster."""
     if isinstance(target, JobRef):
@@ -314,7 +313,7 @@ def _which_run(endpoint: Endpoint) -> UsageError:
 
 
 def _no_run(target: RunInStore) -> UsageError:
-    if target.run_id == _C10D_RUN:  # which nobody has typed
+    if target.run_id == _C10D_RUN:  # which no user has typed
         return _which_run(target.endpoint)
     return UsageError(
         f"there is no run {target.run_id!r} in {target.endpoint}; "
@@ -327,7 +326,7 @@ def _look(target: RunInStore, store: Store) -> RunReport:
     if records.empty:
         raise _no_run(target)
     report = make_report(target.run_id, str(target.endpoint), records, _ask_all(records))
-    return replace(report, trouble=complaint(target.endpoint))
+    return replace(report, trouble=store_complaint(target.endpoint))
 
 
 def _ask_all(*runs: RunRecords) -> Mapping[str, Mapping[str, Any]]:
@@ -345,7 +344,7 @@ def _ask_all(*runs: RunRecords) -> Mapping[str, Mapping[str, Any]]:
     def answer(one: tuple[NodeRecord, str]) -> Mapping[str, Any] | None:
         node, secret = one
         try:
-            return ask(node.node, node.address, node.probe_port, _ASK, secret)
+            return ask_node(node.node, node.address, node.probe_port, _ASK, secret)
         except OSError:
             return None
 

@@ -131,7 +131,7 @@ class RunReport:
         outcome: how it ended; "" if it did not.
         events: the last ones, the oldest first.
         bad: keys of unreadable records, and why.
-        apart: who does not reach whom, as the nodes say; "" if nobody says so.
+        apart: which nodes do not reach each other, as they report; "" if none reports it.
         trouble: what the store says is wrong with it; "" if nothing is.
     """
 
@@ -310,7 +310,7 @@ def node_lines(records: RunRecords, answers: Answers) -> tuple[NodeLine, ...]:
 
 def _member_role(record: NodeRecord | None, last: RoundRecord, *, over: bool) -> str:
     if over and (record is None or record.status in (DONE, GONE)):
-        return ENDED  # with the job: nobody misses it
+        return ENDED  # with the job
     if record is None:
         return SILENT
     if record.status != "in":

@@ -1,5 +1,5 @@
-"""The flags of ``elastic-run`` and where each setting comes from; pure but for reading files.
+"""The flags of ``elastic-run``, where each setting comes from, and the ``JobConfig`` they make.
 
-It ends in one ``JobConfig``. Begin with ``flag_options.py``, the table of all flags;
-``build_config.py`` is where they become a job.
+It may read files, environment variables and the number of devices, and starts nothing. Begin with
+``flag_options.py``, the table of all flags; ``build_config.py`` is where they become a job.
 """

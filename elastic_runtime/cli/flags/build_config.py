@@ -11,6 +11,7 @@ from elastic_runtime.cli.flags.torchrun_parser import import_torch
 from elastic_runtime.config import (
     LAST_PORT,
     LOOPBACK,
+    RDZV_CONF_TIMEOUTS,
     Endpoint,
     Entry,
     InvalidSetting,
@@ -23,18 +24,10 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elastic_runtime.cli.flags.node_bounds import Bounds
     from elastic_runtime.cli.flags.setting_sources import Settings
-    from elastic_runtime.cli.run.store_target import Bounds
 
-# Keys of --rdzv-conf: which of our settings they are. The rest has no meaning here.
-_RDZV_CONF = {
-    "join_timeout": "join_timeout",
-    "last_call_timeout": "last_call",
-    "lease_ttl": "lease_ttl",
-    "ttl": "lease_ttl",
-    "timeout": "connect_timeout",
-    "read_timeout": "connect_timeout",
-}
+# Keys of --rdzv-conf beside ``RDZV_CONF_TIMEOUTS``. The rest has no meaning here.
 _KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
 _TORCHS_ATTEMPTS = 3.0
 _TORCHS_LOGS = "default"
@@ -218,7 +211,7 @@ def _timeouts(settings: Settings, variables: TorchrunVariables) -> Timeouts:
 
 def _from_conf(conf: Mapping[str, str], source: str) -> dict[str, float]:
     found: dict[str, float] = {}
-    for key, field in _RDZV_CONF.items():
+    for key, field in RDZV_CONF_TIMEOUTS.items():
         if key in conf:
             found[field] = _seconds(source, key, conf[key])
     if any(key in conf for key in _KEEP_ALIVE):
@@ -293,7 +286,8 @@ def notes(settings: Settings) -> list[str]:
     ]
     if settings["preload"] and settings["cold"]:
         lines.append(f"{settings.of('preload')} has no effect with {settings.of('cold')}")
-    unknown = [key for key in settings["rdzv_conf"] or {} if key not in (*_RDZV_CONF, *_KEEP_ALIVE)]
+    known = (*RDZV_CONF_TIMEOUTS, *_KEEP_ALIVE)
+    unknown = [key for key in settings["rdzv_conf"] or {} if key not in known]
     if unknown:
         lines.append(f"{settings.of('rdzv_conf').source}: no meaning here: {', '.join(unknown)}")
     return lines

@@ -108,7 +108,7 @@ OURS: tuple[Option, ...] = (
         value_types.WHOLE,
         JOB,
         "N",
-        "with elastic.run: a node goes on training while it has at least N workers "
+        "with elastic.run: a node continues training while it has at least N workers "
         f"(default: {defaults.MIN_WORKERS})",
         defaults.MIN_WORKERS,
     ),
@@ -200,7 +200,7 @@ OURS: tuple[Option, ...] = (
         value_types.POSITIVE_SECONDS,
         TIMES,
         "TIME",
-        "how long the others wait for a node to come back after a failure, before they go on "
+        "how long the others wait for a node to come back after a failure, before they continue "
         f"without it (default: {_time(defaults.REJOIN_TIMEOUT)})",
     ),
     _ours(
@@ -217,7 +217,7 @@ OURS: tuple[Option, ...] = (
         value_types.POSITIVE_SECONDS,
         TIMES,
         "TIME",
-        f"a node that the store has not heard of for so long is gone; the store may make it longer "
+        "a node without a keep-alive for this time counts as lost; the store may grant more "
         f"(default: {_time(defaults.LEASE_TTL)})",
     ),
     _ours(

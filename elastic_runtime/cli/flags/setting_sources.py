@@ -54,7 +54,7 @@ class Setting:
 
     @property
     def given(self) -> bool:
-        """Whether somebody asked for it."""
+        """Whether it was asked for."""
         return self.level > Level.DEFAULT
 
     def __str__(self) -> str:

@@ -40,7 +40,7 @@ def import_torch() -> None:
     """Imports torch so that its C++ side stays calm in this process.
 
     It writes two lines for each second that a store does not answer, and its own stack where
-    somebody else listens at the store's port; an agent rides that out and reports it once. torch
+    another program listens at the store's port; an agent rides that out and reports it once. torch
     looks at the variable only now; the workers are not to inherit it.
     """
     asked_for = _CPP_LOG in os.environ

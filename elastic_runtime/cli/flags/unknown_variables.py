@@ -28,7 +28,7 @@ _NO_OPTIONS = frozenset(
         *(value for name, value in vars(messages).items() if name.startswith("ENV_")),
     }
 )
-# Somebody else's variable gets no word: more than a slip or two, and it is not ours misspelt.
+# Variables of other programs are not reported: with more than a slip or two it is not ours.
 _ALIKE = 0.75
 # Kubernetes tells each pod of all Services by their names, and one may be called elastic-search.
 _SERVICE_NAME = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_")
@@ -38,8 +38,8 @@ _SERVICE_VALUE = ("tcp://", "udp://", "sctp://")
 def unknown_variables(options: Iterable[Option], environ: Mapping[str, str]) -> list[str]:
     """What there is to say about variables that look like settings of ours and are none.
 
-    What resembles none of them is somebody else's: Elasticsearch and its relatives are called so
-    too.
+    What resembles none of them belongs to another program: variables of Elasticsearch have such
+    names too.
 
     Args:
         options: all options; each may be set by a variable.

@@ -79,7 +79,7 @@ def memory(text: str) -> MemoryLimit:
         raise ValueError(text)
     number, unit = float(match["number"]), (match["unit"] or "").lower()
     if not unit and 0 < number < _BYTES["mib"]:
-        raise ValueError(text)  # percent or gigabytes were meant: nobody counts out so few bytes
+        raise ValueError(text)  # percent or gigabytes were meant: so few bytes make no sense
     if unit != "%":
         return MemoryLimit(bytes=int(number * _BYTES[unit]))
     if number > 100:
@@ -162,7 +162,7 @@ def _signals(text: str) -> tuple[str, ...]:
 
 
 def _name(text: str) -> str:
-    text.encode()  # what a terminal of another encoding sends is text to Python, and to nobody else
+    text.encode()  # what a terminal of another encoding sends is text to Python only
     return text
 
 

@@ -1,4 +1,5 @@
 """``elasticctl`` on a Kubernetes cluster.
 
-It talks to the API server with the user's own credentials. Begin with ``kube_commands.py``.
+It may ask the API server, with the user's own credentials, and knows no store and no checkpoint.
+Begin with ``kube_commands.py``.
 """

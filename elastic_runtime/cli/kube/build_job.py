@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli.kube.job_fields import check_fields
 from elastic_runtime.controller.decide.job_spec import (
+    API_GROUP,
     CONTAINER,
-    GROUP,
     KIND,
     LONGEST_NAME,
     VERSION,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GPU = "nvidia.com/gpu"
 
-_API_VERSION = f"{GROUP}/{VERSION}"
+_API_VERSION = f"{API_GROUP}/{VERSION}"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CPU = re.compile(r"\d+m|\d+(\.\d+)?")
 _MEMORY = re.compile(r"\d+(\.\d+)?([KMGTPE]i?|k|m)?")
@@ -96,7 +96,7 @@ def make_job(asked: Submission) -> Object:
         "checkpoint": _checkpoint(asked.checkpoint),
     }
     worker = {"replicas": size, "template": {"spec": {"containers": [_container(asked)]}}}
-    return checked(
+    return checked_job(
         {
             "apiVersion": _API_VERSION,
             "kind": KIND,
@@ -106,7 +106,7 @@ def make_job(asked: Submission) -> Object:
     )
 
 
-def checked(job: Object) -> Object:
+def checked_job(job: Object) -> Object:
     """The job itself, if it can be done.
 
     Raises:
@@ -131,7 +131,7 @@ def name_after(script: str, suffix: str, module: bool = False) -> str:
     return f"{stem[: LONGEST_NAME - _SUFFIX].strip('-')}-{suffix}"
 
 
-def read_job(text: str, where: str, namespace: str = "") -> Object:
+def parse_job(text: str, where: str, namespace: str = "") -> Object:
     """Reads the manifest of one ElasticJob.
 
     Args:
@@ -174,7 +174,7 @@ def read_job(text: str, where: str, namespace: str = "") -> Object:
     check_fields(job)
     if namespace:
         job = {**job, "metadata": {**metadata, "namespace": namespace}}
-    return checked(job)
+    return checked_job(job)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,6 +223,6 @@ def _resources(asked: Submission) -> dict[str, Any] | None:
             raise UsageError(f"--{flag} {value!r} is not an amount such as {example}")
     requests = {"cpu": asked.cpu or None, "memory": asked.memory or None}
     # A pod that takes more memory than it asked for endangers its neighbours; with processor time
-    # it only uses what nobody else wants.
+    # it only uses what is free.
     limits = {"memory": asked.memory or None, GPU: str(asked.gpus) if asked.gpus else None}
     return _given({"requests": _given(requests) or None, "limits": _given(limits) or None}) or None

@@ -10,9 +10,11 @@ import difflib
 import threading
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from elastic_runtime.controller.decide.job_spec import GROUP, JOBS
+from elastic_runtime.controller.decide.job_spec import API_GROUP, JOBS
 from elastic_runtime.controller.decide.manifests import GROUP_LABEL, JOB_LABEL
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
 from elastic_runtime.kubernetes.api_errors import NOT_KUBERNETES, ApiError
@@ -36,6 +38,36 @@ Object = dict[str, Any]
 _T = TypeVar("_T")
 
 _PAGE = 500
+
+
+class _Verb(StrEnum):
+    """What may be done with objects, in the words of Kubernetes' Roles."""
+
+    LIST = "list"
+    GET = "get"
+    CREATE = "create"
+    PATCH = "patch"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is asked of the API server, for a message that says why it was refused.
+
+    Attributes:
+        verb: what is to be done.
+        what: with objects of this kind, or with a part of them.
+        name: of the object, or "".
+        everywhere: in all namespaces.
+    """
+
+    verb: _Verb
+    what: str
+    name: str = ""
+    everywhere: bool = False
+
+
+_JOBS = JOBS.plural
 _CLOSE_SECONDS = 5.0
 
 
@@ -92,7 +124,7 @@ class JobClient:
 
     def jobs(self, everywhere: bool = False) -> list[Object]:
         """All jobs, in the namespace or in all of them, by namespace and name."""
-        with self._asking("list elasticjobs", everywhere=everywhere):
+        with self._asking(_Request(_Verb.LIST, _JOBS, everywhere=everywhere)):
             found = self._run(self._list(JOBS.path("" if everywhere else self.namespace)))
         return sorted(found, key=_sort_key)
 
@@ -103,7 +135,7 @@ class JobClient:
             NoSuchJob: it is not there.
         """
         path = JOBS.path(self.namespace, check_name("job", name))
-        with self._asking("get elasticjobs", name):
+        with self._asking(_Request(_Verb.GET, _JOBS, name)):
             return self._run(self._client.get(path))
 
     def create(self, job: Object) -> Object:
@@ -112,25 +144,25 @@ class JobClient:
         Raises:
             UsageError: there is one of that name already, or it is refused.
         """
-        with self._asking("create elasticjobs", job["metadata"].get("name", "")):
+        with self._asking(_Request(_Verb.CREATE, _JOBS, job["metadata"].get("name", ""))):
             return self._run(self._client.create(JOBS, self.namespace, job))
 
     def change(self, name: str, patch: Mapping[str, Any]) -> None:
         """Merges a patch into a job."""
-        self._merge("patch elasticjobs", name, patch)
+        self._merge(name, patch)
 
     def scale(self, name: str, replicas: int) -> None:
         """Sets the number of replicas through the ``scale`` subresource."""
-        self._merge("patch elasticjobs/scale", name, {"spec": {"replicas": replicas}}, "scale")
+        self._merge(name, {"spec": {"replicas": replicas}}, "scale")
 
     def delete(self, name: str) -> None:
         """Deletes a job; what it owns follows."""
-        with self._asking("delete elasticjobs", check_name("job", name)):
+        with self._asking(_Request(_Verb.DELETE, _JOBS, check_name("job", name))):
             self._run(self._client.delete(JOBS, self.namespace, name))
 
     def pods(self, name: str) -> list[Object]:
         """All pods of a job, its etcd included."""
-        selector = f"{GROUP_LABEL}={GROUP},{JOB_LABEL}={check_name('job', name)}"
+        selector = f"{GROUP_LABEL}={API_GROUP},{JOB_LABEL}={check_name('job', name)}"
         return self._select(PODS, {"labelSelector": selector})
 
     def events(self, kind: str, name: str = "") -> list[Object]:
@@ -150,7 +182,7 @@ class JobClient:
 
         Args:
             pod, container: whose.
-            follow: go on until the container has ended.
+            follow: continue until the container has ended.
             tail: only the last ones.
             since: only those from this time on, to the second.
 
@@ -167,7 +199,7 @@ class JobClient:
         }
         query = {key: value for key, value in wanted.items() if value is not None}
         silence = FOLLOWED_LOG_SILENCE if follow else LOG_SILENCE
-        with self._asking("get pods/log", pod):
+        with self._asking(_Request(_Verb.GET, "pods/log", pod)):
             parts = self._client.lines(PODS.path(self.namespace, pod, "log"), query, silence)
             try:
                 while lines := self._run(_next(parts)):
@@ -203,24 +235,27 @@ class JobClient:
         return [item async for page in pages for item in page.get("items") or ()]
 
     def _select(self, resource: Resource, query: Mapping[str, str]) -> list[Object]:
-        with self._asking(f"list {resource.plural}"):
+        with self._asking(_Request(_Verb.LIST, resource.plural)):
             return self._run(self._list(resource.path(self.namespace), query))
 
-    def _merge(self, what: str, name: str, patch: Mapping[str, Any], sub: str = "") -> None:
-        with self._asking(what, check_name("job", name)):
-            self._run(self._client.merge(JOBS, self.namespace, name, patch, sub))
+    def _merge(self, name: str, patch: Mapping[str, Any], part: str = "") -> None:
+        what = f"{_JOBS}/{part}" if part else _JOBS
+        with self._asking(_Request(_Verb.PATCH, what, check_name("job", name))):
+            self._run(self._client.merge(JOBS, self.namespace, name, patch, part))
 
     # ------------------------------------------------------------ refusals
     @contextmanager
-    def _asking(self, what: str, name: str = "", everywhere: bool = False) -> Iterator[None]:
+    def _asking(self, request: _Request) -> Iterator[None]:
         """Says in our words why a request is refused."""
         try:
             yield
         except ApiError as error:
-            raise self._refusal(error, what, name, everywhere) from None
+            raise self._refusal(error, request) from None
 
-    def _refusal(self, error: ApiError, what: str, name: str, everywhere: bool) -> ElasticError:
-        where = "in all namespaces" if everywhere else f"in the namespace {self.namespace!r}"
+    def _refusal(self, error: ApiError, request: _Request) -> ElasticError:
+        name, asked = request.name, f"{request.verb} {request.what}"
+        namespace = f"in the namespace {self.namespace!r}"
+        where = "in all namespaces" if request.everywhere else namespace
         match error.code:
             case 0 if error.reason == NOT_KUBERNETES:
                 return ClusterUnreachable(
@@ -240,27 +275,27 @@ class JobClient:
                 return UsageError(f"a quota of the namespace forbids it: {error.message}")
             case 403:
                 return NotAllowed(
-                    f"you may not {what} {where}: {error.message}. Whoever administers the "
+                    f"you may not {asked} {where}: {error.message}. An administrator of the "
                     "cluster can bind you a Role that allows it"
                 )
-            case 404 if "elasticjobs" in what:
-                return self._absent(what, name)
+            case 404 if request.what.startswith(_JOBS):
+                return self._absent(request.verb, name)
             case 404:
                 return UsageError(f"there is no {name!r} {where}: {error.message}")
-            case 409 if what.startswith("create"):
+            case 409 if request.verb is _Verb.CREATE:
                 return UsageError(
                     f"there is an ElasticJob {name!r} {where} already: choose another --name, or "
                     f"remove it with elasticctl delete {name}"
                 )
             case 400 | 409 | 422:
-                return UsageError(f"the API server refuses to {what} {name!r}: {error.message}")
+                return UsageError(f"the API server refuses to {asked} {name!r}: {error.message}")
         return ClusterUnreachable(
             f"the API server {self._server} failed with {error.code}: {error.message}; try again"
         )
 
-    def _absent(self, what: str, name: str) -> UsageError:
+    def _absent(self, verb: _Verb, name: str) -> UsageError:
         """Which of three things is not there: the resource, the namespace or the job."""
-        if what.startswith("list"):
+        if verb is _Verb.LIST:
             return _NoResource(
                 f"the cluster {self._server} knows no ElasticJobs: install them with {INSTALL}"
             )
@@ -269,8 +304,8 @@ class JobClient:
         except _NoResource as error:
             return error
         except ElasticError:
-            names = []  # whoever may get one job may not be allowed to list them
-        if what.startswith("create"):
+            names = []  # a user who may get one job may not be allowed to list them
+        if verb is _Verb.CREATE:
             return UsageError(
                 f"there is no namespace {self.namespace!r}: kubectl create namespace "
                 f"{self.namespace}, or choose another with -n"

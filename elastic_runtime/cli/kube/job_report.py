@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.job_spec import CONTAINER, KIND, WORKER
@@ -13,6 +12,7 @@ from elastic_runtime.controller.decide.manifests import (
     INDEX_LABEL,
     etcd_name,
 )
+from elastic_runtime.kubernetes.api_times import parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -108,7 +108,7 @@ class JobLine:
         why: the message of the condition that the state comes from.
         desired, ready: pods.
         world, round, step: of the round that trains; None: unknown.
-        restarts: those that were nobody's plan.
+        restarts: those that were not planned.
         created: seconds since 1970.
         behind: the spec has changed, and the status does not know it yet.
     """
@@ -187,7 +187,7 @@ def job_line(job: Object) -> JobLine:
         round=status.get("round"),
         step=status.get("step"),
         restarts=status.get("restartCount") or 0,
-        created=moment(metadata.get("creationTimestamp")),
+        created=parse_time(metadata.get("creationTimestamp")),
         behind=(status.get("observedGeneration") or 0) < generation,
     )
 
@@ -213,8 +213,8 @@ def job_report(
         checkpoint_step=status.get("lastCheckpointStep"),
         restarts=dict(_part(status, "restarts")),
         attempt=status.get("attempt") or 0,
-        started=moment(status.get("startTime")),
-        ended=moment(status.get("completionTime")),
+        started=parse_time(status.get("startTime")),
+        ended=parse_time(status.get("completionTime")),
         conditions=tuple(_condition(one) for one in status.get("conditions") or ()),
         pods=tuple(sorted(map(pod_line, pods), key=lambda pod: (pod.index % _LAST, pod.name))),
         events=event_lines(job, events),
@@ -266,7 +266,7 @@ def pod_line(pod: Object) -> PodLine:
         attempt=int(attempt) if attempt.isdigit() else 0,
         node=spec.get("nodeName", ""),
         address=status.get("podIP", ""),
-        created=moment(metadata.get("creationTimestamp")),
+        created=parse_time(metadata.get("creationTimestamp")),
     )
 
 
@@ -285,7 +285,7 @@ def event_lines(job: Object, events: Iterable[Object]) -> tuple[EventLine, ...]:
     Events outlive what they are about: those of an older job of the same name are left out.
     """
     name, uid = job["metadata"]["name"], job["metadata"].get("uid", "")
-    born = moment(job["metadata"].get("creationTimestamp"))
+    born = parse_time(job["metadata"].get("creationTimestamp"))
     found = []
     for event in events:
         about = _part(event, "involvedObject")
@@ -297,16 +297,6 @@ def event_lines(job: Object, events: Iterable[Object]) -> tuple[EventLine, ...]:
         if ours:
             found.append(line)
     return tuple(sorted(found, key=lambda line: line.at))
-
-
-def moment(text: Any) -> float:
-    """A time of the API in seconds since 1970; 0 if there is none."""
-    if not isinstance(text, str) or not text:
-        return 0.0
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _state(job: Object) -> tuple[str, str]:
@@ -329,7 +319,7 @@ def _condition(one: Object) -> Condition:
         status=one.get("status", ""),
         reason=one.get("reason", ""),
         message=one.get("message", ""),
-        since=moment(one.get("lastTransitionTime")),
+        since=parse_time(one.get("lastTransitionTime")),
     )
 
 
@@ -370,7 +360,7 @@ def _event(event: Object, about: Object) -> EventLine:
         event["metadata"].get("creationTimestamp"),
     )
     return EventLine(
-        at=next((at for at in map(moment, times) if at), 0.0),
+        at=next((at for at in map(parse_time, times) if at), 0.0),
         type=event.get("type") or "Normal",
         reason=event.get("reason") or "",
         object=about.get("name", ""),

@@ -43,7 +43,7 @@ def poll(
         What each look has read; None for one that the API server did not answer.
 
     Raises:
-        NotAllowed: the credentials do not permit it any more.
+        NotAllowed: the credentials no longer permit it.
     """
     pause, now = threading.Event(), first
     yield now

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.live import Live
 
-from elastic_runtime.cli.ctl.printing import FORMAT, console, show
 from elastic_runtime.cli.kube import job_screen as screen
 from elastic_runtime.cli.kube.command_options import JobRef, cluster_options, connect
 from elastic_runtime.cli.kube.job_client import JobClient, NoSuchJob, NotAllowed
@@ -28,6 +27,7 @@ from elastic_runtime.cli.kube.job_report import (
 )
 from elastic_runtime.cli.kube.job_watch import poll
 from elastic_runtime.cli.kube.pod_logs import LogFilter, LogFollower, read_logs, role_of
+from elastic_runtime.cli.printing import FORMAT_OPTION, console, show
 from elastic_runtime.controller.decide.job_spec import KIND
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import POLL_INTERVAL
@@ -52,9 +52,9 @@ _INTERVAL = click.option(
 
 @click.command()
 @click.option("--all-namespaces", "-A", "everywhere", is_flag=True, help="of the whole cluster")
-@click.option("--watch", is_flag=True, help="go on until interrupted")
+@click.option("--watch", is_flag=True, help="continue until interrupted")
 @_INTERVAL
-@FORMAT
+@FORMAT_OPTION
 @cluster_options
 def jobs(ref: ClusterRef, everywhere: bool, watch: bool, interval: float, form: str) -> None:
     """Lists the jobs of a namespace."""
@@ -91,7 +91,7 @@ def show_status(ref: JobRef, form: str, watch: bool, interval: float) -> None:
     Args:
         ref: the job.
         form: ``table`` or ``json``.
-        watch: go on until it ends.
+        watch: continue until it ends.
         interval: seconds between two looks.
     """
     client = connect(ref.cluster)
@@ -152,7 +152,7 @@ def _events(client: JobClient, name: str) -> list[Object]:
 
 @click.command()
 @_JOB
-@click.option("-f", "--follow", is_flag=True, help="go on until the job ends")
+@click.option("-f", "--follow", is_flag=True, help="continue until the job ends")
 @click.option("--rank", type=click.IntRange(0), help="only the worker with this global rank")
 @click.option("--pod", default="", help="only this pod: its name, worker-1, 1 or etcd")
 @click.option("--tail", type=click.IntRange(0), help="only the last lines of each pod")
@@ -227,7 +227,7 @@ def scale_to(ref: JobRef, size: int | None) -> None:
 @_JOB
 @cluster_options
 def suspend(ref: ClusterRef, job: str) -> None:
-    """Saves a checkpoint and removes all pods of JOB; resume goes on from there."""
+    """Saves a checkpoint and removes all pods of JOB; resume continues from there."""
     _set_suspended(ref, job, True)
 
 

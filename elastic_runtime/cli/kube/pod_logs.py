@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.kube.job_client import NoSuchJob
@@ -22,6 +22,7 @@ from elastic_runtime.cli.kube.job_report import (
     worker_container,
 )
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
+from elastic_runtime.kubernetes.api_times import format_time
 from elastic_runtime.limits import POLL_INTERVAL
 from elastic_runtime.reporting.json_lines import WORKER_LINE
 
@@ -169,7 +170,7 @@ class _PodStream:
         at, same: time of the last line that was taken, and how many lines have that time: by them
             is known what a new stream repeats.
         complete: there will be no more.
-        thread: reads; None: nobody has yet.
+        thread: reads; None: it was not begun.
     """
 
     pod: Object
@@ -180,14 +181,14 @@ class _PodStream:
 
     @property
     def reading(self) -> bool:
-        """Whether somebody reads it at the moment."""
+        """Whether it is being read."""
         return self.thread is not None and self.thread.is_alive()
 
     def since(self) -> str | None:
         """From when on a new stream has to repeat: servers cut times off to the second."""
         if self.at < 0:
             return None
-        return f"{datetime.fromtimestamp(self.at // 10**9, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return format_time(self.at // 10**9)
 
     def new(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """The lines that no stream before this one has brought."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, read_job
+from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, parse_job
 from elastic_runtime.cli.kube.command_options import cluster_options, connect
 from elastic_runtime.cli.kube.job_client import JobClient, NoSuchJob
 from elastic_runtime.cli.kube.job_report import FAILED, UNSEEN, JobLine, job_line
@@ -101,7 +101,7 @@ def _job_of(ref: ClusterRef, file: str | None, flags: dict[str, Any]) -> Object:
             raise UsageError(
                 f"-f gives the whole job: leave out {_spelled(also[0])}, or write it into the file"
             )
-        return read_job(*_text_of(file), namespace=ref.namespace)
+        return parse_job(*_text_of(file), namespace=ref.namespace)
     if not flags["script"]:
         raise UsageError("submit what? Name a script of the image, or a manifest with -f")
     if not flags["image"]:
@@ -151,7 +151,7 @@ def _wait(client: JobClient, made: Object) -> None:
             if job is None:
                 continue
             if job["metadata"].get("uid") != made["metadata"].get("uid"):
-                raise NoSuchJob(f"{name} was deleted and submitted again by somebody else")
+                raise NoSuchJob(f"{name} was deleted and submitted again by another user")
             line = job_line(job)
             if line.state == UNSEEN and time.monotonic() - began < UNNOTICED_JOB:
                 continue
@@ -163,7 +163,7 @@ def _wait(client: JobClient, made: Object) -> None:
     except NoSuchJob:
         raise UsageError(f"{name} was deleted before it had ended") from None
     except KeyboardInterrupt:
-        click.echo(f"{name} goes on; elasticctl status {name} shows it", err=True)
+        click.echo(f"{name} keeps running; elasticctl status {name} shows it", err=True)
         raise
 
 

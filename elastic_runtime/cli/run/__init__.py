@@ -1,4 +1,5 @@
 """``elastic-run``: from a command line to a running agent.
 
-It starts processes and the store of a job on one machine. Begin with ``elastic_run.py``.
+It may start processes and host the store of a job on one machine; how a job runs is the agent's.
+Begin with ``elastic_run.py``.
 """

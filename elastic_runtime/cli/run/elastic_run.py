@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags.build_config import check_with_torch, notes
 from elastic_runtime.cli.flags.flag_parser import Parser, misplaced
+from elastic_runtime.cli.flags.node_bounds import read_bounds
 from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
 from elastic_runtime.cli.flags.unknown_variables import unknown_variables
@@ -21,9 +22,9 @@ from elastic_runtime.cli.run.job_from_command import (
     local_environ,
     read_job,
 )
-from elastic_runtime.cli.run.store_target import TorchrunTarget, read_bounds
+from elastic_runtime.cli.run.store_target import TorchrunTarget
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
-from elastic_runtime.errors import EXIT_LEFT, ElasticError
+from elastic_runtime.errors import EXIT_INTERRUPTED, EXIT_LEFT, ElasticError
 from elastic_runtime.events.job_events import JobJoinCommand
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
 from elastic_runtime.reporting.json_lines import JSON
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig, Siblings
     from elastic_runtime.events import Emit
 
-_INTERRUPTED = 128 + signal.SIGINT
 # The first process of a container. The kernel drops what such a process does not handle: a pod that
 # is deleted while torch is being imported would take all of its grace to end.
 _INIT = 1
@@ -74,7 +74,7 @@ def main(
             _leave_error(error)
             return error.exit_code
         except KeyboardInterrupt:
-            return _INTERRUPTED
+            return EXIT_INTERRUPTED
         finally:
             _flush_output()
 

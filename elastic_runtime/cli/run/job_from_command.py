@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags.build_config import TorchrunVariables, job_config
+from elastic_runtime.cli.flags.node_bounds import read_bounds
 from elastic_runtime.cli.flags.setting_sources import VARIABLES
 from elastic_runtime.cli.run.store_target import (
     EmbeddedTarget,
@@ -17,7 +18,6 @@ from elastic_runtime.cli.run.store_target import (
     choose_run_id,
     choose_store,
     embedded_endpoint,
-    read_bounds,
 )
 from elastic_runtime.cli.run.worker_program import check_entry, read_entry
 from elastic_runtime.config import LOOPBACK, SCRIPT

@@ -62,7 +62,7 @@ def run_nodes(
     """
     with ErrorsOfNodes(environ) as errors:
         codes = _run(commands, hosted, errors.environ, emit, signals)
-        code = combined(codes.values())
+        code = combined_exit_code(codes.values())
         errors.hand_on(name for name, ended in codes.items() if ended == code != EXIT_DONE)
     return code
 
@@ -100,7 +100,7 @@ def _run(
         for node in nodes.values():
             node.kill()
             node.wait()
-        os.close(put)  # not before: with its other end closed, a pipe is empty for good
+        os.close(put)  # not before: with its other end closed, a pipe stays empty
     asked_for = {-request.signum} if request is not None else set()
     codes = {node.returncode for node in nodes.values()}
     if not hurried and max(codes) < 0 and not codes <= asked_for:
@@ -124,10 +124,10 @@ def _start(
     )
 
 
-def combined(codes: Iterable[int]) -> int:
+def combined_exit_code(codes: Iterable[int]) -> int:
     """One exit code for several nodes.
 
-    A node that ended with 0 saw the job done, so it is done, whoever was lost on the way.
+    A node that ended with 0 saw the job done, so it is done, whichever nodes were lost before.
     Otherwise the lowest code is the most telling: training failed before usage, too few nodes,
     no store, left. A signal (a negative code) says something only where nothing else does.
     """

@@ -8,8 +8,9 @@ from elastic_runtime.cli.flags.flag_options import OURS
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.flags.flag_parser import CommandLine
+    from elastic_runtime.cli.flags.node_bounds import Bounds
     from elastic_runtime.cli.flags.setting_sources import Settings
-    from elastic_runtime.cli.run.store_target import Bounds, TorchrunTarget
+    from elastic_runtime.cli.run.store_target import TorchrunTarget
 
 # Said in torch's words below, whatever source or spelling they came from.
 _TRANSLATED = ("nnodes", "rdzv_backend", "shutdown_timeout")

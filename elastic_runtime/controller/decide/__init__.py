@@ -1,5 +1,5 @@
-"""What is to be done about one ElasticJob: pure.
+"""What is to be done about one ElasticJob: actions, conditions and events.
 
-It sees views of cluster objects and returns actions, conditions and events. Begin with
-``decision.py``.
+It is pure: it sees views of cluster objects, does no I/O, and imports nothing else of the
+controller. Begin with ``decision.py``.
 """

@@ -176,7 +176,7 @@ def _why_not(context: PlanContext) -> tuple[str, str] | None:
     report, begun = context.report, context.status.memory.begun
     etcd = context.observed.etcd
     if report is not None and not report.round:
-        return "Rendezvous", "the nodes come together"
+        return "Rendezvous", "the nodes are forming the first round"
     if report is None and not begun and not context.spec.endpoint and not (etcd and etcd.ready):
         return "WaitingForEtcd", "the job's etcd starts"
     if report is None and not begun and _may_still_report(context):
@@ -204,7 +204,7 @@ def _waits_for(context: PlanContext) -> tuple[str, str]:
 
 
 def _set_restarting(context: PlanContext, runs: bool) -> None:
-    """Restarting holds from the end of a pod until its replacement runs, or has ended for good."""
+    """Restarting holds from the end of a pod until its replacement runs, or has ended itself."""
     status, memory = context.status, context.status.memory
     left = {pod.index for pod in context.pods if _stays_ended(context, pod)}
     open_ = [
@@ -220,7 +220,7 @@ def _set_restarting(context: PlanContext, runs: bool) -> None:
             RESTARTING, True, "PodReplaced", "; ".join(slot.why for slot in open_[:3])
         )
     elif memory.begun and not runs:
-        status.set_condition(RESTARTING, True, "PodsLost", "pods are gone, others take their place")
+        status.set_condition(RESTARTING, True, "PodsLost", "pods were lost and are being replaced")
     elif status.attempt and not memory.begun:
         pass  # as it was set when the attempt was ordered
     else:

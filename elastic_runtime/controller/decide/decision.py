@@ -3,7 +3,7 @@
 The rules:
 
 - What must not be forgotten is written down before anything follows from it: a plan that ends the
-  job, or orders another attempt, does nothing else. What follows is decided anew from the status.
+  job, or orders another attempt, does nothing else. What follows is decided again from the status.
 - A pod that ends is replaced, left, counted or fatal (``pod_failures.py``). One failure of user
   code is one, however many pods it takes with it: the next attempt has other pods and another run
   id.
@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.controller.decide import conditions, pod_planning
 from elastic_runtime.controller.decide.field_reader import InvalidSpec
 from elastic_runtime.controller.decide.job_spec import CLEAN_ALL, CLEAN_NONE, JobSpec
 from elastic_runtime.controller.decide.job_types import (
-    NEVER,
     NORMAL,
     WARNING,
     DeleteJob,
@@ -42,9 +42,8 @@ from elastic_runtime.controller.decide.status_builder import (
     SUSPENDED,
     PodSlot,
     StatusBuilder,
-    moment,
-    stamp,
 )
+from elastic_runtime.kubernetes.api_times import format_time, parse_time
 from elastic_runtime.limits import SHORT_POD_LIFE
 
 if TYPE_CHECKING:
@@ -95,8 +94,8 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
 
 def _accept_job(context: PlanContext, new: bool) -> None:
     spec, status, memory = context.spec, context.status, context.status.memory
-    if status.set_condition(CREATED, True, "Accepted", "the controller has taken the job on"):
-        status.add_event("Accepted", "the controller has taken the job on")
+    if status.set_condition(CREATED, True, "Accepted", "the controller has accepted the job"):
+        status.add_event("Accepted", "the controller has accepted the job")
         status.values.setdefault("attempt", 0)
         status.count_restarts({})
     labels = selector(spec.name)
@@ -111,7 +110,7 @@ def _accept_job(context: PlanContext, new: bool) -> None:
             "the job was suspended and resumed",
         )
     if not spec.suspend:
-        status.values.setdefault("startTime", stamp(context.now))
+        status.values.setdefault("startTime", format_time(context.now))
         if memory.desired and memory.desired != context.desired:
             status.add_event("Scaled", f"from {memory.desired} to {context.desired} pods")
         memory.desired = context.desired
@@ -190,7 +189,7 @@ def _end_job(context: PlanContext, kind: str, reason: str, message: str) -> JobP
     status.set_condition(RESTARTING, False, reason, message)
     status.set_condition(SUSPENDED, False, reason, message)
     status.set_condition(kind, True, reason, message)
-    status.values["completionTime"] = stamp(now)
+    status.values["completionTime"] = format_time(now)
     if context.report:
         status.apply_report(context.report, last=True)
     status.count_pods(context.observed.pods)
@@ -206,7 +205,7 @@ def _check_deadline(context: PlanContext) -> JobPlan | None:
     spec = context.spec
     if spec.deadline is None or spec.suspend:
         return None
-    due = moment(context.status.values["startTime"]) + spec.deadline
+    due = parse_time(context.status.values["startTime"]) + spec.deadline
     if due > context.now:
         context.wake_at(due)
         return None
@@ -217,7 +216,7 @@ def _check_deadline(context: PlanContext) -> JobPlan | None:
 def _clean_up(spec: JobSpec, status: StatusBuilder, observed: Observed) -> JobPlan:
     """Cleans up behind a job that has ended."""
     # Who says Failed by hand does not say when.
-    status.values.setdefault("completionTime", stamp(status.now))
+    status.values.setdefault("completionTime", format_time(status.now))
     actions: list[Action] = []
     late = status.reason_of(FAILED) == DEADLINE
     for pod in observed.pods:
@@ -236,7 +235,7 @@ def _clean_up(spec: JobSpec, status: StatusBuilder, observed: Observed) -> JobPl
     status.count_pods(observed.pods, keep_ended=True)
     wake = NEVER
     if spec.ttl is not None:
-        wake = moment(status.values["completionTime"]) + spec.ttl
+        wake = parse_time(status.values["completionTime"]) + spec.ttl
         if wake <= status.now:
             actions, wake = [DeleteJob(f"it ended {spec.ttl} s ago, its TTL")], NEVER
     return JobPlan(tuple(actions), status.build(), (), wake, "the job has ended")
@@ -272,8 +271,8 @@ def _suspend(context: PlanContext) -> JobPlan:
 
 def _run(context: PlanContext) -> JobPlan:
     status = context.status
-    if status.set_condition(SUSPENDED, False, "Resumed", "the job goes on"):
-        status.add_event("Resumed", "the job goes on")
+    if status.set_condition(SUSPENDED, False, "Resumed", "the job was resumed"):
+        status.add_event("Resumed", "the job was resumed")
     pod_planning.ensure_supporting_objects(context)
     pod_planning.delete_former_pods(context)
     if status.memory.done:

@@ -23,18 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "Etcd", "InvalidSpec", "JobSpec", "Rule"]
 
-GROUP = "elastic.pytorch.org"
+API_GROUP = "elastic.pytorch.org"
 VERSION = "v1alpha1"
 KIND = "ElasticJob"
 PLURAL = "elasticjobs"
-JOBS = Resource(f"/apis/{GROUP}/{VERSION}", PLURAL)
+JOBS = Resource(f"/apis/{API_GROUP}/{VERSION}", PLURAL)
 WORKER = "Worker"
 CONTAINER = "elasticjob-worker"
 TEMPLATE = f"spec.replicaSpecs.{WORKER}.template"
 
 BACKENDS = ("etcd", "etcd-v2", "etcd-v3")
-ALWAYS, ON_FAILURE, NEVER, EXIT_CODE = "Always", "OnFailure", "Never", "ExitCode"
-RESTART_POLICIES = (ALWAYS, ON_FAILURE, NEVER, EXIT_CODE)
+RESTART_ALWAYS, RESTART_ON_FAILURE, RESTART_NEVER, RESTART_BY_EXIT_CODE = (
+    "Always",
+    "OnFailure",
+    "Never",
+    "ExitCode",
+)
+RESTART_POLICIES = (RESTART_ALWAYS, RESTART_ON_FAILURE, RESTART_NEVER, RESTART_BY_EXIT_CODE)
 CLEAN_ALL, CLEAN_RUNNING, CLEAN_NONE = "All", "Running", "None"
 CLEAN_POLICIES = (CLEAN_ALL, CLEAN_RUNNING, CLEAN_NONE)
 # What a rule of the failure policy can ask for.
@@ -56,7 +61,7 @@ class Rule:
 
     Attributes:
         action: ``FailJob``; ``Restart``: replaced, not counted; ``Count``: a failure of the user's
-            code; ``Ignore``: the pod is left as it ended, and the others go on without it.
+            code; ``Ignore``: the pod is left as it ended, and the others continue without it.
         codes: exit codes; empty: any.
         within: the code must be among them; False: must not.
         reasons: of the pod or the container (``OOMKilled``); empty: any.
@@ -124,7 +129,7 @@ class JobSpec:
         spares: pods beyond ``maximum``, kept while ``replicas`` is ``maximum``. (Below it a
             further pod would be a member like any other.)
         nproc: ``nprocPerNode``: a number, ``auto``, ``gpu``, ``cpu``; "" if not given.
-        max_restarts: failures of user code that the agents mend among themselves; None: their own
+        max_restarts: failures of user code that the agents handle; None: their own
             default.
         restart_policy: of the workers.
         suspend: there are to be no pods.
@@ -151,7 +156,7 @@ class JobSpec:
     spares: int = 0
     nproc: str = ""
     max_restarts: int | None = None
-    restart_policy: str = ON_FAILURE
+    restart_policy: str = RESTART_ON_FAILURE
     suspend: bool = False
     clean: str = CLEAN_RUNNING
     ttl: int | None = None
@@ -202,7 +207,7 @@ class JobSpec:
             spares=spec.whole("spares", most=MOST_PODS) or 0,
             nproc=_nproc(spec),
             max_restarts=spec.whole("maxRestarts"),
-            restart_policy=worker.choice("restartPolicy", RESTART_POLICIES, ON_FAILURE),
+            restart_policy=worker.choice("restartPolicy", RESTART_POLICIES, RESTART_ON_FAILURE),
             suspend=spec.switch("suspend"),
             clean=spec.choice("cleanPodPolicy", CLEAN_POLICIES, CLEAN_RUNNING),
             ttl=spec.whole("ttlSecondsAfterFinished"),

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic_runtime.clock import NEVER
+
 Json = Mapping[str, Any]
 
 PENDING = "Pending"
@@ -20,11 +22,6 @@ FAILED = "Failed"
 
 NORMAL = "Normal"
 WARNING = "Warning"
-
-# The classes of restarts, in the words of the rendezvous' failure budget.
-CLASSES = ("failed", "killed", "lost", "planned")
-
-NEVER = float("inf")
 
 
 # ---------------------------------------------------------------- what is seen
@@ -117,7 +114,7 @@ class AgentReport:
         run_id: which run it speaks of; that of an older attempt is no news.
         round, world: the round that it is in, and how many workers that has; 0: none.
         step, checkpoint_step: the last step, and the last one in a checkpoint; -1: unknown.
-        restarts: how often rounds ended, by ``CLASSES``, in this incarnation of the job.
+        restarts: how often rounds ended, by ``RESTART_CLASSES``, in this incarnation of the job.
         ready: it is in a round.
     """
 

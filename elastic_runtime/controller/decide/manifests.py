@@ -6,7 +6,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_spec import GROUP, KIND, VERSION, JobSpec
+from elastic_runtime.controller.decide.job_spec import API_GROUP, KIND, VERSION, JobSpec
+from elastic_runtime.defaults import ETCD_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import Json
 
 METRICS_PORT = 9404
-ETCD_PORT = 2379
 # The classic controller's Services had this port; some sidecars and policies know it.
 CLASSIC_PORT = 10291
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
@@ -23,8 +23,8 @@ JOB_LABEL = "job-name"
 INDEX_LABEL = "replica-index"
 TYPE_LABEL = "replica-type"
 GROUP_LABEL = "group-name"
-ATTEMPT_LABEL = f"{GROUP}/attempt"
-TEMPLATE_ANNOTATION = f"{GROUP}/template"
+ATTEMPT_LABEL = f"{API_GROUP}/attempt"
+TEMPLATE_ANNOTATION = f"{API_GROUP}/template"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 
 _TLS_PATH = "/etc/elastic/etcd-tls"
@@ -57,7 +57,7 @@ def selector(job: str) -> dict[str, str]:
 def labels(job: str, component: str) -> dict[str, str]:
     """The labels of everything that belongs to a job."""
     return {
-        GROUP_LABEL: GROUP,
+        GROUP_LABEL: API_GROUP,
         JOB_LABEL: job,
         TYPE_LABEL: component,
         "app.kubernetes.io/name": "elasticjob",
@@ -75,7 +75,7 @@ def _metadata(spec: JobSpec, name: str, component: str) -> dict[str, Any]:
         "labels": labels(spec.name, component),
         "ownerReferences": [
             {
-                "apiVersion": f"{GROUP}/{VERSION}",
+                "apiVersion": f"{API_GROUP}/{VERSION}",
                 "kind": KIND,
                 "name": spec.name,
                 "uid": spec.uid,
@@ -255,7 +255,7 @@ def worker_pod(
         bounds: fewest and most nodes, as this attempt was launched with. Agents that say different
             bounds take each other for different jobs.
         life: grows with each pod of this name. A pod is made when the one before is gone, so its
-            agent tells the others that nobody has to wait for that one.
+            agent tells the others not to wait for that one.
         resuming: other pods may be training in a round of this attempt: should etcd have lost its
             memory, the agent waits for them.
     """

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_types import NEVER, JobPlan
+from elastic_runtime.controller.decide.job_types import JobPlan
 from elastic_runtime.limits import POD_PAUSES
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class PlanContext:
 
     @property
     def ending(self) -> bool:
-        """Whether a pod of an earlier attempt is at work: it may be writing a checkpoint.
+        """Whether a pod of an earlier attempt still runs: it may be writing a checkpoint.
 
         One on a node that is lost may never say that it has ended; it is not waited for.
         """

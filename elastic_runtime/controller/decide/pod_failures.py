@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide.job_spec import (
     COUNT,
-    EXIT_CODE,
     FAIL_JOB,
     IGNORE,
-    NEVER,
     RESTART,
+    RESTART_BY_EXIT_CODE,
+    RESTART_NEVER,
 )
 from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED
 from elastic_runtime.errors import (
@@ -35,7 +35,7 @@ class Meaning(Enum):
     DONE = "done"
     """Training is done; the others end as well."""
     REPLACE = "replace"
-    """Nobody's fault: another pod takes its place, and nothing is counted."""
+    """Not a fault of the script: another pod takes its place, and nothing is counted."""
     LEAVE = "leave"
     """It stays as it ended, and is not replaced."""
     COUNT = "count"
@@ -103,7 +103,7 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
 
     Args:
         spec: the job's, for its policies.
-        pod: one that has ended, and that nobody has deleted.
+        pod: one that has ended, and was not deleted.
 
     Returns:
         What follows, and why.
@@ -115,7 +115,7 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
     for rule in spec.rules:
         if rule.meets(code, pod.reason):
             return PodEnd(_RULES[rule.action], "FailurePolicy", f"{how} (failurePolicy)")
-    if spec.restart_policy == NEVER:
+    if spec.restart_policy == RESTART_NEVER:
         return PodEnd(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is Never")
     if taken:
         return PodEnd(Meaning.REPLACE, pod.reason, how)
@@ -125,7 +125,7 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
         return PodEnd(Meaning.FAIL, pod.reason, how)
     if code in _RETRYABLE:
         return PodEnd(Meaning.REPLACE, "PodFailed", how)
-    if spec.restart_policy == EXIT_CODE:
+    if spec.restart_policy == RESTART_BY_EXIT_CODE:
         if code is None or code < 128:
             return PodEnd(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is ExitCode")
         return PodEnd(Meaning.REPLACE, "PodFailed", how)

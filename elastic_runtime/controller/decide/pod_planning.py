@@ -62,7 +62,7 @@ def ensure_supporting_objects(context: PlanContext) -> None:
 def delete_supporting_objects(
     spec: JobSpec, observed: Observed, services: bool = True
 ) -> list[DeletePod | DeleteOwned]:
-    """What stands around the workers of a job that has none any more.
+    """What stands around the workers of a job that has none any longer.
 
     Args:
         spec: the job's; only its name counts.
@@ -136,9 +136,9 @@ def _delete_when_due(context: PlanContext, pod: PodView, why: str) -> None:
 
 
 def delete_outdated_pods(context: PlanContext) -> None:
-    """Removes pods that wait in vain, when the template has changed since.
+    """Removes pods that cannot start, when the template has changed since.
 
-    This is how a wrong image is mended. Pods that run keep what they run with.
+    This is how a wrong image is corrected. Pods that run keep what they run with.
     """
     mark = manifests.template_mark(context.spec)
     for pod in context.pods:

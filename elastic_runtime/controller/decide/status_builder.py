@@ -1,17 +1,18 @@
 """The status of an ElasticJob: conditions that tell the truth, and what must be remembered.
 
 A ``StatusBuilder`` begins as the old status and becomes the new one. What the next decision has to
-know and nobody else needs is in the field ``memory``; everything else is for people.
+know is in the field ``memory``, which is for it alone; everything else is for people.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_types import CLASSES, NORMAL, WARNING, JobEvent
+from elastic_runtime.controller.decide.job_types import NORMAL, WARNING, JobEvent
+from elastic_runtime.events.round_events import RESTART_CLASSES
+from elastic_runtime.kubernetes.api_times import format_time
 from elastic_runtime.limits import STATUS_STEP_INTERVAL
 
 if TYPE_CHECKING:
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
 CREATED, RUNNING, RESTARTING = "Created", "Running", "Restarting"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
 CONDITIONS = (CREATED, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED)
-
-
-def stamp(moment: float) -> str:
-    """A moment as Kubernetes writes it."""
-    return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def moment(text: str) -> float:
-    """A moment that Kubernetes wrote, in seconds since 1970; 0 if there is none."""
-    return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ class Memory:
         failures: failures of the user's code, counted against ``backoffLimit``.
         until: when the present attempt may begin, in seconds since 1970.
         begun: enough of its pods have run.
-        done: a pod of the present attempt ended well; nothing is created any more.
+        done: a pod of the present attempt ended well; nothing is created from then on.
         slots: by index.
         counted: the restarts that agents reported last.
         stepped: when the step was last written, in seconds since 1970.
@@ -130,7 +121,7 @@ class StatusBuilder:
 
     @property
     def ended(self) -> bool:
-        """Whether the job has succeeded or failed, for good."""
+        """Whether the job has succeeded or failed."""
         return self.holds(SUCCEEDED) or self.holds(FAILED)
 
     def reason_of(self, kind: str) -> str:
@@ -148,7 +139,7 @@ class StatusBuilder:
             return False  # what was never the case need not be denied
         status = "True" if holds else "False"
         turned = old is None or old.get("status") != status
-        since = stamp(self.now) if turned or old is None else old.get("lastTransitionTime")
+        since = format_time(self.now) if turned or old is None else old.get("lastTransitionTime")
         self._conditions[kind] = {
             "type": kind,
             "status": status,
@@ -206,14 +197,16 @@ class StatusBuilder:
     def count_restarts(self, restarts: Mapping[str, int]) -> None:
         """Adds restarts to those that the job has had."""
         shown = self.values.get("restarts") or {}
-        total = {name: shown.get(name, 0) + restarts.get(name, 0) for name in CLASSES}
+        total = {name: shown.get(name, 0) + restarts.get(name, 0) for name in RESTART_CLASSES}
         self.values["restarts"] = total
-        self.values["restartCount"] = sum(total[name] for name in CLASSES if name != "planned")
+        self.values["restartCount"] = sum(
+            total[name] for name in RESTART_CLASSES if name != "planned"
+        )
 
     def apply_report(self, report: AgentReport, last: bool = False) -> None:
         """Takes over what agents report.
 
-        Their counts begin anew with each incarnation of the job, so that what is added is what they
+        Their counts begin at 0 with each incarnation of the job, so that what is added is what they
         grew by, or all of them if they shrank.
 
         Args:
@@ -221,20 +214,22 @@ class StatusBuilder:
             last: the job ends: the step is written, however little has passed.
         """
         if not report.round:
-            return  # of a newcomer, which knows nothing of the job: it would count anew
-        counts = {name: int(report.restarts.get(name, 0)) for name in CLASSES}
+            return  # of a newcomer, which knows nothing of the job: it would count from 0 again
+        counts = {name: int(report.restarts.get(name, 0)) for name in RESTART_CLASSES}
         before = self.memory.counted
-        anew = any(counts[name] < before.get(name, 0) for name in CLASSES)
-        grown = {name: n - (0 if anew else before.get(name, 0)) for name, n in counts.items()}
-        news = any(grown.values())
-        if news:
+        began_again = any(counts[name] < before.get(name, 0) for name in RESTART_CLASSES)
+        grown = {
+            name: n - (0 if began_again else before.get(name, 0)) for name, n in counts.items()
+        }
+        changed = any(grown.values())
+        if changed:
             self.count_restarts(grown)
         self.memory.counted = {name: n for name, n in counts.items() if n}
         for name, value in (("round", report.round), ("worldSize", report.world)):
             if report.round and self.values.get(name) != value:
-                self.values[name], news = value, True
+                self.values[name], changed = value, True
         # However far it is: the clock may have been set back.
-        if news or last or abs(self.now - self.memory.stepped) >= STATUS_STEP_INTERVAL:
+        if changed or last or abs(self.now - self.memory.stepped) >= STATUS_STEP_INTERVAL:
             for name, value in (
                 ("step", report.step),
                 ("lastCheckpointStep", report.checkpoint_step),

@@ -15,8 +15,8 @@ from elastic_runtime.protocol.records import (
     listed,
     node_key,
 )
-from elastic_runtime.rendezvous.core.events import OTHER, REFUSED
-from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait, write
+from elastic_runtime.rendezvous.core.membership_events import OTHER, REFUSED
+from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait, write
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.round_parts import head_of, keys, split_round
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 
-def restore(state: NodeState, ours: RoundRecord, now: float) -> Decision:
+def restore_round(state: NodeState, ours: RoundRecord, now: float) -> Decision:
     """Writes a round, and the job that it belongs to, into a store that has lost its data.
 
     If not all members of the round are known, only its record is written; ``roll_call`` says what
@@ -83,7 +83,7 @@ def create_job(state: NodeState, now: float) -> Decision:
             return wait(state, text, until=due)
     known, ours = history.round, history.job
     if known and ours and known.incarnation == ours.incarnation:
-        return restore(state, known, now)
+        return restore_round(state, known, now)
     job = _new_job(state, history.last_number)
     expects = (Expect(JOB, shown.job.version), Expect(ROUND, shown.round.version))
     create = Transaction(expects, (Put(JOB, job.encode()),))
@@ -91,10 +91,10 @@ def create_job(state: NodeState, now: float) -> Decision:
 
 
 def begin_incarnation(state: NodeState, now: float) -> Decision:
-    """Begins a new incarnation once no node of the old one can be training any more."""
+    """Begins a new incarnation once no node of the old one can still be training."""
     last = state.round_record
     silent = [m for m in (last.members if last else ()) if not _is_over(state, m)]
-    asked = probe(state, silent, 4 * state.policy.probe_every, now)
+    asked = send_probes(state, silent, 4 * state.policy.probe_every, now)
     state = asked.state
     if silent:
         state = state.start(Timer.OLD_LIFE_SILENT, now)
@@ -132,7 +132,7 @@ def _is_over(state: NodeState, member: Member) -> bool:
 def _await_silent(state: NodeState, silent: list[Member], lingering: bool) -> Decision:
     names = listed([member.name for member in silent])
     if lingering:
-        return wait(state, f"the last incarnation of this job is still ending on {names}")
+        return wait(state, f"the previous run of this job has not ended yet on {names}")
     asked = [state.reach.answers.get(member.node) for member in silent]
     if any(answer in (None, REFUSED, OTHER) for answer in asked):
         return Decision(state)

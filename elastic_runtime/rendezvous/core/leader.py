@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from elastic_runtime.protocol.records import (
     ASKED,
@@ -31,7 +32,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
     LastRound,
     MemberStatus,
     cost_of,
-    fault_of,
+    fault_of_member,
     is_cause_known,
     last_round,
     leader_of,
@@ -40,7 +41,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
 )
 from elastic_runtime.rendezvous.core.formation.parts_cleanup import clean_up_parts
 from elastic_runtime.rendezvous.core.formation.reachability import choose_connected
-from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
+from elastic_runtime.rendezvous.core.formation.retry_rules import is_usage_error
 from elastic_runtime.rendezvous.core.formation.roll_call import call_roll
 from elastic_runtime.rendezvous.core.formation.round_formation import (
     end_job,
@@ -53,11 +54,10 @@ from elastic_runtime.rendezvous.core.formation.round_formation import (
 )
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, create_job
 from elastic_runtime.rendezvous.core.node_decision import (
-    NEVER,
     Decision,
     ask_for_members,
-    probe,
     probe_slowdown,
+    send_probes,
     wait,
     write,
 )
@@ -185,7 +185,7 @@ def _why_broken(state: NodeState, last: LastRound) -> str:
             return loss_message(state, member)
         if status not in (MemberStatus.BACK, MemberStatus.LEFT):
             continue
-        fault = fault_of(state, member, last.round)
+        fault = fault_of_member(state, member, last.round)
         if fault is not None and (fault.kind not in (ASKED, PLANNED) or not planned):
             return f"{fault.reason} on {member.name}"
         # A node that goes without a report on this round was not in it: no rank can connect to it.
@@ -208,7 +208,7 @@ def _why_change(state: NodeState, last: LastRound, now: float) -> tuple[str, flo
     if last.round.size > last.job.max_nodes:
         return f"the job was scaled to at most {last.job.max_nodes} nodes", NEVER
     if MemberStatus.ENDED_WELL in last.statuses.values():
-        return "", NEVER  # the job is ending: no node joins any more
+        return "", NEVER  # the job is ending: no node joins from now on
     growth, grows_at = _why_grow(state, last, now)
     if growth:
         return growth, grows_at
@@ -307,17 +307,19 @@ def _await(state: NodeState, missing: list[Member], now: float) -> Decision:
     if now < first:
         return waiting.by(first)
     others = [member for member in missing if member.node != state.me]
-    asked = probe(state, others, slowdown * state.policy.probe_every, now)
+    asked = send_probes(state, others, slowdown * state.policy.probe_every, now)
     return waiting.followed_by(asked)
 
 
 def _go_on(state: NodeState, last: LastRound, now: float) -> Decision:
-    """What follows from a broken round once it waits for no member any more."""
+    """What follows from a broken round once it waits for no member."""
     cost = cost_of(state, last)
     if cost.ends:
         cause, members = cost.cause, last.round.members
-        where = next((m.name for m in members if fault_of(state, m, last.round) == cause), "")
-        usage = cause is not None and cause.signature.startswith(USAGE)
+        where = next(
+            (m.name for m in members if fault_of_member(state, m, last.round) == cause), ""
+        )
+        usage = cause is not None and is_usage_error(cause)
         code = EXIT_USAGE if usage else EXIT_FAILED
         outcome = OutcomeRecord(last.job.incarnation, False, code, cost.reason, cause, where)
         return end_job(state, outcome, now)

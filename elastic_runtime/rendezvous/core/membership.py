@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from elastic_runtime.limits import LONGEST_WAIT
 from elastic_runtime.protocol.records import node_key
 from elastic_runtime.rendezvous.core.actions import Follow, Notify
-from elastic_runtime.rendezvous.core.events import NewNode
 from elastic_runtime.rendezvous.core.leader import lead
+from elastic_runtime.rendezvous.core.membership_events import NewNode
 from elastic_runtime.rendezvous.core.node_decision import Decision
 from elastic_runtime.rendezvous.core.node_state import NodeState
 from elastic_runtime.rendezvous.core.own.own_node import decide_for_own_node
 from elastic_runtime.rendezvous.core.reducer import reduce
 
 if TYPE_CHECKING:
-    from elastic_runtime.rendezvous.core.events import Event
+    from elastic_runtime.rendezvous.core.membership_events import Event
     from elastic_runtime.rendezvous.policy import Policy
 
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.limits import LOST_PROBE_AFTER
 from elastic_runtime.protocol.records import GROUP
 from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Probe, ReadMembers
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.core.node_state import NodeState
     from elastic_runtime.rendezvous.store_contract import Transaction
 
-NEVER = float("inf")
 # Counts of nodes are shown one by one up to this one, and then each tenth more.
 _EACH = 20
 # Up to so many missing members of a broken round are each probed as often as a single one would be.
@@ -82,7 +82,7 @@ def write(
     )
 
 
-def probe(
+def send_probes(
     state: NodeState, nodes: Iterable[Member | NodeRecord], every: float, now: float
 ) -> Decision:
     """Probes nodes, unless they were less than ``every`` seconds ago, or are being probed."""

@@ -26,7 +26,7 @@ from elastic_runtime.rendezvous.store_contract import ABSENT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_runtime.rendezvous.core.events import PartsSeen
+    from elastic_runtime.rendezvous.core.membership_events import PartsSeen
     from elastic_runtime.rendezvous.core.notices import Notice
     from elastic_runtime.rendezvous.policy import Policy
 
@@ -187,7 +187,7 @@ class History:
     """What this node remembers of the job, whatever the store shows.
 
     Attributes:
-        job, round: the last records seen, to give them back to a store that forgot.
+        job, round: the last records seen, to write them again into a store that lost its data.
         last_number: the highest number of a round ever seen, of any incarnation.
         took_part: the last incarnation that this agent ran or waited in.
         ended_well: nodes seen to have ended well, with the round.
@@ -359,7 +359,7 @@ class NodeState:
         return replace(self, in_flight={**self.in_flight, tag: InFlight(until, tries)})
 
     def start(self, timer: Timer, now: float) -> NodeState:
-        """With the timer running; one that runs already goes on."""
+        """With the timer running; one that runs already is kept."""
         return self if timer in self.timers else self.restart(timer, now)
 
     def restart(self, timer: Timer, now: float) -> NodeState:

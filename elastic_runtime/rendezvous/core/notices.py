@@ -29,7 +29,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """The job went on without this node: stop the workers, then join again as a new node."""
+    """The job continued without this node: stop the workers, then join again as a new node."""
 
     reason: str
 
@@ -87,7 +87,8 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """No contact to the store for so long that others may go on without us: stop the workers."""
+    """No contact with the store for so long that others may continue without this node: its workers
+    are to be stopped."""
 
     reason: str
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, assert_never, cast
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.limits import STALE_REFUSAL
 from elastic_runtime.protocol.records import DONE, GONE, IN, LEAVING, ROUND, NodeRecord, node_key
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     OTHER,
     REFUSED,
     SILENT,
@@ -60,11 +61,12 @@ if TYPE_CHECKING:
 
 # Answers that prove a death, a refusal where it is believed; silence proves nothing.
 _PROOFS: tuple[str, ...] = (REFUSED, OTHER)
-# How long to wait for the effect of a write that was done, refused or not answered (seconds). What
-# was written will be seen; a store that is late with it has enough to do.
-_PAUSES = {True: 5.0, False: 0.05, None: 0.2}
-# ... and at most so long, if it was tried again and again.
-_LONGEST_PAUSE = 10.0
+# How long to wait for the effect of a write that was done, and of one that was refused (seconds).
+# What was written will be seen. A write that is seen late is repeated, and repeated writes make a
+# busy store later still: the pauses grow.
+_PAUSES = {True: Backoff(first=5.0, longest=10.0), False: Backoff(first=0.05, longest=10.0)}
+# A write that was not answered is no such load: it is tried as soon as it may work again.
+_UNANSWERED_PAUSE = 0.2
 # A store that has taken no write for so long is asked less often (seconds).
 _LONG, _LONG_PAUSE = 5.0, 2.0
 
@@ -156,7 +158,7 @@ def _lost(state: NodeState, why: str, acked_at: float | None, now: float) -> Nod
 
 
 def _lease_lost(state: NodeState, acked_at: float | None, now: float) -> NodeState:
-    # We may have stood still ourselves: for a while, absent keys of others prove nothing.
+    # This process may have been stopped: for a while, absent keys of others prove nothing.
     contact, own = replace(state.contact, regained_at=now), replace(state.own, lease_lost=True)
     return _acked(replace(state, contact=contact, own=own), acked_at, now)
 
@@ -181,12 +183,10 @@ def _applied(state: NodeState, event: Applied, now: float) -> NodeState:
         state = replace(state, history=replace(state.history, unseen=None))
     if event.tag not in state.in_flight:
         return state  # what it did, or what was in its way, was seen already
-    pause, tries = _PAUSES[event.ok], state.in_flight[event.tag].tries
+    pause, tries = _UNANSWERED_PAUSE, state.in_flight[event.tag].tries
     if event.ok is not None:
-        # A write that is seen late is repeated, and repeated writes make a busy store later still.
-        # One that was not answered is no such load: it is tried as soon as it may work again.
-        pause = min(_LONGEST_PAUSE, pause * 2 ** min(tries, 10))
         tries += 1
+        pause = _PAUSES[event.ok].pause(tries)
     if contact.unwritten is not None and now - contact.unwritten.since > _LONG:
         pause = _LONG_PAUSE
     request = InFlight(now + pause, tries)
@@ -194,7 +194,7 @@ def _applied(state: NodeState, event: Applied, now: float) -> NodeState:
 
 
 def _parts_gone(state: NodeState, event: PartsGone) -> NodeState:
-    """What is known of the round's members stays, and cannot be read any more."""
+    """What is known of the round's members stays, and can no longer be read."""
     shown = state.shown
     if shown.round.version != event.version:
         return state

@@ -128,7 +128,7 @@ def joined(head: RoundRecord, parts: Iterable[GroupRecord]) -> RoundRecord:
     )
 
 
-def sample_of(last: RoundRecord, node: str) -> tuple[str, ...]:
+def probed_parts(last: RoundRecord, node: str) -> tuple[str, ...]:
     """The keys of the parts whose members a node probes, its own first.
 
     In which part a node is follows from its uuid, and so has nothing to do with where it is: these
@@ -155,7 +155,7 @@ def looked_for(last: RoundRecord) -> Callable[[str], Sequence[Member]]:
     names = tuple(parts)
     for member in last.members:
         parts[names[part_of(member.node, last.parts)]].append(member)
-    return lambda node: [member for key in sample_of(last, node) for member in parts[key]]
+    return lambda node: [member for key in probed_parts(last, node) for member in parts[key]]
 
 
 def part_of(node: str, count: int) -> int:

@@ -9,7 +9,7 @@ from elastic_runtime.errors import RecordError
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import DONE, ROUND, JobRecord, NodeRecord, Record, node_key
 from elastic_runtime.protocol.round_records import Member, RoundRecord
-from elastic_runtime.rendezvous.core.events import REFUSED, REPLACED
+from elastic_runtime.rendezvous.core.membership_events import REFUSED, REPLACED
 from elastic_runtime.rendezvous.core.node_state import (
     COMMON,
     NOTHING_STORED,
@@ -84,7 +84,7 @@ def reduce_snapshot(state: NodeState, event: StoreSnapshot, now: float) -> NodeS
     state = _take(state, event.entries, now)
     if state.own.old_outcome is None:
         state = replace(state, own=replace(state.own, old_outcome=_former_outcome(state)))
-    return _without_former_lives(state)
+    return _note_replaced_nodes(state)
 
 
 def _former_outcome(state: NodeState) -> int:
@@ -112,14 +112,14 @@ def reduce_changed(state: NodeState, event: Changed, now: float) -> NodeState:
     # A node that writes its key again is alive, though a firewall may have refused our probes.
     reach, peers = state.reach, state.shown.peers
     refused = [node for node, how in reach.dead.items() if how == REFUSED]
-    anew = {node for node in refused if node in peers and node not in before}
-    if anew:
-        dead = {node: how for node, how in reach.dead.items() if node not in anew}
+    returned = {node for node in refused if node in peers and node not in before}
+    if returned:
+        dead = {node: how for node, how in reach.dead.items() if node not in returned}
         state = replace(state, reach=replace(reach, dead=dead))
     if ROUND in put:
-        return _without_former_lives(state)
+        return _note_replaced_nodes(state)
     changed = {key.removeprefix(records.NODES) for key in put}
-    return _without_former_lives(state, changed & peers.keys())
+    return _note_replaced_nodes(state, changed & peers.keys())
 
 
 def _without_keys(state: NodeState, deleted: Iterable[str], own: str) -> NodeState:
@@ -217,7 +217,7 @@ def _with_job(state: NodeState, common: CommonRecord) -> NodeState:
     if not isinstance(job, JobRecord):
         return replace(state, shown=replace(state.shown, job=common))
     if state.secret and not job.secret:
-        # An elasticctl of a version that knows none has written it: the leader mends it.
+        # An elasticctl of a version that knows none has written it: the leader rewrites it.
         job = replace(job, secret=state.secret)
         common = replace(common, record=job, unreadable=True)
     return replace(
@@ -237,7 +237,7 @@ def _with_round(state: NodeState, common: CommonRecord) -> NodeState:
     if unseen and (unseen.incarnation != sealed.incarnation or unseen.number <= sealed.number):
         history = replace(history, unseen=None)
     # A store that was emptied may count from the beginning again. What it had before is over then,
-    # and must not be given back if it is emptied once more.
+    # and must not be written again if it is emptied once more.
     other = known is not None and known.incarnation != sealed.incarnation
     if sealed.number <= history.last_number and not other:
         if known is not None and sealed.whole and known.identity == sealed.identity:
@@ -252,7 +252,7 @@ def _with_round(state: NodeState, common: CommonRecord) -> NodeState:
     return replace(state, history=history)
 
 
-def _without_former_lives(state: NodeState, changed: Iterable[str] | None = None) -> NodeState:
+def _note_replaced_nodes(state: NodeState, changed: Iterable[str] | None = None) -> NodeState:
     """Notes as dead all nodes whose name a later agent process has taken.
 
     Args:
@@ -269,14 +269,14 @@ def _without_former_lives(state: NodeState, changed: Iterable[str] | None = None
     there = [state.own.record, *(peer.record for peer in state.shown.peers.values())]
     if changed is not None:
         there = [record for record in there if record.name in names]
-    lives: dict[str, int] = {}
+    newest_life: dict[str, int] = {}
     for record in there:
-        lives[record.name] = max(record.life, lives.get(record.name, 0))
+        newest_life[record.name] = max(record.life, newest_life.get(record.name, 0))
     known: list[NodeRecord | Member] = [*there, *(last.members if last else ())]
     over = {
         one.node: REPLACED
         for one in known
-        if 0 < one.life < lives.get(one.name, 0)
+        if 0 < one.life < newest_life.get(one.name, 0)
         and one.node != state.me
         and one.node not in state.reach.dead
     }

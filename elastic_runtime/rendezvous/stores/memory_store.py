@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import MonotonicClock
+from elastic_runtime.defaults import LEASE_TTL
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol.records import EVENTS, GROUP, NODES
 from elastic_runtime.rendezvous.store_contract import (
@@ -259,7 +260,7 @@ class MemoryStore:
         lease_ttl: seconds; granted as asked.
     """
 
-    def __init__(self, server: MemoryServer, lease_ttl: float = 5.0) -> None:
+    def __init__(self, server: MemoryServer, lease_ttl: float = LEASE_TTL) -> None:
         self._server = server
         self._ttl = lease_ttl
         self._lease: _Lease | None = None

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def open_store(
-    endpoint: Endpoint, run_id: str, ttl: float, connect_timeout: float, address: str = ""
+    endpoint: Endpoint, run_id: str, lease_ttl: float, connect_timeout: float, address: str = ""
 ) -> Store:
     """Makes a store; nothing is connected before it is started or asked.
 
     Args:
         endpoint: where it is.
         run_id: the run whose records it is to show.
-        ttl: seconds of the lease to ask for.
+        lease_ttl: seconds of the lease to ask for.
         connect_timeout: seconds for the first contact.
         address: where others reach this node, which may have to host the store; "": find out.
 
@@ -27,17 +27,17 @@ def open_store(
     if endpoint.backend == "etcd":
         from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
 
-        return EtcdStore(endpoint, run_id, ttl, connect_timeout)
+        return EtcdStore(endpoint, run_id, lease_ttl, connect_timeout)
     if endpoint.backend == "c10d":
         from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import (
             EmbeddedStore,
         )
 
-        return EmbeddedStore(endpoint, run_id, ttl, connect_timeout, address)
+        return EmbeddedStore(endpoint, run_id, lease_ttl, connect_timeout, address)
     raise ValueError(f"there is no store of the kind {endpoint.backend!r}")
 
 
-def complaint(endpoint: Endpoint) -> str:
+def store_complaint(endpoint: Endpoint) -> str:
     """What a store says is wrong with it, for people; "" if nothing is, or it cannot say.
 
     Args:
@@ -46,5 +46,5 @@ def complaint(endpoint: Endpoint) -> str:
     if endpoint.backend == "etcd":
         from elastic_runtime.rendezvous.stores.etcd import connection_diagnosis
 
-        return connection_diagnosis.complaint(endpoint)
+        return connection_diagnosis.etcd_complaint(endpoint)
     return ""

@@ -1,5 +1,5 @@
 """Our rendezvous for plain torchrun, as a handler of torch's registry.
 
-The only folder of the rendezvous that imports torch.distributed.elastic. Begin with
+It may use a participant and torch's rendezvous API, which no other folder here imports. Begin with
 ``handler_entry_points.py``, which torch loads by name.
 """

@@ -11,7 +11,17 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime import defaults
-from elastic_runtime.config import COMMAND, PROTOCOL, Endpoint, Entry, JobConfig, Timeouts, Tls
+from elastic_runtime.config import (
+    COMMAND,
+    PROTOCOL,
+    RDZV_CONF_TIMEOUTS,
+    Endpoint,
+    Entry,
+    InvalidSetting,
+    JobConfig,
+    Timeouts,
+    Tls,
+)
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,16 +34,8 @@ C10D = "elastic-c10d"
 
 _DEFAULT_PORTS = {ETCD_V3: defaults.ETCD_PORT, C10D: defaults.C10D_PORT}
 
-# Options of ``--rdzv-conf`` that are time-outs, and their names here; all in seconds.
-_TIMES = {
-    "join_timeout": "join_timeout",
-    "last_call_timeout": "last_call",
-    "rejoin_timeout": "rejoin_timeout",
-    "fence_timeout": "fence_timeout",
-    "connect_timeout": "connect_timeout",
-    "lease_ttl": "lease_ttl",
-    "batch": "batch",
-}
+# torch itself puts this key into every configuration (900 s), so it is not a user's.
+_SET_BY_TORCH = "timeout"
 
 
 def etcd_v3_entry_point() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -60,9 +62,8 @@ def create_handler(name: str, params: RendezvousParameters) -> RendezvousHandler
 
     Args:
         name: ``etcd-v3`` or ``elastic-c10d``.
-        params: with these options in ``--rdzv-conf``: ``join_timeout``, ``last_call_timeout``,
-            ``rejoin_timeout``, ``fence_timeout``, ``connect_timeout``, ``lease_ttl``, ``batch``
-            (seconds); for etcd ``prefix``, ``protocol`` (http or https), ``ca_cert``,
+        params: with these options in ``--rdzv-conf``: those of ``RDZV_CONF_TIMEOUTS`` but for
+            ``timeout`` (seconds); for etcd ``prefix``, ``protocol`` (http or https), ``ca_cert``,
             ``ssl_cert``, ``ssl_cert_key``, ``user``, ``password``; for c10d ``is_host``.
 
     Raises:
@@ -129,20 +130,24 @@ def times_of(params: RendezvousParameters) -> Timeouts:
     """The time-outs in ``--rdzv-conf``.
 
     Raises:
-        UsageError: one is no positive number of seconds.
+        UsageError: one is not a number of seconds, or out of its bounds.
     """
     given: dict[str, Any] = {}
-    for option, field in _TIMES.items():
+    said: dict[str, str] = {}
+    for option, field in RDZV_CONF_TIMEOUTS.items():
         text = params.get(option)
-        if text is None:
+        if text is None or option == _SET_BY_TORCH:
             continue
+        said[field] = f"--rdzv-conf {option}={text}"
         try:
             given[field] = float(text)
         except ValueError:
-            given[field] = -1.0
-        if given[field] <= 0:
-            raise UsageError(f"--rdzv-conf {option}={text}: it must be a number of seconds above 0")
-    return Timeouts(**given)
+            raise UsageError(f"{said[field]}: it must be a number of seconds") from None
+    try:
+        return Timeouts(**given)
+    except InvalidSetting as error:
+        (name,) = error.values
+        raise UsageError(f"{said[name]}: {error.why}") from None
 
 
 def _host(name: str, text: str) -> str:

@@ -42,7 +42,7 @@ from elastic_runtime.protocol.records import (
     JobRecord,
     OutcomeRecord,
 )
-from elastic_runtime.rendezvous.core.events import Done, Goodbye, Join, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import Done, Goodbye, Join, LeftRound
 from elastic_runtime.rendezvous.core.notices import (
     Conflict,
     Ended,
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Store
 
-# Seconds: that connecting to a round's store may take (torch asks for the name of whom it connects
-# to, which takes 5 s where a resolver drops the query), and one answer of it (the exit barrier sets
-# its own); that the end of the job is waited for.
+# Seconds: that connecting to a round's store may take (torch asks for the name of the host that it
+# connects to, which takes 5 s where a resolver drops the query), and one answer of it (the exit
+# barrier sets its own); that the end of the job is waited for.
 _CONNECT = 6.0
 _READ = 60.0
 _END = 3.0
@@ -116,7 +116,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
         self._crash = ""
         self._unwatch = threads.watch(self._crashed)
         # The last notices; guarded by this condition.
-        self._news = threading.Condition()
+        self._noticed = threading.Condition()
         self._sealed: Sealed | None = None
         self._switch: Switch | None = None
         self._out = ""
@@ -164,7 +164,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def num_nodes_waiting(self) -> int:
         """1 if the present round is to be left, for whatever reason; else 0."""
-        with self._news:
+        with self._noticed:
             failed = self._outcome is not None and not self._outcome.succeeded
             return 1 if self._why_leave or self._out or failed or self._crash else 0
 
@@ -177,7 +177,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def is_closed(self) -> bool:
         """Whether the job is over."""
-        with self._news:
+        with self._noticed:
             return bool(self._closed) or self._outcome is not None
 
     def set_closed(self) -> None:
@@ -208,8 +208,8 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             self._close_job(f"{self._identity.name}: {type(error).__name__}")
         elif self._round is not None:
             self._participant.say(Done(self._round.number))
-            with self._news:
-                self._news.wait_for(lambda: self._outcome is not None, _END)
+            with self._noticed:
+                self._noticed.wait_for(lambda: self._outcome is not None, _END)
         return self._depart()
 
     # ------------------------------------------------------------ entering and leaving
@@ -222,22 +222,22 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             threads.spawn(self._keep_beating, name="beats")
             self._participant.say(Join(self._reserve()))
             return
-        with self._news:
+        with self._noticed:
             reason, out = self._why_leave, self._out
         if out:
-            self._begin_anew()
+            self._join_again()
         elif self._round is not None:
             self._leave(self._round, reason or f"the workers ended on {self._identity.name}")
 
-    def _begin_anew(self) -> None:
-        """The job went on without this node: it joins again as a new one."""
-        with self._news:
+    def _join_again(self) -> None:
+        """The job continued without this node: it joins again as a new one."""
+        with self._noticed:
             self._sealed, self._out = None, ""
         self._round, self._round_store = None, None
         self._participant.say(Join(self._reserve()))
 
     def _leave(self, last: RoundRecord, reason: str) -> None:
-        with self._news:
+        with self._noticed:
             self._sealed = None
         self._round, self._round_store = None, None
         # To torch every restart is alike; it counts them itself.
@@ -246,8 +246,8 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def _wait_for_round(self) -> Sealed:
         while True:
-            with self._news:
-                self._news.wait_for(self._has_news, AGENT_BEAT)
+            with self._noticed:
+                self._noticed.wait_for(self._has_notice, AGENT_BEAT)
                 sealed, out, trouble = self._sealed, self._out, self._trouble
             self._raise_if_over()
             if isinstance(trouble, Conflict):
@@ -255,11 +255,11 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             if trouble is not None:
                 raise RendezvousConnectionError(trouble.why)
             if out:
-                self._begin_anew()
+                self._join_again()
             elif sealed is not None:
                 return sealed
 
-    def _has_news(self) -> bool:
+    def _has_notice(self) -> bool:
         over = self._outcome or self._closed or self._crash
         return bool(self._sealed or self._out or self._trouble or over)
 
@@ -300,7 +300,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
     # ------------------------------------------------------------ the end
 
     def _raise_if_over(self) -> None:
-        with self._news:
+        with self._noticed:
             outcome, closed, crash = self._outcome, self._closed, self._crash
         if crash:
             raise RendezvousStateError(crash)
@@ -316,11 +316,11 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
 
     def _close_job(self, reason: str) -> bool:
         """Ends the job. Returns whether the store knows."""
-        with self._news:
+        with self._noticed:
             if self._closed or self._outcome is not None:
                 return True
             self._closed = reason
-            self._news.notify_all()
+            self._noticed.notify_all()
         if self._joined and not self._participant.state.contact.connected:
             return False  # the others find out when they miss us
         self._participant.watch()
@@ -362,7 +362,7 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
     # ------------------------------------------------------------ threads of others
 
     def _hear(self, notice: Notice) -> None:
-        with self._news:
+        with self._noticed:
             match notice:
                 case Sealed():
                     self._sealed = notice
@@ -374,16 +374,16 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
                     self._outcome = outcome
                 case Conflict() | StoreTimeout() | StoreState(refused=True):
                     self._trouble = notice
-            self._news.notify_all()
+            self._noticed.notify_all()
 
     def _crashed(self, crash: threads.Crash) -> None:
         path = threads.write_down(crash)
-        with self._news:
+        with self._noticed:
             self._crash = (
                 f"the rendezvous of {self._identity.name} has crashed: {crash.error} (in its "
                 f"thread {crash.thread}); the traceback is in {path or 'no file'}"
             )
-            self._news.notify_all()
+            self._noticed.notify_all()
 
     def _keep_beating(self) -> None:
         """torch's agent is silent for minutes where it waits; its process runs all the same."""

@@ -126,7 +126,7 @@ def test_an_interrupted_wait_leaves_the_job_alone(
     _say(cluster, "one", "Created")
     command.until("one: pending")
     code, lines = command.end(signal.SIGINT)
-    assert (code, "one goes on" in "".join(lines)) == (130, True)
+    assert (code, "one keeps running" in "".join(lines)) == (130, True)
     assert cluster.job("one")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.config import Endpoint
 from elastic_runtime.defaults import CONNECT_TIMEOUT
 from elastic_runtime.protocol.records import node_key
-from elastic_runtime.rendezvous.core.events import Goodbye, Join
+from elastic_runtime.rendezvous.core.membership_events import Goodbye, Join
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (
@@ -95,12 +95,12 @@ def test_the_node_that_hosts_the_store_goes_last() -> None:
     host, other = member("host"), member("other")
 
     def leave() -> None:
-        host.outlast(3600.0)
+        host.wait_for_others_to_leave(3600.0)
         gone.append("host")
 
     leaving = threading.Thread(target=leave, daemon=True)
     leaving.start()
-    other.outlast(3600.0)  # it hosts nothing, and waits for nobody
+    other.wait_for_others_to_leave(3600.0)  # it hosts nothing, and waits for nobody
     gone.append("other")
     other.say(Goodbye())
     leaving.join(60.0)

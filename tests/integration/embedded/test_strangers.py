@@ -63,7 +63,7 @@ def test_a_client_of_torch_is_not_kept_waiting(here: StoreServer) -> None:
         struct.pack(">I", 2) + b"[]",
         struct.pack(">I", 3) + b"\xff{}",
         struct.pack(">I", 200_000) + b"[" * 200_000,
-        wire.frame({"protocol": wire.PROTOCOL, "run": 1}),
+        wire.frame({"protocol": wire.STORE_PROTOCOL, "run": 1}),
         wire.frame({"do": "apply", "id": 1, "puts": [["k", "v"]]}),
         wire.frame({"do": "burn", "id": 1}),
         wire.frame({"do": "read", "id": "1", "prefix": ""}),
@@ -98,7 +98,7 @@ def test_the_first_frame_of_a_stranger_is_a_small_one(
 
 def test_a_store_of_another_version_is_named(here: StoreServer, open_at: OpenAt) -> None:
     with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as line:
-        line.sendall(wire.PREFACE + _hello(protocol=wire.PROTOCOL + 1, release="9.9"))
+        line.sendall(wire.PREFACE + _hello(protocol=wire.STORE_PROTOCOL + 1, release="9.9"))
         heard = b"".join(iter(lambda: line.recv(65536), b""))
     told = json.loads(heard[4:])["refused"]
     assert f"elastic-runtime {__version__}" in told
@@ -108,7 +108,7 @@ def test_a_store_of_another_version_is_named(here: StoreServer, open_at: OpenAt)
 def test_who_is_refused_hears_why_and_asks_no_more(
     open_at: OpenAt, monkeypatch: pytest.MonkeyPatch, here: StoreServer
 ) -> None:
-    monkeypatch.setattr(wire, "PROTOCOL", 0)
+    monkeypatch.setattr(wire, "STORE_PROTOCOL", 0)
     # The server is in this process as well, so it is made to expect what nobody says.
     monkeypatch.setattr(server.wire, "PREFACE", wire.PREFACE)
     hello = EmbeddedStore._hello
@@ -193,6 +193,12 @@ def test_a_store_takes_no_more_than_it_can_hold(
 
 
 def _hello(**other: object) -> bytes:
-    hello = {"protocol": wire.PROTOCOL, "release": "0", "run": "r", "session": "s", "ttl": 5.0}
+    hello = {
+        "protocol": wire.STORE_PROTOCOL,
+        "release": "0",
+        "run": "r",
+        "session": "s",
+        "ttl": 5.0,
+    }
     follows = {"own": "nodes/x", "wide": False, "without": [], "term": 0, "host": ""}
     return wire.frame({**hello, **follows, **other})

@@ -11,7 +11,7 @@ import pytest
 from elastic_runtime.protocol.records import NODES
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.stores.etcd.etcd_client import EtcdClient
-from elastic_runtime.rendezvous.stores.etcd.etcd_keys import Goal, RunKeys
+from elastic_runtime.rendezvous.stores.etcd.etcd_keys import RunKeys, WatchScope
 from elastic_runtime.rendezvous.stores.etcd.range_reads import read_later
 from tests.etcd_server import etcdctl
 from tests.integration.etcd.listening import endpoint
@@ -44,7 +44,7 @@ def test_reads_that_are_given_up_end_no_etcd(new_etcd: NewEtcd) -> None:
             all_here.release()
 
         for _ in range(_AT_ONCE):
-            reads = keys.look(Goal(NODES + "a"))
+            reads = keys.look(WatchScope(NODES + "a"))
             read_later(client, reads, came, draw.uniform(0.0005, 0.006), patient=False)
         for _ in range(_AT_ONCE):
             assert all_here.acquire(timeout=30)

@@ -12,7 +12,7 @@ import pytest
 
 from elastic_runtime.cli.ctl.elasticctl import main
 from elastic_runtime.protocol.records import KILLED, FaultReport
-from elastic_runtime.rendezvous.core.events import Join, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import Join, LeftRound
 from elastic_runtime.rendezvous.core.notices import Notice, Sealed, StoreState, Waiting
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy

@@ -187,7 +187,7 @@ class Job:
                 return False
         for one in receivers:
             one.alike = choice.round
-            one.term.recover_from(CheckpointId(*choice.base), choice.term, anew=True)
+            one.term.recover_from(CheckpointId(*choice.base), choice.term, take_new_term=True)
             one.hold(sources[0].history)
         return True
 
@@ -209,8 +209,8 @@ class Job:
             if place:
                 one.term.release()
             if choice is not None:
-                anew = choice.asked or place not in choice.sources
-                one.term.recover_from(CheckpointId(*choice.base), choice.term, anew=anew)
+                behind = choice.asked or place not in choice.sources
+                one.term.recover_from(CheckpointId(*choice.base), choice.term, take_new_term=behind)
                 one.saved = -1
         self.settled += 1
         self.last, self.latest = chosen, self.number
@@ -346,7 +346,7 @@ class Job:
         save.by[0].term.set_newer_aside()
         stored = [one for one in newest_first(self.storage.names()) if one in self.storage.whole]
         whole = [Manifest(one.step, one.term, world=1) for one in stored]
-        for verdict in retention.decide(self.rule, whole):
+        for verdict in retention.apply_retention(self.rule, whole):
             if verdict.keep:
                 continue
             history = self.storage.whole.pop(verdict.which)

@@ -81,8 +81,8 @@ def the_term_is_not_passed_on(patch: pytest.MonkeyPatch) -> None:
     """Who gets a state from others does not get to know of what term it is."""
     original = SaveTerm.recover_from
 
-    def settle(self: SaveTerm, base: CheckpointId, known: int, *, anew: bool) -> None:
-        original(self, CheckpointId(0, 0), 0, anew=anew)
+    def settle(self: SaveTerm, base: CheckpointId, known: int, *, take_new_term: bool) -> None:
+        original(self, CheckpointId(0, 0), 0, take_new_term=take_new_term)
 
     patch.setattr(SaveTerm, "recover_from", settle)
 

@@ -24,7 +24,7 @@ from elastic_runtime.limits import GOODBYE_TIMEOUT
 from elastic_runtime.protocol.messages import Ask, Interrupt
 from elastic_runtime.protocol.records import FAILED, FaultReport
 from elastic_runtime.protocol.round_records import Member, RoundRecord
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     Done,
     Goodbye,
     Join,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from elastic_runtime.controller.agent_reports import read_report
-from elastic_runtime.controller.decide.job_types import CLASSES, AgentReport
+from elastic_runtime.controller.decide.job_types import AgentReport
+from elastic_runtime.events.round_events import RESTART_CLASSES
 
 SAID = {
     "run_id": "u-0",
@@ -23,7 +24,7 @@ SAID = {
 
 
 def test_what_an_agent_says_is_understood() -> None:
-    restarts = {name: int(name == "failed") for name in CLASSES}
+    restarts = {name: int(name == "failed") for name in RESTART_CLASSES}
     assert read_report(json.dumps(SAID).encode()) == AgentReport("u-0", 3, 2, 7, -1, restarts, True)
 
 

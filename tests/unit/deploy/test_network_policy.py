@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.decide.manifests import ETCD_PORT, METRICS_PORT, labels
+from elastic_runtime.controller.decide.manifests import METRICS_PORT, labels
+from elastic_runtime.defaults import ETCD_PORT
 from tests.unit.deploy.files import DEPLOY, Object, objects
 from tests.unit.deploy.rendering import charted
 

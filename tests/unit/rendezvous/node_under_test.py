@@ -17,7 +17,7 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Notify, Probe
-from elastic_runtime.rendezvous.core.events import Event, NewNode
+from elastic_runtime.rendezvous.core.membership_events import Event, NewNode
 from elastic_runtime.rendezvous.core.notices import Sealed
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from elastic_runtime.protocol.records import NODES
-from elastic_runtime.rendezvous.core.events import Goodbye, Join
+from elastic_runtime.rendezvous.core.membership_events import Goodbye, Join
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore

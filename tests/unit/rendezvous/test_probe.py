@@ -23,8 +23,8 @@ from elastic_runtime.protocol.peer_proof import (
     new_secret,
 )
 from elastic_runtime.rendezvous import probe as module
-from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, OTHER, REFUSED, SILENT
-from elastic_runtime.rendezvous.probe import Prober, ProbeServer, ask, probe
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, BUSY, OTHER, REFUSED, SILENT
+from elastic_runtime.rendezvous.probe import Prober, ProbeServer, ask_node, probe_node
 from elastic_runtime.system.listening import BACKLOG
 from tests.processes import wait_for
 from tests.strangers import GARBAGE, Port, Recorder, says
@@ -52,7 +52,7 @@ def server() -> Iterator[ProbeServer]:
 @pytest.fixture
 def recorder(server: ProbeServer) -> Iterator[Recorder]:
     with closing(Recorder(Port(LOCAL, server.port))) as recorder:
-        assert ask("a", LOCAL, recorder.port, PATIENCE, SECRET) == FIELDS
+        assert ask_node("a", LOCAL, recorder.port, PATIENCE, SECRET) == FIELDS
         yield recorder
 
 
@@ -77,12 +77,12 @@ def _says(*said: bytes) -> Iterator[int]:
 def test_a_node_answers_until_it_ends() -> None:
     answer = {"node": "a", "busy": False}
     server = _serving(lambda: answer)
-    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
     answer["busy"] = True
-    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == BUSY
-    assert probe("b", LOCAL, server.port, PATIENCE, SECRET) == OTHER
+    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == BUSY
+    assert probe_node("b", LOCAL, server.port, PATIENCE, SECRET) == OTHER
     server.close()
-    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == REFUSED
+    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == REFUSED
 
 
 def test_who_asks_at_the_last_moment_is_not_left_waiting() -> None:
@@ -95,7 +95,7 @@ def test_who_asks_at_the_last_moment_is_not_left_waiting() -> None:
         return dict(FIELDS)
 
     server = _serving(end)
-    probe("a", LOCAL, server.port, PATIENCE, SECRET)
+    probe_node("a", LOCAL, server.port, PATIENCE, SECRET)
     server.close()
     with late[0], suppress(ConnectionResetError):
         assert late[0].recv(1) == b""
@@ -113,21 +113,21 @@ def test_an_answer_that_cannot_be_given_proves_nothing_and_is_not_the_last_one()
 
     server = _serving(answer)
     try:
-        assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == SILENT
-        assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+        assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == SILENT
+        assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
     finally:
         server.close()
 
 
 def test_only_who_names_this_life_hears_how_far_it_has_come(server: ProbeServer) -> None:
-    assert ask("a", LOCAL, server.port, PATIENCE, SECRET) == FIELDS
-    assert ask("b", LOCAL, server.port, PATIENCE, SECRET) == {"node": ""}
+    assert ask_node("a", LOCAL, server.port, PATIENCE, SECRET) == FIELDS
+    assert ask_node("b", LOCAL, server.port, PATIENCE, SECRET) == {"node": ""}
 
 
 @pytest.mark.parametrize("said", [*GARBAGE, hello(PROBES)[:-1], hello(SNAPSHOTS) + bytes(NONCE)])
 def test_a_stranger_hears_nothing(server: ProbeServer, said: bytes) -> None:
     assert says(Port(LOCAL, server.port), said) == b""
-    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
 
 
 @pytest.mark.parametrize("proof", [b"", b"x", bytes(PROOF) + b'{"node": "a"}\n'])
@@ -150,9 +150,9 @@ def test_a_wrong_secret_opens_nothing_and_proves_nothing(secret: str) -> None:
     for its, ours in ((SECRET, secret), (secret, SECRET), ("", "")):
         server = ProbeServer(LOCAL, lambda: dict(FIELDS), lambda its=its: its)  # type: ignore[misc]
         with closing(server):
-            assert probe("a", LOCAL, server.port, PATIENCE, ours) == SILENT
-            assert probe("b", LOCAL, server.port, PATIENCE, ours) == SILENT
-        assert probe("a", LOCAL, server.port, PATIENCE, ours) == REFUSED
+            assert probe_node("a", LOCAL, server.port, PATIENCE, ours) == SILENT
+            assert probe_node("b", LOCAL, server.port, PATIENCE, ours) == SILENT
+        assert probe_node("a", LOCAL, server.port, PATIENCE, ours) == REFUSED
 
 
 def test_a_question_that_was_overheard_is_worth_nothing(
@@ -166,7 +166,7 @@ def test_a_question_that_was_overheard_is_worth_nothing(
 def test_an_answer_that_was_overheard_is_believed_by_nobody(recorder: Recorder) -> None:
     nonce, rest = recorder.of_server[:NONCE], recorder.of_server[NONCE:]
     with _says(nonce, rest) as port:
-        assert probe("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+        assert probe_node("a", LOCAL, port, PATIENCE, SECRET) == SILENT
 
 
 def test_an_answer_that_was_changed_on_its_way_is_believed_by_nobody(server: ProbeServer) -> None:
@@ -182,15 +182,15 @@ def test_an_answer_that_was_changed_on_its_way_is_believed_by_nobody(server: Pro
     with socket.create_server((LOCAL, 0)) as listener:
         thread = threading.Thread(target=meddle, daemon=True)
         thread.start()
-        assert probe("a", LOCAL, listener.getsockname()[1], PATIENCE, SECRET) == SILENT
+        assert probe_node("a", LOCAL, listener.getsockname()[1], PATIENCE, SECRET) == SILENT
         thread.join(PATIENCE)
 
 
 def test_what_another_program_says_is_no_proof_of_a_death() -> None:
     with _says(b"220 mail.example.org ESMTP, at your service, with a long greeting\r\n") as port:
-        assert probe("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+        assert probe_node("a", LOCAL, port, PATIENCE, SECRET) == SILENT
     with _says(new_nonce(), new_nonce() + b'{"node": ""}\n') as port:
-        assert probe("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+        assert probe_node("a", LOCAL, port, PATIENCE, SECRET) == SILENT
 
 
 def test_who_repeats_what_it_hears_is_not_taken_for_alive() -> None:
@@ -203,7 +203,7 @@ def test_who_repeats_what_it_hears_is_not_taken_for_alive() -> None:
     with socket.create_server((LOCAL, 0)) as listener:
         thread = threading.Thread(target=echo, daemon=True)
         thread.start()
-        assert probe("a", LOCAL, listener.getsockname()[1], PATIENCE, SECRET) == SILENT
+        assert probe_node("a", LOCAL, listener.getsockname()[1], PATIENCE, SECRET) == SILENT
         thread.join(PATIENCE)
 
 
@@ -215,7 +215,7 @@ def test_a_question_has_a_limit(server: ProbeServer) -> None:
                 pass
         except ConnectionError:
             pass  # it hung up while we still spoke
-    assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
 
 
 def test_slow_clients_are_in_nobodys_way_and_have_one_deadline(server: ProbeServer) -> None:
@@ -233,7 +233,7 @@ def test_slow_clients_are_in_nobodys_way_and_have_one_deadline(server: ProbeServ
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
         try:
-            assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+            assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
             # Each byte came in time; all of them together did not.
             with suppress(ConnectionError):
                 assert slow.recv(1) == b""
@@ -249,7 +249,7 @@ def test_however_many_clients_hold_the_line_others_are_answered(
     server = _serving(lambda: {"node": "a"}, patience=600.0)
     held = [socket.create_connection((LOCAL, server.port), timeout=PATIENCE) for _ in range(40)]
     try:
-        assert probe("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+        assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
     finally:
         for client in held:
             client.close()
@@ -283,7 +283,7 @@ def test_a_prober_finds_the_living_the_dead_and_the_others(server: ProbeServer) 
 
 
 def test_hundreds_may_ask_in_the_same_moment(server: ProbeServer) -> None:
-    assert ask("a", LOCAL, server.port, PATIENCE, SECRET) == FIELDS  # it serves
+    assert ask_node("a", LOCAL, server.port, PATIENCE, SECRET) == FIELDS  # it serves
     # Of a socket that listens, Linux has the longest queue there, which asyncio sets anew.
     info = server._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     (longest,) = struct.unpack_from("I", info, 28)

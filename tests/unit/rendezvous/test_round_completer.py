@@ -9,7 +9,7 @@ import pytest
 from elastic_runtime.limits import MISSING_MEMBERS_TIMEOUT
 from elastic_runtime.protocol.records import ROUND
 from elastic_runtime.rendezvous.core import round_parts
-from elastic_runtime.rendezvous.core.events import PartsGone, SampleKnown
+from elastic_runtime.rendezvous.core.membership_events import PartsGone, SampleKnown
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.round_completer import RoundCompleter

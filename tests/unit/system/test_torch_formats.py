@@ -61,7 +61,7 @@ def test_torch_makes_a_tensor_of_its_pickle_and_its_bytes(tmp_path: Path) -> Non
 
 def where_a_shard_is() -> Any:
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    return torch_formats.local_chunk(distribute_tensor(torch.ones(5, 2), mesh, [Shard(0)]))
+    return torch_formats.dtensor_chunk(distribute_tensor(torch.ones(5, 2), mesh, [Shard(0)]))
 
 
 def test_a_shard_says_where_it_is() -> None:

@@ -1,6 +1,5 @@
-"""How the leader forms the next round: pure.
+"""How the leader forms the next round: its members, its time, what a broken round costs.
 
-It decides who is in the round, when it is sealed, what a broken one costs, and which nodes can
-reach each other.
-Begin with ``round_formation.py``.
+It is pure, and may use the state and decisions of ``core``, but not what a node decides about
+itself (``own``). Begin with ``round_formation.py``.
 """

@@ -36,7 +36,7 @@ from elastic_runtime.protocol.records import (
     FaultReport,
 )
 from elastic_runtime.rendezvous.core.formation.retry_rules import (
-    USAGE,
+    is_usage_error,
     pause_before_retry,
     why_no_retry,
 )
@@ -81,7 +81,7 @@ def root_cause(reports: Sequence[FaultReport]) -> FaultReport | None:
         reports,
         key=lambda report: (
             report.kind == PLANNED,
-            not report.signature.startswith(USAGE),  # nothing else can have caused it
+            not is_usage_error(report),  # nothing else can have caused it
             report.consequence,
             _TELLING.get(report.kind, 9),
             report.lifetime,
@@ -113,7 +113,7 @@ def assess(
         cut: which members did not reach each other, for people; "": all did, as far as is known.
 
     Returns:
-        The new budget, and whether, why and when to go on.
+        The new budget, and whether, why and when to continue.
     """
     if cut and not names_cause(reports):
         return _cut_off(budget, reports, cut)

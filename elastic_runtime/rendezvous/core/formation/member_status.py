@@ -18,13 +18,13 @@ from elastic_runtime.protocol.records import (
     called,
     node_key,
 )
-from elastic_runtime.rendezvous.core.events import OTHER, REFUSED, REPLACED
 from elastic_runtime.rendezvous.core.formation.failure_budget import (
     RoundCost,
     assess,
     names_cause,
 )
 from elastic_runtime.rendezvous.core.formation.reachability import cut_message, severed_pairs
+from elastic_runtime.rendezvous.core.membership_events import OTHER, REFUSED, REPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,14 +38,14 @@ class MemberStatus(Enum):
     """The status of a member of the last round."""
 
     RUNNING = "running"  # as far as we know
-    BACK = "back"  # its workers have ended, it wants to go on
+    BACK = "back"  # its workers have ended, it wants to continue
     ENDED_WELL = "done"
     LEFT = "left"  # said goodbye
     DEAD = "dead"  # proven
     LEASE_ENDED = "absent"
 
 
-# No node waits for these any more; the lost ones have not said goodbye.
+# No node waits for these any longer; the lost ones have not said goodbye.
 OVER = (MemberStatus.LEFT, MemberStatus.DEAD, MemberStatus.LEASE_ENDED)
 LOST_STATUSES = (MemberStatus.DEAD, MemberStatus.LEASE_ENDED)
 _PROOF_MESSAGES = {
@@ -180,7 +180,7 @@ def _reports(state: NodeState, last: LastRound) -> list[FaultReport]:
     """The members' reports on why they left the last round, and one for each lost member."""
     reports = []
     for member in last.round.members:
-        fault = fault_of(state, member, last.round)
+        fault = fault_of_member(state, member, last.round)
         if last.statuses[member.node] in LOST_STATUSES:
             lost = loss_message(state, member)
             reports.append(FaultReport(last.round.number, LOST, lost, signature=LOST))
@@ -189,7 +189,7 @@ def _reports(state: NodeState, last: LastRound) -> list[FaultReport]:
     return reports
 
 
-def fault_of(state: NodeState, member: Member, last: RoundRecord) -> FaultReport | None:
+def fault_of_member(state: NodeState, member: Member, last: RoundRecord) -> FaultReport | None:
     """A member's report on why it left the last round."""
     record = record_of(state, member.node)
     fault = record.fault if record else None

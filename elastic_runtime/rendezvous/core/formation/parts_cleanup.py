@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import ROUND, node_key
 from elastic_runtime.rendezvous.core.actions import ListParts
-from elastic_runtime.rendezvous.core.incarnation import restore
+from elastic_runtime.rendezvous.core.incarnation import restore_round
 from elastic_runtime.rendezvous.core.node_decision import Decision, write
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import BadRecord
@@ -24,8 +24,8 @@ from elastic_runtime.rendezvous.core.round_parts import AT_ONCE, head_of, keys
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from elastic_runtime.rendezvous.core.events import PartsSeen
     from elastic_runtime.rendezvous.core.formation.member_status import LastRound
+    from elastic_runtime.rendezvous.core.membership_events import PartsSeen
     from elastic_runtime.rendezvous.core.node_state import NodeState
 
 # How long a round has been there before the parts are looked at, and how often then (seconds).
@@ -68,7 +68,7 @@ def _clean_up(state: NodeState, last: LastRound, seen: PartsSeen, now: float) ->
             BadRecord(key, "its hash is that of something else"), once=f"bad/{key}"
         )
     if ours - seen.intact:
-        given_back = restore(state, last.round, now)
+        given_back = restore_round(state, last.round, now)
         return given_back.because("parts of the round are gone from the store")
     leftover = sorted((seen.intact | seen.wrong) - ours)
     if not leftover:

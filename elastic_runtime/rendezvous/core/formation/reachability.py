@@ -56,7 +56,7 @@ def cut_message(pairs: Sequence[tuple[NodeRecord, NodeRecord]]) -> str:
 def choose_connected(
     nodes: Sequence[NodeRecord],
     survivors: int,
-    fitting: Callable[[int], int],
+    usable_size: Callable[[int], int],
     least: int,
     looked_for: Callable[[str], Iterable[str]] | None = None,
 ) -> list[NodeRecord]:
@@ -69,7 +69,7 @@ def choose_connected(
         nodes: those that want to take part, in the order of ranks: survivors first.
         survivors: how many of them, the first ones, were in the last round. If there are any, the
             set holds at least one of them.
-        fitting: how large a world so many nodes can form.
+        usable_size: how large a world so many nodes can form.
         least: fewest nodes of a round.
         looked_for: which nodes each node has probed, where that is not all: which nodes are cut
             off shows then also in which have found which.
@@ -88,7 +88,7 @@ def choose_connected(
     def worth(kept: Iterable[str]) -> tuple[bool, bool, int, int, list[int]]:
         chosen = sorted([*(places[node.node] for node in free), *(places[one] for one in kept)])
         held = sum(place < survivors for place in chosen)
-        size = fitting(len(chosen))
+        size = usable_size(len(chosen))
         front = [-place for place in chosen]
         return (not survivors or held > 0, size >= least, held, size, front)
 

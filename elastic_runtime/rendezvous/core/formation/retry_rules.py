@@ -1,11 +1,11 @@
-"""Whether the job ends after a broken round, or goes on, and after which pause: pure.
+"""Whether the job ends after a broken round, or continues, and after which pause: pure.
 
 What a round costs is counted in ``failure_budget`` first; here is what ends a job:
 
 - What the user asked for cannot be done.
 - More failures of user code than ``--max-restarts``.
 - Too many rounds in a row without progress, whatever broke them: something is wrong that restarts
-  do not mend.
+  do not fix.
 - A script that fails on every node in the same way, in one round, before its first step and soon
   after its start. A node that was called back before it could fail proves nothing, so all nodes
   must have failed by themselves. Of the workers of one node only the first to fail is known;
@@ -44,6 +44,11 @@ CERTAIN_TO_REPEAT = (
 )
 
 
+def is_usage_error(report: FaultReport) -> bool:
+    """Whether a report says that what the user asked for cannot be done."""
+    return report.signature.startswith(USAGE)
+
+
 def why_no_retry(
     before: Budget,
     after: Budget,
@@ -66,9 +71,9 @@ def why_no_retry(
         max_restarts: failures of user code that the job may have.
 
     Returns:
-        One line for people; "" if the job goes on.
+        One line for people; "" if the job continues.
     """
-    if cause.signature.startswith(USAGE):
+    if is_usage_error(cause):
         return cause.reason
     if after.failures > before.failures:
         if hopeless := _why_hopeless(before, reports, cause, members, workers):
@@ -106,7 +111,7 @@ def _what_is_used_up(after: Budget, cause: FaultReport, max_restarts: int) -> st
 def _why_hopeless(
     before: Budget, reports: Sequence[FaultReport], cause: FaultReport, members: int, workers: int
 ) -> str:
-    """Why no restart will mend this failure of user code; "" if one may."""
+    """Why no restart can fix this failure of user code; "" if one may."""
     own = [report for report in reports if not (report.consequence or report.kind == PLANNED)]
     early = all(report.step < 0 and report.lifetime < EARLY_FAILURE for report in own)
     same = {report.signature for report in own} == {cause.signature} and bool(cause.signature)
@@ -115,7 +120,7 @@ def _why_hopeless(
     if members > 1:
         return f"all {members} nodes fail in the same way soon after their start: {cause.reason}"
     if cause.signature.startswith(CERTAIN_TO_REPEAT):
-        return f"{cause.reason}; no restart would mend that"
+        return f"{cause.reason}; restarting will not fix this"
     if workers == 1 and before.signature == cause.signature:
         return f"it fails in the same way again soon after its start: {cause.reason}"
     return ""

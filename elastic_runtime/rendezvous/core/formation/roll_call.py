@@ -1,9 +1,9 @@
-"""The way out of a large round of which no node has all members any more: pure.
+"""The way out of a large round of which no node has all members any longer: pure.
 
 Its parts are gone from the store, and so are the keepers that could write them again. Each member
 knows its own rank, and every live node has a key: so the leader orders all to leave the round, at a
 step boundary if all its nodes are there, and each writes which rank it had (``NodeRecord.rank``).
-A node that was not in the round writes that, so that the leader does not wait for it in vain. The
+A node that was not in the round writes that, so that the leader does not wait for it. The
 nodes that have answered are what is left of the round, and the next one follows from it as from any
 other.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_DONE
 from elastic_runtime.protocol.records import (
     ASKED,
@@ -27,10 +28,9 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.rendezvous.core.formation.round_formation import end_job, member_of
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, write_round_again
 from elastic_runtime.rendezvous.core.node_decision import (
-    NEVER,
     Decision,
-    probe,
     probe_slowdown,
+    send_probes,
     wait,
     write,
 )
@@ -84,7 +84,7 @@ def call_roll(
     if not ready:
         return gathered, None
     if not any(_has_left(node, last) and node.rank >= 0 for node in there):
-        return gathered.followed_by(_begin_anew(gathered.state, silent, now)), None
+        return gathered.followed_by(_begin_without_members(gathered.state, silent, now)), None
     return gathered, _remaining(last, there)
 
 
@@ -116,7 +116,7 @@ def _all_well(state: NodeState, last: RoundRecord, there: list[NodeRecord]) -> b
 
 
 def _why_broken(state: NodeState, last: RoundRecord, there: list[NodeRecord], now: float) -> str:
-    """Why the round cannot go on as it is; "" if it can, as far as is seen."""
+    """Why the round cannot continue as it is; "" if it can, as far as is seen."""
     for node in there:
         fault = node.fault if _has_left(node, last) and node.rank >= 0 else None
         if fault is not None and fault.kind not in (ASKED, PLANNED):
@@ -159,7 +159,9 @@ def _gather(state: NodeState, silent: list[NodeRecord], now: float) -> tuple[Dec
     if now < first:
         return waiting.by(first), False
     others = [node for node in silent if node.node != state.me]
-    return waiting.followed_by(probe(state, others, slowdown * policy.probe_every, now)), False
+    return waiting.followed_by(
+        send_probes(state, others, slowdown * policy.probe_every, now)
+    ), False
 
 
 def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
@@ -172,8 +174,8 @@ def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
     return replace(last, members=members, ranks=(), firsts=(), nodes=0, workers=0, survivors=0)
 
 
-def _begin_anew(state: NodeState, silent: list[NodeRecord], now: float) -> Decision:
-    """Begins another incarnation when no node of the round can be training any more."""
+def _begin_without_members(state: NodeState, silent: list[NodeRecord], now: float) -> Decision:
+    """Begins another incarnation when no node of the round can still be training."""
     state = state.start(Timer.OLD_LIFE_SILENT, now)
     due = state.timers[Timer.OLD_LIFE_SILENT] + state.policy.timeouts.fence_timeout
     if now >= due and not silent:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_NOT_ENOUGH_NODES
 from elastic_runtime.limits import FAILED_JOINER_PAUSES
 from elastic_runtime.protocol.records import (
@@ -40,7 +41,7 @@ from elastic_runtime.rendezvous.core.formation.reachability import (
     severed_pairs,
 )
 from elastic_runtime.rendezvous.core.incarnation import dead_keys
-from elastic_runtime.rendezvous.core.node_decision import NEVER, Decision, wait, write
+from elastic_runtime.rendezvous.core.node_decision import Decision, wait, write
 from elastic_runtime.rendezvous.core.node_state import OWN, Timer
 from elastic_runtime.rendezvous.core.round_parts import keys, looked_for, split_round
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction

@@ -1,5 +1,5 @@
-"""What a node decides about itself: pure.
+"""What a node decides about itself: its own key, which nodes it reaches, what its agent is told.
 
-It keeps its own key up to date, finds out which nodes it reaches, and notifies its agent. Begin
-with ``own_node.py``.
+It is pure, and may use the state and decisions of ``core`` and of ``formation``. Begin with
+``own_node.py``.
 """

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.limits import PROBE_ANSWER_FRESH, UNREACHABLE_PAUSE
-from elastic_runtime.rendezvous.core.events import ALIVE, BUSY, SILENT
 from elastic_runtime.rendezvous.core.formation.member_status import leader_of
-from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, BUSY, SILENT
+from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait
 from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def _await_other(state: NodeState, leader: Peer, now: float) -> Decision:
     """Another job has the run id, if one of its nodes is alive."""
     name = leader.record.name
     if state.outcome_record is not None:
-        return wait(state, f"the last job under this run id is ending on {name}")
+        return wait(state, f"the previous job with this run id is ending on {name}")
     answer = state.reach.answers.get(leader.record.node)
     if answer in (ALIVE, BUSY):
         return Decision(state.with_notice(Conflict(_conflict_text(state, leader)), once="conflict"))
     every = UNREACHABLE_PAUSE if answer == SILENT else state.policy.probe_every
-    asked = probe(state, [leader.record], every, now)
+    asked = send_probes(state, [leader.record], every, now)
     if answer != SILENT:
         return asked
     what = "a job of another version" if _other_version(state) else "another job"
@@ -79,7 +79,7 @@ def _reaches_group(state: NodeState, leader: Peer, now: float) -> tuple[bool, De
         for target in (members | {leader.record.node: leader.record}).values()
         if target.probe_port and target.node not in reach.dead and not _in_reach(state, target, now)
     ]
-    asked = probe(state, open_, UNREACHABLE_PAUSE, now)
+    asked = send_probes(state, open_, UNREACHABLE_PAUSE, now)
     silent = [target for target in open_ if reach.answers.get(target.node) == SILENT]
     if silent:
         first, more = silent[0], f" and {len(silent) - 1} more" if silent[1:] else ""

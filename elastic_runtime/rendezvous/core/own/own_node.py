@@ -1,7 +1,7 @@
 """What one node does about itself: its own key, its leader, what its agent has to know: pure.
 
 It keeps its own key up to date, finds out which node leads, and notifies its agent: of a round that
-it is in, of an order to leave it, of the end, or that the job went on without it.
+it is in, of an order to leave it, of the end, or that the job continued without it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Look
 from elastic_runtime.rendezvous.core.formation.member_status import eligible, leader_of
-from elastic_runtime.rendezvous.core.incarnation import restore
-from elastic_runtime.rendezvous.core.node_decision import Decision, probe, wait, write
+from elastic_runtime.rendezvous.core.incarnation import restore_round
+from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait, write
 from elastic_runtime.rendezvous.core.node_state import OWN, Timer
 from elastic_runtime.rendezvous.core.notices import Ended, Excluded, Sealed, Switch
 from elastic_runtime.rendezvous.core.own.admission import may_register
@@ -66,7 +66,7 @@ def decide_for_own_node(state: NodeState, now: float) -> Decision:
 
 
 def _check_excluded(state: NodeState, now: float) -> Decision:
-    """Has the job gone on without us?"""
+    """Has the job continued without this node?"""
     if _record(state).status == GONE:
         return Decision(state)
     reason = _why_excluded(state, now)
@@ -120,7 +120,7 @@ def _of_job(state: NodeState, settings: str) -> bool:
 
 
 def _give_round_back(state: NodeState, now: float) -> Decision:
-    """Writes our round into a store that has lost its data, so that the numbers go on."""
+    """Writes our round into a store that has lost its data, so that numbering continues."""
     ours, shown, job = _to_restore(state), state.shown.round, state.job_record
     if ours is None or _record(state).status == GONE:
         return Decision(state)
@@ -139,7 +139,7 @@ def _give_round_back(state: NodeState, now: float) -> Decision:
         due = state.timers[Timer.NO_ROUND] + settle / 2 + turn
         if now < due:
             return Decision(state, wake=due)
-    return restore(state, ours, now)
+    return restore_round(state, ours, now)
 
 
 def _to_restore(state: NodeState) -> RoundRecord | None:
@@ -158,7 +158,7 @@ def _to_restore(state: NodeState) -> RoundRecord | None:
 def _skip_called_off(state: NodeState, now: float) -> Decision:
     """A round that was broken before this node learned of it is left without having begun.
 
-    So is one that the node was not in, if no node knows its members any more. One that is only to
+    So is one that the node was not in, if no node knows its members any longer. One that is only to
     be left at a common step is entered first: the ranks of the others are connecting to ours.
     """
     record, last, switch = _record(state), state.round_record, state.switch_record
@@ -281,7 +281,7 @@ def _watch_leader(state: NodeState, now: float) -> Decision:
     due = state.timers.get(Timer.WAITING, now) + policy.probe_after + turn
     if now < due:
         return Decision(state, wake=due)
-    return probe(state, [leader.record], policy.probe_every + turn, now)
+    return send_probes(state, [leader.record], policy.probe_every + turn, now)
 
 
 def _turn(rank: int, ahead: float) -> float:

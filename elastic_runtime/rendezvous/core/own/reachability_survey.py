@@ -14,8 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import GONE
-from elastic_runtime.rendezvous.core.events import BUSY, SILENT
-from elastic_runtime.rendezvous.core.node_decision import Decision, ask_for_members, probe
+from elastic_runtime.rendezvous.core.membership_events import BUSY, SILENT
+from elastic_runtime.rendezvous.core.node_decision import Decision, ask_for_members, send_probes
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import Surveyed
 from elastic_runtime.rendezvous.core.round_parts import looked_for
@@ -84,7 +84,7 @@ def _look_around(state: NodeState, last: RoundRecord, now: float) -> Decision:
         if answered < begun + (CERTAIN if silent else 0.0):
             open_.append(member)
     if open_:
-        return probe(state, open_, _PAUSE, now)
+        return send_probes(state, open_, _PAUSE, now)
     missed = dict(islice(missed.items(), _MOST))
     state = _with_missed(state, missed, checked=last.number).stop(Timer.SURVEY)
     if state.own.round is None:
@@ -105,7 +105,7 @@ def _look_again(state: NodeState, now: float) -> Decision:
         if node not in reach.dead and reach.answers.get(node) == SILENT
     }
     found = state if missed.keys() == reach.missed.keys() else _with_missed(state, missed)
-    return probe(found, missed.values(), AGAIN, now)
+    return send_probes(found, missed.values(), AGAIN, now)
 
 
 def _with_missed(state: NodeState, missed: dict[str, Member], checked: int = 0) -> NodeState:

@@ -3,9 +3,10 @@
 A node is *served* while changes reach it, its writes are done, and its lease is kept. If it is not,
 three things follow, each at its own time:
 
-- **The fence.** Others may take it for dead once its lease has run out, and go on without it after
-  ``--fence-timeout``. What counts is when the last request was *sent* that the store acknowledged:
-  the others may have had no sign of it since then. After 0.8 of the fence it stops its workers.
+- **The fence.** Others may take it for dead once its lease has run out, and continue without it
+  after ``--fence-timeout``. What counts is when the last request was *sent* that the store
+  acknowledged: the others may have had no sign of it since then. It stops its workers when only the
+  share ``FENCE_RESERVE`` of the fence is left.
 - **The end.** What a node waits for (a round, the end of the job) comes through the store. So it
   gives up when it has waited for ``--join-timeout`` without being served. This is the one place
   that knows of it: a node waits if and only if ``Timer.WAITING`` runs.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.limits import FENCE_SHARE, FIRST_OUTAGE_REPORT, OUTAGE_REPORT_INTERVAL
+from elastic_runtime.limits import FENCE_RESERVE, FIRST_OUTAGE_REPORT, OUTAGE_REPORT_INTERVAL
 from elastic_runtime.protocol.records import DONE, GONE
 from elastic_runtime.rendezvous.core.node_decision import Decision, wait
 from elastic_runtime.rendezvous.core.node_state import Timer
@@ -46,20 +47,22 @@ def _fence(state: NodeState, now: float) -> Decision:
         return Decision(state)  # nothing runs here
     if contact.connected and not own.lease_lost:
         return Decision(state)
-    limit = contact.acked_at + FENCE_SHARE * state.policy.timeouts.fence_timeout
+    limit = contact.acked_at + (1 - FENCE_RESERVE) * state.policy.timeouts.fence_timeout
     if contact.connected:
-        # Perhaps we stood still ourselves, and the store's answer is about to come.
+        # Perhaps this process was stopped, and the store's answer is about to come.
         limit = max(limit, contact.regained_at + state.policy.write_timeout)
     if now < limit:
         return Decision(state, wake=limit)
     silent = now - contact.acked_at
-    text = f"no contact to the store for {silent:.0f} s; others may go on without us"
+    text = (
+        f"no contact with the store for {silent:.0f} s; the others may continue without this node"
+    )
     state = state.with_notice(Fenced(text), once=f"fence/{contact.acked_at}")
-    return Decision(state, reason="no contact to the store for too long")
+    return Decision(state, reason="no contact with the store for too long")
 
 
 def _speak(state: NodeState, problem: StoreProblem, now: float) -> Decision:
-    """Reports that the store does not serve this node, and how long it goes on waiting for it."""
+    """Reports that the store does not serve this node, and how long it still waits for it."""
     last = state.timers.get(Timer.OUTAGE_REPORTED)
     # The loss of contact itself is reported when it happens.
     first = problem.since + (
@@ -87,7 +90,9 @@ def _give_up(state: NodeState, problem: StoreProblem, now: float) -> Decision:
         why = f": {problem.why}" if problem.why else ""
         text = f"the rendezvous store does not answer{why}; is --rdzv-endpoint right, and is it up?"
     else:
-        text = f"{problem.why}, for {now - problem.since:.0f} s; this node cannot go on without it"
+        text = (
+            f"{problem.why}, for {now - problem.since:.0f} s; this node cannot continue without it"
+        )
         text += f" (--join-timeout){state.policy.remedy and '; '}{state.policy.remedy}"
     state = state.with_notice(StoreTimeout(text), once=f"timeout/{due}")
     return Decision(state, reason="the store has not served this node for too long")

@@ -238,7 +238,7 @@ class EmbeddedStore:
 
     def _hello(self) -> Message:
         return {
-            "protocol": wire.PROTOCOL,
+            "protocol": wire.STORE_PROTOCOL,
             "release": __version__,
             "run": self._run,
             "session": self._token,

@@ -92,7 +92,7 @@ async def _watched(work: Coroutine[Any, Any, _T]) -> _T:
     try:
         return await work
     except Exception as error:
-        threads.report(error)
+        threads.report_crash(error)
         raise
 
 
@@ -104,7 +104,7 @@ def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
             _allow_more_files()  # asyncio accepts again after a second
     # asyncio of Python 3.11 tells that a client's task was cancelled, as it is at the end.
     elif error is not None and not isinstance(error, asyncio.CancelledError):
-        threads.report(error)
+        threads.report_crash(error)
 
 
 def _allow_more_files() -> None:

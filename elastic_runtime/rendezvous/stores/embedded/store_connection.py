@@ -33,7 +33,7 @@ class HostUnreachable(StoreUnavailable):
     """No store answers there.
 
     Attributes:
-        refused: nobody listens there.
+        refused: no process listens there.
     """
 
     def __init__(self, why: str, refused: bool = False) -> None:
@@ -98,7 +98,7 @@ class HostConnection:
         Raises:
             HostRefused: the host refuses us, as we are of another version.
             HostMoved: the host is elsewhere.
-            HostUnreachable: nobody listens there, or nobody with our protocol.
+            HostUnreachable: no process listens there, or none with our protocol.
         """
         host, _, port = where.rpartition(":")
         if not port.isdecimal() or int(port) > _LAST_PORT:
@@ -120,7 +120,7 @@ class HostConnection:
             raise HostUnreachable(_no(where, error.strerror or str(error)), refused) from None
         except (wire.WireError, EOFError):
             raise HostUnreachable(
-                _no(where, "whoever listens there is no store of this version of elastic-runtime")
+                _no(where, "what listens there is no store of this version of elastic-runtime")
             ) from None
 
     async def _greet(self, hello: Message, deadline: asyncio.Timeout, limit: float) -> None:
@@ -147,7 +147,7 @@ class HostConnection:
                 self.send(echo)
         elif "moved" in message:
             where = wire.field(message, "moved", str)
-            why = self._end(f"the store is at {where}" if where else "nobody hosts the store now")
+            why = self._end(f"the store is at {where}" if where else "no node hosts the store now")
             raise HostMoved(why, where, wire.field(message, "term", int))
 
     def send(self, message: Message) -> None:
@@ -221,7 +221,7 @@ def _no(where: str, why: str) -> str:
 async def _connected(
     host: str, port: int, limit: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects to the first address of a host where somebody listens.
+    """Connects to the first address of a host that accepts.
 
     Args:
         host: its name or address.
@@ -229,7 +229,7 @@ async def _connected(
         limit: seconds for all addresses; one that never answers leaves the others their share.
 
     Raises:
-        ConnectionRefusedError: nobody listens at any of them.
+        ConnectionRefusedError: no process listens at any of them.
         OSError: at least one of them does not answer.
     """
     errors: list[OSError] = []

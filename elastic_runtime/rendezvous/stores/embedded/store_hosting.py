@@ -77,7 +77,7 @@ class Hosting:
         self._former: set[str] = {self._endpoint}
         self._term = 0
         self._voters: Voters | None = None
-        self._dead: set[str] = set()  # addresses at which nobody listens any more
+        self._dead: set[str] = set()  # addresses at which no process listens any longer
         # To which store this voter has given its last promise, in which term, and until when.
         self._promised_to, self._promised_term, self._promise_ends = "", 0, 0.0
         # When the last answered request was sent; until when dead voters are left out.
@@ -166,7 +166,7 @@ class Hosting:
             for each in asyncio.as_completed(tries):
                 answers.append(answer := await each)
                 if isinstance(answer, HostMoved) and answer.where and answer.term > self._term:
-                    break  # whoever is silent knows nothing newer
+                    break  # a silent node knows nothing newer
         finally:
             for one in tries:
                 one.cancel()
@@ -176,17 +176,17 @@ class Hosting:
             old = term < self._term and time.monotonic() < self._lost_at + _OLD_HOST_AFTER
             if where and not old and where not in self._dead | silent:
                 return await self._go_to(where, hello, _LOOK)
-        raise HostUnreachable(self.no("nobody hosts it at the moment"), refused=True)
+        raise HostUnreachable(self.no("no node hosts it at present"), refused=True)
 
     async def _ask_for_host(self, where: str) -> HostMoved | str:
         """Asks a node who hosts; says so to it if this node hosts.
 
         Returns:
-            Its answer; else ``where`` if nothing answers, "" if nobody listens there.
+            Its answer; else ``where`` if nothing answers, "" if no process listens there.
         """
         mine = self.server.me.where if self.server is not None and self.hosts else ""
         term = self.server.term if self.server is not None else 0
-        hello = {"protocol": wire.PROTOCOL, "asks": True, "term": term, "host": mine}
+        hello = {"protocol": wire.STORE_PROTOCOL, "asks": True, "term": term, "host": mine}
         try:
             (await HostConnection.open(where, hello, _LOOK)).close()
         except HostMoved as moved:
@@ -195,11 +195,11 @@ class Hosting:
         except HostUnreachable as error:
             if not error.refused:
                 return where
-            self._nobody_listens(where)
+            self._mark_dead(where)
         return ""
 
-    def _nobody_listens(self, where: str) -> None:
-        """Nobody listens there any more, so the process that did is dead."""
+    def _mark_dead(self, where: str) -> None:
+        """No process listens there any longer, so the one that did is dead."""
         self._dead.add(where)
         now = time.monotonic()
         if where == self._known and now < self._answered + PROMISE:
@@ -217,7 +217,7 @@ class Hosting:
             connection = await HostConnection.open(where, hello, limit, self._promise)
         except HostUnreachable as error:
             if error.refused:
-                self._nobody_listens(where)
+                self._mark_dead(where)
             raise
         self._dead.discard(where)
         return connection
@@ -231,7 +231,7 @@ class Hosting:
     # ------------------------------------------------------------ becoming it
 
     def _create_store(self) -> bool:
-        """Creates a store if this node can listen at the endpoint, and nobody else does.
+        """Creates a store if this node can listen at the endpoint, and no other does.
 
         Not while a known voter listens: it may know of the present host.
 

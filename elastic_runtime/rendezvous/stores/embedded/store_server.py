@@ -298,13 +298,13 @@ class StoreServer:
                 await _answer_foreigner(heard, reader, writer)
                 return None
         hello = await wire.read_frame(reader, wire.MOST_HELLO)
-        if (spoken := hello.get("protocol")) == wire.PROTOCOL:
+        if (spoken := hello.get("protocol")) == wire.STORE_PROTOCOL:
             return hello
-        told = (
-            f"the store speaks protocol {wire.PROTOCOL} (elastic-runtime {__version__}), this node "
-            f"{spoken} ({hello.get('release')}): install the same version on all nodes"
+        refusal = (
+            f"the store speaks protocol {wire.STORE_PROTOCOL} (elastic-runtime {__version__}), "
+            f"this node {spoken} ({hello.get('release')}): install the same version on all nodes"
         )
-        writer.write(wire.frame({"refused": told}))
+        writer.write(wire.frame({"refused": refusal}))
         await _close_gently(reader, writer)
         return None
 

@@ -70,7 +70,7 @@ class Sessions:
             server.resume()
 
     def renew_all(self) -> None:
-        """Starts the time of every lease anew."""
+        """Starts the time of every lease again."""
         for server in self._runs.values():
             server.renew_all()
 

@@ -12,7 +12,7 @@ number (Latin-1), which leaves the ASCII of records as it is.
                        or moved (where the host is; "": unknown), or refused (why), and closes
                        the connection. A candidate sends ticks until it is elected
     client ──▶ host    apply, read, runs, beat, bye: each with an ``id``; follow and look without;
-                       part: it closes this connection, but its process goes on
+                       part: it closes this connection, but its process continues
     host   ──▶ client  the answer to an ``id``; events, in their order; ticks, some with the voters
     client ──▶ host    the echo of a tick: a promise
 
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 # The first bytes of a client: no torch client, browser or scanner sends them.
 PREFACE = b"elastic-runtime store\n"
 # The version of these frames. A client of another version is refused with both versions.
-PROTOCOL = 1
+STORE_PROTOCOL = 1
 # Bytes of a frame. A snapshot of all keys of 10,000 nodes has 5 MB; their round lies in parts.
 MAX_FRAME = 32 * 2**20
-# Bytes of a client's first frame, which anybody can send. It has the keys of nodes known as dead.
+# Bytes of a client's first frame, which any process can send. It has the keys of dead nodes.
 MOST_HELLO = 2**20
 
 _LENGTH = struct.Struct(">I")

@@ -1,5 +1,5 @@
 """The store on etcd v3.
 
-The only folder of the rendezvous that uses gRPC. Begin with ``etcd_adapter.py``; ``etcd_keys.py``
-says which key of etcd has which record.
+It may use the network and threads, and is the only folder that uses gRPC. Begin with
+``etcd_adapter.py``; ``etcd_keys.py`` says which key of etcd has which record.
 """

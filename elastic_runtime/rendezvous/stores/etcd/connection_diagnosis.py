@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elastic_runtime.config import Endpoint, Tls
 
 
-def refusal(endpoint: Endpoint) -> str:
+def access_refusal(endpoint: Endpoint) -> str:
     """Why the store will never take us; "" if it may yet, or if that is not known.
 
     Blocks for at most a second or so a host. Only what all hosts agree in is a refusal.
@@ -30,7 +30,7 @@ def refusal(endpoint: Endpoint) -> str:
     return "; ".join(reasons) if all(reasons) else ""
 
 
-def complaint(endpoint: Endpoint) -> str:
+def etcd_complaint(endpoint: Endpoint) -> str:
     """What the store itself says is wrong with it, as ``ALARM NOSPACE``; "" if nothing is.
 
     Blocks for at most a second or so a host.

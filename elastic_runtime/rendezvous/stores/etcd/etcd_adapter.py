@@ -18,7 +18,7 @@ from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.store_contract import LeaseLost, MainLoopSilent
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
-from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import refusal
+from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import access_refusal
 from elastic_runtime.rendezvous.stores.etcd.etcd_errors import (
     LeaseGone,
     RequestTooLarge,
@@ -90,11 +90,11 @@ class EtcdStore:
     def follow(self, own_key: str) -> None:
         """Changes the own key and gives the old lease up; a ``StoreSnapshot`` follows."""
         self._lease.give_up()
-        self._hub.post(lambda: self._view.aim(own=own_key))
+        self._hub.post(lambda: self._view.change_scope(own=own_key))
 
     def look(self, wide: bool, without: frozenset[str]) -> None:
         """Changes what is followed; a ``StoreSnapshot`` follows."""
-        self._hub.post(lambda: self._view.aim(wide=wide, without=without))
+        self._hub.post(lambda: self._view.change_scope(wide=wide, without=without))
 
     def _lease_lost(self) -> None:
         self._hub.post(lambda: self._view.emit(LeaseLost(self._lease.acked_at)))
@@ -175,7 +175,7 @@ class EtcdStore:
         try:
             result = call()
         except StoreUnavailable as error:
-            if not self._hub.connected_once and (why := refusal(self._endpoint)):
+            if not self._hub.connected_once and (why := access_refusal(self._endpoint)):
                 raise StoreRefused(why) from error
             raise
         self._hub.connected_once = True

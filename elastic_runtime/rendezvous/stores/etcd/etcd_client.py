@@ -40,7 +40,7 @@ from elastic_runtime.rendezvous.stores.etcd.etcd_errors import (
     NoLeader,
     StoreRefused,
     TokenRejected,
-    failure,
+    as_store_error,
     no_etcd,
 )
 
@@ -80,12 +80,12 @@ class _HostChannel:
 
     Attributes:
         host: as in the endpoint.
-        strange: the last answer from there showed that it is no etcd.
+        not_etcd: the last answer from there showed that it is no etcd.
     """
 
     def __init__(self, host: str, credentials: Any) -> None:
         self.host = host
-        self.strange = False
+        self.not_etcd = False
         self._target, self._credentials = _target(host), credentials
         self._guard = threading.Lock()
         self._silent = 0
@@ -114,7 +114,7 @@ class _HostChannel:
     def answered(self) -> None:
         """A call has ended in a way that shows a server at the other end."""
         self._silent = 0
-        self.strange = False
+        self.not_etcd = False
 
     def unanswered(self) -> None:
         """A call ran out of time. After a few in a row the connection is given up for a new one.
@@ -211,7 +211,7 @@ class EtcdClient:
             self._signed_in = True
 
     def sign_out(self) -> None:
-        """Drops a token that the store does not accept any more."""
+        """Drops a token that the store no longer accepts."""
         self._token = ""
         self._signed_in = not self._endpoint.user
 
@@ -236,13 +236,13 @@ class EtcdClient:
             raise self._closed() from None
 
     def _failure(self, error: grpc.RpcError, channel: _HostChannel) -> StoreUnavailable:
-        found = failure(error, self._endpoint)
+        found = as_store_error(error, self._endpoint)
         if isinstance(found, EtcdTimeout):
             channel.unanswered()
         if isinstance(found, NoEtcd):
-            channel.strange = True
+            channel.not_etcd = True
             # One host that is wrong is no reason to give up the others.
-            every = all(one.strange for one in self._channels)
+            every = all(one.not_etcd for one in self._channels)
             where = ", ".join(one.host for one in self._channels) if every else channel.host
             found = (StoreRefused if every else NoEtcd)(no_etcd(where))
         if type(found) in _ELSEWHERE and channel is self._channel:

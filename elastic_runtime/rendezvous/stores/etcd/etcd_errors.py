@@ -43,7 +43,7 @@ class EtcdTimeout(StoreUnavailable):
 
 
 class TokenRejected(StoreUnavailable):
-    """The auth token is not valid (any more): sign in again. The call had no effect."""
+    """The auth token is not valid, or no longer: sign in again. The call had no effect."""
 
 
 class LeaseGone(StoreUnavailable):
@@ -84,7 +84,7 @@ _REMEDIES: dict[type[StoreUnavailable], str] = {
 }
 
 
-def failure(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
+def as_store_error(error: grpc.RpcError, where: Endpoint) -> StoreUnavailable:
     """What an error of gRPC's means for us.
 
     Args:

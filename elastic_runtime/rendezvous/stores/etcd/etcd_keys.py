@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # What etcd takes in one transaction by default (``--max-txn-ops``).
 MAX_OPERATIONS = 128
 # So many nodes that come after the oldest one are noted.
-_HEIRS = 4
+_MORE_OLD_NODES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class WatchScope:
     """What is to be followed: the common keys, the own one, and all nodes or the oldest.
 
     Attributes:
@@ -59,7 +59,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Heir:
+class OldNode:
     """One of the oldest nodes, as it was seen once: its key, and the revision that created it.
 
     Nodes that come later are younger. So the first of the oldest ones that is there still, and
@@ -73,7 +73,7 @@ class Heir:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class LookResult:
     """What a look has shown.
 
     Attributes:
@@ -81,14 +81,14 @@ class Sight:
         entries: in order of creation.
         followed: what is to be watched from then on.
         leader: key of the other node that is followed; "" if there is none, or all are.
-        heirs: the oldest nodes in their order, of which the first that is left is the oldest.
+        old_nodes: the oldest nodes in their order, of which the first that is left is the oldest.
     """
 
     revision: int
     entries: tuple[StoreEntry, ...]
     followed: tuple[Range, ...]
     leader: str = ""
-    heirs: tuple[Heir, ...] = ()
+    old_nodes: tuple[OldNode, ...] = ()
 
 
 class RunKeys:
@@ -135,50 +135,57 @@ class RunKeys:
 
     # ------------------------------------------------------------ looking
 
-    def always(self, goal: Goal) -> tuple[Range, ...]:
+    def always(self, scope: WatchScope) -> tuple[Range, ...]:
         """What is followed whatever a look shows."""
-        if goal.wide:
+        if scope.wide:
             return (self.span(JOB, SWITCH),)
-        return (self.one(JOB), self.span(OUTCOME, SWITCH), self.one(goal.own))
+        return (self.one(JOB), self.span(OUTCOME, SWITCH), self.one(scope.own))
 
-    def look(self, goal: Goal, heirs: Sequence[Heir] = ()) -> tuple[rpc.RangeRequest, ...]:
+    def look(
+        self, scope: WatchScope, old_nodes: Sequence[OldNode] = ()
+    ) -> tuple[rpc.RangeRequest, ...]:
         """What to read, as of one moment, of all that is to be followed; see ``seen``."""
-        reads = [what.read() for what in self.always(goal)]
-        if not goal.wide:
+        reads = [what.read() for what in self.always(scope)]
+        if not scope.wide:
             nodes = self.under(NODES)
             oldest = rpc.RangeRequest(
                 key=nodes.begin,
                 range_end=nodes.end,
-                limit=len(goal.without) + 1 + _HEIRS,
+                limit=len(scope.without) + 1 + _MORE_OLD_NODES,
                 sort_order=rpc.RangeRequest.ASCEND,
                 sort_target=rpc.RangeRequest.CREATE,
             )
-            heir = heir_of(goal, heirs)
-            reads.append(self.one(heir.key).read() if heir else oldest)
+            first = oldest_of(scope, old_nodes)
+            reads.append(self.one(first.key).read() if first else oldest)
         return tuple(reads)
 
     def seen(
-        self, answers: Sequence[rpc.RangeResponse], goal: Goal, heirs: Sequence[Heir] = ()
-    ) -> Sight | None:
-        """What the answers to ``look`` show; None: nothing, as the heir in it is no more."""
+        self,
+        answers: Sequence[rpc.RangeResponse],
+        scope: WatchScope,
+        old_nodes: Sequence[OldNode] = (),
+    ) -> LookResult | None:
+        """What the answers to ``look`` show; None: nothing, as the oldest node is gone."""
         shown = [[self.entry(kv) for kv in answer.kvs] for answer in answers]
-        followed, leader = self.always(goal), ""
-        if not goal.wide:
-            oldest = [Heir(entry.key, entry.created) for entry in shown[-1]]
-            heir = heir_of(goal, heirs)
-            if heir is None:
-                heirs = oldest
-            elif oldest != [heir]:
+        followed, leader = self.always(scope), ""
+        if not scope.wide:
+            oldest = [OldNode(entry.key, entry.created) for entry in shown[-1]]
+            first = oldest_of(scope, old_nodes)
+            if first is None:
+                old_nodes = oldest
+            elif oldest != [first]:
                 return None
-            nodes = [entry for entry in shown.pop() if entry.key not in goal.without]
-            if nodes and nodes[0].key != goal.own:
+            nodes = [entry for entry in shown.pop() if entry.key not in scope.without]
+            if nodes and nodes[0].key != scope.own:
                 leader = nodes[0].key
                 followed = (*followed, self.one(leader))
                 shown.append(nodes[:1])
         entries = sorted(
             (entry for group in shown for entry in group), key=lambda e: (e.created, e.key)
         )
-        return Sight(answers[0].header.revision, tuple(entries), followed, leader, tuple(heirs))
+        return LookResult(
+            answers[0].header.revision, tuple(entries), followed, leader, tuple(old_nodes)
+        )
 
     def changes(self, events: Iterable[rpc.Event]) -> Iterator[Changed]:
         """The events as changes in which no key is deleted after it was put."""
@@ -245,9 +252,9 @@ class RunKeys:
         ]
 
 
-def heir_of(goal: Goal, heirs: Sequence[Heir]) -> Heir | None:
+def oldest_of(scope: WatchScope, old_nodes: Sequence[OldNode]) -> OldNode | None:
     """The oldest node, if it is there still; None: it is not known."""
-    return next((heir for heir in heirs if heir.key not in goal.without), None)
+    return next((node for node in old_nodes if node.key not in scope.without), None)
 
 
 def with_read_back(request: rpc.TxnRequest) -> rpc.TxnRequest:

@@ -3,7 +3,7 @@
 ``NodeLease`` asks for a lease when one is needed, and for another one when that was lost.
 ``LeaseKeeper``, one thread in a process, sends the keep-alives of all of them, but only while the
 main loop of a lease's owner runs: ``beat`` says that it does, and after one TTL without it no
-keep-alive is sent any more.
+keep-alive is sent from then on.
 
 What we know of a lease is the server's last answer, counted from when the request was *sent*: the
 server may have counted from later, never from earlier. A server that restarts, or elects a leader,
@@ -107,7 +107,7 @@ class LeaseKeeper:
         lease.beaten = self._clock.now()
 
     def forget(self, lease: EtcdLease) -> None:
-        """Sends no more keep-alives for a lease; its ``lost`` is not called any more."""
+        """Sends no more keep-alives for a lease; its ``lost`` is not called from then on."""
         with self._wake:
             self._leases.discard(lease)
 

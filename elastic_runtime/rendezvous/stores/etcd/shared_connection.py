@@ -110,7 +110,7 @@ class Hub:
                 call()
             except Exception as error:
                 # A store that has missed an event shows what is no longer so: its owner has to go.
-                if not threads.report(error):
+                if not threads.report_crash(error):
                     _LOG.exception("an event of the store %s was not taken", self.endpoint)
         if self._stream is not None:
             self._stream.close()
@@ -145,7 +145,7 @@ class Hub:
         return number
 
     def unwatch(self, number: int) -> None:
-        """Ends a watch; no response of it is passed on any more."""
+        """Ends a watch; no response of it is passed on from then on."""
         if self._watchers.pop(number, None) and self._stream is not None:
             cancel = rpc.WatchCancelRequest(watch_id=number)
             self._stream.send(rpc.WatchRequest(cancel_request=cancel))

@@ -9,9 +9,9 @@ what was missed while the store was lost, may come later than younger ones.
 
 **When the stream of watches breaks**, the view asks the store for the same ranges *as of the last
 revision that it delivered*. A store that answers what we knew has kept its data, and the
-watches go on from there: nothing is lost, nothing comes twice. One that answers anything else has
-another history. Its revision alone would not show it: after a restart on an empty disk, others may
-have written more than there was before until we are back.
+watches continue from there: nothing is lost, nothing comes twice. One that answers anything else
+has another history. Its revision alone would not show it: after a restart on an empty disk, others
+may have written more than there was before until we are back.
 
 **The narrow view** follows the oldest node. When that one vanishes, or when our own key appears
 and there was no node to follow, the view finds the next one by itself, and reports both at once
@@ -23,14 +23,14 @@ Everything here runs on the hub's thread.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elastic_runtime.backoff import Backoff
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.protocol.records import JOB
 from elastic_runtime.rendezvous.store_contract import Changed, Found, Lost, Refused, StoreSnapshot
-from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import refusal
+from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import access_refusal
 from elastic_runtime.rendezvous.stores.etcd.etcd_errors import (
     HistoryGone,
     HistoryUnknown,
@@ -40,7 +40,7 @@ from elastic_runtime.rendezvous.stores.etcd.etcd_errors import (
     TokenRejected,
     canceled,
 )
-from elastic_runtime.rendezvous.stores.etcd.etcd_keys import Goal, Heir, heir_of, recall
+from elastic_runtime.rendezvous.stores.etcd.etcd_keys import OldNode, WatchScope, oldest_of, recall
 from elastic_runtime.rendezvous.stores.etcd.range_reads import read_later
 
 if TYPE_CHECKING:
@@ -57,14 +57,15 @@ if TYPE_CHECKING:
 # What a store says itself.
 _COMPLAINTS = (NoLeader, StoreFull, StoreRefused)
 # Seconds between attempts to find a lost store again.
-_PAUSE_FIRST, _PAUSE_MOST = 0.1, 1.0
+_PAUSES = Backoff(first=0.1, longest=1.0)
+_MANY = 60  # failures in a row, after which the pause is the longest
 
 
 @dataclass(slots=True)
 class _Look:
     """A look under way: what for, and what the watches reported meanwhile."""
 
-    goal: Goal
+    scope: WatchScope
     forgot: bool
     meanwhile: list[tuple[int, Sequence[rpc.Event]]] = field(default_factory=list)
 
@@ -91,7 +92,7 @@ class View:
         self._endpoint = endpoint
         self._acked_at = acked_at
         self._listener: Listener | None = None
-        self._goal = Goal("")
+        self._scope = WatchScope("")
         # The highest revision of any answer; no later answer may be below it.
         self.revision = 0
         # A look was asked for and has not been answered.
@@ -103,34 +104,34 @@ class View:
         self._next: dict[Range, int] = {}
         self._known: dict[str, int] = {}
         self._leader = ""
-        self._heirs: tuple[Heir, ...] = ()
+        self._old_nodes: tuple[OldNode, ...] = ()
         self._watches: dict[int, Range] = {}
         self._unconfirmed: set[int] = set()
         self._looking: _Look | None = None
         self._attempt = 0
         self._lost = ""  # why
-        self._pause = _PAUSE_FIRST
+        self._breaks = 0  # of the stream, in a row
 
     # ------------------------------------------------------------ what the store asks for
 
     def start(self, own: str, listener: Listener) -> None:
         """Begins to follow, narrowly."""
         self._listener = listener
-        self._goal = Goal(own)
+        self._scope = WatchScope(own)
         self._resume()
 
-    def aim(
+    def change_scope(
         self,
         own: str | None = None,
         wide: bool | None = None,
         without: frozenset[str] | None = None,
     ) -> None:
         """Follows something else; None: as before."""
-        goal = self._goal
-        self._goal = Goal(
-            goal.own if own is None else own,
-            goal.wide if wide is None else wide,
-            goal.without if without is None else without,
+        scope = self._scope
+        self._scope = WatchScope(
+            scope.own if own is None else own,
+            scope.wide if wide is None else wide,
+            scope.without if without is None else without,
         )
         # First it must be known whether the store has kept its data; the answer leads to this look.
         self._owed = True
@@ -156,7 +157,7 @@ class View:
             self._listener(event)
 
     def stop(self) -> None:
-        """Follows and reports nothing any more."""
+        """Stops to follow and to report."""
         self._listener = None
         self._break_off()
 
@@ -175,15 +176,15 @@ class View:
         self._attempt += 1
         self._owed, self._doubtful = True, False
         if forgot:
-            self._heirs = ()
-        look = self._looking = _Look(self._goal, forgot)
+            self._old_nodes = ()
+        look = self._looking = _Look(self._scope, forgot)
         try:
             self._hub.client.sign_in()
         except StoreUnavailable as error:
             self._failed(error)
             return
         watched = set(self._watches.values())
-        for what in self._keys.always(look.goal):
+        for what in self._keys.always(look.scope):
             if what not in watched:
                 watch = self._hub.watch(what, 0, self)
                 self._watches[watch] = what
@@ -192,29 +193,31 @@ class View:
 
     def _read_if_confirmed(self, look: _Look) -> None:
         if not self._unconfirmed:
-            before, heirs = self.revision, self._heirs
-            reads = self._keys.look(look.goal, heirs)
-            self._ask(reads, lambda answers: self._looked(answers, look, before, heirs))
+            before, old_nodes = self.revision, self._old_nodes
+            reads = self._keys.look(look.scope, old_nodes)
+            self._ask(reads, lambda answers: self._looked(answers, look, before, old_nodes))
 
-    def _looked(self, answers: _Answers, look: _Look, before: int, heirs: tuple[Heir, ...]) -> None:
+    def _looked(
+        self, answers: _Answers, look: _Look, before: int, old_nodes: tuple[OldNode, ...]
+    ) -> None:
         forgot = look.forgot or answers[0].header.revision < before
-        sight = self._keys.seen(answers, look.goal, heirs)
-        if sight is None or (forgot and heirs):
-            # Heirs of another history say nothing; one that is gone is followed by the next.
-            gone = heir_of(look.goal, heirs)
-            self._heirs = () if forgot else tuple(heir for heir in heirs if heir != gone)
+        result = self._keys.seen(answers, look.scope, old_nodes)
+        if result is None or (forgot and old_nodes):
+            # Nodes of another history say nothing; one that is gone is followed by the next.
+            gone = oldest_of(look.scope, old_nodes)
+            self._old_nodes = () if forgot else tuple(node for node in old_nodes if node != gone)
             look.forgot = forgot
             self._read_if_confirmed(look)
             return
-        if not look.goal.wide:
-            self._heirs = sight.heirs
-        self.revision = sight.revision if forgot else max(self.revision, sight.revision)
-        self._known = {entry.key: entry.version for entry in sight.entries}
-        self._next = dict.fromkeys(sight.followed, sight.revision + 1)
-        self._leader = sight.leader
+        if not look.scope.wide:
+            self._old_nodes = result.old_nodes
+        self.revision = result.revision if forgot else max(self.revision, result.revision)
+        self._known = {entry.key: entry.version for entry in result.entries}
+        self._next = dict.fromkeys(result.followed, result.revision + 1)
+        self._leader = result.leader
         self._owed, self._looking = False, None
         self._found()
-        self.emit(StoreSnapshot(sight.entries, look.goal.wide, forgot))
+        self.emit(StoreSnapshot(result.entries, look.scope.wide, forgot))
         for watch, what in list(self._watches.items()):
             if what not in self._next:
                 self._unwatch(watch)
@@ -281,12 +284,12 @@ class View:
         if not self._next:
             refused = str(error) if isinstance(error, StoreRefused) else ""
             if not refused and not self._hub.connected_once:
-                refused = refusal(self._endpoint)
+                refused = access_refusal(self._endpoint)
             if refused:
                 self.emit(Refused(refused))
                 return
         if isinstance(error, StoreRefused):
-            self._pause = _PAUSE_MOST
+            self._breaks = _MANY
         if not isinstance(error, TokenRejected):
             self._lose(error)
         self._doubtful = bool(self._next)
@@ -299,7 +302,7 @@ class View:
             if attempt == self._attempt and self._listener is not None:
                 self._resume()
 
-        self._hub.later(self._pause * random.uniform(0.5, 1.0), again)
+        self._hub.later(_PAUSES.random_pause(self._breaks + 1), again)
 
     def _lose(self, error: StoreUnavailable) -> None:
         # What the store itself reports is worth more than the first guess.
@@ -338,7 +341,7 @@ class View:
         self._break_off()
         if self._listener is not None:
             self._failed(error)
-            self._pause = min(2 * self._pause, _PAUSE_MOST)
+            self._breaks += 1
 
     def on_response(self, watch: int, response: rpc.WatchResponse) -> None:
         """A response of one of our watches has come."""
@@ -349,7 +352,7 @@ class View:
         elif response.canceled:
             self.broken(canceled(response, self._endpoint))
         elif response.created:
-            self._pause = _PAUSE_FIRST
+            self._breaks = 0
             if look is not None and watch in self._unconfirmed:
                 self._unconfirmed.discard(watch)
                 self._read_if_confirmed(look)
@@ -362,12 +365,12 @@ class View:
             self._next[what] = max(self._next[what], response.header.revision + 1)
 
     def _deliver(self, what: Range, events: Sequence[rpc.Event]) -> None:
-        news = [event for event in events if event.kv.mod_revision >= self._next[what]]
-        if not news:
+        new_events = [event for event in events if event.kv.mod_revision >= self._next[what]]
+        if not new_events:
             return
-        self._next[what] = news[-1].kv.mod_revision + 1
+        self._next[what] = new_events[-1].kv.mod_revision + 1
         self.revision = max(self.revision, self._next[what] - 1)
-        changes = list(self._keys.changes(news))
+        changes = list(self._keys.changes(new_events))
         overtaken = any(map(self._overtaken, changes))
         for changed in changes:
             for key in changed.deletes:
@@ -375,7 +378,7 @@ class View:
             self._known.update((entry.key, entry.version) for entry in changed.puts)
         if overtaken and self._leader:
             gone, self._leader = self._leader, ""
-            self._heirs = tuple(heir for heir in self._heirs if heir.key != gone)
+            self._old_nodes = tuple(node for node in self._old_nodes if node.key != gone)
             self._unfollow(gone)
             self._succeed(gone)
             return
@@ -391,8 +394,8 @@ class View:
         It asks for one key only, and what else the watches report is delivered meanwhile: when a
         leader dies, all nodes do this at the moment when they wait for a round.
         """
-        heir, before = heir_of(self._goal, self._heirs), self.revision
-        if heir is None:
+        first, before = oldest_of(self._scope, self._old_nodes), self.revision
+        if first is None:
             self._look()
             return
         self._owed = True
@@ -402,20 +405,20 @@ class View:
             revision = answers[0].header.revision
             if revision < before:
                 self._look(forgot=True)
-            elif [Heir(entry.key, entry.created) for entry in found] != [heir]:
-                self._heirs = tuple(other for other in self._heirs if other != heir)
+            elif [OldNode(entry.key, entry.created) for entry in found] != [first]:
+                self._old_nodes = tuple(other for other in self._old_nodes if other != first)
                 self._succeed(gone)
             else:
                 self.revision, self._owed = max(self.revision, revision), False
                 self._found()
                 self._follow(found[0], revision)
-                puts = tuple(found) if heir.key != self._goal.own else ()
+                puts = tuple(found) if first.key != self._scope.own else ()
                 self.emit(Changed(puts, (gone,)))
 
-        self._ask((self._keys.one(heir.key).read(),), came)
+        self._ask((self._keys.one(first.key).read(),), came)
 
     def _follow(self, leader: StoreEntry, revision: int) -> None:
-        if leader.key != self._goal.own:
+        if leader.key != self._scope.own:
             self._leader = leader.key
             self._known[leader.key] = leader.version
             self._next[self._keys.one(leader.key)] = revision + 1
@@ -429,9 +432,9 @@ class View:
 
     def _overtaken(self, changed: Changed) -> bool:
         """Whether the narrow view has to find another node to follow."""
-        if self._goal.wide:
+        if self._scope.wide:
             return False
         put = {entry.key for entry in changed.puts}
         if self._leader:
             return self._leader in changed.deletes and self._leader not in put
-        return self._goal.own in put and self._goal.own not in self._known
+        return self._scope.own in put and self._scope.own not in self._known

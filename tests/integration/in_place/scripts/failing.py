@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, LocalWriter
-from elastic_runtime.checkpoint.storage.storage_contract import explained
+from elastic_runtime.checkpoint.storage.storage_contract import storage_errors
 
 if TYPE_CHECKING:
     from elastic_runtime.checkpoint.format.manifest import CheckpointId
@@ -34,7 +34,7 @@ _publish = LocalStorage._publish
 
 def _sync(writer: LocalWriter) -> None:
     if os.path.exists(os.path.join(ARGS.folder, "broken")):
-        with explained(f"save to {writer._path}"):
+        with storage_errors(f"save to {writer._path}"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
     _durable(writer)
 

@@ -25,7 +25,7 @@ from elastic_runtime.events.worker_events import WorkerStuck
 from elastic_runtime.limits import LONG_FIRST_STEP
 from elastic_runtime.protocol.messages import HANG, Ask, Interrupt
 from elastic_runtime.protocol.records import CUT_OFF, LOST
-from elastic_runtime.rendezvous.core.events import LeftRound, LookForMembers
+from elastic_runtime.rendezvous.core.membership_events import LeftRound, LookForMembers
 from elastic_runtime.rendezvous.core.notices import Surveyed, Switch
 from tests.unit.agent.lifecycle.in_place_agent import SETTINGS, InPlaceAgent, answered, left
 

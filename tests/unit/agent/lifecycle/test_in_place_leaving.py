@@ -26,7 +26,7 @@ from elastic_runtime.protocol.messages import (
     Dismiss,
     Leave,
 )
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     Leaving,
     LeftRound,
 )

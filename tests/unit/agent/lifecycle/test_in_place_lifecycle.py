@@ -33,7 +33,7 @@ from elastic_runtime.protocol.records import (
     START,
     FaultReport,
 )
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     Done,
     Join,
     LeftRound,

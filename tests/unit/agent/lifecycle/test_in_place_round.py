@@ -17,7 +17,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 from elastic_runtime.protocol.messages import (
     Interrupt,
 )
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     Done,
     Join,
     LeftRound,

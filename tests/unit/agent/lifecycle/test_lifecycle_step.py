@@ -32,7 +32,7 @@ from elastic_runtime.protocol.records import (
     KILLED,
     OutcomeRecord,
 )
-from elastic_runtime.rendezvous.core.events import Done, Goodbye, Join, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import Done, Goodbye, Join, LeftRound
 from elastic_runtime.rendezvous.core.notices import (
     Conflict,
     Ended,

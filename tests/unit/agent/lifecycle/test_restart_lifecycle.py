@@ -28,7 +28,7 @@ from elastic_runtime.protocol.records import (
     KILLED,
     PLANNED,
 )
-from elastic_runtime.rendezvous.core.events import Goodbye, Join, Leaving, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import Goodbye, Join, Leaving, LeftRound
 from elastic_runtime.rendezvous.core.notices import (
     Excluded,
     Fenced,

@@ -22,7 +22,7 @@ from elastic_runtime.protocol.records import (
     FaultReport,
     OutcomeRecord,
 )
-from elastic_runtime.rendezvous.core.events import Done, Goodbye, LeftRound
+from elastic_runtime.rendezvous.core.membership_events import Done, Goodbye, LeftRound
 from elastic_runtime.rendezvous.core.notices import (
     Ended,
 )

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.agent.metrics.metrics_fold import CLASSES, PHASES, Histogram, Measured, fold
+from elastic_runtime.agent.metrics.metrics_fold import (
+    PHASES,
+    Histogram,
+    Measured,
+    fold,
+)
 from elastic_runtime.agent.metrics.prometheus_text import render
 from elastic_runtime.events.checkpoint_events import (
     CheckpointCommitted,
@@ -17,7 +22,12 @@ from elastic_runtime.events.checkpoint_events import (
     CheckpointSaveFailed,
 )
 from elastic_runtime.events.job_events import JobDone, JobFailed
-from elastic_runtime.events.round_events import RoundEntered, RoundRecovered, RoundSealed
+from elastic_runtime.events.round_events import (
+    RESTART_CLASSES,
+    RoundEntered,
+    RoundRecovered,
+    RoundSealed,
+)
 from elastic_runtime.events.snapshot_events import SnapshotTaken
 from elastic_runtime.events.store_events import StoreLost
 from elastic_runtime.limits import HISTOGRAM_BOUNDS
@@ -220,7 +230,9 @@ def test_goodput_falls_while_nothing_moves() -> None:
 @given(
     st.lists(
         st.one_of(
-            st.builds(lambda n, k: ("seal", n, k), st.integers(0, 3), st.sampled_from(CLASSES)),
+            st.builds(
+                lambda n, k: ("seal", n, k), st.integers(0, 3), st.sampled_from(RESTART_CLASSES)
+            ),
             st.builds(lambda n, k: ("step", n, k), st.integers(1, 9), st.integers(0, 9)),
             st.builds(lambda n, k: ("interrupted", n, k), st.just(0), st.just(0)),
             st.builds(lambda n, k: ("recovered", n, k), st.integers(-1, 30), st.just(0)),
@@ -232,7 +244,7 @@ def test_whatever_happens_goodput_is_a_share_and_counters_only_grow(
     story: list[tuple[str, int, Any]],
 ) -> None:
     state, now, number, step, count = Measured(0.0), 1.0, 0, 0, 0
-    restarts = dict.fromkeys(CLASSES, 0)
+    restarts = dict.fromkeys(RESTART_CLASSES, 0)
     for what, amount, more in story:
         before, now = state, now + 1.0
         if what == "seal":

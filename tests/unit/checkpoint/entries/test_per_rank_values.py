@@ -15,7 +15,7 @@ from elastic_runtime.checkpoint.entries.per_rank_values import (
     GlobalGenerators,
     PerRank,
     RankPosition,
-    digest,
+    value_digest,
 )
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
@@ -198,5 +198,5 @@ def test_a_digest_tells_values_apart() -> None:
         ["a", "b"],
         ["ab"],
     ]
-    assert len({digest(value) for value in values}) == len(values)
-    assert digest({"a": torch.ones(3)}) == digest({"a": torch.ones(3)})
+    assert len({value_digest(value) for value in values}) == len(values)
+    assert value_digest({"a": torch.ones(3)}) == value_digest({"a": torch.ones(3)})

@@ -66,7 +66,7 @@ def test_everything_comes_back(saved: Saved) -> None:
     loaded = saved.load().run(Peers(), lambda: told.append("overwriting"))
     assert torch.equal(saved.mine.weight, saved.model.weight)
     assert (saved.entries["count"], told) == (7, ["overwriting"])
-    assert (loaded.missing, loaded.surplus, loaded.anew) == ((), (), ())
+    assert (loaded.missing, loaded.surplus, loaded.reset) == ((), (), ())
 
 
 @pytest.mark.parametrize("careful", [True, False])

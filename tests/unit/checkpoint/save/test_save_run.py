@@ -52,7 +52,7 @@ def test_a_save_that_was_abandoned_is_an_event_and_no_checkpoint(
     write = save_run.write_file
 
     def disowned_meanwhile(*args: Any, **options: Any) -> Any:
-        ckpt._executor.term.disown()
+        ckpt._executor.term.detach()
         return write(*args, **options)
 
     monkeypatch.setattr(save_run, "write_file", disowned_meanwhile)

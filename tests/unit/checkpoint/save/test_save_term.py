@@ -48,7 +48,7 @@ def test_a_term_is_taken_once_and_used_for_all_saves(tmp_path: Path) -> None:
 def test_a_term_that_is_used_up_or_released_is_followed_by_another_one(tmp_path: Path) -> None:
     term = term_in(tmp_path)
     found = [term.acquire(ENTRIES)]
-    for give_up in (term.use_up, term.release, term.disown):
+    for give_up in (term.use_up, term.release, term.detach):
         give_up()
         found.append(term.acquire(ENTRIES))
     assert found == [1, 2, 3, 4]
@@ -108,7 +108,7 @@ def test_what_is_newer_than_the_state_that_was_resumed_is_set_aside(
     assert term.acquire(ENTRIES) == 2
     assert set_aside(entries_of(tmp_path)) == [CheckpointId(1, 6)]
     (said,) = [record.msg % record.args for record in caplog.records]
-    assert said.startswith("checkpoint.set_aside") and "went on from step-5.term-1" in said
+    assert said.startswith("checkpoint.set_aside") and "continued from step-5.term-1" in said
 
 
 def test_memory_that_others_gave_needs_a_newer_term(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_memory_that_others_gave_needs_a_newer_term(tmp_path: Path) -> None:
     term.acquire(ENTRIES)
     term.about_to_save(CheckpointId(1, 3))
     assert (term.base, term.newest_known) == (CheckpointId(1, 3), 1)
-    term.recover_from(CheckpointId(1, 3), 1, anew=False)
+    term.recover_from(CheckpointId(1, 3), 1, take_new_term=False)
     assert term.acquire(ENTRIES) == 1, "its own memory, and nobody has saved since"
-    term.recover_from(CheckpointId(4, 9), 4, anew=False)
+    term.recover_from(CheckpointId(4, 9), 4, take_new_term=False)
     assert (term.base, term.newest_known) == (CheckpointId(4, 9), 4)
     assert term.acquire(ENTRIES) == 5
 
@@ -137,7 +137,7 @@ def test_a_disowned_save_is_told_so(tmp_path: Path) -> None:
     term = term_in(tmp_path)
     generation = term.generation
     term.check_generation(generation)
-    term.disown()
+    term.detach()
     with pytest.raises(Abandoned):
         term.check_generation(generation)
 
@@ -168,7 +168,7 @@ def test_a_term_that_comes_too_late_is_not_taken(
     old = threading.Thread(target=save, name="old")
     old.start()
     assert reached.wait(60)
-    save_term.disown()
+    save_term.detach()
     ckpt.steps = 20
     ckpt.save(sync=True)
     go.set()

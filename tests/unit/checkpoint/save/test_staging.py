@@ -98,7 +98,7 @@ class LateCopies:
         self.log.append(f"{len(tensors)} late")
         self._due = list(zip(places, tensors, strict=True))
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         for place, tensor in self._due:
             place.copy_(tensor)
         self._due = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, refusal
+from elastic_runtime.checkpoint.snapshot.memory_budget import NodeMemory, memory_refusal
 from elastic_runtime.reporting.wording import size
 
 MIB = 1 << 20
@@ -22,7 +22,7 @@ NODE = NodeMemory(
 
 
 def kind(*nodes: NodeMemory) -> str:
-    found = refusal(nodes)
+    found = memory_refusal(nodes)
     return found.kind if found else ""
 
 
@@ -32,7 +32,7 @@ def test_it_fits() -> None:
 
 
 def test_the_one_before_is_kept_and_counts() -> None:
-    found = refusal([replace(NODE, kept=101 * MIB)])
+    found = memory_refusal([replace(NODE, kept=101 * MIB)])
     assert found is not None
     assert found.kind == "limit"
     assert "--snapshot-memory is 200 MiB; give it 201 MiB" in found.text
@@ -51,7 +51,7 @@ def test_a_part_of_the_memory_is_left_to_others() -> None:
 
 
 def test_a_small_tmpfs_is_told_how_to_grow() -> None:
-    found = refusal([replace(NODE, free=64 * MIB)])
+    found = memory_refusal([replace(NODE, free=64 * MIB)])
     assert found is not None
     assert "/dev/shm has 64 MiB left" in found.text
     assert "--shm-size" in found.text

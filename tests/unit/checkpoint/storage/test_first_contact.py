@@ -9,7 +9,7 @@ import pytest
 import tenacity
 
 from elastic_runtime.checkpoint.storage import first_contact
-from elastic_runtime.checkpoint.storage.first_contact import FirstContactTimeout, ask
+from elastic_runtime.checkpoint.storage.first_contact import FirstContactTimeout, ask_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ def _ask(
     may_pass: Callable[[BaseException], bool] = lambda error: isinstance(error, OSError),
     leave: Callable[[], None] = _nothing,
 ) -> _T:
-    return ask(call, seconds, report, may_pass, tenacity.wait_none(), leave)
+    return ask_storage(call, seconds, report, may_pass, tenacity.wait_none(), leave)
 
 
 def test_what_may_pass_is_asked_again_until_there_is_an_answer() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage.catalog import abandoned, list_checkpoints, prune
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.checkpoint.storage.retention import Retention, decide, parse_retention
+from elastic_runtime.checkpoint.storage.retention import Retention, apply_retention, parse_retention
 from elastic_runtime.errors import CheckpointError
 from tests.ranks import entries_of
 from tests.small_checkpoints import FILE, HOLDER, put
@@ -31,7 +31,7 @@ def saved(step: int, term: int = 1, hours: float = 0.0) -> Manifest:
 
 def kept(rule: Retention, manifests: list[Manifest]) -> list[tuple[int, int]]:
     """(term, step) of all that stay, the oldest first."""
-    stay = [verdict.which for verdict in decide(rule, manifests) if verdict.keep]
+    stay = [verdict.which for verdict in apply_retention(rule, manifests) if verdict.keep]
     return [(which.term, which.step) for which in sorted(stay)]
 
 

@@ -82,11 +82,13 @@ def test_list_says_what_there_is_and_what_resume_would_take(
 def test_what_is_set_aside_is_shown_restored_and_deleted(
     storage: LocalStorage, capsys: Capture
 ) -> None:
-    storage.set_aside(CheckpointId(1, 20), {"why": "term 2 went on from step-10.term-1"})
+    storage.set_aside(
+        CheckpointId(1, 20), {"why": "the job continued from step-10.term-1 in term 2"}
+    )
     found = report(capsys, "list", storage.path)
     assert found["resume"] == {"step": 15, "term": 2} and found["foreign"] == []
     assert [one["problem"] for one in found["checkpoints"] if one["condition"] == "set aside"] == [
-        "term 2 went on from step-10.term-1"
+        "the job continued from step-10.term-1 in term 2"
     ]
     assert ctl("list", storage.path) == 0
     assert "set aside" in capsys.readouterr().out

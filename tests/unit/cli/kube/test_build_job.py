@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, read_job
+from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, parse_job
 from elastic_runtime.controller.decide.job_spec import LONGEST_NAME, InvalidSpec, JobSpec
 from elastic_runtime.errors import UsageError
 
@@ -193,12 +193,12 @@ def test_a_job_without_a_name_is_called_after_its_script(
 
 
 def test_a_manifest_is_read_as_it_is() -> None:
-    job = read_job(MANIFEST, "f")
+    job = parse_job(MANIFEST, "f")
     assert job["metadata"] == {"name": "digits"}
     assert _container(job)["image"] == "x:1"
-    assert read_job(json.dumps(job), "f") == job
-    assert read_job(MANIFEST, "f", "team")["metadata"] == {"name": "digits", "namespace": "team"}
-    assert read_job(f"---\n{MANIFEST}---\n", "f") == job
+    assert parse_job(json.dumps(job), "f") == job
+    assert parse_job(MANIFEST, "f", "team")["metadata"] == {"name": "digits", "namespace": "team"}
+    assert parse_job(f"---\n{MANIFEST}---\n", "f") == job
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ def test_a_manifest_is_read_as_it_is() -> None:
 )
 def test_a_manifest_that_is_no_job_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        read_job(text, "f", "team")
+        parse_job(text, "f", "team")

@@ -9,9 +9,10 @@ import pytest
 from elastic_runtime.cli.kube import job_report as states
 from elastic_runtime.cli.kube.job_report import bounds, event_lines, job_line, job_report, pod_line
 from elastic_runtime.controller.decide.job_spec import JobSpec
+from elastic_runtime.kubernetes.api_times import parse_time
 from tests.unit.cli.kube.job_objects import BORN, a_job, a_pod, an_event, conditions_of
 
-NOW = states.moment("2026-01-02T03:09:05Z")
+NOW = parse_time("2026-01-02T03:09:05Z")
 
 
 @pytest.mark.parametrize(
@@ -175,5 +176,5 @@ def test_only_events_of_this_job_and_its_pods_are_taken() -> None:
 )  # fmt: skip
 def test_both_kinds_of_events_have_a_time(times: dict[str, Any]) -> None:
     (line,) = event_lines(a_job(), [an_event("ElasticJob", "one", uid="u1", **times)])
-    assert line.at == states.moment(BORN)
+    assert line.at == parse_time(BORN)
     assert line.count == (4 if "series" in times else 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.cli.run.local_nodes import combined
+from elastic_runtime.cli.run.local_nodes import combined_exit_code
 
 if TYPE_CHECKING:
     import random
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     ],
 )
 def test_one_exit_code_of_many(codes: list[int], expected: int) -> None:
-    assert combined(codes) == expected
+    assert combined_exit_code(codes) == expected
 
 
 @given(st.lists(st.integers(-15, 5), min_size=1), st.randoms(use_true_random=False))
 def test_the_order_of_the_nodes_does_not_matter(codes: list[int], chance: random.Random) -> None:
     shuffled = list(codes)
     chance.shuffle(shuffled)
-    assert combined(codes) == combined(shuffled)
-    assert (combined(codes) == 0) == (0 in codes)
+    assert combined_exit_code(codes) == combined_exit_code(shuffled)
+    assert (combined_exit_code(codes) == 0) == (0 in codes)

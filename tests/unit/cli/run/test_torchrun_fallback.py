@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime.cli.flags.node_bounds import read_bounds
 from elastic_runtime.cli.flags.setting_sources import read_settings
 from elastic_runtime.cli.run.store_target import (
     TorchrunTarget,
-    read_bounds,
 )
 from elastic_runtime.cli.run.torchrun_fallback import as_torchrun, without_effect
 

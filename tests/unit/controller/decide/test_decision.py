@@ -9,7 +9,7 @@ from elastic_runtime.controller.decide.job_types import (
     ApplyManifest,
     CreatePod,
 )
-from elastic_runtime.controller.decide.status_builder import moment
+from elastic_runtime.kubernetes.api_times import parse_time
 from tests.unit.controller.jobs import CLASSIC, UID, job
 from tests.unit.controller.simulated import BEGINNING, Cluster, running
 
@@ -48,7 +48,7 @@ def test_created_and_start_time_are_set() -> None:
     cluster = Cluster(job())
     cluster.step()
     assert cluster.holds("Created")
-    assert moment(cluster.status["startTime"]) == BEGINNING
+    assert parse_time(cluster.status["startTime"]) == BEGINNING
     assert cluster.status["observedGeneration"] == 1
     assert cluster.condition("Created")["observedGeneration"] == 1
     assert cluster.status["selector"] == "job-name=digits,replica-type=worker"
@@ -246,7 +246,7 @@ def test_suspending_drains_to_nothing_and_resuming_goes_on() -> None:
     assert not cluster.holds("Suspended")
     assert cluster.indices == [0, 1]
     assert cluster.status["attempt"] == 0
-    assert moment(cluster.status["startTime"]) == cluster.now
+    assert parse_time(cluster.status["startTime"]) == cluster.now
     assert not cluster.holds("Restarting")
     assert [reason for reason in cluster.reasons() if reason in ("Suspended", "Resumed")] == [
         "Suspended",

@@ -10,7 +10,7 @@ from elastic_runtime.controller.decide.job_types import (
     DeleteJob,
 )
 from elastic_runtime.controller.decide.pod_failures import pause
-from elastic_runtime.controller.decide.status_builder import moment
+from elastic_runtime.kubernetes.api_times import parse_time
 from tests.unit.controller.jobs import CLASSIC, UID, job
 from tests.unit.controller.simulated import BEGINNING, Cluster, running
 
@@ -132,7 +132,7 @@ def test_a_failure_of_the_script_ends_the_job_with_the_reason() -> None:
     failed = cluster.condition("Failed")
     assert failed["reason"] == "PodFailed"
     assert "digits-worker-1 ended: exit code 1" in failed["message"]
-    assert moment(cluster.status["completionTime"]) == cluster.now
+    assert parse_time(cluster.status["completionTime"]) == cluster.now
     assert not cluster.holds("Running")
     assert cluster.reasons("Warning") == ["PodFailed"]
 
@@ -387,7 +387,7 @@ def test_an_end_that_was_said_by_hand_is_an_end() -> None:
     cluster = running(2, ttlSecondsAfterFinished=60)
     cluster.job["status"]["conditions"] = [{"type": "Failed", "status": "True"}]
     cluster.settle()
-    assert moment(cluster.status["completionTime"]) == int(cluster.now)
+    assert parse_time(cluster.status["completionTime"]) == int(cluster.now)
     cluster.now += 60
     cluster.settle()
     assert cluster.deleted

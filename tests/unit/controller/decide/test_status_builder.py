@@ -12,9 +12,8 @@ from elastic_runtime.controller.decide.status_builder import (
     Memory,
     PodSlot,
     StatusBuilder,
-    moment,
-    stamp,
 )
+from elastic_runtime.kubernetes.api_times import format_time
 from elastic_runtime.limits import STATUS_STEP_INTERVAL
 from tests.unit.controller.jobs import job
 
@@ -25,21 +24,16 @@ def builder(status: dict[str, Any] | None = None, now: float = NOW) -> StatusBui
     return StatusBuilder({**job(), "status": status or {}}, now)
 
 
-def test_moments_are_written_as_they_are_read() -> None:
-    assert moment(stamp(NOW)) == NOW
-    assert moment("") == 0.0
-
-
 def test_a_condition_keeps_the_time_at_which_it_turned() -> None:
     first = builder()
     assert first.set_condition(RUNNING, True, "Started", "it runs")
     second = builder(first.build(), NOW + 60)
     assert not second.set_condition(RUNNING, True, "Resized", "it runs with more pods")
     (condition,) = second.build()["conditions"]
-    assert condition["lastTransitionTime"] == stamp(NOW)
+    assert condition["lastTransitionTime"] == format_time(NOW)
     assert (condition["reason"], second.holds(RUNNING)) == ("Resized", True)
     assert second.set_condition(RUNNING, False, "Stopped", "it does not")
-    assert second.build()["conditions"][0]["lastTransitionTime"] == stamp(NOW + 60)
+    assert second.build()["conditions"][0]["lastTransitionTime"] == format_time(NOW + 60)
 
 
 def test_what_was_never_the_case_is_not_denied() -> None:

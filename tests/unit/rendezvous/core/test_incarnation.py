@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_runtime.protocol.records import GONE, JOB, JobRecord
-from elastic_runtime.rendezvous.core.events import Tick
 from elastic_runtime.rendezvous.core.incarnation import dead_keys
+from elastic_runtime.rendezvous.core.membership_events import Tick
 from elastic_runtime.rendezvous.core.node_state import Timer
 from tests.unit.rendezvous.node_under_test import LIFE, POLICY, NodeUnderTest, job, node, sealed
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_runtime.protocol.records import JOB, ROUND, JobRecord
-from elastic_runtime.rendezvous.core.events import REFUSED, Probed
+from elastic_runtime.rendezvous.core.membership_events import REFUSED, Probed
 from elastic_runtime.rendezvous.core.notices import Waiting
 from tests.unit.rendezvous.node_under_test import LIFE, POLICY, NodeUnderTest, job, node, sealed
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.protocol.records import PLANNED, FaultReport
-from elastic_runtime.rendezvous.core.events import Goodbye, LeftRound, LookForMembers
+from elastic_runtime.rendezvous.core.membership_events import Goodbye, LeftRound, LookForMembers
 from elastic_runtime.rendezvous.core.round_parts import keys
 from elastic_runtime.rendezvous.store_contract import Transaction
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore

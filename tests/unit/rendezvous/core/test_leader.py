@@ -23,7 +23,7 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
 )
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     OTHER,
     REFUSED,
     REPLACED,

@@ -8,7 +8,7 @@ from elastic_runtime.limits import LONGEST_WAIT
 from elastic_runtime.protocol.records import node_key
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import Follow, Notify
-from elastic_runtime.rendezvous.core.events import NewNode
+from elastic_runtime.rendezvous.core.membership_events import NewNode
 from elastic_runtime.rendezvous.core.node_decision import Decision
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import StoreSnapshot

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from elastic_runtime.limits import LOST_PROBE_AFTER
 from elastic_runtime.rendezvous.core.actions import ApplyTransaction, Probe
-from elastic_runtime.rendezvous.core.node_decision import Decision, probe, probe_slowdown, write
+from elastic_runtime.rendezvous.core.node_decision import (
+    Decision,
+    probe_slowdown,
+    send_probes,
+    write,
+)
 from elastic_runtime.rendezvous.core.node_state import NodeState
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import Put, Transaction
@@ -37,17 +42,17 @@ def test_a_write_is_under_way_once() -> None:
 
 
 def test_a_node_is_probed_again_only_after_a_while() -> None:
-    first = probe(STATE, [node("a"), node("b", probe_port=0)], 2.0, NOW)
+    first = send_probes(STATE, [node("a"), node("b", probe_port=0)], 2.0, NOW)
     assert [action.node for action in first.actions if isinstance(action, Probe)] == ["a"]
     assert first.wake == NOW + 2
     # Nothing has come of it yet: it may be slow.
-    soon = probe(first.state, [node("a")], 2.0, NOW + 2)
+    soon = send_probes(first.state, [node("a")], 2.0, NOW + 2)
     assert (soon.actions, soon.wake) == ((), NOW + LOST_PROBE_AFTER)
     reach = replace(first.state.reach, answered={"a": NOW + 1})
     answered = replace(first.state, reach=reach)
-    assert probe(answered, [node("a")], 2.0, NOW + 2).actions
+    assert send_probes(answered, [node("a")], 2.0, NOW + 2).actions
     dead = replace(answered, reach=replace(reach, dead={"a": "refused"}))
-    assert not probe(dead, [node("a")], 2.0, NOW + 9).actions
+    assert not send_probes(dead, [node("a")], 2.0, NOW + 9).actions
 
 
 def test_many_missing_members_are_probed_less_often() -> None:

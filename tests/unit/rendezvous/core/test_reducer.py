@@ -9,7 +9,7 @@ import pytest
 
 from elastic_runtime.protocol.records import DONE, GONE, PLANNED, ROUND, FaultReport, node_key
 from elastic_runtime.rendezvous.core import reducer
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     Applied,
     Done,
     Event,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_runtime.protocol.records import DONE, JOB
-from elastic_runtime.rendezvous.core.events import REFUSED
+from elastic_runtime.rendezvous.core.membership_events import REFUSED
 from elastic_runtime.rendezvous.core.node_state import NodeState
 from elastic_runtime.rendezvous.core.store_reducer import merged, regained
 from elastic_runtime.rendezvous.policy import Policy

@@ -7,7 +7,7 @@ import pytest
 from elastic_runtime.config import Endpoint
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
-from elastic_runtime.rendezvous.stores.open_store import complaint, open_store
+from elastic_runtime.rendezvous.stores.open_store import open_store, store_complaint
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("etcd", EtcdStore), ("c10d", EmbeddedStore)])
@@ -23,4 +23,4 @@ def test_another_kind_is_refused_by_name() -> None:
 
 
 def test_an_embedded_store_has_nothing_to_complain_about() -> None:
-    assert complaint(Endpoint("c10d", ("127.0.0.1:1",))) == ""
+    assert store_complaint(Endpoint("c10d", ("127.0.0.1:1",))) == ""

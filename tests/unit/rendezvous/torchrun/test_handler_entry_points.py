@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from elastic_runtime.config import Endpoint, Timeouts, Tls
+from elastic_runtime.config import RDZV_CONF_TIMEOUTS, Endpoint, Timeouts, Tls
 from elastic_runtime.errors import UsageError
 from elastic_runtime.rendezvous.torchrun.handler_entry_points import (
     C10D,
@@ -88,6 +88,12 @@ def test_wrong_endpoints(name: str, text: str) -> None:
 def test_times() -> None:
     given = params("h", join_timeout="7", lease_ttl="2.5", timeout="900")
     assert times_of(given) == Timeouts(join_timeout=7.0, lease_ttl=2.5)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("option", RDZV_CONF_TIMEOUTS.keys() - {"timeout"})
+def test_no_option_leads_to_a_former_name(option: str) -> None:
+    assert getattr(times_of(params("h", **{option: "2.5"})), RDZV_CONF_TIMEOUTS[option]) == 2.5
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1"])

@@ -86,8 +86,8 @@ def in_background(handler: ElasticRendezvousHandler) -> Future[RendezvousInfo]:
 
 def asked_to_leave(handler: ElasticRendezvousHandler) -> None:
     """Waits until torch's agent would be told to restart its workers."""
-    with handler._news:
-        assert handler._news.wait_for(handler.num_nodes_waiting, PATIENCE)
+    with handler._noticed:
+        assert handler._noticed.wait_for(handler.num_nodes_waiting, PATIENCE)
 
 
 def test_a_round_has_ranks_and_a_store_of_its_own(new_handler: NewHandler, enter: Enter) -> None:

@@ -9,7 +9,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
     MemberStatus,
     accompanied,
     alone,
-    fault_of,
+    fault_of_member,
     last_round,
     leader_of,
     loss_message,
@@ -78,5 +78,8 @@ def test_who_is_alone_and_who_has_company() -> None:
 
 def test_a_report_of_an_earlier_round_is_no_reason() -> None:
     fault = FaultReport(3, "failed", "an error")
-    assert fault_of(seen_by_a(back("b", 3, fault)).state, B, LAST) == fault
-    assert fault_of(seen_by_a(back("b", 3, FaultReport(2, "failed", "x"))).state, B, LAST) is None
+    assert fault_of_member(seen_by_a(back("b", 3, fault)).state, B, LAST) == fault
+    assert (
+        fault_of_member(seen_by_a(back("b", 3, FaultReport(2, "failed", "x"))).state, B, LAST)
+        is None
+    )

@@ -9,7 +9,7 @@ import pytest
 from elastic_runtime.protocol.records import ROUND
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import ApplyTransaction, ListParts
-from elastic_runtime.rendezvous.core.events import PartsSeen, Tick
+from elastic_runtime.rendezvous.core.membership_events import PartsSeen, Tick
 from elastic_runtime.rendezvous.core.notices import BadRecord
 from elastic_runtime.rendezvous.core.round_parts import keys, split_round
 from elastic_runtime.rendezvous.policy import Layout

@@ -113,7 +113,7 @@ def test_an_error_that_is_certain_to_come_again_ends_a_job_of_one_node_at_once(e
     report = _fault(FAILED, signature=f"{error}: x", lifetime=1.0)
     for workers in (1, 8):
         verdict = assess(Budget(), [report], members=1, workers=workers, max_restarts=9)
-        assert verdict.reason == "it was failed; no restart would mend that"
+        assert verdict.reason == "it was failed; restarting will not fix this"
 
 
 def test_pauses_grow_without_progress_and_have_an_end() -> None:

@@ -18,7 +18,7 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import ApplyTransaction
-from elastic_runtime.rendezvous.core.events import Applied, LeftRound, PartsGone, Tick
+from elastic_runtime.rendezvous.core.membership_events import Applied, LeftRound, PartsGone, Tick
 from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import Sealed, Waiting
 from elastic_runtime.rendezvous.core.round_parts import all_members, split_round

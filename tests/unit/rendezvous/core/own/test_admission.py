@@ -11,7 +11,7 @@ from elastic_runtime.protocol.records import (
     FaultReport,
     JobRecord,
 )
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     ALIVE,
     BUSY,
     REFUSED,

@@ -14,7 +14,7 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import ApplyTransaction
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     LeftRound,
     Tick,
 )

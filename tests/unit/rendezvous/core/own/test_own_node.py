@@ -19,7 +19,8 @@ from elastic_runtime.protocol.records import (
     OutcomeRecord,
 )
 from elastic_runtime.rendezvous.core.actions import Follow, Look
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.formation.member_status import accompanied
+from elastic_runtime.rendezvous.core.membership_events import (
     REFUSED,
     SILENT,
     Applied,
@@ -31,7 +32,6 @@ from elastic_runtime.rendezvous.core.events import (
     Probed,
     Tick,
 )
-from elastic_runtime.rendezvous.core.formation.member_status import accompanied
 from elastic_runtime.rendezvous.core.node_state import OWN
 from elastic_runtime.rendezvous.core.notices import (
     Ended,

@@ -19,7 +19,7 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
 )
 from elastic_runtime.protocol.round_records import Budget, RoundRecord
-from elastic_runtime.rendezvous.core.events import (
+from elastic_runtime.rendezvous.core.membership_events import (
     ALIVE,
     BUSY,
     REFUSED,

@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.config import Timeouts
-from elastic_runtime.limits import FENCE_SHARE, LONGEST_WAIT, OUTAGE_REPORT_INTERVAL
+from elastic_runtime.limits import FENCE_RESERVE, LONGEST_WAIT, OUTAGE_REPORT_INTERVAL
 from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import FaultReport
-from elastic_runtime.rendezvous.core.events import Applied, Done, Event, Goodbye, LeftRound, Tick
+from elastic_runtime.rendezvous.core.membership_events import (
+    Applied,
+    Done,
+    Event,
+    Goodbye,
+    LeftRound,
+    Tick,
+)
 from elastic_runtime.rendezvous.core.notices import (
     Fenced,
     Sealed,
@@ -26,6 +33,7 @@ from tests.unit.rendezvous.node_under_test import POLICY, NodeUnderTest, job, no
 
 NO_SPACE = "the store answers: database space exceeded"
 FULL = Applied("own", None, NO_SPACE)
+STOPS_AFTER = (1 - FENCE_RESERVE) * POLICY.timeouts.fence_timeout  # without the store
 LEFT = LeftRound(3, FaultReport(3, records.KILLED, "killed"))
 
 
@@ -42,7 +50,7 @@ def member() -> NodeUnderTest:
 def test_a_group_without_the_store_goes_on_for_most_of_the_fence() -> None:
     tested = member().feed(Lost("refused"))
     assert tested.told(StoreState) == [StoreState(False, "refused")]
-    assert not tested.feed(Tick(), FENCE_SHARE * POLICY.timeouts.fence_timeout - 0.1).told(Fenced)
+    assert not tested.feed(Tick(), STOPS_AFTER - 0.1).told(Fenced)
     assert tested.feed(Tick(), 0.1).told(Fenced)
     assert not tested.feed(Tick(), 1.0).told(Fenced)
 
@@ -50,7 +58,7 @@ def test_a_group_without_the_store_goes_on_for_most_of_the_fence() -> None:
 def test_the_fence_counts_from_the_last_sign_of_life_that_the_store_has_acknowledged() -> None:
     tested = member()
     tested.feed(Lost("no answer", acked_at=tested.now), 8.6)
-    assert not tested.feed(Tick(), FENCE_SHARE * POLICY.timeouts.fence_timeout - 8.7).told(Fenced)
+    assert not tested.feed(Tick(), STOPS_AFTER - 8.7).told(Fenced)
     assert tested.feed(Tick(), 0.1).told(Fenced)
 
 
@@ -59,7 +67,7 @@ def test_a_lease_that_is_lost_behind_a_dead_connection_is_a_loss_of_the_store() 
     tested.feed(LeaseLost(acked_at=tested.now), 5.0)
     assert tested.transaction("own") is not None
     tested.feed(Applied("own", None, "no answer"), POLICY.write_timeout)
-    assert not tested.feed(Tick(), FENCE_SHARE * POLICY.timeouts.fence_timeout - 9.1).told(Fenced)
+    assert not tested.feed(Tick(), STOPS_AFTER - 9.1).told(Fenced)
     assert tested.feed(Tick(), 0.1).told(Fenced)
 
 

@@ -19,7 +19,7 @@ from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
 from elastic_runtime.system.listening import listen
 
 _HELLO = {
-    **{"protocol": wire.PROTOCOL, "release": "0", "run": "r", "session": "s", "ttl": 5.0},
+    **{"protocol": wire.STORE_PROTOCOL, "release": "0", "run": "r", "session": "s", "ttl": 5.0},
     **{"own": "nodes/x", "wide": False, "without": [], "term": 0, "host": ""},
 }
 

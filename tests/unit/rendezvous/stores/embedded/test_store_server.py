@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0
 _HELLO = {
-    **{"protocol": wire.PROTOCOL, "release": "0", "run": "r", "session": "s", "ttl": 5.0},
+    **{"protocol": wire.STORE_PROTOCOL, "release": "0", "run": "r", "session": "s", "ttl": 5.0},
     **{"own": "nodes/x", "wide": False, "without": [], "term": 0, "host": ""},
 }
 

@@ -10,7 +10,10 @@ import pytest
 
 from elastic_runtime.config import Endpoint
 from elastic_runtime.rendezvous.stores.etcd import connection_diagnosis
-from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import complaint, refusal
+from elastic_runtime.rendezvous.stores.etcd.connection_diagnosis import (
+    access_refusal,
+    etcd_complaint,
+)
 
 HOST, OTHER = "10.0.0.1:2379", "10.0.0.2:2379"
 ETCD = (200, json.dumps({"etcdserver": "3.5.9"}).encode())
@@ -55,7 +58,7 @@ def test_what_will_never_take_us_is_said(
     why: str,
 ) -> None:
     answers[HOST] = answer
-    found = refusal(Endpoint("etcd", (HOST,)))
+    found = access_refusal(Endpoint("etcd", (HOST,)))
     assert why in found if why else found == ""
 
 
@@ -63,9 +66,9 @@ def test_one_host_that_may_take_us_is_enough(
     answers: dict[str, tuple[int, bytes] | Exception],
 ) -> None:
     answers[HOST], answers[OTHER] = (404, b""), TimeoutError()
-    assert refusal(Endpoint("etcd", (HOST, OTHER))) == ""
+    assert access_refusal(Endpoint("etcd", (HOST, OTHER))) == ""
     answers[OTHER] = (404, b"")
-    assert refusal(Endpoint("etcd", (HOST, OTHER))).count("is no etcd") == 2
+    assert access_refusal(Endpoint("etcd", (HOST, OTHER))).count("is no etcd") == 2
 
 
 def test_a_store_that_is_not_healthy_says_why(
@@ -74,6 +77,6 @@ def test_a_store_that_is_not_healthy_says_why(
     endpoint = Endpoint("etcd", (HOST, OTHER))
     answers[HOST] = TimeoutError()
     answers[OTHER] = 503, b'{"health": "false", "reason": "ALARM NOSPACE"}'
-    assert complaint(endpoint) == f"{OTHER} is not healthy: ALARM NOSPACE"
+    assert etcd_complaint(endpoint) == f"{OTHER} is not healthy: ALARM NOSPACE"
     answers[OTHER] = 200, b'{"health": "true"}'
-    assert complaint(endpoint) == ""
+    assert etcd_complaint(endpoint) == ""

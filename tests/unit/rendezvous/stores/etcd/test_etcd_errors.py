@@ -9,7 +9,7 @@ from elastic_runtime.config import Endpoint
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.stores.etcd import etcd_errors
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
-from elastic_runtime.rendezvous.stores.etcd.etcd_errors import canceled, failure
+from elastic_runtime.rendezvous.stores.etcd.etcd_errors import as_store_error, canceled
 
 WHERE = Endpoint("etcd", hosts=("etcd-1:2379",))
 USER = Endpoint("etcd", hosts=("etcd-1:2379",), user="ann", password="secret")
@@ -68,15 +68,15 @@ UNKNOWN = grpc.StatusCode.UNKNOWN
 def test_each_answer_is_a_class_and_says_what_to_do(
     code: grpc.StatusCode, details: str, kind: type[StoreUnavailable], text: str
 ) -> None:
-    found = failure(Refusal(code, details), WHERE)
+    found = as_store_error(Refusal(code, details), WHERE)
     assert type(found) is kind
     assert text in str(found) and "etcd-1:2379" in str(found)
 
 
 def test_a_refused_user_is_named_but_not_the_password() -> None:
     refused = Refusal(UNKNOWN, "etcdserver: permission denied")
-    assert "--etcd-user" in str(failure(refused, WHERE))
-    said = str(failure(refused, USER))
+    assert "--etcd-user" in str(as_store_error(refused, WHERE))
+    said = str(as_store_error(refused, USER))
     assert "'ann'" in said and "secret" not in said
 
 

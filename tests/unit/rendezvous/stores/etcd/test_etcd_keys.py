@@ -17,9 +17,9 @@ from elastic_runtime.rendezvous.store_contract import (
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.stores.etcd.etcd_keys import (
     MAX_OPERATIONS,
-    Goal,
-    Heir,
+    OldNode,
     RunKeys,
+    WatchScope,
     took_effect,
     with_read_back,
 )
@@ -43,7 +43,7 @@ def test_no_run_lies_within_another(one: str, other: str, key: str) -> None:
 @given(NAMES)
 def test_only_a_wide_view_follows_other_nodes_and_none_follows_events(name: str) -> None:
     own = NODES + "own"
-    narrow, wide = (KEYS.always(Goal(own, wide)) for wide in (False, True))
+    narrow, wide = (KEYS.always(WatchScope(own, wide)) for wide in (False, True))
 
     def followed(ranges: tuple[object, ...], key: str) -> bool:
         return any(KEYS.absolute(key) in what for what in ranges)  # type: ignore[operator]
@@ -83,20 +83,20 @@ def _answers(*shown: list[rpc.KeyValue], revision: int = 9) -> list[rpc.RangeRes
 def test_the_oldest_that_is_not_left_out_is_followed(
     nodes: list[str], without: set[str], leader: str
 ) -> None:
-    goal = Goal("nodes/own", without=frozenset(without))
+    scope = WatchScope("nodes/own", without=frozenset(without))
     kvs = [_kv(NODES + name, created=i + 2) for i, name in enumerate(nodes)]
     own = [kv for kv in kvs if KEYS.relative(kv.key) == "nodes/own"]
-    sight = KEYS.seen(_answers([_kv(JOB, created=5)], [], own, kvs[: len(without) + 1]), goal)
-    assert sight is not None
-    assert sight.leader == leader
+    result = KEYS.seen(_answers([_kv(JOB, created=5)], [], own, kvs[: len(without) + 1]), scope)
+    assert result is not None
+    assert result.leader == leader
     expected = {JOB} | ({leader} - {""}) | ({"nodes/own"} if own else set())
-    assert {entry.key for entry in sight.entries} == expected
-    assert [entry.created for entry in sight.entries] == sorted(e.created for e in sight.entries)
-    assert len(sight.followed) == 3 + bool(leader)
+    assert {entry.key for entry in result.entries} == expected
+    assert [entry.created for entry in result.entries] == sorted(e.created for e in result.entries)
+    assert len(result.followed) == 3 + bool(leader)
 
 
 @pytest.mark.parametrize(
-    ("heirs", "without", "asked", "shown", "leader"),
+    ("old_nodes", "without", "asked", "shown", "leader"),
     [
         ("abc", "", "a", ("a", 1), "nodes/a"),
         ("abc", "a", "b", ("b", 2), "nodes/b"),
@@ -108,21 +108,23 @@ def test_the_oldest_that_is_not_left_out_is_followed(
     ],
 )
 def test_of_the_oldest_that_are_known_only_the_first_is_asked_for(
-    heirs: str, without: str, asked: str, shown: tuple[str, int] | None, leader: str | None
+    old_nodes: str, without: str, asked: str, shown: tuple[str, int] | None, leader: str | None
 ) -> None:
-    known = [Heir(NODES + name, created) for created, name in enumerate(heirs, start=1)]
-    goal = Goal("nodes/o", without=frozenset(NODES + name for name in without))
-    request = KEYS.look(goal, known)[-1]
+    known = [OldNode(NODES + name, created) for created, name in enumerate(old_nodes, start=1)]
+    scope = WatchScope("nodes/o", without=frozenset(NODES + name for name in without))
+    request = KEYS.look(scope, known)[-1]
     if asked:
         assert (request.key, request.range_end) == (KEYS.absolute(NODES + asked), b"")
     else:
         assert request.range_end
         assert request.limit > len(without)
     kvs = [_kv(NODES + shown[0], created=shown[1])] if shown else []
-    sight = KEYS.seen(_answers([], [], [], kvs), goal, known)
-    assert (sight and sight.leader) == leader
-    if sight and not asked:
-        assert [heir.key for heir in sight.heirs] == [NODES + name for name in (shown or "")[:1]]
+    result = KEYS.seen(_answers([], [], [], kvs), scope, known)
+    assert (result and result.leader) == leader
+    if result and not asked:
+        assert [first.key for first in result.old_nodes] == [
+            NODES + name for name in (shown or "")[:1]
+        ]
 
 
 EVENTS_OF_ETCD = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.cli.ctl.printing import show
+from elastic_runtime.cli.printing import show
 
 if TYPE_CHECKING:
     import pytest

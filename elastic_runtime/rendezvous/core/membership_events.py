@@ -94,7 +94,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """This node leaves now; nothing runs here any more."""
+    """This node leaves now; nothing runs here any longer."""
 
 
 AgentEvent = (

@@ -12,7 +12,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-FORMAT = click.option(
+FORMAT_OPTION = click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
 
