@@ -29,7 +29,6 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     TellWorkers,
 )
 from elastic_runtime.agent.lifecycle.termination import (
-    NEVER,
     leave_fault,
     start_missing,
     stop_workers,
