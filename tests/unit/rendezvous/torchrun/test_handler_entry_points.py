@@ -91,7 +91,7 @@ def test_times() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("option", RDZV_CONF_TIMEOUTS.keys() - {"timeout"})
+@pytest.mark.parametrize("option", sorted(RDZV_CONF_TIMEOUTS.keys() - {"timeout"}))
 def test_no_option_leads_to_a_former_name(option: str) -> None:
     assert getattr(times_of(params("h", **{option: "2.5"})), RDZV_CONF_TIMEOUTS[option]) == 2.5
 
