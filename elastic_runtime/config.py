@@ -161,7 +161,7 @@ RDZV_CONF_TIMEOUTS = {
 }
 
 # Fields of ``Timeouts`` that may be 0: such a wait is left out, or (``hang_timeout``) never ends.
-_MAY_BE_ZERO = {"last_call", "grace", "broken_grace", "join_batch", "hang_timeout"}
+MAY_BE_ZERO = {"last_call", "grace", "broken_grace", "join_batch", "hang_timeout"}
 
 
 def _with_former_names(cls: type[Timeouts]) -> type[Timeouts]:
@@ -234,7 +234,7 @@ class Timeouts:
         """
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name in _MAY_BE_ZERO:
+            if each.name in MAY_BE_ZERO:
                 if not value >= 0:  # also true of a value that is not a number (NaN)
                     why = "a time cannot be negative; give 0 or more seconds"
                     raise InvalidSetting(why, **{each.name: value})

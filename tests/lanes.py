@@ -141,22 +141,18 @@ class _Pieces(LoadScopeScheduling):  # type: ignore[misc]
         return nodeid if folder in ONE_BY_ONE else TOGETHER.get(folder, path)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        piece = last_computing(self.workqueue) if node.workerinput.get(_FILLER) else None
-        if piece is None:
+        if node.workerinput.get(_FILLER):
+            piece = last_computing(self.workqueue)
+            if piece is None:  # what is left is not for a process of low priority
+                node.shutdown()
+                return
+        else:
             pieces = (work for other, work in self.assigned_work.items() if other is not node)
             heavy = sum(any(map(_is_heavy, _unfinished(work))) for work in pieces)
             others = [one for one in self.nodes if not one.workerinput.get(_FILLER)]
             piece = next_piece(self.workqueue, heavy, len(others))
         self.workqueue.move_to_end(piece, last=False)
         super()._assign_work_unit(node)
-
-    def _reschedule(self, node: WorkerController) -> None:
-        # What is left is not for a process of low priority.
-        if node.workerinput.get(_FILLER) and last_computing(self.workqueue) is None:
-            if not node.shutting_down:
-                node.shutdown()
-            return
-        super()._reschedule(node)
 
 
 def last_computing(waiting: Iterable[str]) -> str | None:

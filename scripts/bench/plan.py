@@ -210,7 +210,7 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
 def _listed(
     world: int, plan: WritePlan, files: Sequence[FileRecord | None], wanted: _Wanted
 ) -> Iterator[_Figure]:
-    """As it is below ``describing.MANY`` parts, and once was above: all parts in the manifest."""
+    """As it is with few parts, where there were many before: all parts in the manifest."""
     sent = [json.dumps(file.encode()) for file in files if file]
     _, seconds = _timed(lambda: [FileRecord.decode(json.loads(each)) for each in sent])
     yield "rank 0 gets records", seconds, sum(map(len, sent))
@@ -235,7 +235,7 @@ def _listed(
 def _outlined(
     world: int, plan: WritePlan, files: Sequence[FileRecord | None], wanted: _Wanted
 ) -> Iterator[_Figure]:
-    """As it is above ``describing.MANY`` parts."""
+    """As it is with more than ``limits.MAX_LISTED_PARTS`` parts."""
     sent = [json.dumps(file_writer.section(file)) for file in files if file]
     _, seconds = _timed(lambda: [file_writer.with_parts(json.loads(each)) for each in sent])
     yield "rank 0 gets records", seconds, sum(map(len, sent))

@@ -17,6 +17,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
     Phase,
     RoundFacts,
     Step,
+    WorkerPhase,
 )
 from elastic_runtime.agent.lifecycle.lifecycle_types import (
     Action,
@@ -45,7 +46,7 @@ from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.events.node_events import NodeExcluded, NodeLeaving
-from elastic_runtime.protocol.messages import Leave
+from elastic_runtime.protocol.messages import Dismiss, Leave
 from elastic_runtime.protocol.records import ASKED, LACKS_RESOURCES, PLANNED, FaultReport
 from elastic_runtime.rendezvous.core import membership_events
 from elastic_runtime.system.repeated_signals import StopRequest
@@ -123,14 +124,25 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
 def _ask_workers_to_leave(
     state: AgentState, reason: str, now: float, signum: int = signal.SIGTERM
 ) -> Step:
-    """Asks the workers to leave: at a step boundary if they can, else by a signal."""
+    """Asks the workers to leave: at a step boundary if they can, else by a signal.
+
+    In place, replacements that are in no round yet have nothing to save, and are ended.
+    """
     last = state.round
-    if last is None or not state.alive <= state.can_leave or not state.alive:
+    starting, ready = state.ranks_in(WorkerPhase.STARTING), state.ranks_in(WorkerPhase.READY)
+    asked = state.alive - {*starting, *ready}
+    if last is None or not asked <= state.can_leave or not asked:
         return stop_workers(state, state.settings.timeouts.grace, reason, signum=signum)
-    leave = TellWorkers(Leave(last.number, reason))
-    alarm = SetAlarm(now + state.settings.timeouts.grace)
+    actions: list[Action] = [*forward_signal(signum)]
+    if starting:
+        actions.append(StopWorkers(0.0, starting))
+    if ready:
+        actions.append(TellWorkers(Dismiss(), ready))
+    to = tuple(sorted(asked)) if starting or ready else ()
+    actions.append(TellWorkers(Leave(last.number, reason), to))
+    actions.append(SetAlarm(now + state.settings.timeouts.grace))
     state = replace(state, facts=replace(state.facts, leaving=True))
-    return Step(state, (*forward_signal(signum), leave, alarm), reason)
+    return Step(state, tuple(actions), reason)
 
 
 def alarm(state: AgentState, event: Alarm, now: float) -> Step:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags import value_types
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
+from elastic_runtime.cli.flags.value_types import POSITIVE_SECONDS, SECONDS, ValueType
 from elastic_runtime.config import (
     LAST_PORT,
     LOOPBACK,
+    MAY_BE_ZERO,
     RDZV_CONF_TIMEOUTS,
     Endpoint,
     Entry,
@@ -213,23 +215,23 @@ def _from_conf(conf: Mapping[str, str], source: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, field in RDZV_CONF_TIMEOUTS.items():
         if key in conf:
-            found[field] = _seconds(source, key, conf[key])
+            kind = SECONDS if field in MAY_BE_ZERO else POSITIVE_SECONDS
+            found[field] = _seconds(source, key, conf[key], kind)
     if any(key in conf for key in _KEEP_ALIVE):
         # torch takes a node for dead after so many silent intervals: that is what a lease is.
         interval, attempts = (
-            _seconds(source, key, conf[key]) if key in conf else default
+            _seconds(source, key, conf[key], POSITIVE_SECONDS) if key in conf else default
             for key, default in zip(_KEEP_ALIVE, (_TORCHS_INTERVAL, _TORCHS_ATTEMPTS), strict=True)
         )
         found.setdefault("lease_ttl", interval * attempts)
     return found
 
 
-def _seconds(source: str, key: str, text: str) -> float:
+def _seconds(source: str, key: str, text: str, kind: ValueType) -> float:
     try:
-        return float(value_types.POSITIVE_SECONDS.read(text))
+        return float(kind.read(text))
     except ValueError:
-        what = value_types.POSITIVE_SECONDS.what
-        raise UsageError(f"{source}: {key}={text!r} is not {what}") from None
+        raise UsageError(f"{source}: {key}={text!r} is not {kind.what}") from None
 
 
 def _grace(settings: Settings, variables: TorchrunVariables) -> float | None:

@@ -2,7 +2,7 @@
 
 ``python -m elastic_runtime.cli.run.local_node PARENT_PID HOSTED INVOCATION NODES WORD ARGUMENTS…``:
 HOSTED is 1 if that process hosts the store, INVOCATION names it to the job, NODES are the names of
-all its nodes as JSON, and WORD is ``Siblings.word``.
+all its nodes as JSON, and WORD is ``Siblings.report_token``.
 """
 
 from __future__ import annotations

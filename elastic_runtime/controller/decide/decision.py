@@ -205,7 +205,8 @@ def _check_deadline(context: PlanContext) -> JobPlan | None:
     spec = context.spec
     if spec.deadline is None or spec.suspend:
         return None
-    due = parse_time(context.status.values["startTime"]) + spec.deadline
+    # A status that was written by hand may have no time that can be read.
+    due = (parse_time(context.status.values["startTime"]) or context.now) + spec.deadline
     if due > context.now:
         context.wake_at(due)
         return None
@@ -235,7 +236,7 @@ def _clean_up(spec: JobSpec, status: StatusBuilder, observed: Observed) -> JobPl
     status.count_pods(observed.pods, keep_ended=True)
     wake = NEVER
     if spec.ttl is not None:
-        wake = parse_time(status.values["completionTime"]) + spec.ttl
+        wake = (parse_time(status.values["completionTime"]) or status.now) + spec.ttl
         if wake <= status.now:
             actions, wake = [DeleteJob(f"it ended {spec.ttl} s ago, its TTL")], NEVER
     return JobPlan(tuple(actions), status.build(), (), wake, "the job has ended")

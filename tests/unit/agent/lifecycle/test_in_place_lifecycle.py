@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from elastic_runtime.agent.lifecycle.hang_detection import StepOverdue
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
@@ -15,6 +18,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     ForkServerExited,
     ForkServerReady,
     HostStore,
+    LeaveRequested,
     StartForkServer,
     StartForNextRound,
     StartWorkers,
@@ -25,7 +29,9 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 from elastic_runtime.errors import EXIT_FAILED
 from elastic_runtime.protocol.messages import (
     Change,
+    Dismiss,
     Interrupt,
+    Leave,
 )
 from elastic_runtime.protocol.records import (
     KILLED,
@@ -49,6 +55,7 @@ from tests.unit.agent.lifecycle.in_place_agent import (
     SETTINGS,
     InPlaceAgent,
     answered,
+    hello,
     killed,
     left,
     ready,
@@ -299,3 +306,24 @@ def test_the_end_does_not_wait_for_a_replacement_that_is_in_no_round() -> None:
     assert agent.said(Done)
     agent.take(ready(1))
     assert not agent.actions
+
+
+@pytest.mark.parametrize("event", [LeaveRequested(15), Switch(2, False, "a node joins")])
+@pytest.mark.parametrize("phase", [WorkerPhase.STARTING, WorkerPhase.READY])
+def test_who_finishes_its_script_is_asked_to_leave_whatever_its_replacement_does(
+    event: Any, phase: WorkerPhase
+) -> None:
+    """It may hold the last steps; the replacement, which is in no round, holds nothing."""
+    agent = InPlaceAgent().in_round()
+    agent.take(hello(1, 0))
+    agent.take(killed(1, 1))
+    agent.take(left(1, 0))
+    agent.take(sealed(2, workers=1))
+    agent.take(returned(0, 2))
+    if phase is WorkerPhase.READY:
+        agent.take(ready(1))
+    agent.take(event)
+    (leave,) = agent.told(Leave)
+    assert leave.local_ranks == (0,)
+    ended = [one.local_ranks for one in (*agent.asked(StopWorkers), *agent.told(Dismiss))]
+    assert ended == [(1,)]

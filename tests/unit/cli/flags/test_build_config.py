@@ -99,6 +99,7 @@ def test_defaults_are_those_of_the_config(job_of: JobOf) -> None:
         ("--rdzv-conf read_timeout=9", {}, "connect_timeout", 9),
         ("--rdzv-conf fence_timeout=99,batch=9", {}, "fence_timeout", 99),
         ("--rdzv-conf fence_timeout=99,batch=9", {}, "join_batch", 9),
+        ("--rdzv-conf batch=0", {}, "join_batch", 0),
         ("--rdzv-conf keep_alive_interval=2,keep_alive_max_attempt=4", {}, "lease_ttl", 8),
         ("--rdzv-conf keep_alive_interval=2", {}, "lease_ttl", 6),
         ("--rdzv-conf join_timeout=9 --join-timeout 8", {}, "join_timeout", 8),

@@ -315,6 +315,14 @@ def test_the_deadline_ends_the_job_and_its_pods() -> None:
     assert cluster.indices == []
 
 
+def test_a_start_that_cannot_be_read_ends_no_job() -> None:
+    cluster = running(1, activeDeadlineSeconds=60)
+    cluster.status["startTime"] = "some day"
+    cluster.now += 1
+    cluster.settle()
+    assert not cluster.ended
+
+
 def test_being_suspended_does_not_count_as_being_active() -> None:
     cluster = running(1, activeDeadlineSeconds=60)
     cluster.edit(suspend=True)
