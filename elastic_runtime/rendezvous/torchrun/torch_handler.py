@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from elastic_runtime.errors import (
     RecordError,
     StoreUnavailable,
 )
+from elastic_runtime.limits import GOODBYE_TIMEOUT, HOST_STAYS
 from elastic_runtime.protocol.records import (
     JOB,
     OUTCOME,
@@ -75,6 +77,7 @@ _CONNECT = 6.0
 _READ = 60.0
 _END = 3.0
 _FAREWELL = 1.0
+_LOOK_AGAIN = 0.05
 
 
 class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
@@ -210,6 +213,10 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
             self._participant.say(Done(self._round.number))
             with self._noticed:
                 self._noticed.wait_for(lambda: self._outcome is not None, _END)
+        if self._joined and self.is_closed():
+            # A store that is hosted here ends with this process, and the others have to read that
+            # the job is over.
+            self._participant.wait_for_others_to_leave(HOST_STAYS)
         return self._depart()
 
     # ------------------------------------------------------------ entering and leaving
@@ -321,13 +328,22 @@ class ElasticRendezvousHandler(RendezvousHandler):  # type: ignore[misc]
                 return True
             self._closed = reason
             self._noticed.notify_all()
-        if self._joined and not self._participant.state.contact.connected:
+        if self._joined and not self._wait_for_contact(GOODBYE_TIMEOUT):
             return False  # the others find out when they miss us
         self._participant.watch()
         try:
             self._write_end(reason)
         except (StoreUnavailable, RecordError):
             return False
+        return True
+
+    def _wait_for_contact(self, timeout: float) -> bool:
+        """Whether the store is connected; a connection that was just lost may come back."""
+        deadline = time.monotonic() + timeout
+        while not self._participant.state.contact.connected:
+            if time.monotonic() > deadline:
+                return False
+            self._gone.wait(_LOOK_AGAIN)
         return True
 
     def _write_end(self, reason: str) -> None:

@@ -166,6 +166,31 @@ def test_an_end_with_an_error_ends_the_job_for_all(new_handler: NewHandler, ente
         handlers[1].next_rendezvous()
 
 
+def test_who_hosts_the_store_leaves_last(
+    new_handler: NewHandler, enter: Enter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a node that has not read the end of the job yet would wait for another round."""
+    host, other = (new_handler(2, 2) for _ in range(2))
+    enter(host, other)
+    monkeypatch.setattr(MemoryStore, "hosted_here", property(lambda store: store is host._store))
+    has_left = threading.Event()
+
+    def fail() -> None:
+        try:
+            raise ValueError("as torch does when restarts are used up")
+        except ValueError:
+            host.shutdown()
+        has_left.set()
+
+    threading.Thread(target=fail, daemon=True).start()
+    asked_to_leave(other)
+    assert not has_left.wait(0.5)
+    with pytest.raises(RendezvousClosedError, match="ValueError"):
+        other.next_rendezvous()
+    other.shutdown()
+    assert has_left.wait(PATIENCE)
+
+
 def test_the_job_is_closed_by_who_has_not_joined(new_handler: NewHandler, enter: Enter) -> None:
     member = new_handler(1, 2)
     enter(member)
