@@ -1,8 +1,8 @@
 """Which tests run, in which order and in how many processes: a plugin of pytest.
 
-There are two lanes. Without ``--all``, a run of all tests leaves out the folders in ``SLOW`` and
-the tests that are marked as slow, and the models play a tenth of their schedules. What is named
-on the command line runs in any case.
+There are two lanes. Without ``--all``, a run of all tests leaves out the folders in ``SLOW``, the
+tests that are marked as slow, and all cases but the first of those that are marked so, and the
+models play a tenth of their schedules. What is named on the command line runs in any case.
 
 Among several processes (pytest-xdist) tests are handed out file by file; what shares something
 that exists only once as one piece; and single long tests one by one. The longest folders come
@@ -90,9 +90,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The order is that of the folders, then files with slow tests; a file stays together.
     """
     slow = [item for item in items if item.get_closest_marker("slow")]
-    if _is_quick(config) and slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    if _is_quick(config):
+        left_out = {*slow, *further_cases(items)}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
     paths = {item.path for item in slow}
 
     def rank(item: pytest.Item) -> tuple[int, bool]:
@@ -100,6 +101,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return ORDER.index(folder) if folder in ORDER else -1, item.path not in paths
 
     items.sort(key=rank)
+
+
+def further_cases(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The second and all further cases of the tests of which the quick lane runs one."""
+    seen: set[str] = set()
+    further = []
+    for item in items:
+        if item.get_closest_marker("first_case"):
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                further.append(item)
+            seen.add(test)
+    return further
 
 
 def _is_quick(config: pytest.Config) -> bool:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.chaos, pytest.mark.etcd]
 
-_COUNT = int(os.environ.get("ELASTIC_CHAOS_FAULTS", "60"))
+_COUNT = int(os.environ.get("ELASTIC_CHAOS_FAULTS", "45"))
 _NODES = 4
 _SAVE_EVERY = "500ms"
 _asked = os.environ.get("ELASTIC_CHAOS_KINDS", "")
@@ -45,7 +45,7 @@ _MEASURED = 40
 _ROOM = Size(memory=24 << 10, descriptors=12, threads=8)
 
 
-@pytest.mark.slow("sixty faults in a row")
+@pytest.mark.slow("many faults in a row")
 @pytest.mark.timeout(60 + 15 * _COUNT)
 def test_random_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
     seed = int(os.environ.get("ELASTIC_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))

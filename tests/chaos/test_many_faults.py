@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.chaos, pytest.mark.etcd]
 
-_FAULTS = int(os.environ.get("CHAOS_FAULTS", "15"))
+_FAULTS = int(os.environ.get("CHAOS_FAULTS", "10"))
 _MOST = 3
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.lanes import TESTS, last_computing, next_piece
+from tests.lanes import TESTS, further_cases, last_computing, next_piece
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,3 +60,19 @@ def test_the_process_of_low_priority_computes_from_the_end() -> None:
     assert last_computing([job, model, unit]) == unit
     assert last_computing([model, job]) == model
     assert last_computing([job]) is None
+
+
+class Item:
+    """A test, as far as the choice of a lane looks at it."""
+
+    def __init__(self, nodeid: str, marker: str = "") -> None:
+        self.nodeid, self._marker = nodeid, marker
+
+    def get_closest_marker(self, name: str) -> object:
+        return name if name == self._marker else None
+
+
+def test_of_some_tests_the_quick_lane_runs_one_case() -> None:
+    a1, a2 = Item("f.py::a[1]", "first_case"), Item("f.py::a[2]", "first_case")
+    b1, b2 = Item("f.py::b[1]"), Item("f.py::b[2]", "slow")
+    assert further_cases([a1, b1, a2, b2]) == [a2]  # type: ignore[list-item]

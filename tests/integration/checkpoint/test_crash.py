@@ -343,6 +343,7 @@ def launch(tmp_path: Path, run_id: str, *arguments: object, mark: str) -> subpro
     )
 
 
+@pytest.mark.first_case("one job for each moment")
 @pytest.mark.parametrize(
     ("whole_node", "victim", "point", "found"),
     [

@@ -35,6 +35,7 @@ def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
 _LATER = pytest.mark.slow("a job for each; the others stand for these in the quick lane")
 
 
+@pytest.mark.first_case("one job for each mistake")
 @pytest.mark.parametrize(
     ("kind", "wrong", "remedy"),
     [
@@ -74,6 +75,7 @@ def test_what_scripts_of_torchrun_end_with_is_harmless(tmp_path: Path) -> None:
         assert [event["step"] for event in job.events("checkpoint.saved")] == [1]
 
 
+@pytest.mark.first_case("one job for each way")
 @pytest.mark.parametrize("kind", ["calls_what_has_run", "calls_as_with_horovod"])
 def test_a_decorated_function_may_be_called(tmp_path: Path, kind: str) -> None:
     with Job(tmp_path, "misuse.py", *_OPTIONS, kind=kind) as job:

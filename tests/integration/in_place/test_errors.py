@@ -37,6 +37,7 @@ def test_nobody_can_swallow_a_change_and_an_error_of_the_users_costs_a_restart(
         assert after[0].pid == full[0].pid
 
 
+@pytest.mark.first_case("one job for each error")
 @pytest.mark.parametrize(
     ("kind", "ranks", "told"),
     [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow("a job of two nodes")
 def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     environ = {"TMPDIR": str(tmp_path / "tmp")}

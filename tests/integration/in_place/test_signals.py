@@ -28,6 +28,7 @@ def all_twice(job: Job) -> None:
 _PLAIN = pytest.param("plain.py", marks=pytest.mark.slow("the same for another kind of script"))
 
 
+@pytest.mark.slow("jobs of two nodes")
 @pytest.mark.parametrize("script", ["steps.py", _PLAIN])
 def test_a_job_whose_processes_all_get_sigterm_saves_a_common_step(
     script: str, tmp_path: Path

@@ -30,6 +30,7 @@ def assert_says(output: str, *texts: str) -> None:
         assert text in output, f"{text!r} is missing:\n{output[-4000:]}"
 
 
+@pytest.mark.slow("three jobs")
 def test_address_from_the_environment(start: Start) -> None:
     warm = start(*TWO_NODES, "from_environment.py")
     cold = start(*TWO_WORKERS, "--cold", "from_environment.py")
@@ -37,6 +38,7 @@ def test_address_from_the_environment(start: Start) -> None:
     assert_says(cold.succeeds(), *BOTH_COUNTED)
 
 
+@pytest.mark.slow("three jobs")
 def test_address_of_its_own(start: Start) -> None:
     nodes = start(*TWO_NODES, "own_address.py", str(free_port()))
     workers = start(*TWO_WORKERS, "tcp_address.py", str(free_port()))
@@ -76,6 +78,7 @@ def test_arguments_as_for_torchrun(start: Start) -> None:
     assert_says(output, *BOTH_COUNTED, "epochs 30 save 2 batch 8")
 
 
+@pytest.mark.slow("a script with many workers")
 def test_habits(start: Start) -> None:
     arguments = ("habits.py", "--max", "7", "a b")
     for run in (start(*arguments), start("--cold", *arguments)):

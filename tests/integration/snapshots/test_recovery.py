@@ -69,6 +69,7 @@ def test_three_nodes_become_two_and_three_again(tmp_path: Path) -> None:
         job.finish()
 
 
+@pytest.mark.slow("a job of two nodes")
 def test_sharded_over_two_nodes_of_which_one_dies(tmp_path: Path) -> None:
     with Job(tmp_path, "fsdp", 2, "--nproc-per-node", "2") as job:
         job.go()
