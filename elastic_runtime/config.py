@@ -161,6 +161,8 @@ RDZV_CONF_TIMEOUTS = {
 }
 
 # Fields of ``Timeouts`` that may be 0: such a wait is left out, or (``hang_timeout``) never ends.
+# Twenty years; etcd grants no lease of centuries, and no clock counts to infinity.
+LONGEST_TIME = 630_720_000.0
 MAY_BE_ZERO = {"last_call", "grace", "broken_grace", "join_batch", "hang_timeout"}
 
 
@@ -234,6 +236,9 @@ class Timeouts:
         """
         for each in fields(self):
             value = getattr(self, each.name)
+            if value > LONGEST_TIME:
+                why = f"no job waits so long; give {LONGEST_TIME:g} seconds or less"
+                raise InvalidSetting(why, **{each.name: value})
             if each.name in MAY_BE_ZERO:
                 if not value >= 0:  # also true of a value that is not a number (NaN)
                     why = "a time cannot be negative; give 0 or more seconds"

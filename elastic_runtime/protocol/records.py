@@ -124,7 +124,7 @@ class Record:
         except ValueError as error:
             raise RecordError(key, f"it is not JSON ({error})") from None
         if not isinstance(body, dict) or body.get("kind") != cls.kind:
-            raise RecordError(key, f"it is not a {cls.kind} record")
+            raise RecordError(key, f"it is no {cls.kind} record")
         version = body.get("v")
         if not isinstance(version, int) or version > FORMAT:
             raise RecordError(key, f"its format is {version!r}, this program reads up to {FORMAT}")

@@ -100,6 +100,15 @@ ELASTIC_RUN = (
         "--lease-ttl='-3' is not a number of seconds above 0 (such as 2, 1.5, 30s",
     ),
     Mistake(
+        "--lease-ttl 150000d train.py",
+        "--lease-ttl=150000d: no job waits so long; give 6.3072e+08 seconds or less",
+    ),
+    Mistake(
+        "--rdzv-conf=ttl=1,fence_timeout=5 train.py",
+        "--rdzv-conf=ttl=1,fence_timeout=5: too short",
+    ),
+    Mistake("--config /dev/zero train.py", "--config=/dev/zero is not a file of settings"),
+    Mistake(
         "--lease-ttl 5secs train.py",
         "--lease-ttl='5secs' is not a number of seconds above 0 (such as 2, 1.5",
     ),

@@ -43,7 +43,15 @@ ELASTICCTL = (
     ),
     Mistake(
         "status --interval 0 --rdzv-endpoint etcd://h --run-id x",
-        "Invalid value for '--interval': 0.0 is not in the range x>=0.1",
+        "Invalid value for '--interval': 0.0 is not in the range 0.1<=x<=86400",
+    ),
+    Mistake(
+        "status --watch --interval 1e400 --rdzv-endpoint etcd://h --run-id x",
+        "Invalid value for '--interval': inf is not in the range 0.1<=x<=86400",
+    ),
+    Mistake(
+        "status --watch --interval nan --rdzv-endpoint etcd://h --run-id x",
+        "Invalid value for '--interval': nan is not a number of seconds",
     ),
     Mistake(
         "status myjob --rdzv-endpoint etcd://h",

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from elastic_runtime.config import JobConfig
 
+# States of a process; "": there is none.
+_STOPPED, _DEAD = ("T", "t"), ("Z", "")
+
 
 @dataclass(frozen=True)
 class ServerProcess:
@@ -39,6 +42,18 @@ class ServerProcess:
     process: subprocess.Popen[bytes]
     channel: socket.socket
     complaints: int
+
+    def holds_back(self, killed: Sequence[int]) -> bool:
+        """Whether it is stopped or hangs, so that it does not report the ends of workers.
+
+        A worker that cannot end, as it waits in the kernel, is no fault of the server.
+
+        Args:
+            killed: processes that were killed some time ago, and were not reported; 0: not started.
+        """
+        if state_of(self.process.pid) in _STOPPED:
+            return True
+        return any(state_of(pid) in _DEAD for pid in killed if pid)
 
     def collect(self, patience: float) -> str:
         """Waits for its end, or brings it about.
@@ -134,6 +149,15 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
     with suppress(ConnectionError):  # its death is noticed when it is listened to
         fork_server.send(ours, _settings(config, cold))
     return ServerProcess(process, ours, complaints)
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as in ``/proc/PID/stat`` (T: stopped, Z: dead); "" if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]  # the name before may have spaces and brackets
 
 
 def is_homeless() -> bool:

@@ -32,6 +32,7 @@ class Worker:
         retry: the machine has refused to start it.
         pid: its process.
         kill_at: when it is to be ended.
+        killed_at: when it was sent SIGKILL, while its end has not been reported.
         signum: the last signal that it was sent; one that has never started ends of it.
     """
 
@@ -45,6 +46,7 @@ class Worker:
     retry: StartRetry | None = None
     pid: int = 0
     kill_at: float | None = None
+    killed_at: float | None = None
     signum: int = 0
 
     def close(self) -> None:
@@ -121,14 +123,29 @@ class Roster:
                 w for w in self._workers.values() if w.kill_at is not None and w.kill_at <= now
             ]
             for worker in found:
-                worker.kill_at = None
+                worker.kill_at, worker.killed_at = None, now
         return found
+
+    def unreported(self, now: float, patience: float) -> list[Worker]:
+        """Those that were killed so long ago, and whose end was not reported; each once in a while.
+
+        Args:
+            now: seconds on the monotonic clock.
+            patience: seconds from the signal, or from the last time that it was named here.
+        """
+        late = [one for one in self.all() if one.killed_at is not None]
+        late = [one for one in late if (one.killed_at or 0.0) + patience <= now]
+        for worker in late:
+            worker.killed_at = now
+        return late
 
     def refused(self) -> list[tuple[Worker, StartRetry]]:
         """Those that the machine has refused to start, and that are to be tried again."""
         workers = [worker for worker in self.all() if not worker.sent]
         return [(worker, worker.retry) for worker in workers if worker.retry is not None]
 
-    def moments(self) -> list[float]:
-        """When workers are to be ended."""
-        return [worker.kill_at for worker in self.all() if worker.kill_at is not None]
+    def moments(self, patience: float) -> list[float]:
+        """When workers are to be ended, and when the ends of those are late (``unreported``)."""
+        workers = self.all()
+        late = [worker.killed_at + patience for worker in workers if worker.killed_at is not None]
+        return [worker.kill_at for worker in workers if worker.kill_at is not None] + late

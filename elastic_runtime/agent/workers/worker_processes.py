@@ -305,13 +305,14 @@ class WorkerProcesses:
                 self._calls.popleft()()
             now = time.monotonic()
             self._kill_overdue(now)
+            self._replace_silent_server(now)
             self._try_again(now)
             self._pump.tick(now)
 
     def _timeout(self) -> float | None:
         """Seconds until something is due; None: wait for what comes."""
         now = time.monotonic()
-        moments = self._roster.moments()
+        moments = self._roster.moments(WORKERS_END_TIMEOUT)
         if self._server_retry is not None:
             moments.append(self._server_retry.again)
         if self._server is not None:  # else they wait for the next one
@@ -324,6 +325,11 @@ class WorkerProcesses:
     def _kill_overdue(self, now: float) -> None:
         for worker in self._roster.overdue(now):
             self._send_signal(worker.id, signal.SIGKILL, signal.SIGKILL)
+
+    def _replace_silent_server(self, now: float) -> None:
+        late, server = self._roster.unreported(now, WORKERS_END_TIMEOUT), self._server
+        if late and server is not None and server.holds_back([one.pid for one in late]):
+            server.process.kill()  # what follows is in ``_lost``
 
     def _try_again(self, now: float) -> None:
         """Asks the machine once more for what it has refused."""

@@ -173,11 +173,24 @@ def _option(flag: str, text: str, *aliases: str, required: bool = False) -> Call
     return click.option(*spelled, name, envvar=variables, help=text, required=required)
 
 
+def _checked_interval(context: click.Context, option: click.Parameter, value: float) -> float:
+    if value != value:  # not a number: click takes it to be in every range
+        raise click.BadParameter(f"{value} is not a number of seconds")
+    return value
+
+
 @click.command()
 @_with_store_or_job
 @FORMAT_OPTION
 @click.option("--watch", is_flag=True, help="continue until the job ends")
-@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="s")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 86400),
+    callback=_checked_interval,
+    default=1.0,
+    show_default=True,
+    help="s",
+)
 def status(target: RunInStore | JobRef, form: str, watch: bool, interval: float) -> None:
     """Shows a run in a store, or a JOB of a cluster: its round, nodes or pods, step and faults."""
     if isinstance(target, JobRef):

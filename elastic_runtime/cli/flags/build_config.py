@@ -111,10 +111,19 @@ def job_config(
     try:
         return JobConfig(**values)
     except InvalidSetting as error:
-        (name, value), *_ = error.values.items()
-        given = settings.of(_OPTION_OF.get(name, name))
-        said = given if given.given else f"{given.option.flags[0]}={value}"
-        raise UsageError(f"{said}: {error.why}") from None
+        raise _refusal(settings, error) from None
+
+
+def _refusal(settings: Settings, error: InvalidSetting) -> UsageError:
+    """The error with the place where its value was given."""
+    (name, value), *_ = error.values.items()
+    given, conf = settings.of(_OPTION_OF.get(name, name)), settings.of("rdzv_conf")
+    said = f"{given.option.flags[0]}={value}"
+    if given.given:
+        said = str(given)
+    elif name in {RDZV_CONF_TIMEOUTS.get(key) for key in conf.value or {}}:
+        said = str(conf)
+    return UsageError(f"{said}: {error.why}")
 
 
 def _workers(settings: Settings) -> int:
@@ -208,7 +217,10 @@ def _timeouts(settings: Settings, variables: TorchrunVariables) -> Timeouts:
     grace = _grace(settings, variables)
     if grace is not None:
         found["grace"] = grace
-    return Timeouts(**found)
+    try:
+        return Timeouts(**found)
+    except InvalidSetting as error:
+        raise _refusal(settings, error) from None
 
 
 def _from_conf(conf: Mapping[str, str], source: str) -> dict[str, float]:

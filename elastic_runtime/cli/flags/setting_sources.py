@@ -31,6 +31,8 @@ class Level(IntEnum):
     FLAG = 4
 
 
+# Bytes; a settings file has some hundred, and a device never ends.
+_LARGEST_FILE = 1 << 20
 VARIABLES = {Level.PET: "PET_", Level.ELASTIC: "ELASTIC_"}
 
 
@@ -162,7 +164,12 @@ def _said(level: Level, source: str, text: Any) -> str:
 def _read_file(config: Setting, options: Mapping[str, Option]) -> dict[str, Setting]:
     path = Path(config.value)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_FILE + 1)
+        if len(text) > _LARGEST_FILE:
+            size = f"more than {_LARGEST_FILE} bytes"
+            raise UsageError(f"{config} is not a file of settings: it has {size}")
+        table = tomllib.loads(text.decode())
     except OSError as error:
         raise UsageError(f"{config} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -51,12 +51,15 @@ class ValueType:
         Raises:
             ValueError: it has the wrong type, or is no such value.
         """
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("text with a zero byte, which no command line and no path can have")
         if self.many and isinstance(value, list):
             return tuple(item for part in value for item in self.from_toml(part))
         # bool is an int to isinstance; type() keeps ``max = true`` from meaning 1.
         if type(value) not in self.toml:
             raise ValueError(f"a {type(value).__name__} cannot be {self.what}")
-        return self.read(str(value))
+        # A float as it is written in full: a duration knows no exponent.
+        return self.read(f"{value:f}" if type(value) is float else str(value))
 
 
 def seconds(text: str) -> float:

@@ -22,6 +22,7 @@ from elastic_runtime.config import (
     Timeouts,
     Tls,
 )
+from elastic_runtime.durations import parse_duration
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -140,9 +141,10 @@ def times_of(params: RendezvousParameters) -> Timeouts:
             continue
         said[field] = f"--rdzv-conf {option}={text}"
         try:
-            given[field] = float(text)
+            given[field] = parse_duration(str(text), unit="s")
         except ValueError:
-            raise UsageError(f"{said[field]}: it must be a number of seconds") from None
+            what = "a number of seconds (such as 2, 1.5, 30s or 10m)"
+            raise UsageError(f"{said[field]}: it must be {what}") from None
     try:
         return Timeouts(**given)
     except InvalidSetting as error:

@@ -213,6 +213,23 @@ def test_the_server_dies_and_another_takes_its_place(tmp_path: Path) -> None:
     harness.close()
 
 
+def test_a_server_that_is_stopped_holds_no_end_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the only one to know that its workers had ended, and nothing ended it."""
+    monkeypatch.setattr("elastic_runtime.agent.workers.worker_processes.WORKERS_END_TIMEOUT", 0.5)
+    harness = ScriptHarness(tmp_path)
+    harness.ready()
+    begun(harness, FAMILY, "all there")
+    os.kill(harness.server(), signal.SIGSTOP)
+    harness.workers.kill()
+    (ended,) = harness.exited()
+    assert (ended.code, ended.with_server) == (-signal.SIGKILL, True)
+    assert harness.wait(ForkServerExited).why == "signal 9"
+    wait_for(lambda: not harness.all(), 20, "the end of everything", harness.story)
+    harness.close()
+
+
 def test_nothing_is_left_when_the_thread_that_looks_after_workers_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

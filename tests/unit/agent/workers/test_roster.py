@@ -41,11 +41,15 @@ def test_the_earliest_end_counts_and_each_overdue_worker_is_named_once() -> None
     early, late, spared = (_add(roster, local_rank) for local_rank in range(3))
     assert roster.end_at(10.0, (0,)) == [early]
     roster.end_at(20.0, (0, 1))
-    assert sorted(roster.moments()) == [10.0, 20.0]
+    assert sorted(roster.moments(5.0)) == [10.0, 20.0]
     assert roster.overdue(9.9) == []
     assert roster.overdue(10.0) == [early]
     assert roster.overdue(20.0) == [late]
     assert roster.overdue(99.0) == []
+    assert sorted(roster.moments(5.0)) == [15.0, 25.0]
+    assert roster.unreported(14.9, 5.0) == []
+    assert roster.unreported(15.0, 5.0) == [early]
+    assert roster.unreported(25.0, 5.0) == [early, late], "once in a while"
     assert spared.kill_at is None
 
 

@@ -46,3 +46,9 @@ def test_amounts_of_memory(text: str, limit: MemoryLimit) -> None:
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ValueError):
         value_types.memory(text)
+
+
+def test_text_with_a_zero_byte_is_refused_and_a_small_float_is_read() -> None:
+    with pytest.raises(ValueError, match="zero byte"):
+        value_types.TEXT.from_toml("a\0b")
+    assert value_types.SECONDS.from_toml(1e-5) == 1e-5

@@ -90,6 +90,16 @@ def test_times() -> None:
     assert times_of(given) == Timeouts(join_timeout=7.0, lease_ttl=2.5)
 
 
+@pytest.mark.parametrize("text", ["1e400", "inf", "99999d"])
+def test_no_time_is_endless(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--rdzv-conf ttl="):
+        times_of(params("h", ttl=text))
+
+
+def test_times_have_units_as_elsewhere() -> None:
+    assert times_of(params("h", ttl="5s", fence_timeout=".5h")).fence_timeout == 1800.0
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("option", sorted(RDZV_CONF_TIMEOUTS.keys() - {"timeout"}))
 def test_no_option_leads_to_a_former_name(option: str) -> None:
