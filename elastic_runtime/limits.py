@@ -177,6 +177,10 @@ PROGRESS_INTERVAL = 10.0
 # Until a missing first answer of an object store is reported, and between two reports (seconds).
 FIRST_STORAGE_REPORT = 5.0
 NEXT_STORAGE_REPORT = 30.0
+# ... and until it is an error: for a job, as long as it waits for its nodes, and for a command that
+# a person has typed (seconds).
+FIRST_STORAGE_TIMEOUT = 600.0
+FIRST_STORAGE_TIMEOUT_OF_COMMANDS = 20.0
 # Tries of a call to an object store.
 OBJECT_STORE_TRIES = 4
 # With more parts than that the manifest does not list them: it would have half a megabyte and more,

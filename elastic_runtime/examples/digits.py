@@ -176,10 +176,8 @@ def train_in_place(args: argparse.Namespace) -> None:
         """Called by ``elastic.run``, and again whenever the world is another one."""
         parallel = DistributedDataParallel(lesson.model, init_sync=False)
         if state.step and world.rank == 0:
-            print(
-                f"from step {state.step} on: {world.size} workers, epoch {sampler.epoch}",
-                flush=True,
-            )
+            workers = "1 worker" if world.size == 1 else f"{world.size} workers"
+            print(f"from step {state.step} on: {workers}, epoch {sampler.epoch}", flush=True)
         while sampler.epoch < args.epochs:
             epoch = sampler.epoch
             for inputs, targets in loader:

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import tenacity
 
-from elastic_runtime.limits import FIRST_STORAGE_REPORT, NEXT_STORAGE_REPORT
+from elastic_runtime.limits import (
+    FIRST_STORAGE_REPORT,
+    FIRST_STORAGE_TIMEOUT,
+    FIRST_STORAGE_TIMEOUT_OF_COMMANDS,
+    NEXT_STORAGE_REPORT,
+)
 from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
@@ -44,14 +49,14 @@ class Patience:
             saved yet.
     """
 
-    seconds: float = 20.0
+    seconds: float = FIRST_STORAGE_TIMEOUT_OF_COMMANDS
     note: Callable[[NotedEvent], None] | None = None
     leave: Callable[[], None] = lambda: None
 
 
 def of_a_job(note: Callable[[NotedEvent], None], leave: Callable[[], None]) -> Patience:
-    """The patience of a job: 10 minutes, as long as it waits for its nodes."""
-    return Patience(600.0, note, leave)
+    """The patience of a job."""
+    return Patience(FIRST_STORAGE_TIMEOUT, note, leave)
 
 
 def ask_storage(

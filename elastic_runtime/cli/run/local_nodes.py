@@ -32,10 +32,15 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 def watched(names: Iterable[str]) -> frozenset[signal.Signals]:
     """What the launcher of local nodes waits for.
 
+    A signal that this process was started to ignore (nohup, a job in the background of a script)
+    is none: the nodes ignore it as well, and it must not count as the first of two requests.
+
     Args:
         names: the signals that ask a node to leave.
     """
-    return frozenset({*_PASSED_ON, signal.SIGCHLD, *(signal.Signals[name] for name in names)})
+    asking = {*_PASSED_ON, *(signal.Signals[name] for name in names)}
+    heeded = {number for number in asking if signal.getsignal(number) is not signal.SIG_IGN}
+    return frozenset({*heeded, signal.SIGCHLD})
 
 
 def run_nodes(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.cli.run.local_nodes import combined_exit_code
+from elastic_runtime.cli.run.local_nodes import combined_exit_code, watched
 
 if TYPE_CHECKING:
     import random
@@ -40,3 +41,15 @@ def test_the_order_of_the_nodes_does_not_matter(codes: list[int], chance: random
     chance.shuffle(shuffled)
     assert combined_exit_code(codes) == combined_exit_code(shuffled)
     assert (combined_exit_code(codes) == 0) == (0 in codes)
+
+
+def test_a_signal_that_is_ignored_from_the_start_is_no_request() -> None:
+    """The nodes ignore it, too: counted, it would make the next one a second request."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        waits = watched(["SIGTERM", "SIGHUP"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP not in waits
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} <= waits
+    assert signal.SIGHUP in watched(["SIGTERM"])
