@@ -135,7 +135,7 @@ def leave_in_turn(job: Job, launcher: subprocess.Popen[str]) -> None:
     late.wait(timeout=PATIENCE)
     job.wait_for(r"from step \d+ on: 2 workers")
     first.terminate()
-    job.wait_for(r"from step \d+ on: 1 workers")
+    job.wait_for(r"from step \d+ on: 1 worker")
     last.terminate()
     last.wait(timeout=PATIENCE)
 

@@ -94,7 +94,7 @@ def test_in_place_the_survivor_of_a_killed_worker_loses_no_step(tmp_path: Path, 
     assert job.wait(timeout=PATIENCE) == 0, log.read_text()
     output = log.read_text()
     # The survivor went on alone and from memory, until the new worker was there.
-    alone = re.search(r"from step (\d+) on: 1 workers", output)
+    alone = re.search(r"from step (\d+) on: 1 worker", output)
     assert alone and int(alone[1]) >= 69, output  # the checkpoint is that of step 60
     assert "epoch 19: step 460, 2 workers" in output, output
     assert_learned(output)
