@@ -96,6 +96,9 @@ ONE_REQUEST = 2.0
 # The console holds back the line of a round for so long, to add what its recovery took (seconds).
 LONGEST_HOLD = 5.0
 
+# Nodes that one command starts on one machine, a process each; a larger number is a mistake.
+MAX_LOCAL_NODES = 1000
+
 # ---------------------------------------------------------------- hanging workers
 
 # A step may take so many times as long as the usual one, which is the median of so many. Were it

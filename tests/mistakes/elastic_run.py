@@ -62,6 +62,10 @@ ELASTIC_RUN = (
         "--min-workers=0: it must lie between 1 and the 1 workers of a node",
     ),
     Mistake("--local-nodes 0 train.py", "--local-nodes=0: at least one node runs here"),
+    Mistake(
+        f"--local-nodes {'9' * 30} train.py",
+        f"--local-nodes={'9' * 30}: one machine runs 1000 nodes at most",
+    ),
     Mistake("--local-nodes x train.py", "--local-nodes='x' is not a whole number"),
     Mistake("--node-life -1 train.py", "--node-life=-1: it cannot be negative"),
     Mistake(

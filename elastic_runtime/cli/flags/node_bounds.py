@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.config import InvalidSetting, check_bounds
 from elastic_runtime.errors import UsageError
+from elastic_runtime.limits import MAX_LOCAL_NODES
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.flags.setting_sources import Setting, Settings
@@ -29,6 +30,8 @@ def read_bounds(settings: Settings) -> Bounds:
     nnodes, local = settings.of("nnodes"), settings.of("local_nodes")
     if local.value < 1:
         raise UsageError(f"{local}: at least one node runs here")
+    if local.value > MAX_LOCAL_NODES:
+        raise UsageError(f"{local}: one machine runs {MAX_LOCAL_NODES} nodes at most")
     low, low_from = _bound(settings.of("min"), nnodes, 0)
     high, high_from = _bound(settings.of("max"), nnodes, 1)
     if low is None:
