@@ -25,7 +25,7 @@ from elastic_runtime.system import torch_private
 from elastic_runtime.system.tcp_connections import connections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from elastic_runtime.system.tcp_connections import TcpConnection
 
@@ -111,9 +111,22 @@ def tended() -> Iterator[None]:
     _tend_all(new, wanted)
     hosts = {each.host for each in new}
     if hosts and _uses_gpu():
-        threading.Thread(
-            target=_look_again, args=(hosts, wanted), name="elastic-keepalive", daemon=True
-        ).start()
+        _look_later(hosts, wanted)
+
+
+def tend_new(connected: Collection[TcpConnection]) -> None:
+    """Tends connections between ranks that were made for a group that was there before.
+
+    Args:
+        connected: those of the group.
+    """
+    wanted = options(_asked_for())
+    others = {each for each in connected if each.host != each.here}
+    if wanted is None or not others:
+        return
+    _tend_all(others, wanted)
+    if _uses_gpu():
+        _look_later({each.host for each in others}, wanted)
 
 
 def _asked_for() -> float:
@@ -128,6 +141,12 @@ def _uses_gpu() -> bool:
 
     # Not whether there is one: to ask that would touch the driver, which no fork outlives.
     return bool(torch.cuda.is_initialized())
+
+
+def _look_later(hosts: set[str], wanted: Options) -> None:
+    threading.Thread(
+        target=_look_again, args=(hosts, wanted), name="elastic-keepalive", daemon=True
+    ).start()
 
 
 def _look_again(hosts: set[str], wanted: Options) -> None:

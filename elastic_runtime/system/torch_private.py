@@ -245,6 +245,110 @@ def abort_groups() -> list[Any]:
     return groups
 
 
+def can_reconfigure() -> bool:
+    """Whether this torch can give a living group other peers (torch 2.15 and later).
+
+    Not with TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps all groups into some that cannot.
+    """
+    import torch.distributed as dist
+
+    known = hasattr(dist, "_reconfigure") and dist.is_gloo_available()
+    return known and dist.get_debug_level() != dist.DebugLevel.DETAIL
+
+
+def make_reconfigurable(store: Any, identity: int, timeout: timedelta, *, gpu: bool) -> Any:
+    """Makes the default group, and one more over gloo, such that they can get other peers.
+
+    Torch makes only the default group so by a public name.
+
+    Args:
+        store: through which ranks exchange addresses, as long as the process lives.
+        identity: of this process, unique among all that ever meet.
+        timeout: for collectives.
+        gpu: the default group is for GPUs, too.
+
+    Returns:
+        The further group. torch does not list it.
+    """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl2" if gpu else "gloo",
+        store=store,
+        rank=identity,
+        world_size=1,
+        timeout=timeout,
+        enable_reconfigure=True,
+    )
+    prefixed = dist.PrefixStore("elastic/", store)
+    gloo = inspect.unwrap(dist.ProcessGroupGloo)
+    backend = gloo(prefixed, identity, 1, timeout, enable_reconfigure=True)
+    group = dist.ProcessGroup(prefixed, identity, 1)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name("elastic")
+    group._set_group_desc("elastic")
+    return group
+
+
+def reconfigure(backend: Any, number: int, handles: list[str], timeout: timedelta) -> None:
+    """Gives a group other peers.
+
+    ``torch.distributed._reconfigure`` does the same for groups of one backend only.
+
+    Args:
+        backend: of a group that was made to be reconfigured.
+        number: a fresh one, the same on all ranks.
+        handles: a fresh one of each rank, by rank.
+        timeout: for the ranks to connect.
+
+    Raises:
+        RuntimeError: a peer could not be reached.
+    """
+    from torch.distributed import distributed_c10d
+
+    options = distributed_c10d.ReconfigureOptions()
+    options.uuid = number
+    options.handles = handles
+    options.timeout = timeout
+    backend.reconfigure(options).wait()
+
+
+def renumber_ranks(group: Any, size: int) -> None:
+    """Tells torch which ranks the default group and another one of all ranks have.
+
+    The groups themselves know it; a table from the time when they were made does not, and torch
+    looks up there which global rank one of a group is.
+
+    Args:
+        group: the other one.
+        size: how many ranks there are.
+    """
+    import torch.distributed as dist
+
+    table = dist.distributed_c10d._world.pg_group_ranks
+    for one in (dist.group.WORLD, group):
+        table[one] = {rank: rank for rank in range(size)}
+
+
+def end_other_groups() -> list[Any]:
+    """Ends all groups but the default one, without a word to the peers.
+
+    Returns:
+        The groups. They end when the last reference is dropped.
+    """
+    import torch.distributed as dist
+
+    world = dist.distributed_c10d._world
+    groups = [group for group in all_groups() if group is not dist.group.WORLD]
+    for group in groups:
+        dist.distributed_c10d._abort_process_group(group)
+    # Names of groups contain it, and a rank that is new has not made those of earlier rounds.
+    world.group_count = min(world.group_count, 1)
+    return groups
+
+
 def abort_nccl() -> None:
     """Releases threads that wait in a collective of NCCL, which no socket of ours does."""
     import torch

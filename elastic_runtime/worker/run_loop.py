@@ -45,12 +45,14 @@ from elastic_runtime.system import tcp_keepalive, torch_private
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
 from elastic_runtime.worker.fast_exit import end_on_request
+from elastic_runtime.worker.groups.group_disposal import drop_later
+from elastic_runtime.worker.groups.regrouping import choose_regrouping
+from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
+from elastic_runtime.worker.groups.store_clients import Stores
 from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery import error_classification, thread_inspection
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
-from elastic_runtime.worker.recovery.group_disposal import drop_later
-from elastic_runtime.worker.recovery.process_groups import RankInRound, Ranks, Stores, rehearse
 from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from elastic_runtime.worker.state.missing_parts import MissingParts, report
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
@@ -157,6 +159,7 @@ class _Loop:
             state, saver, self._note, start_over=start_over, strict=strict
         )
         self._stores = Stores()
+        self._regrouping = choose_regrouping(self._stores)
         self._orders: queue.SimpleQueue[Enter | Dismiss] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._ranks: Ranks | None = None
@@ -242,7 +245,7 @@ class _Loop:
         """Takes part in one round after the other."""
         self._here.listen(self._listen)
         self._here.shield()
-        rehearse()
+        self._regrouping.rehearse()
         self._state.preallocate()
         self._here.tell(Ready())
         while True:
@@ -266,7 +269,7 @@ class _Loop:
 
     def _take_part(self, order: Enter) -> _Done | _Out:
         place = RankInRound(order.round, order.rank, order.world, order.host, order.port, order.key)
-        ranks = Ranks(place, self._stores)
+        ranks = self._regrouping.ranks(place)
         self._released = self._saver is None
         with self._lock:
             self._ranks = ranks
@@ -374,6 +377,7 @@ class _Loop:
         """Leaves nothing behind in torch."""
         if self._missing_parts is not None:
             self._missing_parts.close()
+        self._regrouping.close()
 
     def _note(self, event: NotedEvent) -> None:
         if self._here.rank == 0:
@@ -381,9 +385,7 @@ class _Loop:
 
     def _save_alone(self, saver: Saver) -> None:
         """Saves the state of this process between two rounds, in a world of one rank."""
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        group = dist.group.WORLD
-        assert group is not None
+        group = self._regrouping.alone()
         gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
         if self._recovery.alone(gloo, World(0, 1, 0, 1, 0, 1, round=self._state._round)):
             saver.save(sync=True)

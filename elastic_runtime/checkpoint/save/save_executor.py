@@ -29,8 +29,8 @@ from elastic_runtime.limits import (
     MAX_ABANDONED_SAVES,
     SLOW_SAVE_REPORT_INTERVAL,
 )
+from elastic_runtime.worker.groups.round_ranks import Interrupted
 from elastic_runtime.worker.peers import GlooGroups, Peers
-from elastic_runtime.worker.recovery.process_groups import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

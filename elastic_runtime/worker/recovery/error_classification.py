@@ -12,13 +12,13 @@ import torch.distributed as dist
 from elastic_runtime.errors import UsageError
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker import worker_main
+from elastic_runtime.worker.groups.round_ranks import Interrupted
 from elastic_runtime.worker.recovery import thread_inspection
-from elastic_runtime.worker.recovery.process_groups import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_runtime.worker.recovery.process_groups import Ranks
+    from elastic_runtime.worker.groups.round_ranks import Ranks
 
 
 # Of an error that ends a round, in characters.

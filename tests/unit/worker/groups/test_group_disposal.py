@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.system import torch_private
+from elastic_runtime.worker.groups import group_disposal
+from elastic_runtime.worker.groups.rebuild import Rebuild
+from elastic_runtime.worker.groups.store_clients import Stores
 from elastic_runtime.worker.peers import GlooGroups
-from elastic_runtime.worker.recovery import group_disposal
-from elastic_runtime.worker.recovery.process_groups import rehearse
 from tests import processes
 from tests.ranks import run_ranks, values
-from tests.unit.worker.recovery.test_process_groups import CPU, _in_place, _meet, _serve
+from tests.unit.worker.groups.roads import in_place, meet, serve
 
 if TYPE_CHECKING:
     import pytest
+
+CPU = torch.device("cpu")
 
 
 def lets_go_of_a_group_that_waits(port: int) -> int:
@@ -28,9 +31,9 @@ def lets_go_of_a_group_that_waits(port: int) -> int:
     Returns:
         How many threads wait for that end.
     """
-    ranks, store = _in_place(port)
+    ranks, store = in_place(port, Rebuild.name)
     ranks.build()
-    _meet(store, "built", 2)
+    meet(store, "built", 2)
     if ranks.place.rank == 1:
         store.wait(["dropped"], timedelta(seconds=50))
         return 0
@@ -53,7 +56,7 @@ def lets_go_of_a_group_that_waits(port: int) -> int:
 
 
 def test_nobody_who_is_needed_waits_for_the_end_of_a_group() -> None:
-    server = _serve()
+    server = serve()
     waits, _ = values(run_ranks(2, lets_go_of_a_group_that_waits, server.port))
     assert waits
 
@@ -64,8 +67,8 @@ def drops_the_groups_of_a_round(port: int) -> tuple[int, int]:
     Returns:
         How many groups it had, and how many are still kept.
     """
-    ranks, _ = _in_place(port)
-    rehearse()
+    ranks, _ = in_place(port, Rebuild.name)
+    Rebuild(Stores()).rehearse()
     ranks.build()
     torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))(torch.ones(1)).backward()
     groups = [weakref.ref(group) for group in torch_private.all_groups()]
@@ -78,7 +81,7 @@ def drops_the_groups_of_a_round(port: int) -> tuple[int, int]:
 
 
 def test_the_groups_of_a_round_are_dropped_when_nobody_refers_to_them() -> None:
-    server = _serve()
+    server = serve()
     for had, kept in values(run_ranks(2, drops_the_groups_of_a_round, server.port)):
         assert had >= 2, "the default group, and that of the runtime"
         assert kept == 0

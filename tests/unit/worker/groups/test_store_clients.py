@@ -10,7 +10,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from elastic_runtime.worker.recovery.process_groups import RankInRound, Ranks, Stores
+from elastic_runtime.worker.groups.rebuild import RebuiltRanks
+from elastic_runtime.worker.groups.round_ranks import RankInRound
+from elastic_runtime.worker.groups.store_clients import Stores
 
 
 def _descriptors() -> int:
@@ -53,7 +55,7 @@ def test_clients_of_nodes_that_are_gone_do_not_pile_up() -> None:
 
 def test_a_store_that_is_connected_while_the_ranks_are_is_none_of_their_sockets() -> None:
     server, other, stores = _serve(), _serve(), Stores()
-    mine = Ranks(RankInRound(1, 0, 1, "127.0.0.1", server.port, "r1"), stores)
+    mine = RebuiltRanks(RankInRound(1, 0, 1, "127.0.0.1", server.port, "r1"), stores)
     with socket.create_server(("127.0.0.1", 0)) as peer, socket.socket() as line:
 
         def make() -> list[bytes]:

@@ -1,0 +1,92 @@
+"""All that the rest of the worker knows of process groups: how a round's ranks come together.
+
+``Reconfigure`` gives the same groups other peers, where torch can do that (2.15 and later); so
+groups, and what was built on them, stay alive from round to round. ``Rebuild`` builds new ones.
+``--regroup`` chooses, and the agent passes it on in ``ELASTIC_REGROUP``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.protocol.messages import ENV_REGROUP
+from elastic_runtime.system import torch_private
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
+    from elastic_runtime.worker.groups.store_clients import Stores
+
+AUTO, RECONFIGURE, REBUILD = "auto", "reconfigure", "rebuild"
+
+
+class Regrouping(Protocol):
+    """How this process comes from the ranks of one round to those of the next.
+
+    Attributes:
+        name: as in ``--regroup``.
+    """
+
+    name: ClassVar[str]
+
+    def rehearse(self) -> None:
+        """Does once, alone, what a rank does when it enters a round: the first time takes longest.
+
+        Loading kernels, starting autograd's threads and the like take some 15 ms in a new process,
+        for which all ranks of the round would wait.
+        """
+
+    def ranks(self, place: RankInRound) -> Ranks:
+        """The ranks of a round, not connected yet.
+
+        Args:
+            place: of this process in it.
+        """
+
+    def alone(self) -> dist.ProcessGroup:
+        """Makes the default process group one of this process alone, between two rounds."""
+
+    def close(self) -> None:
+        """Leaves nothing behind in torch."""
+
+
+def choose_regrouping(stores: Stores) -> Regrouping:
+    """What ``--regroup`` says, or without an agent the best that this torch can do.
+
+    Args:
+        stores: clients of the rounds' stores.
+
+    Raises:
+        UsageError: this torch cannot do it.
+    """
+    from elastic_runtime.worker.groups.rebuild import Rebuild
+    from elastic_runtime.worker.groups.reconfigure import Reconfigure
+
+    wanted = os.environ.get(ENV_REGROUP) or AUTO
+    can = torch_private.can_reconfigure()
+    if wanted == RECONFIGURE and not can:
+        raise UsageError(
+            f"--regroup reconfigure needs torch 2.15 or newer, and this is torch "
+            f"{torch.__version__}: leave the option out, or say --regroup rebuild"
+        )
+    return Rebuild(stores) if wanted == REBUILD or not can else Reconfigure(stores)
+
+
+def rehearse_training() -> None:
+    """A training step in the present default group.
+
+    Nothing of it is the script's, so the modes that it has set for its own tensors do not count.
+    """
+    with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
+        weight = torch.nn.Linear(8, 8, bias=False, device="meta").to_empty(device="cpu")
+        torch.nn.init.ones_(weight.weight)
+        parallel = torch.nn.parallel.DistributedDataParallel(weight)
+        loss = torch.nn.functional.cross_entropy(
+            parallel(torch.ones(4, 8)), torch.zeros(4, dtype=torch.int64)
+        )
+        loss.backward()
