@@ -270,8 +270,14 @@ def _output(settings: Settings, variables: TorchrunVariables) -> Output:
         ranks=settings["local_ranks_filter"],
         stdout_filters=tuple(settings["duplicate_stdout_filters"]),
         stderr_filters=tuple(settings["duplicate_stderr_filters"]),
-        prefix=variables.line_prefix,
+        prefix=_line_prefix(settings, variables),
     )
+
+
+def _line_prefix(settings: Settings, variables: TorchrunVariables) -> str:
+    dest = "log_line_prefix_template"  # an option since torch 2.14
+    chosen: str = (settings[dest] if dest in settings else "") or variables.line_prefix
+    return chosen
 
 
 def _health_port(variables: TorchrunVariables) -> int:
