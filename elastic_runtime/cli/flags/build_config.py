@@ -247,8 +247,10 @@ def _seconds(source: str, key: str, text: str, kind: ValueType) -> float:
 
 
 def _grace(settings: Settings, variables: TorchrunVariables) -> float | None:
-    ours, torchruns = settings.of("grace"), settings.of("shutdown_timeout")
-    if ours.given and ours.level == torchruns.level:
+    ours = settings.of("grace")
+    # An option since torch 2.12.
+    torchruns = settings.of("shutdown_timeout") if "shutdown_timeout" in settings else ours
+    if torchruns is not ours and ours.given and ours.level == torchruns.level:
         raise UsageError(f"{ours} and {torchruns} say the same thing: keep one of them")
     if ours.given or torchruns.given:
         return float(max(ours, torchruns, key=lambda setting: setting.level).value)
