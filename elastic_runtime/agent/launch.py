@@ -38,6 +38,7 @@ from elastic_runtime.errors import (
 )
 from elastic_runtime.events.job_events import JobDone, JobFailed, JobOver
 from elastic_runtime.reporting.console import open_missing, unblocked
+from elastic_runtime.system.torch_version import refuse_unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,6 +140,7 @@ def launch(config: JobConfig, fn: Callable[..., Any], *args: Any) -> dict[int, A
         ElasticError: the other ends that ``elastic_runtime.errors`` lists.
     """
     open_missing()
+    refuse_unsupported()
     entry = Entry(FUNCTION, fn.__qualname__, args, function=fn)
     config = replace(config, entry=entry)
     with (

@@ -119,7 +119,9 @@ class Peers:
         """Bytes of every rank, each filled up to the same size."""
         mine = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
         everyones = torch.empty(self.world * size, dtype=torch.uint8, device="cpu")
-        dist.all_gather_single(everyones, mine, group=self.group)
+        # Before torch 2.13 it was called otherwise, and that name warns since.
+        gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(everyones, mine, group=self.group)
         found = ctypes.string_at(everyones.data_ptr(), len(everyones))
         return [found[at : at + size] for at in range(0, len(found), size)]
 

@@ -247,8 +247,10 @@ def _seconds(source: str, key: str, text: str, kind: ValueType) -> float:
 
 
 def _grace(settings: Settings, variables: TorchrunVariables) -> float | None:
-    ours, torchruns = settings.of("grace"), settings.of("shutdown_timeout")
-    if ours.given and ours.level == torchruns.level:
+    ours = settings.of("grace")
+    # An option since torch 2.12.
+    torchruns = settings.of("shutdown_timeout") if "shutdown_timeout" in settings else ours
+    if torchruns is not ours and ours.given and ours.level == torchruns.level:
         raise UsageError(f"{ours} and {torchruns} say the same thing: keep one of them")
     if ours.given or torchruns.given:
         return float(max(ours, torchruns, key=lambda setting: setting.level).value)
@@ -270,8 +272,14 @@ def _output(settings: Settings, variables: TorchrunVariables) -> Output:
         ranks=settings["local_ranks_filter"],
         stdout_filters=tuple(settings["duplicate_stdout_filters"]),
         stderr_filters=tuple(settings["duplicate_stderr_filters"]),
-        prefix=variables.line_prefix,
+        prefix=_line_prefix(settings, variables),
     )
+
+
+def _line_prefix(settings: Settings, variables: TorchrunVariables) -> str:
+    dest = "log_line_prefix_template"  # an option since torch 2.14
+    chosen: str = (settings[dest] if dest in settings else "") or variables.line_prefix
+    return chosen
 
 
 def _health_port(variables: TorchrunVariables) -> int:

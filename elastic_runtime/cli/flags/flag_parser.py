@@ -53,6 +53,9 @@ _NEVER_A_SCRIPTS = (
     *("--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--rdzv-conf"),
 )
 
+# The completion that it prints is that of the command torchrun, and would replace it (torch 2.14).
+_TORCHRUNS_ALONE = "--print-completion"
+
 # How argparse says it.
 _SWITCH_WITH_VALUE = re.compile(r"argument (\S+): ignored explicit argument '(.*)'")
 _NO_VALUE = re.compile(r"argument (\S+): expected one argument")
@@ -83,7 +86,7 @@ class Parser:
             description=_DESCRIPTION,
             epilog=_EPILOG,
             formatter_class=_Formatter,
-            parents=[torchrun_parser()],
+            parents=[_without(torchrun_parser(), _TORCHRUNS_ALONE)],
             conflict_handler="resolve",
             argument_default=argparse.SUPPRESS,
         )
@@ -140,6 +143,16 @@ def _with_listen_value(argv: Sequence[str]) -> list[str]:
 
 def _is_address(token: str) -> bool:
     return _ADDRESS.fullmatch(token) is not None
+
+
+def _without(parser: argparse.ArgumentParser, flag: str) -> argparse.ArgumentParser:
+    """A parser without one of its options, if it has it."""
+    action = parser._option_string_actions.get(flag)
+    if action is not None:
+        for spelling in action.option_strings:
+            del parser._option_string_actions[spelling]
+        action.container._remove_action(action)  # type: ignore[attr-defined]
+    return parser
 
 
 def _adopt(parser: argparse.ArgumentParser) -> list[Option]:

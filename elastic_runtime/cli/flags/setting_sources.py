@@ -89,8 +89,12 @@ class Settings:
         return self.by_dest[dest]
 
     def given(self, dest: str) -> bool:
-        """Whether any source but the default says something about it."""
-        return self.by_dest[dest].given
+        """Whether any source but the default says something about it.
+
+        Args:
+            dest: of an option of ours, or of one that some version of torchrun has.
+        """
+        return dest in self.by_dest and self.by_dest[dest].given
 
     def as_flags(self, *, without: Iterable[str] = ()) -> list[str]:
         """The flags that would say the same from another directory and environment."""

@@ -72,7 +72,9 @@ def _from_source() -> argparse.ArgumentParser:
     _define(torch / "distributed" / "argparse_util.py", ("env", "check_env"), names)
     _define(torch / "numa" / "binding.py", ("AffinityMode",), names)
     names["_AffinityMode"] = names["AffinityMode"]
-    _define(torch / "distributed" / "run.py", ("get_args_parser",), names)
+    names["_Action"] = argparse.Action
+    wanted = ("get_args_parser", "_PrintCompletionAction")  # the latter since torch 2.14
+    _define(torch / "distributed" / "run.py", wanted, names)
     parser: argparse.ArgumentParser = names["get_args_parser"]()
     return parser
 

@@ -28,6 +28,7 @@ from elastic_runtime.errors import EXIT_INTERRUPTED, EXIT_LEFT, ElasticError
 from elastic_runtime.events.job_events import JobJoinCommand
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
 from elastic_runtime.reporting.json_lines import JSON
+from elastic_runtime.system.torch_version import refuse_unsupported, untested
 from elastic_runtime.worker.fast_exit import exit_fast
 
 if TYPE_CHECKING:
@@ -119,11 +120,14 @@ def _say(message: str) -> None:
 
 
 def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_here: bool) -> int:
+    refuse_unsupported()  # before its parser is read, which another torch may have elsewhere
     parser = Parser()
     line = parser.split(argv)
     settings = read_settings(parser.options, line.given, os.environ)
     if settings["log_format"] == JSON:
         show_only_events(sys.stderr)
+    if not invocation and (warning := untested()):
+        _say(f"warning: {warning}")
     job = read_job(line, settings, os.environ)
     if isinstance(job, TorchrunTarget):
         return _hand_over(line, settings, job)

@@ -23,7 +23,7 @@ def as_torchrun(
     ours = [option.dest for option in OURS]
     arguments = ["--nnodes", f"{bounds.low}:{bounds.high}", "--rdzv-backend", target.backend]
     for dest in ("grace", "shutdown_timeout"):
-        if settings.given(dest):
+        if settings.given(dest) and "shutdown_timeout" in settings:
             arguments += ["--shutdown-timeout", str(round(settings[dest]))]
     arguments += settings.as_flags(without=(*ours, *_TRANSLATED))
     return [*arguments, line.script, *line.args]
@@ -31,7 +31,9 @@ def as_torchrun(
 
 def without_effect(settings: Settings) -> list[str]:
     """Those of our options that were given and that torchrun does not know."""
-    known = {"min", "max", "grace", "config"}
+    known = {"min", "max", "config"}
+    if "shutdown_timeout" in settings:  # since torch 2.12
+        known.add("grace")
     return [
         settings.of(option.dest).source
         for option in OURS

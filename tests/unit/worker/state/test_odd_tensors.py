@@ -95,7 +95,7 @@ def test_all_are_given_to_another_rank() -> None:
     assert taker.expanded.stride() == (0, 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_a_scripted_module_is_refused_with_its_name() -> None:
     scripted = torch.jit.script(nn.Linear(2, 2))
     with pytest.raises(UsageError, match=r"^model\.1 is a scripted module.*torch\.compile"):
