@@ -352,6 +352,8 @@ class JobConfig:
         output: the workers' output.
         preload: modules that the fork server imports beyond those it finds by itself.
         cold: start every worker as a fresh process.
+        regroup: in place, ``auto``, ``reconfigure`` (the same process groups get other peers) or
+            ``rebuild`` (each round builds new ones).
         role: torch's role name.
         signals: names of the signals that end an agent.
         virtual_local_rank: torchrun's option of that name.
@@ -384,6 +386,7 @@ class JobConfig:
     output: Output = field(default_factory=Output)
     preload: tuple[str, ...] = ()
     cold: bool = False
+    regroup: str = defaults.REGROUP
     role: str = defaults.ROLE
     signals: tuple[str, ...] = defaults.SIGNALS
     virtual_local_rank: bool = False

@@ -17,6 +17,8 @@ MIN_WORKERS = 1
 # Failures of user code that the whole job may have. torchrun's is 0; but a crash by chance should
 # not end a job overnight, and a script that is wrong fails three more times within a few seconds.
 MAX_RESTARTS = 3
+# How ranks regroup in place: by torch's own reconfigurable groups where it has them.
+REGROUP = "auto"
 # torch's name for a group of workers that all do the same.
 ROLE = "default"
 # Signals that ask an agent to leave; torchrun's list.

@@ -90,6 +90,17 @@ class RoundEntered(NotedEvent):
 
 
 @dataclass(frozen=True)
+class RegroupChosen(NotedEvent):
+    """In place: how ranks will come from one round to the next; once, from the first rank 0."""
+
+    name = "regroup.chosen"
+    sentence = "training in place: ranks regroup by {how} (torch {torch})"
+
+    how: str
+    torch: str
+
+
+@dataclass(frozen=True)
 class RoundError(NotedEvent):
     """In place: an error has thrown a worker out of a round, and the error is not its own: another
     rank has gone, or a connection broke."""

@@ -25,7 +25,6 @@ ENV_ROUND = "ELASTIC_ROUND"  # number of the round
 ENV_INCARNATION = "ELASTIC_INCARNATION"  # the job's incarnation that the round belongs to
 ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
 ENV_SERIAL = "ELASTIC_WORKER"  # number of the worker, counted over all that this agent has started
-ENV_REGROUP = "ELASTIC_REGROUP"  # how ranks regroup in place, as in --regroup
 
 # A worker that was asked to leave, and has left at a step boundary, ends with this code.
 EXIT_WORKER_LEFT = 79

@@ -233,6 +233,8 @@ class NodeRecord(Record):
             not numbered.
         checked: the last round whose members it has probed; 0: none.
         unreachable: the nodes that it does not reach, by uuid, as far as it has probed.
+        torch, regroup: its version of torch, and how its ranks would regroup in place; "": not
+            known.
     """
 
     kind: ClassVar[str] = "node"
@@ -254,6 +256,8 @@ class NodeRecord(Record):
     checked: int = 0
     unreachable: tuple[str, ...] = ()
     rank: int = -1
+    torch: str = ""
+    regroup: str = ""
 
 
 @dataclass(frozen=True, slots=True)

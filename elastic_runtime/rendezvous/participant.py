@@ -190,6 +190,8 @@ class Participant:
             store_port=join.store_port,
             settings=identity.settings,
             life=identity.life,
+            torch=self._state.policy.torch,
+            regroup=self._state.policy.regroup,
         )
 
     def watch(self) -> None:

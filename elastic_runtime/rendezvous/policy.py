@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime import __version__, defaults
 from elastic_runtime.config import PROTOCOL, Timeouts
+from elastic_runtime.system import torch_version
 
 if TYPE_CHECKING:
     from elastic_runtime.config import Endpoint, JobConfig
@@ -54,6 +55,7 @@ class Policy:
             nothing of it may have lost its data.
         invocation: the command that has started this node together with others; "": it is alone.
         protocol, release: of this package here; as in the job's record.
+        torch, regroup: of this node; as in its record.
     """
 
     min_nodes: int = defaults.MIN_NODES
@@ -77,10 +79,17 @@ class Policy:
     invocation: str = ""
     protocol: str = ""
     release: str = ""
+    torch: str = ""
+    regroup: str = ""
 
     @classmethod
     def of(cls, config: JobConfig) -> Policy:
-        """The rendezvous' part of a job's settings."""
+        """The rendezvous' part of a job's settings.
+
+        Raises:
+            UsageError: the installed torch cannot regroup as it is wanted.
+        """
+        torch = torch_version.installed()
         return cls(
             min_nodes=config.min_nodes,
             max_nodes=config.max_nodes,
@@ -94,6 +103,8 @@ class Policy:
             invocation=config.invocation,
             protocol=PROTOCOL,
             release=__version__,
+            torch=torch,
+            regroup=torch_version.choose_regroup(config.regroup, torch),
         )
 
 

@@ -246,14 +246,14 @@ def abort_groups() -> list[Any]:
 
 
 def can_reconfigure() -> bool:
-    """Whether this torch can give a living group other peers (torch 2.15 and later).
+    """Whether this torch can give a living group other peers; ``torch_version`` says which do.
 
-    Not with TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps all groups into some that cannot.
+    The calls are marked as experimental, so that a later version may lack them.
     """
     import torch.distributed as dist
 
-    known = hasattr(dist, "_reconfigure") and dist.is_gloo_available()
-    return known and dist.get_debug_level() != dist.DebugLevel.DETAIL
+    known = hasattr(dist, "_reconfigure") and hasattr(dist.ProcessGroup, "reconfigure")
+    return known and dist.is_gloo_available()
 
 
 def make_reconfigurable(store: Any, identity: int, timeout: timedelta, *, gpu: bool) -> Any:

@@ -1,4 +1,6 @@
-"""Which versions of torch this runs with, and what is said of others; torch is not imported.
+"""Which versions of torch this runs with, what each can do, and what is said of others.
+
+torch is not imported.
 
 ``pyproject.toml`` names the same range, and ``docs/torch-versions.md`` shows the jobs that were run
 with each version in it; a test compares the three.
@@ -6,6 +8,7 @@ with each version in it; a test compares the three.
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import metadata
 from importlib.util import find_spec
@@ -15,6 +18,13 @@ from elastic_runtime.errors import UsageError
 # The oldest and the newest version that jobs were run with (``scripts/torch_versions.py``).
 OLDEST = (2, 11)
 NEWEST = (2, 15)
+# The first one whose groups can get other peers while they live.
+_RECONFIGURES = (2, 15)
+
+# How ranks regroup in place (``--regroup``): the same groups get other peers, or new ones are built.
+AUTO, RECONFIGURE, REBUILD = "auto", "reconfigure", "rebuild"
+# Passed on to workers.
+ENV_REGROUP = "ELASTIC_REGROUP"
 
 
 def requirement() -> str:
@@ -64,6 +74,45 @@ def untested() -> str:
         f"torch {version} is newer than {_text(NEWEST)}, the newest that this was tested with: "
         f"if something fails, pip install '{requirement()}'"
     )
+
+
+def installed() -> str:
+    """The version of the installed torch; "" if it is not known."""
+    return _installed() or ""
+
+
+def choose_regroup(wanted: str, version: str) -> str:
+    """How the ranks of this node regroup.
+
+    Args:
+        wanted: what ``--regroup`` says.
+        version: of torch; one that is not known is taken for an old one.
+
+    Raises:
+        UsageError: this torch cannot do it.
+    """
+    can = (read_version(version) or (0, 0)) >= _RECONFIGURES
+    # It wraps all groups into some that cannot.
+    wrapped = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
+    if wanted == AUTO:
+        return RECONFIGURE if can and not wrapped else REBUILD
+    if wanted == RECONFIGURE and not can:
+        raise UsageError(
+            f"--regroup {RECONFIGURE} needs torch {_text(_RECONFIGURES)} or newer, and here is "
+            f"{version or 'one of unknown version'}: leave the option out, or update torch"
+        )
+    if wanted == RECONFIGURE and wrapped:
+        raise UsageError(
+            f"--regroup {RECONFIGURE} does not work with TORCH_DISTRIBUTED_DEBUG=DETAIL: leave out "
+            "one of them"
+        )
+    return wanted
+
+
+def differ(one: str, other: str) -> bool:
+    """Whether ranks with these versions of torch cannot form groups together, if both are known."""
+    first, second = read_version(one), read_version(other)
+    return first is not None and second is not None and first != second
 
 
 def _installed() -> str | None:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.events.round_events import RoundEntered, RoundError
+from elastic_runtime.events.round_events import RegroupChosen, RoundEntered, RoundError
 from elastic_runtime.events.state_events import StateUnfit
 from elastic_runtime.protocol.messages import (
     EXIT_WORKER_LEFT,
@@ -167,6 +167,7 @@ class _Loop:
         self._why = ""  # it was called broken
         self._thrown = 0  # the newest round out of which an exception was thrown in the main thread
         self._change: Change | None = None
+        self._entered = False  # a round
         self._released = saver is None  # no other rank needs the state in this memory
         self._main = threading.get_ident()
         # None once the first steps are over.
@@ -317,6 +318,9 @@ class _Loop:
         past = EarlierRounds(incarnation, order.committed)
         self._recovery.recover(gloo, world, past)
         recovering = time.monotonic() - began
+        if not self._entered:
+            self._entered = True
+            self._note(RegroupChosen(self._regrouping.name, torch.__version__))
         self._note(RoundEntered(round(connecting, 4), round(recovering, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
         self._stores.connect_ahead(order.spares)

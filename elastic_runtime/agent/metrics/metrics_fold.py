@@ -23,6 +23,7 @@ from elastic_runtime.events.checkpoint_events import (
 from elastic_runtime.events.job_events import JobDone, JobFailed
 from elastic_runtime.events.round_events import (
     RESTART_CLASSES,
+    RegroupChosen,
     RoundEntered,
     RoundLeft,
     RoundRecovered,
@@ -137,6 +138,7 @@ class Measured:
         saved_bytes: of all saves.
         saves_failed: how many.
         snapshot_step, snapshot_bytes: of the last snapshot.
+        regroup: in place, how ranks regroup; "": not in place, or another node has reported it.
     """
 
     began: float
@@ -166,6 +168,7 @@ class Measured:
     saves_failed: int = 0
     snapshot_step: int = -1
     snapshot_bytes: int | None = None
+    regroup: str = ""
 
     def goodput(self, now: float) -> float | None:
         """The share of the time since the agent began in which steps advanced that still count.
@@ -200,6 +203,7 @@ class Measured:
             "checkpoint_step": self.checkpoint_step,
             "ready": self.ready,
             "restarts": dict(self.restarts),
+            **({"regroup": self.regroup} if self.regroup else {}),
         }
 
     def hangs(self, now: float) -> float | None:
@@ -223,6 +227,8 @@ def fold(state: Measured, event: Event | WorkerProgress, now: float) -> Measured
             return _sealed(state, event, now)
         case RoundLeft():
             return replace(state, ready=False)
+        case RegroupChosen():
+            return replace(state, regroup=event.how)
         case RoundEntered():
             return _restored(state, event.round, now, event.sync)
         case RoundRecovered():

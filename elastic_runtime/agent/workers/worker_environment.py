@@ -21,6 +21,7 @@ from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS
 from elastic_runtime.rendezvous.node_address import interface_of
 from elastic_runtime.system.listening import where_reached
 from elastic_runtime.system.tcp_keepalive import ENV_PEER_TIMEOUT
+from elastic_runtime.system.torch_version import ENV_REGROUP
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
@@ -138,6 +139,7 @@ def worker_environment(
         ENV_NODE: config.node_name,
         ENV_SERIAL: str(serial),
         ENV_SNAPSHOTS: snapshots,
+        ENV_REGROUP: config.regroup,
         ENV_PEER_TIMEOUT: os.environ.get(ENV_PEER_TIMEOUT, f"{config.timeouts.lease_ttl:g}"),
     }
     if config.virtual_local_rank:

@@ -133,6 +133,7 @@ class RunReport:
         bad: keys of unreadable records, and why.
         apart: which nodes do not reach each other, as they report; "" if none reports it.
         trouble: what the store says is wrong with it; "" if nothing is.
+        regroup: in place, how ranks regroup, and the version of torch; "": not in place.
     """
 
     run_id: str
@@ -155,6 +156,7 @@ class RunReport:
     bad: tuple[tuple[str, str], ...] = ()
     apart: str = ""
     trouble: str = ""
+    regroup: str = ""
 
     @property
     def over(self) -> bool:
@@ -234,7 +236,16 @@ def make_report(run_id: str, endpoint: str, records: RunRecords, answers: Answer
         events=records.events,
         bad=records.bad,
         apart=cut_message(pairs) if pairs else "",
+        regroup=_regroup(records),
     )
+
+
+def _regroup(records: RunRecords) -> str:
+    """All nodes have the same, or are refused."""
+    if records.job is None or not records.job.in_place:
+        return ""
+    known = (node for node in records.nodes.values() if node.regroup)
+    return next((f"{node.regroup} (torch {node.torch})" for node in known), "")
 
 
 def _at(outcome: OutcomeRecord) -> str:

@@ -102,6 +102,8 @@ def _job(report: RunReport) -> Iterable[Text]:
             f"round   {report.round}: {count(report.world_size, 'worker')} on "
             f"{count(members, 'node')} ({report.reason})"
         )
+    if report.regroup:
+        yield Text(f"inplace {report.regroup}")
     if report.apart:
         yield Text(f"apart   {report.apart}", style="red")
     if report.step >= 0:

@@ -22,6 +22,7 @@ from elastic_runtime.config import (
     Timeouts,
 )
 from elastic_runtime.errors import UsageError
+from elastic_runtime.system.torch_version import choose_regroup, installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,15 @@ _OPTION_OF = {"workers": "nproc_per_node"}
 # Fields of ``JobConfig`` that an option of the same name sets, just as it was given.
 _AS_GIVEN = (
     *("min_workers", "node_unit", "node_name", "node_life", "resuming", "max_restarts"),
-    *("preload", "cold", "role", "virtual_local_rank", "event_log_handler", "snapshot_memory"),
+    *(
+        "preload",
+        "cold",
+        "regroup",
+        "role",
+        "virtual_local_rank",
+        "event_log_handler",
+        "snapshot_memory",
+    ),
     *("log_format", "log_file"),
 )
 
@@ -91,6 +100,7 @@ def job_config(
     _check_logs_specs(settings)
     workers = _workers(settings)
     _check_devices(settings, workers, variables)
+    choose_regroup(settings["regroup"], installed())  # or it is refused
     values = dict(
         entry=entry,
         endpoint=endpoint,

@@ -13,6 +13,7 @@ from elastic_runtime import defaults
 from elastic_runtime.cli.flags import value_types
 from elastic_runtime.config import MemoryLimit, Timeouts
 from elastic_runtime.reporting.json_lines import AUTO, CONSOLE, JSON
+from elastic_runtime.system.torch_version import REBUILD, RECONFIGURE
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.flags.value_types import ValueType
@@ -252,6 +253,16 @@ OURS: tuple[Option, ...] = (
         "",
         "start every worker as a new Python process, not as a fork of a prepared one (slower)",
         False,
+    ),
+    _ours(
+        "--regroup",
+        value_types.choice(AUTO, RECONFIGURE, REBUILD),
+        WORKERS,
+        "HOW",
+        "with elastic.run, how ranks come from one world to the next: reconfigure: the same process "
+        "groups get other peers (torch 2.15 and newer); rebuild: new ones are built; auto: "
+        f"reconfigure where torch can (default: {defaults.REGROUP})",
+        defaults.REGROUP,
     ),
     _ours(
         "--snapshot-memory",

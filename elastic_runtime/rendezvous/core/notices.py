@@ -80,7 +80,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Another live job holds this run id."""
+    """Another live job holds this run id, or this node does not fit the job."""
 
     message: str
 

@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
-from elastic_runtime.errors import UsageError
-from elastic_runtime.protocol.messages import ENV_REGROUP
 from elastic_runtime.system import torch_private
+from elastic_runtime.system.torch_version import AUTO, ENV_REGROUP, REBUILD, choose_regroup
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
     from elastic_runtime.worker.groups.store_clients import Stores
-
-AUTO, RECONFIGURE, REBUILD = "auto", "reconfigure", "rebuild"
 
 
 class Regrouping(Protocol):
@@ -67,14 +64,10 @@ def choose_regrouping(stores: Stores) -> Regrouping:
     from elastic_runtime.worker.groups.rebuild import Rebuild
     from elastic_runtime.worker.groups.reconfigure import Reconfigure
 
-    wanted = os.environ.get(ENV_REGROUP) or AUTO
-    can = torch_private.can_reconfigure()
-    if wanted == RECONFIGURE and not can:
-        raise UsageError(
-            f"--regroup reconfigure needs torch 2.15 or newer, and this is torch "
-            f"{torch.__version__}: leave the option out, or say --regroup rebuild"
-        )
-    return Rebuild(stores) if wanted == REBUILD or not can else Reconfigure(stores)
+    chosen = choose_regroup(os.environ.get(ENV_REGROUP) or AUTO, torch.__version__)
+    if chosen == REBUILD or not torch_private.can_reconfigure():
+        return Rebuild(stores)
+    return Reconfigure(stores)
 
 
 def rehearse_training() -> None:

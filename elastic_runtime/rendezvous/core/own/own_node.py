@@ -25,11 +25,12 @@ from elastic_runtime.rendezvous.core.formation.member_status import eligible, le
 from elastic_runtime.rendezvous.core.incarnation import restore_round
 from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait, write
 from elastic_runtime.rendezvous.core.node_state import OWN, Timer
-from elastic_runtime.rendezvous.core.notices import Ended, Excluded, Sealed, Switch
+from elastic_runtime.rendezvous.core.notices import Conflict, Ended, Excluded, Sealed, Switch
 from elastic_runtime.rendezvous.core.own.admission import may_register
 from elastic_runtime.rendezvous.core.own.reachability_survey import survey_members
 from elastic_runtime.rendezvous.core.own.store_outage import handle_outage
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction
+from elastic_runtime.system.torch_version import differ
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import SwitchRecord
@@ -53,6 +54,7 @@ def decide_for_own_node(state: NodeState, now: float) -> Decision:
         _check_excluded,
         _give_round_back,
         _skip_called_off,
+        _check_torch,
         survey_members,
         _keep_own_key,
         _tell_agent,
@@ -180,6 +182,27 @@ def _is_called_off(switch: SwitchRecord | None) -> bool:
 
 def _has_left(record: NodeRecord, last: RoundRecord) -> bool:
     return record.incarnation == last.incarnation and record.left >= last.number
+
+
+def _check_torch(state: NodeState, now: float) -> Decision:
+    """In place, ranks with different versions of torch would wait for each other for ever."""
+    leader, job = leader_of(state), state.job_record
+    if leader is None or job is None or not job.in_place or state.outcome_record is not None:
+        return Decision(state)
+    mine, theirs = state.policy, leader.record
+    if differ(mine.torch, theirs.torch):
+        what = f"torch {mine.torch}, and the leader of the job, {theirs.name}, torch {theirs.torch}"
+        remedy = "install the same one on all nodes"
+    elif mine.regroup and theirs.regroup and mine.regroup != theirs.regroup:
+        what = (
+            f"--regroup {mine.regroup}, and the leader of the job, {theirs.name}, "
+            f"--regroup {theirs.regroup}"
+        )
+        remedy = "give the same option on all nodes"
+    else:
+        return Decision(state)
+    text = f"this node has {what}: in place all nodes need the same; {remedy}"
+    return Decision(state.with_notice(Conflict(text), once="torch"))
 
 
 def _keep_own_key(state: NodeState, now: float) -> Decision:

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from elastic_runtime.checkpoint.save.background_thread import failing_for_all
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.agreement import Agreement, Wish
+from elastic_runtime.worker.groups.round_ranks import Interrupted
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery import error_classification
-from elastic_runtime.worker.groups.round_ranks import Interrupted
 from tests.ranks import Outcome, kill_self, run_ranks
 
 if TYPE_CHECKING:
