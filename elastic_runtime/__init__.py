@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from elastic_runtime.data.sample_seeds import sample_rng as sample_rng
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
     from elastic_runtime.errors import CheckpointError as CheckpointError
+    from elastic_runtime.worker.groups.kept_ddp import ddp as ddp
     from elastic_runtime.worker.run import busy as busy
     from elastic_runtime.worker.run import run as run
     from elastic_runtime.worker.state.training_state import State as State
@@ -42,6 +43,7 @@ _WHERE = {
     "State": "elastic_runtime.worker.state.training_state",
     "World": "elastic_runtime.worker.world",
     "busy": "elastic_runtime.worker.run",
+    "ddp": "elastic_runtime.worker.groups.kept_ddp",
     "launch": "elastic_runtime.agent.launch",
     "loader": "elastic_runtime.data.loader",
     "run": "elastic_runtime.worker.run",
@@ -61,6 +63,7 @@ __all__ = [
     "World",
     "__version__",
     "busy",
+    "ddp",
     "launch",
     "loader",
     "run",

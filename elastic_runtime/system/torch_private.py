@@ -407,6 +407,19 @@ def nccl_failure() -> str:
     return ""
 
 
+def module_hooks(module: torch.nn.Module) -> dict[str, Any]:
+    """The hooks that others have registered on a module, as its attributes; torch has no list.
+
+    Args:
+        module: any.
+    """
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name.startswith("_") and ("_hooks" in name) and isinstance(value, dict)
+    }
+
+
 def keep_versions_in_ddp() -> None:
     """Makes ``DDP(model)`` leave the version counters of parameters as they are.
 

@@ -21,7 +21,8 @@ NEWEST = (2, 15)
 # The first one whose groups can get other peers while they live.
 _RECONFIGURES = (2, 15)
 
-# How ranks regroup in place (``--regroup``): the same groups get other peers, or new ones are built.
+# How ranks regroup in place (``--regroup``): the same groups get other peers, or new ones are
+# built.
 AUTO, RECONFIGURE, REBUILD = "auto", "reconfigure", "rebuild"
 # Passed on to workers.
 ENV_REGROUP = "ELASTIC_REGROUP"

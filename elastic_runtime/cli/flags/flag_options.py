@@ -259,8 +259,8 @@ OURS: tuple[Option, ...] = (
         value_types.choice(AUTO, RECONFIGURE, REBUILD),
         WORKERS,
         "HOW",
-        "with elastic.run, how ranks come from one world to the next: reconfigure: the same process "
-        "groups get other peers (torch 2.15 and newer); rebuild: new ones are built; auto: "
+        "with elastic.run, how ranks come from one world to the next: reconfigure: the same "
+        "process groups get other peers (torch 2.15 and newer); rebuild: new ones are built; auto: "
         f"reconfigure where torch can (default: {defaults.REGROUP})",
         defaults.REGROUP,
     ),

@@ -1,12 +1,12 @@
 """A store that outlives its host: what a reconfigurable group asks, whichever round it is in.
 
-gloo keeps the store with which a group was made for the life of the process, and exchanges addresses
-through it at each reconfiguration. The stores of rounds are hosted by agents, and end with them. So
-the group is given this one, which forwards to the present round's.
+gloo keeps the store with which a group was made for the life of the process, and exchanges
+addresses through it at each reconfiguration. The stores of rounds are hosted by agents, and end
+with them. So the group is given this one, which forwards to the present round's.
 
-A thread that connects for a round belongs to that round: if it is late it can neither read nor write
-what is the next round's. It waits by asking again and again, so that it never holds the client of
-the round's store while it waits for a peer, and so that an interrupt releases it at once.
+A thread that connects for a round belongs to that round: if it is late it can neither read nor
+write what is the next round's. It waits by asking again and again, so that it never holds the
+client of the round's store while it waits for a peer, and so that an interrupt releases it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from elastic_runtime.worker.groups.round_ranks import TIMEOUT, Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from datetime import timedelta
 
 # Between two questions for a key that a peer has not written yet, in seconds. A peer that is as
 # far as this rank writes it within a millisecond.

@@ -1,4 +1,4 @@
-"""Regrouping for every torch: each round builds new process groups, and ends those of the last one."""
+"""Regrouping for every torch: each round builds new process groups, and ends them when it ends."""
 
 from __future__ import annotations
 

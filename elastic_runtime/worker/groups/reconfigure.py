@@ -1,4 +1,4 @@
-"""Regrouping by torch's reconfigurable groups (torch 2.15 and later): the same groups get other peers.
+"""Regrouping by torch's reconfigurable groups (torch 2.15 and later): the same get other peers.
 
 ``init_process_group(enable_reconfigure=True)`` connects to nobody. For each round every rank writes
 a *handle* of each of its groups into the round's store, reads those of all others, and gives the
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # A rank's identity in its handles, which must be unique among all that ever meet: drawn at random.
 _IDENTITIES = 1 << 31
-# How long a thread that has just been released from a store needs to end, in seconds. One that takes
-# longer connects to a peer that is silent, and keeps its groups.
+# How long a thread that has just been released from a store needs to end, in seconds. One that
+# takes longer connects to a peer that is silent, and keeps its groups.
 _RELEASE = 0.2
 
 
@@ -97,8 +97,8 @@ class Reconfigure:
     def groups(self) -> _KeptGroups:
         """The groups that stay, made when they are first needed.
 
-        Those in which a thread still connects for an earlier round, to a peer that says nothing, are
-        left to it, and others are made: so no rank waits for a silent peer.
+        Those in which a thread still connects for an earlier round, to a peer that says nothing,
+        are left to it, and others are made: so no rank waits for a silent peer.
         """
         busy, self._busy = self._busy, None
         if busy is not None:

@@ -10,8 +10,8 @@ is doing. Three things make that so:
   sides loses that error now and then: a send that fails at once is queued after the error was told
   to all that are queued. And ending a listening socket ends the process.
 - Later, when gloo has seen that end, the sockets are ended altogether, since children of this
-  process (of a ``DataLoader``) hold copies of them, and groups that are over are dropped; that waits
-  for gloo's own threads, so it happens in the background.
+  process (of a ``DataLoader``) hold copies of them, and groups that are over are dropped; that
+  waits for gloo's own threads, so it happens in the background.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.groups.store_clients import StoreClient, Stores
 
 # Once the ranks are connected, faults interrupt; these are torch's own defaults for gloo and NCCL.
-# NCCL also connects with its first collective, for which the ranks may come at very different times.
+# NCCL also connects with its first collective, for which the ranks may come at very different
+# times.
 TIMEOUT = timedelta(minutes=30)
 TIMEOUT_NCCL = timedelta(minutes=10)
 

@@ -64,7 +64,8 @@ def begin_in_place(port: int) -> tuple[int, dist.TCPStore]:
     Returns:
         The rank of this process; a client of the store that outlives an interrupt.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
+    alone = not dist.is_initialized()
+    rank, size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
     meet(store, "begun", size)
     torch_private.abort_groups()

@@ -1,0 +1,118 @@
+"""``elastic.ddp``: one wrapper that averages over whichever ranks a round has."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+import elastic_runtime as elastic
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.context import context
+from elastic_runtime.worker.groups.round_ranks import RankInRound
+from tests.ranks import run_ranks, values
+from tests.unit.worker.groups.roads import ROADS, begin_in_place, meet, regrouping, serve
+
+
+def _model() -> torch.nn.Sequential:
+    """Several buckets' worth of layers would be slow; two layers have an order at least."""
+    model = torch.nn.Sequential(torch.nn.Linear(1, 3), torch.nn.Linear(3, 1, bias=False))
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+    return model
+
+
+def averages_in_three_rounds(port: int, *, road: str, early: bool, hook: bool) -> tuple[Any, ...]:
+    """Ranks 0 and 1, then all three, then 1 and 2: two steps in each round.
+
+    Args:
+        port: of the store.
+        road: how the ranks regroup.
+        early: the wrapper is made before any round.
+        hook: gradients are reduced by a hook of the script's.
+
+    Returns:
+        The averages of what ranks put in; how many wrappers there were; how often a forward hook
+        was called; whether the wrapper still evaluates where it did before.
+    """
+    me, test = begin_in_place(port)
+    here = regrouping(road)
+    model = _model()
+    wrappers, averages, calls = set(), [], []
+    if early:
+        first = elastic.ddp(model)
+        wrappers.add(first)
+        first.register_forward_hook(lambda *_: calls.append(1))
+        first.eval()
+    for number, size in ((1, 2), (2, 3), (3, 2)):
+        rank = me if number < 3 else me - 1
+        if not 0 <= rank < size or (number == 1 and me == 2):
+            continue
+        ranks = here.ranks(RankInRound(number, rank, size, "127.0.0.1", port, f"round/{number}"))
+        ranks.build()
+        context().enter(number, rank, "life")
+        wrapped = first if early else elastic.ddp(model)
+        wrappers.add(wrapped)
+        if hook and number < 3:
+            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        for _ in range(2):
+            model.zero_grad()
+            wrapped(torch.full((4, 1), float(me))).sum().backward()
+            gradient = model[0].weight.grad
+            assert gradient is not None
+            averages.append(round(gradient[0].item() / 4, 3))
+        meet(test, f"round {number}", size)
+        ranks.take_apart()
+    return averages, len(wrappers), len(calls), not wrappers.pop().training
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize(("early", "hook"), [(True, False), (False, False), (False, True)])
+def test_one_wrapper_averages_over_whichever_ranks_there_are(
+    road: str, early: bool, hook: bool
+) -> None:
+    server = serve()
+    work = partial(averages_in_three_rounds, road=road, early=early, hook=hook)
+    found = values(run_ranks(3, work, server.port))
+    expected = [[0.5, 0.5, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0, 1.5, 1.5], [1.0, 1.0, 1.5, 1.5]]
+    assert [row[0] for row in found] == expected
+    assert [row[1] for row in found] == [1, 1, 1]
+    assert [row[2] for row in found] == ([4, 6, 4] if early else [0, 0, 0])
+    assert [row[3] for row in found] == [early] * 3
+
+
+def test_a_wrapper_that_is_used_outside_of_train_says_so() -> None:
+    wrapped = elastic.ddp(torch.nn.Linear(1, 1))
+    assert isinstance(wrapped, DistributedDataParallel)
+    assert [name for name, _ in wrapped.named_parameters()] == ["module.weight", "module.bias"]
+    for use in (partial(wrapped, torch.ones(1, 1)), wrapped.no_sync):
+        with pytest.raises(UsageError, match=r"can be used inside of train\(world\) only"):
+            use()
+
+
+def test_what_cannot_be_set_up_twice_is_refused() -> None:
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(UsageError, match="mixed_precision"):
+        elastic.ddp(model, mixed_precision=object())
+    with pytest.raises(UsageError, match="give it the model in it"):
+        elastic.ddp(elastic.ddp(model))
+
+
+def takes_other_options() -> list[bool]:
+    """What a wrapper does with the options of each call."""
+    model = torch.nn.Linear(1, 1)
+    found = []
+    for options in ({}, {"find_unused_parameters": True}, {}):
+        wrapped = elastic.ddp(model, **options)
+        found.append(wrapped.find_unused_parameters)
+    assert dist.get_world_size() == 2
+    return found
+
+
+def test_the_options_of_the_last_call_count() -> None:
+    assert values(run_ranks(2, takes_other_options)) == [[False, True, False]] * 2
