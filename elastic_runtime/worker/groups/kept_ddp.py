@@ -115,7 +115,7 @@ class KeptDDP(DistributedDataParallel):  # type: ignore[misc]  # torch has no ty
         # The script may use it first in an evaluation.
         with torch.inference_mode(False), torch.enable_grad():
             super().__init__(module, **{"init_sync": False, **options})
-        vars(self).update(hooks, training=training)
+        self.__dict__.update(hooks, training=training)
         self._elastic_options, self._elastic_comm_hook = options, comm_hook
         self._elastic_round = now
         if comm_hook is not None:
