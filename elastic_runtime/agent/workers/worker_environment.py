@@ -139,13 +139,20 @@ def worker_environment(
         ENV_NODE: config.node_name,
         ENV_SERIAL: str(serial),
         ENV_SNAPSHOTS: snapshots,
-        ENV_REGROUP: config.regroup,
-        ENV_PEER_TIMEOUT: os.environ.get(ENV_PEER_TIMEOUT, f"{config.timeouts.lease_ttl:g}"),
+        **_settings(config),
     }
     if config.virtual_local_rank:
         environment["LOCAL_RANK"] = "0"
         environment["CUDA_VISIBLE_DEVICES"] = _visible_device(local_rank)
     return environment
+
+
+def _settings(config: JobConfig) -> dict[str, str]:
+    """Settings of the job that act in a worker."""
+    return {
+        ENV_REGROUP: config.regroup,
+        ENV_PEER_TIMEOUT: os.environ.get(ENV_PEER_TIMEOUT, f"{config.timeouts.lease_ttl:g}"),
+    }
 
 
 def _way_of_gloo(address: str) -> dict[str, str]:

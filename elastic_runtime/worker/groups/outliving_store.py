@@ -168,6 +168,9 @@ class OutlivingStore(dist.Store):  # type: ignore[misc]  # torch has no types
         """How many keys there are."""
         return int(self._ask(lambda store: store.num_keys()))
 
+    # By these names C++ calls them.
+    deleteKey, getNumKeys = delete_key, num_keys
+
     def has_extended_api(self) -> bool:
         """As a TCPStore."""
         return True

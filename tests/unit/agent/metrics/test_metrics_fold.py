@@ -24,6 +24,7 @@ from elastic_runtime.events.checkpoint_events import (
 from elastic_runtime.events.job_events import JobDone, JobFailed
 from elastic_runtime.events.round_events import (
     RESTART_CLASSES,
+    RegroupChosen,
     RoundEntered,
     RoundRecovered,
     RoundSealed,
@@ -82,6 +83,12 @@ def test_a_round_is_what_the_status_says() -> None:
     assert (status["round"], status["world"], status["step"]) == (7, 4, 30)
     assert status["ready"]
     assert status["restarts"] == {"failed": 0, "killed": 2, "lost": 1, "planned": 0}
+
+
+def test_the_status_says_how_ranks_regroup_where_this_node_knows() -> None:
+    assert "regroup" not in told(sealed(105, 1)).status("r", "n")
+    chosen = told(sealed(105, 1), (106.0, RegroupChosen("rebuild", "2.13.0")))
+    assert chosen.status("r", "n")["regroup"] == "rebuild"
 
 
 @pytest.mark.parametrize("last", [left(111), (111.0, JobDone(1.0)), (111.0, JobFailed(1.0))])

@@ -28,6 +28,16 @@ def _roles(records: RunRecords) -> list[tuple[str, str, str]]:
     return [(line.name, line.role, line.ranks) for line in r.node_lines(records, {})]
 
 
+def test_a_job_in_place_shows_how_its_ranks_regroup() -> None:
+    assert make_report("run", "etcd://h", RUNNING, {}).regroup == ""
+    one, *more = RUNNING.nodes.values()
+    nodes = {each.node: each for each in (replace(one, torch="2.15.0", regroup="rebuild"), *more)}
+    in_place = replace(RUNNING, nodes=nodes, job=replace(JOB, in_place=True))
+    report = make_report("run", "etcd://h", in_place, {})
+    assert report.regroup == "rebuild (torch 2.15.0)"
+    assert make_report("run", "", replace(in_place, job=JOB), {}).regroup == ""
+
+
 def test_a_running_job() -> None:
     report = make_report("run", "etcd://h", RUNNING, {"a1": {"node": "a1", "step": 45}})
     assert (report.state, report.round, report.world_size, report.step) == ("running", 3, 3, 45)

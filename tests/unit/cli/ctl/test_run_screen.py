@@ -50,6 +50,13 @@ def test_who_does_not_reach_whom_is_shown() -> None:
     assert "apart   no connection between a and c" in _text(run_screen.status(report))
 
 
+def test_it_is_shown_how_ranks_regroup() -> None:
+    report = make_report("run", "etcd://h", RUNNING, {})
+    assert "inplace" not in _text(run_screen.status(report))
+    shown = _text(run_screen.status(replace(report, regroup="rebuild (torch 2.13.0)")))
+    assert "inplace rebuild (torch 2.13.0)" in shown
+
+
 def test_a_small_terminal_shows_the_newest_and_says_what_it_leaves_out() -> None:
     events = tuple(EventRecord(float(n), "round.sealed", n, "a", f"event {n}") for n in range(20))
     nodes = {f"n{n}": replace(C, node=f"n{n}", name=f"name{n}") for n in range(30)}

@@ -34,6 +34,7 @@ from elastic_runtime.rendezvous.core.membership_events import (
 )
 from elastic_runtime.rendezvous.core.node_state import OWN
 from elastic_runtime.rendezvous.core.notices import (
+    Conflict,
     Ended,
     Excluded,
     Sealed,
@@ -339,3 +340,40 @@ def test_a_write_that_failed_is_tried_again_as_soon_as_after_the_first_time() ->
         pauses.add(round(tested.state.in_flight[OWN].until - tested.now, 6))
         tested.feed(Tick(), max(pauses))
     assert len(pauses) == 1
+
+
+_OURS = replace(POLICY, torch="2.13.0+cpu", regroup="rebuild")
+
+
+def _conflicts(leader: dict[str, object], **of_job: object) -> list[str]:
+    record = job(**{"in_place": True, **of_job})
+    tested = NodeUnderTest("c", _OURS).sees(record, node("a", **leader), node("c"), wide=False)
+    return [conflict.message for conflict in tested.told(Conflict)]
+
+
+@pytest.mark.parametrize(
+    ("leader", "said"),
+    [
+        (
+            {"torch": "2.15.0", "regroup": "reconfigure"},
+            "torch 2.13.0+cpu, and the leader of the job, a, torch 2.15.0: in place all nodes need",
+        ),
+        (
+            {"torch": "2.13.1", "regroup": "reconfigure"},
+            "--regroup rebuild, and the leader of the job, a, --regroup reconfigure: in place",
+        ),
+        ({"torch": "2.13.1+cu130", "regroup": "rebuild"}, ""),
+        ({}, ""),  # of a version that does not say
+    ],
+)
+def test_in_place_all_nodes_have_the_torch_of_the_leader(
+    leader: dict[str, object], said: str
+) -> None:
+    found = _conflicts(leader)
+    assert [said in message for message in found] == [True] * bool(said)
+
+
+def test_workers_that_are_restarted_may_have_any_torch() -> None:
+    other = {"torch": "2.15.0", "regroup": "reconfigure"}
+    assert _conflicts(other)
+    assert not _conflicts(other, in_place=False)
