@@ -38,6 +38,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "State": ("step", "commit", "parts"),
         "World": (),
         "busy": (),
+        "ddp": (),
     },
     "Checkpoints": {
         "Checkpointer": ("steps", "resume", "step", "save", "wait", "close"),
