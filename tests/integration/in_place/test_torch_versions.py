@@ -1,0 +1,86 @@
+"""Nodes that have another torch, or regroup in another way, than the job in place."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from elastic_runtime.errors import EXIT_USAGE
+from elastic_runtime.system.torch_version import NEWEST, OLDEST, installed, read_version
+from tests.integration.in_place.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.etcd_server import EtcdServer
+
+pytestmark = pytest.mark.etcd
+
+
+def _other_torch(folder: Path) -> tuple[str, dict[str, str]]:
+    """What makes a node say, and believe, that it has another torch than this one.
+
+    Returns:
+        That version, and the environment of the node.
+    """
+    version = ".".join(map(str, OLDEST if read_version(installed()) == NEWEST else NEWEST)) + ".7"
+    described = folder / "other" / f"torch-{version}.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    path = os.pathsep.join(filter(None, (str(described.parent), os.environ.get("PYTHONPATH"))))
+    return version, {"PYTHONPATH": path}
+
+
+def _where(folder: Path, etcd: EtcdServer) -> tuple[str, ...]:
+    endpoint = f"etcd://{etcd.endpoint}/{folder.name}"
+    return ("--rdzv-endpoint", endpoint, "--rdzv-id", "x", "--min", "1", "--max", "2")
+
+
+@pytest.mark.first_case("a job of two nodes for each moment")
+@pytest.mark.parametrize("together", [False, True])
+def test_a_node_with_another_torch_is_refused_and_the_job_goes_on(
+    tmp_path: Path, etcd: EtcdServer, together: bool
+) -> None:
+    version, environ = _other_torch(tmp_path)
+    options = (*_where(tmp_path, etcd), "--regroup", "rebuild", "--last-call", "10")
+    if not together:
+        options = (*options[:-2], "--last-call", "0")
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with Job(first, "steps.py", *options, "--node-name", "a") as one:
+        if together:
+            one.event("job.waiting", have=1)
+        else:
+            one.ranks(1)
+        with Job(second, "steps.py", *options, "--node-name", "b", environ=environ) as two:
+            assert two.end() == EXIT_USAGE, two.story()
+            assert f"this node has torch {version}, and the leader of the job, a, torch" in two.log
+            assert installed() in two.log
+            assert "install the same one on all nodes" in two.log
+            assert "Traceback" not in two.log
+        one.ranks(1)
+        one.enough()
+        assert one.end() == 0, one.story()
+
+
+def test_how_ranks_regroup_is_said_at_the_start(tmp_path: Path) -> None:
+    with Job(tmp_path, "steps.py", "--regroup", "rebuild") as job:
+        chosen = job.event("regroup.chosen")
+        assert (chosen["how"], chosen["torch"]) == ("rebuild", torch.__version__)
+        job.enough()
+        assert job.end() == 0, job.story()
+    assert len(job.events("regroup.chosen")) == 1
+
+
+@pytest.mark.skipif(
+    (read_version(installed()) or NEWEST) >= NEWEST, reason="this torch can reconfigure its groups"
+)
+def test_a_torch_that_cannot_reconfigure_is_refused_at_once(tmp_path: Path) -> None:
+    with Job(tmp_path, "steps.py", "--regroup", "reconfigure") as job:
+        assert job.end() == EXIT_USAGE, job.story()
+        assert f"needs torch 2.15 or newer, and here is {installed()}" in job.log
+        assert len(job.log.splitlines()) == 1, job.log
