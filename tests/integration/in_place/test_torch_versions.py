@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,8 @@ def _other_torch(folder: Path) -> tuple[str, dict[str, str]]:
     described = folder / "other" / f"torch-{version}.dist-info"
     described.mkdir(parents=True)
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    points = metadata.distribution("torch").read_text("entry_points.txt")
+    (described / "entry_points.txt").write_text(points or "")  # torch 2.15 finds gloo by them
     path = os.pathsep.join(filter(None, (str(described.parent), os.environ.get("PYTHONPATH"))))
     return version, {"PYTHONPATH": path}
 
@@ -61,7 +64,7 @@ def test_a_node_with_another_torch_is_refused_and_the_job_goes_on(
             assert f"this node has torch {version}, and the leader of the job, a, torch" in two.log
             assert installed() in two.log
             assert "install the same one on all nodes" in two.log
-            assert "Traceback" not in two.log
+            assert "Traceback" not in two.log, two.log
         one.ranks(1)
         one.enough()
         assert one.end() == 0, one.story()
