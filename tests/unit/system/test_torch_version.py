@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.agent.launch import launch
 from elastic_runtime.cli.run import elastic_run
+from elastic_runtime.config import JobConfig
 from elastic_runtime.errors import EXIT_USAGE, UsageError
 from elastic_runtime.system import torch_version
 from elastic_runtime.system.torch_version import NEWEST, OLDEST, read_version
@@ -104,6 +106,12 @@ def test_the_node_of_another_elastic_run_does_not_repeat_the_warning(
     install("2.16.0")
     elastic_run.main(["nowhere.py"], invocation="another")
     assert "tested" not in capsys.readouterr().err
+
+
+def test_a_job_that_python_starts_is_refused_as_well(install: Install) -> None:
+    install("2.10.0")
+    with pytest.raises(UsageError, match=r"^torch 2\.10\.0 is too old"):
+        launch(JobConfig(), print)
 
 
 def test_no_torch_at_all_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
