@@ -36,9 +36,9 @@ def torchruns(*, older: bool) -> argparse.ArgumentParser:
     if older:
         for flag in (SHUTDOWN, PREFIX, COMPLETION):
             flag_parser._without(parser, flag)
-    for flag in () if older else (PREFIX, COMPLETION):
+    for flag, kind in () if older else ((SHUTDOWN, int), (PREFIX, str), (COMPLETION, str)):
         if flag not in parser._option_string_actions:
-            parser.add_argument(flag, flag[:2] + flag[2:].replace("-", "_"), default="", type=str)
+            parser.add_argument(flag, flag[:2] + flag[2:].replace("-", "_"), type=kind)
     return parser
 
 
