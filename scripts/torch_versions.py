@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs small jobs with several versions of torch, kills a worker of each, and makes a table of it.
 
-    scripts/torch_versions.py --environment 2.14=/envs/214/bin/python --environment 2.15=.venv/bin/python
+    scripts/torch_versions.py --environment 2.14=p214/bin/python --environment 2.15=p215/bin/python
 
 Each environment needs torch and what this package depends on; the package itself is the one of
 this checkout. With ``--write`` the table is put into docs/torch-versions.md, in which rows of
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import uuid
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +217,7 @@ def run_version(version: str, python: str) -> Row:
                 cells.append(f"no: {error}")
                 well = False
         print(f"torch {torch}, {kind.title}: {cells[-1]}", file=sys.stderr, flush=True)
-    return Row(version, (torch, own, *cells, date.today().isoformat()), well)
+    return Row(version, (torch, own, *cells, datetime.now(tz=UTC).date().isoformat()), well)
 
 
 def _versions(python: str) -> tuple[str, str]:

@@ -25,7 +25,8 @@ def exit_fast(code: int) -> None:
     exit functions, files that were left open. Only the interpreter itself is not taken apart.
 
     Args:
-        code: the exit code.
+        code: the exit code; below 0 the number of the signal that is to end it, as for Python's own
+            end after a ``KeyboardInterrupt`` that nothing catches.
     """
     at_exit = _FastExit(code)
     atexit.register(at_exit)
@@ -67,4 +68,7 @@ class _FastExit:
             if issubclass(type(found), io.IOBase):
                 with suppress(Exception):
                     found.flush()
-        os._exit(self._code)
+        if self._code < 0:
+            signal.signal(-self._code, signal.SIG_DFL)
+            os.kill(os.getpid(), -self._code)
+        os._exit(self._code if self._code >= 0 else 128 - self._code)  # if the signal is blocked

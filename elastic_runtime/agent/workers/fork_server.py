@@ -471,6 +471,9 @@ def _do(work: Work) -> None:
         code = 0 if end.code is None else end.code if isinstance(end.code, int) else 1
         exit_fast(code & 0xFF)
         raise
+    except KeyboardInterrupt:
+        exit_fast(-signal.SIGINT)
+        raise
     except Exception:
         exit_fast(1)
         raise

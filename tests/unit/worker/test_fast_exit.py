@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -82,3 +83,17 @@ def test_a_requested_end_has_the_exit_code_that_the_sender_expects(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False
     )
     assert done.returncode == code
+
+
+def test_an_end_by_a_signal_is_quick_too() -> None:
+    script = _WITH_GARBAGE.replace("exit_fast(3)", "exit_fast(-signal.SIGINT)")
+    script = f"import signal\n{script}".replace("sys.exit(3)", "raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
+    assert done.stderr.endswith("KeyboardInterrupt\n")

@@ -17,6 +17,7 @@ from elastic_runtime.config import JobConfig
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
+    from elastic_runtime.cli.flags.flag_parser import Parser
     from tests.unit.cli.conftest import JobOf, SettingsOf
 
 
@@ -112,8 +113,15 @@ def test_defaults_are_those_of_the_config(job_of: JobOf) -> None:
     ],
 )
 def test_other_spellings_of_time_outs(
-    job_of: JobOf, arguments: str, environ: dict[str, str], field: str, expected: float
+    job_of: JobOf,
+    parser: Parser,
+    arguments: str,
+    environ: dict[str, str],
+    field: str,
+    expected: float,
 ) -> None:
+    if "SHUTDOWN" in f"{arguments} {environ}".upper() and "shutdown_timeout" not in parser.options:
+        pytest.skip("torchrun has --shutdown-timeout since torch 2.12")
     assert getattr(_config(job_of, arguments, **environ).timeouts, field) == expected
 
 

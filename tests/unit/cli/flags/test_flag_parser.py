@@ -28,7 +28,7 @@ def test_the_scripts_options_may_be_the_beginning_of_several_of_ours(
 
 def test_every_option_of_torchruns_is_known(parser: Parser) -> None:
     theirs = {action.dest for action in get_args_parser()._actions if action.option_strings}
-    assert theirs - {"help"} <= set(parser.options)
+    assert theirs - {"help", "print_completion"} <= set(parser.options)
 
 
 @pytest.mark.parametrize(

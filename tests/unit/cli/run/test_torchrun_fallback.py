@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_runtime.cli.flags.node_bounds import read_bounds
 from elastic_runtime.cli.flags.setting_sources import read_settings
 from elastic_runtime.cli.run.store_target import (
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 
 def test_what_torchrun_is_told(parser: Parser, folder: Path) -> None:
+    if "shutdown_timeout" not in parser.options:
+        pytest.skip("torchrun has --shutdown-timeout since torch 2.12")
     typed = "--nnodes 2 --node-rank 1 --master-addr h --max-restarts 2 --lease-ttl 3 --grace 4"
     line = parser.split([*typed.split(), "train.py", "--x"])
     settings = read_settings(parser.options, line.given, {"ELASTIC_TEE": "3"})
