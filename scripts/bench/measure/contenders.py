@@ -80,6 +80,11 @@ def _torchrun(name: str, *options: str, **environment: str) -> Contender:
     return Contender(name, TORCHRUN, bounds, "c10d", (*restarts, *options), environment)
 
 
+def _in_place(name: str, store: str, *options: str) -> Contender:
+    bounds = ("--min", "1", "--max", "3")
+    return Contender(name, ELASTIC, bounds, store, options, script=_IN_PLACE)
+
+
 CONTENDERS: Mapping[str, Contender] = {
     contender.name: contender
     for contender in (
@@ -92,7 +97,10 @@ CONTENDERS: Mapping[str, Contender] = {
         ),
         Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
         Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
-        Contender("in-place-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd", script=_IN_PLACE),
-        Contender("in-place-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d", script=_IN_PLACE),
+        _in_place("in-place-etcd", "etcd"),
+        _in_place("in-place-c10d", "c10d"),
+        # With a torch that regroups otherwise by itself.
+        _in_place("rebuild-etcd", "etcd", "--regroup", "rebuild"),
+        _in_place("rebuild-c10d", "c10d", "--regroup", "rebuild"),
     )
 }
