@@ -36,6 +36,7 @@ _TRIAL = 3
 
 _SHOWN = 3  # names in a message
 _PLAIN = (dict, list)
+_ABSENT = object()
 
 
 class OutsideChanges:
@@ -184,11 +185,8 @@ class OutsideChanges:
 
     def _moved(self) -> set[str]:
         now, mark = self._look(), self._mark or {}
-        return {
-            name
-            for name in now.keys() | mark.keys()
-            if name not in now or name not in mark or not _alike(now[name], mark[name])
-        }
+        moved = {name for name, value in now.items() if not _alike(value, mark.get(name, _ABSENT))}
+        return moved if now.keys() == mark.keys() else moved | (mark.keys() - now.keys())
 
 
 class _Versions(NamedTuple):

@@ -20,6 +20,7 @@ import torch
 # The state of a Mersenne Twister, in Python as in NumPy: 624 words and a position of 4 bytes.
 _WORDS = 624
 _SIZE = 4 * (_WORDS + 1)
+_CUDA: bool = torch.backends.cuda.is_built()
 
 
 @dataclass(slots=True)
@@ -151,4 +152,4 @@ class _Memory:
 
 
 def _cuda() -> tuple[torch.Generator, ...]:
-    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return torch.cuda.default_generators if _CUDA and torch.cuda.is_initialized() else ()
