@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from elastic_runtime.checkpoint.entries import usage_checks
 from elastic_runtime.checkpoint.entries.committed_entries import CommittedEntries
@@ -31,7 +31,7 @@ from elastic_runtime.errors import (
     CheckpointUsageError,
 )
 from elastic_runtime.protocol.messages import EXIT_WORKER_LEFT
-from elastic_runtime.worker.agreement import Agreement, Wish
+from elastic_runtime.worker.agreement import NOTHING_FORESEEN, Agreement, Foreseen, Wish
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.fast_exit import end_on_request
 from elastic_runtime.worker.peers import GlooGroups, Peers
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.storage.retention import Retention
-    from elastic_runtime.checkpoint.storage.storage_contract import Storage
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
     from elastic_runtime.worker.state.training_state import State
 
@@ -129,7 +128,9 @@ class Checkpointer:
         snapshot_interval = parse_every(snapshot_every, "snapshot_every")
         self._objects, self._sync = entries, sync
         self._context: WorkerContext = context()
-        self._storage = _opened(directory, self._context)
+        # The first rank finds out whether it can be used, and the others wait for it.
+        first = of_a_job(self._context.note, _leave_if_asked) if self._context.rank == 0 else None
+        self._storage = open_storage(directory, first)
         timetable = SaveTimetable.at_start(interval, limit, time.monotonic())
         self._assemble(retention, snapshot_interval, timetable, raises=on_save_error == "raise")
         self._gloo: GlooGroups | None = None
@@ -216,10 +217,10 @@ class Checkpointer:
         self.count(self._steps + 1)
         self._committed.commit()
         self._context.report_step(self.steps)
-        agreed = group.agreement.step(Wish.TRAINS | self._wishes(group.peers))
+        agreed = group.agreement.step(lambda: Wish.TRAINS | self._wishes(group.peers))
         if Wish.LEAVE in agreed:
             self.save(sync=True)
-            self._leave()
+            end_on_request(EXIT_WORKER_LEFT, has_agent=self._context.has_agent)
         self.act_on(agreed)
 
     def save(self, *, sync: bool = False) -> None:
@@ -399,6 +400,12 @@ class Checkpointer:
         """What this rank wants all ranks to do."""
         return self._wishes(self._ready().peers)
 
+    def foreseen(self) -> Foreseen:
+        """When this rank will wish something, as far as it knows that."""
+        if self._ready().peers.rank:
+            return NOTHING_FORESEEN
+        return self._scheduler.foreseen().or_before(self._snapshots.foreseen(self.steps))
+
     def act_on(self, agreed: Wish) -> None:
         """Does what all ranks agreed on at a step: notes a failed save, saves, takes a snapshot.
 
@@ -409,14 +416,15 @@ class Checkpointer:
             CheckpointError: see ``step``.
         """
         group = self._ready()
-        save, failed = Wish.SAVE in agreed, Wish.FAILED in agreed
+        # Mostly nothing is agreed, and looking for flags takes a while.
+        save, failed = (Wish.SAVE in agreed, Wish.FAILED in agreed) if agreed else (False, False)
         if self._scheduler.act_on(group.peers, self.steps, failed=failed, agreed=save):
             group.agreement.restart_clock()
         self._snapshot(agreed)
 
     def _snapshot(self, agreed: Wish) -> None:
         """Takes a snapshot if all ranks agreed on it and no rank has a save running."""
-        if Wish.SNAPSHOT not in agreed:
+        if not agreed or Wish.SNAPSHOT not in agreed:
             return
         self._snapshots.rest(self.steps)
         # The wishes are those of the step before; a save that began since is known on all ranks.
@@ -468,7 +476,7 @@ class Checkpointer:
             self._scheduler.check_place(peers, self.steps)
             if peers.rank > 0:
                 self._executor.term.release()
-            self._group = _ConnectedRanks(peers, Agreement(peers.group))
+            self._group = _ConnectedRanks(peers, Agreement(peers.group, self.foreseen))
         return self._group
 
     def _wishes(self, peers: Peers) -> Wish:
@@ -483,15 +491,6 @@ class Checkpointer:
         if rank == 0 and self._scheduler.wishes_save(peers):
             wishes |= Wish.SAVE
         return wishes
-
-    def _leave(self) -> NoReturn:
-        end_on_request(EXIT_WORKER_LEFT, has_agent=self._context.has_agent)
-
-
-def _opened(directory: str | os.PathLike[str], here: WorkerContext) -> Storage:
-    """The storage; the first rank finds out whether it can be used, and the others wait for it."""
-    first = of_a_job(here.note, _leave_if_asked) if here.rank == 0 else None
-    return open_storage(directory, first)
 
 
 def _leave_if_asked() -> None:

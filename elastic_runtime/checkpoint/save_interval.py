@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING
 
 from elastic_runtime.durations import parse_duration
@@ -43,6 +44,25 @@ class Every:
     def due_after(self, seconds: float) -> bool:
         """A save is due this long after the last one. One rank's clock decides for all."""
         return 0 < self.seconds <= seconds
+
+    def steps_left(self, last: int, step: int) -> float:
+        """After how many steps something is due again; 0: it is; inf: never, by steps.
+
+        Args:
+            last: when it was done last.
+            step: the present one.
+        """
+        if not self.steps:
+            return inf
+        return 0 if self.due_between(last, step) else self.steps - step % self.steps
+
+    def seconds_left(self, seconds: float) -> float:
+        """After how many seconds something is due again; 0: it is; inf: never, by time.
+
+        Args:
+            seconds: since it was done last.
+        """
+        return max(0.0, self.seconds - seconds) if self.seconds else inf
 
 
 Interval = int | str | timedelta

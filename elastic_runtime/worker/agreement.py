@@ -4,19 +4,34 @@ Each rank says what it wishes; the wishes are combined by a small asynchronous m
 started at the end of a step and read at the end of the next one. All ranks start and read at the
 same steps, so all of them read the same answer at the same step, however far apart they run.
 
-On short steps it is not started at every one: the longest time that a step took on any rank is
-part of the reduction, and from it every rank computes the same pause.
+It takes some time from the two steps that it touches, so it is not started at every one. With its
+wishes each rank says after how many steps it wants the next one: soon while the round is new, as
+replacements and new nodes come then, and less and less often after that; but in time for what it
+knows that it will wish. The smallest number counts, and is the same on all ranks.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
+from dataclasses import dataclass
 from enum import IntFlag
+from math import inf
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from elastic_runtime.limits import AGREEMENT_MAX_STEPS, AGREEMENT_PERIOD_US
+from elastic_runtime.limits import (
+    AGREEMENT_LONGEST_PERIOD_US,
+    AGREEMENT_MAX_STEPS,
+    AGREEMENT_PERIOD_US,
+    AGREEMENT_SHARE_OF_AGE,
+    AGREEMENT_STEP_OUTLIER,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Wish(IntFlag):
@@ -33,17 +48,54 @@ class Wish(IntFlag):
     BUSY = 128  # something is under way in this rank's background
 
 
-_ALL = tuple(wish for wish in Wish if wish)
-_FACTS = Wish.STAYS | Wish.TRAINS | Wish.BUSY
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """When a rank will wish something, as far as it knows that; counted from now.
+
+    Attributes:
+        seconds: whichever of the two comes first.
+        steps: the same.
+    """
+
+    seconds: float = inf
+    steps: float = inf
+
+    def or_before(self, other: Foreseen) -> Foreseen:
+        """The earlier of both."""
+        return Foreseen(min(self.seconds, other.seconds), min(self.steps, other.steps))
 
 
-def pause_after(longest_step_us: int) -> int:
-    """From one start of the agreement to the next, in steps.
+NOTHING_FORESEEN = Foreseen()
+
+_WISHES = len(Wish)
+
+
+def usual_step_us(spent_us: int, steps: int, longest_us: int) -> int:
+    """How long the next steps will take, going by those since the last agreement.
+
+    It is the mean: one step that was held up must not bring the agreement back at once. But if one
+    took many times as long as the others, those that follow may as well.
 
     Args:
-        longest_step_us: the longest step on any rank since the last start, in microseconds.
+        spent_us: all of them together, in microseconds.
+        steps: how many they were.
+        longest_us: the longest of them.
     """
-    return max(1, min(AGREEMENT_MAX_STEPS, round(AGREEMENT_PERIOD_US / max(1, longest_step_us))))
+    return max(1, spent_us // max(1, steps), longest_us // AGREEMENT_STEP_OUTLIER)
+
+
+def pause_after(step_us: int, age_us: int, foreseen: Foreseen = NOTHING_FORESEEN) -> int:
+    """From one start of the agreement to the next, in steps, if it were for one rank.
+
+    Args:
+        step_us: how long a step takes, in microseconds.
+        age_us: of the round: since when the ranks agree.
+        foreseen: what this rank will wish.
+    """
+    period_us = min(age_us // AGREEMENT_SHARE_OF_AGE, AGREEMENT_LONGEST_PERIOD_US)
+    pause_us = max(AGREEMENT_PERIOD_US, min(period_us, 1e6 * foreseen.seconds))
+    steps = min(AGREEMENT_MAX_STEPS, foreseen.steps, round(pause_us / max(1, step_us)))
+    return max(1, int(steps))
 
 
 def _is_last(agreed: Wish) -> bool:
@@ -58,44 +110,54 @@ def _is_last(agreed: Wish) -> bool:
 class Agreement:
     """Combines the wishes of all ranks. ``step`` must be called equally often by all of them."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        foresee: Callable[[], Foreseen] | None = None,
+    ) -> None:
         """Starts with nothing wished.
 
         Args:
             group: all ranks, over gloo; the reductions run on it. None: there is only this rank.
+            foresee: says when this rank will wish something; asked after its wishes. None: that
+                is never known.
         """
         self._group = group
-        self._wishes = Wish.NOTHING
+        self._foresee = foresee or Foreseen
         self._work: dist.Work | None = None
-        # One slot per wish, since a maximum of combined flags would lose some; then the time.
-        # On the CPU, as all that is ours: the script may have made another device the default.
-        self._ballot = torch.zeros(len(_ALL) + 1, dtype=torch.int64, device="cpu")
+        # One slot per wish, since a maximum of combined flags would lose some; then the pause, as a
+        # negative number, for its minimum. The tensor is a view of the array: reading and writing
+        # that is far cheaper. On the CPU, as all that is ours.
+        self._slots = array("q", [0] * (_WISHES + 1))
+        self._ballot = torch.frombuffer(self._slots, dtype=torch.int64)
         self._wait = 1
-        self._longest_us = 0
-        self._last = time.monotonic_ns()
+        self._began = self._last = time.monotonic_ns()
+        # Since the last start: in nanoseconds.
+        self._steps = self._spent = self._longest = 0
 
-    def step(self, wishes: Wish) -> Wish:
+    def step(self, wishes: Callable[[], Wish]) -> Wish:
         """Ends a step.
 
         Args:
-            wishes: of this rank; they are kept until all ranks know them. The facts among them
-                (STAYS, TRAINS, BUSY) are those of the last call. When no rank trains any more,
-                there is no further step.
+            wishes: says what this rank wishes; asked when all ranks are about to be. When no rank
+                trains any more, there is no further step.
 
         Returns:
             What all ranks are to do now, the same on every one.
         """
-        self._wishes = self._wishes & ~_FACTS | wishes
         if self._group is None:
-            agreed, self._wishes = self._wishes, Wish.NOTHING
-            return agreed
+            return wishes()
         now = time.monotonic_ns()
-        self._longest_us = max(self._longest_us, (now - self._last) // 1000)
+        took = now - self._last
         self._last = now
-        agreed = self._read()
+        self._steps += 1
+        self._spent += took
+        if took > self._longest:
+            self._longest = took
+        agreed = Wish.NOTHING if self._work is None else self._read()
         self._wait -= 1
         if self._wait <= 0 and not _is_last(agreed):
-            self._start()
+            self._start(wishes())
         return agreed
 
     def at_once(self, wishes: Wish) -> Wish:
@@ -109,8 +171,7 @@ class Agreement:
         """
         if self._group is None:
             return wishes
-        self._wishes = wishes
-        self._start()
+        self._start(wishes)
         return self._read()
 
     @property
@@ -126,12 +187,14 @@ class Agreement:
         """Waits for the agreement that is under way, so that no peer is left without an answer."""
         self._read()
 
-    def _start(self) -> None:
-        for slot, wish in enumerate(_ALL):
-            self._ballot[slot] = int(wish in self._wishes)
-        self._ballot[-1] = self._longest_us
-        self._wishes = Wish.NOTHING
-        self._longest_us = 0
+    def _start(self, wishes: Wish) -> None:
+        step_us = usual_step_us(self._spent // 1000, self._steps, self._longest // 1000)
+        self._steps = self._spent = self._longest = 0
+        age_us = (self._last - self._began) // 1000
+        flags, slots = int(wishes), self._slots
+        for slot in range(_WISHES):
+            slots[slot] = flags >> slot & 1
+        slots[_WISHES] = -pause_after(step_us, age_us, self._foresee())
         self._work = dist.all_reduce(
             self._ballot, op=dist.ReduceOp.MAX, group=self._group, async_op=True
         )
@@ -141,9 +204,6 @@ class Agreement:
             return Wish.NOTHING
         self._work.wait()
         self._work = None
-        *votes, longest_us = self._ballot.tolist()
-        self._wait = pause_after(longest_us)
-        agreed = Wish.NOTHING
-        for wish, vote in zip(_ALL, votes, strict=True):
-            agreed |= wish if vote else Wish.NOTHING
-        return agreed
+        *votes, pause = self._slots
+        self._wait = -pause
+        return Wish(sum(1 << slot for slot, vote in enumerate(votes) if vote))

@@ -407,9 +407,10 @@ class _Commit:
         self._loop = loop
         self._ranks = ranks
         self._group = group if group.size() > 1 else None
-        self._agreement = Agreement(self._group)
-        if loop._saver is not None:
-            loop._saver.count(loop._state.step)
+        saver = loop._saver
+        self._agreement = Agreement(self._group, saver.foreseen if saver is not None else None)
+        if saver is not None:
+            saver.count(loop._state.step)
 
     def __call__(self) -> None:
         """Publishes the step, saves if that is due, and leaves the round if all agree to.
@@ -423,12 +424,14 @@ class _Commit:
         loop.look_for_missing_parts()
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
-        agreed = self._agreement.step(self._wishes(Wish.TRAINS))
+        agreed = self._agreement.step(partial(self._wishes, Wish.TRAINS))
         if ranks is not None:
             ranks.met = True
         if loop._saver is not None:
             loop._saver.count(step)
             loop._saver.act_on(agreed)
+        if not agreed:
+            return  # mostly; looking for flags is slow
         if Wish.CHANGE in agreed:
             self._leave()
         if Wish.LEAVE in agreed:
@@ -447,7 +450,7 @@ class _Commit:
             WorldChanged: the round ends before.
         """
         while True:
-            agreed = self._agreement.step(self._wishes(Wish.NOTHING))
+            agreed = self._agreement.step(partial(self._wishes, Wish.NOTHING))
             if Wish.CHANGE in agreed:
                 self._leave()
             if agreed and Wish.TRAINS not in agreed:

@@ -15,6 +15,7 @@ from elastic_runtime.checkpoint.save_interval import Every
 from elastic_runtime.errors import CheckpointFailed, SaveOverdue
 from elastic_runtime.events.checkpoint_events import CheckpointEndsUnsaved
 from elastic_runtime.limits import PREVIOUS_SAVE_TIMEOUT, PREVIOUS_SAVE_TIMEOUT_AGAIN
+from elastic_runtime.worker.agreement import Foreseen
 
 if TYPE_CHECKING:
     from elastic_runtime.checkpoint.save.save_executor import SaveExecutor
@@ -113,6 +114,10 @@ class SaveScheduler:
             return False
         self._timetable = self._timetable.asked()
         return True
+
+    def foreseen(self) -> Foreseen:
+        """When this rank, which is rank 0, will ask all ranks for a save."""
+        return Foreseen(seconds=self._timetable.due_in(time.monotonic()))
 
     def act_on(self, peers: Peers, step: int, *, failed: bool, agreed: bool) -> bool:
         """Does what the ranks agreed on at a step.

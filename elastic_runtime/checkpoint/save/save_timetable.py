@@ -122,6 +122,17 @@ class SaveTimetable:
             return True
         return not self.pausing and self.every.due_after(now - self.began)
 
+    def due_in(self, now: float) -> float:
+        """After how many seconds rank 0 will ask for a save; inf: nothing is known of one.
+
+        Args:
+            now: the moment.
+        """
+        if self.wished:  # it begins about now
+            return self.every.seconds_left(0.0)
+        regular = inf if self.pausing else self.every.seconds_left(now - self.began)
+        return max(0.0, min(self.soon - now, regular))
+
     def asked(self) -> SaveTimetable:
         """A save has been asked for."""
         return replace(self, wished=True)

@@ -40,7 +40,7 @@ from elastic_runtime.events.snapshot_events import (
 )
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
 from elastic_runtime.system.machine import available_memory, total_memory
-from elastic_runtime.worker.agreement import Wish
+from elastic_runtime.worker.agreement import NOTHING_FORESEEN, Foreseen, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,6 +108,20 @@ class SnapshotScheduler:
             return Wish.NOTHING
         self._wished = True
         return Wish.SNAPSHOT
+
+    def foreseen(self, step: int) -> Foreseen:
+        """When rank 0 will ask for a snapshot.
+
+        Args:
+            step: that was just made.
+        """
+        if not self.wanted:
+            return NOTHING_FORESEEN
+        every = self._every
+        if self._wished:  # it is taken about now
+            return Foreseen(every.seconds_left(0.0), every.steps_left(step, step))
+        waited = time.monotonic() - self._last
+        return Foreseen(every.seconds_left(waited), every.steps_left(self._last_step, step))
 
     def rest(self, step: int) -> None:
         """Starts the clock again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from elastic_runtime.worker.agreement import Wish
+    from elastic_runtime.worker.agreement import Foreseen, Wish
     from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice, StateVersion
     from elastic_runtime.worker.state.training_state import State
@@ -58,6 +58,9 @@ class Saver(Protocol):
 
     def wishes(self) -> Wish:
         """What this rank asks all ranks to do: to save, or to hear that a save has failed."""
+
+    def foreseen(self) -> Foreseen:
+        """When this rank will wish something, as far as it knows that."""
 
     def act_on(self, agreed: Wish) -> None:
         """Called on all ranks after each commit: saves if all agreed on it, or if it is due."""

@@ -148,8 +148,8 @@ def copied(value: Any) -> Any:
     kind = type(value)
     if kind in _IMMUTABLE:
         return value
-    if kind is dict:
-        return {key: copied(item) for key, item in value.items()}
+    if kind is dict:  # of plain values mostly: the call would cost more than the look
+        return {k: v if type(v) in _IMMUTABLE else copied(v) for k, v in value.items()}
     if kind is list:
         return [copied(item) for item in value]
     if kind is tuple:

@@ -98,9 +98,10 @@ class _Cuda:
 
     def __init__(self) -> None:
         self._devices: dict[int, list[torch.device]] = {}
+        self._built = torch.backends.cuda.is_built()
 
     def in_use(self) -> bool:
-        return bool(torch.cuda.is_initialized())
+        return self._built and bool(torch.cuda.is_initialized())
 
     def collectives(self) -> int | None:
         return torch_private.nccl_collectives()

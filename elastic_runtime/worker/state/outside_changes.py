@@ -14,7 +14,8 @@ by a CUDA graph does not.) So
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -34,6 +35,8 @@ _HABIT = 2
 _TRIAL = 3
 
 _SHOWN = 3  # names in a message
+_PLAIN = (dict, list)
+_ABSENT = object()
 
 
 class OutsideChanges:
@@ -68,7 +71,8 @@ class OutsideChanges:
 
     def after_optimizers(self) -> None:
         """All optimizers of a step have finished, as far as is known."""
-        self._mark = self._look()
+        seen = self._look()
+        self._mark = {k: v if type(v) is _Versions else copied(v) for k, v in seen.items()}
 
     def commit(self, *, optimized: bool) -> None:
         """A step is about to be committed: learns from it.
@@ -170,22 +174,24 @@ class OutsideChanges:
 
     def _look(self) -> dict[str, Any]:
         """All that may change between an optimizer and its commit, by what people call it."""
-        seen: dict[str, Any] = {f"state.{k}": copied(v) for k, v in self._counters.items()}
+        seen: dict[str, Any] = {f"state.{k}": v for k, v in self._counters.items()}
         for part in self._others:
-            seen[part.name] = copied(part.owner.state_dict())
+            seen[part.name] = part.owner.state_dict()
         for held in self._optimizers:
             seen[held.name] = held.hyperparameters()
         for module in self._modules:
-            seen[module.name] = (_versions(module.remembered), module.buffers_now())
+            seen[module.name] = _Versions(_versions(module.remembered), module.buffers_now())
         return seen
 
     def _moved(self) -> set[str]:
         now, mark = self._look(), self._mark or {}
-        return {
-            name
-            for name in now.keys() | mark.keys()
-            if name not in now or name not in mark or not _alike(now[name], mark[name])
-        }
+        moved = {name for name, value in now.items() if not _alike(value, mark.get(name, _ABSENT))}
+        return moved if now.keys() == mark.keys() else moved | (mark.keys() - now.keys())
+
+
+class _Versions(NamedTuple):
+    parameters: list[int]
+    buffers: list[tuple[int, int]]
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:
@@ -201,6 +207,10 @@ def _alike(one: Any, other: Any) -> bool:
         return True
     if type(one) is not type(other):
         return False
+    if type(one) in _PLAIN:
+        with suppress(Exception):  # there are tensors or arrays in it, which have no single answer
+            if one == other:
+                return True
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_alike(v, other[k]) for k, v in one.items())
     if isinstance(one, list | tuple):

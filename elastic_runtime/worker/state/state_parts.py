@@ -139,12 +139,18 @@ class ModulePart:
         self._with_extra = self._find_extra()
 
     def snapshot(self) -> None:
-        modules = list(_walk(self.module))
-        _resolve(modules)
         # A step may put another tensor in a buffer's place, or make a new one.
-        self._buffers = [(m._buffers, m._buffers.copy()) for m in modules]
-        tensors = [b for _, kept in self._buffers for b in kept.values() if b is not None]
-        self.remembered = [p for m in modules for p in m._parameters.values() if p is not None]
+        self._buffers = []
+        self.remembered = []
+        tensors: list[torch.Tensor] = []
+        for module in _walk(self.module):  # once, as each commit does it
+            buffers = module._buffers
+            if buffers:
+                _resolve(buffers)
+                tensors.extend(b for b in buffers.values() if b is not None)
+            self._buffers.append((buffers, buffers.copy()))
+            if module._parameters:
+                self.remembered.extend(p for p in module._parameters.values() if p is not None)
         if self._shadow:
             tensors.extend(self.remembered)
         elif self.restless or self.on_trial:
@@ -180,7 +186,8 @@ class ModulePart:
             parameter.grad = None
 
     def tree(self) -> Tree:
-        _resolve(_walk(self.module))
+        for module in _walk(self.module):
+            _resolve(module._buffers)
         return {
             "parameters": dict(self.module.named_parameters()),
             "buffers": dict(self.module.named_buffers()),
@@ -232,15 +239,14 @@ class ModulePart:
         return {name: m for name, m in modules if type(m).get_extra_state is not plain}
 
 
-def _resolve(modules: Iterable[torch.nn.Module]) -> None:
+def _resolve(buffers: dict[str, torch.Tensor | None]) -> None:
     """Puts plain tensors in the place of buffers that are conjugate or negative views of others.
 
     Their memory does not hold their values, and it is memory that is copied and sent.
     """
-    for module in modules:
-        for name, buffer in module._buffers.items():
-            if buffer is not None and (buffer.is_conj() or buffer.is_neg()):
-                module._buffers[name] = buffer.resolve_conj().resolve_neg()
+    for name, buffer in buffers.items():
+        if buffer is not None and (buffer.is_conj() or buffer.is_neg()):
+            buffers[name] = buffer.resolve_conj().resolve_neg()
 
 
 def _walk(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -276,12 +282,12 @@ class OptimizerPart:
         self._names()  # refuses parameters that are in none of the modules
 
     def hyperparameters(self) -> list[Tree]:
-        """A copy of all that the groups of parameters have, but for the parameters."""
+        """All that the groups of parameters have, but for the parameters; not copied."""
         groups = self.optimizer.param_groups
-        return [{k: copied(v) for k, v in g.items() if k != "params"} for g in groups]
+        return [{k: v for k, v in g.items() if k != "params"} for g in groups]
 
     def snapshot(self) -> None:
-        self._groups = self.hyperparameters()
+        self._groups = copied(self.hyperparameters())
         if self._shadow:
             self._state = {p: _apart(s) for p, s in self.optimizer.state.items()}
             self._copies.take(

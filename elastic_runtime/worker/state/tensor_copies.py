@@ -18,6 +18,8 @@ class TensorCopies:
 
     def take(self, tensors: list[torch.Tensor]) -> None:
         """Copies these tensors, whatever was copied before."""
+        if not tensors and not self._kept:
+            return
         tensors = [_core(tensor) for tensor in tensors]
         copies = self._kept
         if len(copies) != len(tensors) or not all(map(_same_form, copies, tensors)):

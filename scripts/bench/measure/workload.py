@@ -51,14 +51,15 @@ def train_one(
     model: nn.Module,
     optim: torch.optim.Optimizer,
     batch: tuple[torch.Tensor, torch.Tensor],
+    pause: float = STEP_SECONDS,
 ) -> None:
-    """One step that takes a little over ``STEP_SECONDS``."""
+    """One step that takes a little over ``STEP_SECONDS``, or another pause."""
     points, labels = batch
     loss = nn.functional.cross_entropy(model(points), labels)
     optim.zero_grad()
     loss.backward()
     optim.step()
-    time.sleep(STEP_SECONDS)
+    time.sleep(pause)
 
 
 class StepLog:

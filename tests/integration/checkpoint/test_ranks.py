@@ -92,12 +92,19 @@ def agree(seed: int, steps: int) -> list[tuple[int, int]]:
     agreement = Agreement((peers := Peers()).group)
     chance = random.Random(f"{seed} {peers.rank}")
     heard = []
+    wishes = Wish.NOTHING
+
+    def asked() -> Wish:
+        nonlocal wishes
+        told, wishes = wishes, Wish.NOTHING
+        return told
+
     for step in range(steps):
         time.sleep(chance.choice([0.0, 0.0, 0.0005, 0.005]))
-        wish = Wish.SAVE if chance.random() < 0.05 else Wish.NOTHING
+        wishes |= Wish.SAVE if chance.random() < 0.05 else Wish.NOTHING
         if step == 150 and peers.rank == 1:
-            wish |= Wish.LEAVE
-        agreed = agreement.step(wish)
+            wishes |= Wish.LEAVE
+        agreed = agreement.step(asked)
         if agreed:
             heard.append((step, int(agreed)))
         if Wish.LEAVE in agreed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from math import inf
 from typing import Any
 
 import pytest
@@ -70,3 +71,10 @@ def test_time_is_due_once_it_has_passed() -> None:
     assert Every(seconds=3).due_after(3.0)
     assert not Every(steps=3).due_after(1e9)
     assert not Every().due_after(1e9)
+
+
+def test_what_is_left_of_an_interval() -> None:
+    every = Every(steps=10, seconds=3)
+    assert [every.steps_left(10, step) for step in (10, 13, 19, 20, 25)] == [10, 7, 1, 0, 0]
+    assert [every.seconds_left(waited) for waited in (0.0, 2.0, 3.0, 9.0)] == [3.0, 1.0, 0.0, 0.0]
+    assert Every().steps_left(0, 5) == Every().seconds_left(5.0) == inf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from elastic_runtime.checkpoint.save.save_timetable import Limit, SaveTimetable, parse_limit
@@ -120,3 +122,13 @@ def test_what_is_put_off_is_no_failure_and_follows_soon(every: str) -> None:
     assert this.wish(41.5, ready=True)
     assert not this.failures
     assert this.begin(42.0).due_at(20) is (every == "10 steps")
+
+
+def test_the_ranks_hear_in_time_when_a_save_is_due() -> None:
+    assert table(None).due_in(5.0) == inf
+    assert table("10 steps").begin(0.0).due_in(5.0) == inf, "they know it without asking"
+    assert table("30s").due_in(5.0) == 0.0, "the first one"
+    begun = table("30s").begin(10.0)
+    assert [begun.due_in(now) for now in (10.0, 25.0, 40.0, 50.0)] == [30.0, 15.0, 0.0, 0.0]
+    assert begun.asked().due_in(40.0) == 30.0, "one begins about now"
+    assert begun.fail(20.0, 1, None).due_in(20.5) == 0.5, "the next try"

@@ -17,7 +17,7 @@ from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotSched
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory
 from elastic_runtime.worker import context as contexts
-from elastic_runtime.worker.agreement import Wish
+from elastic_runtime.worker.agreement import Foreseen, Wish
 from elastic_runtime.worker.peers import Peers
 from tests.unit.checkpoint.snapshot.memories import memory_of
 
@@ -185,3 +185,20 @@ def test_a_rank_without_memory_is_asked_for_again_in_the_next_world(
     peers.memory = agent.encode()
     snapshots.resume_candidates(peers, [], None)
     assert peers.asked > 2
+
+
+def test_the_ranks_hear_in_time_when_a_snapshot_is_due(
+    agent: SnapshotMemory, tmp_path: Path
+) -> None:
+    storage = LocalStorage(tmp_path)
+    context = contexts.context()
+    term = SaveTerm(storage, context)
+    snapshots = SnapshotScheduler(storage, term, Every(steps=10), context)
+    assert [snapshots.foreseen(step).steps for step in (3, 9, 10, 12)] == [7, 1, 0, 0]
+    assert snapshots.wish(12) == Wish.SNAPSHOT
+    assert snapshots.foreseen(12).steps == 8, "one is taken about now"
+    snapshots.rest(13)
+    assert snapshots.foreseen(13) == Foreseen(steps=7)
+    assert SnapshotScheduler(storage, term, Every(), context).foreseen(3) == Foreseen()
+    by_time = SnapshotScheduler(storage, term, Every(seconds=60.0), context)
+    assert 50.0 < by_time.foreseen(3).seconds <= 60.0

@@ -333,8 +333,8 @@ def under_the_modes_of_the_script(mode: str, road: str) -> list[bool]:
         torch.set_default_device("meta")
     group: Any = dist.group.WORLD
     agreement = Agreement(group)
-    agreement.step(Wish.SAVE)
-    agreed = agreement.step(Wish.NOTHING)
+    agreement.step(lambda: Wish.SAVE)
+    agreed = agreement.step(lambda: Wish.NOTHING)
     wire = _TransferGroup(group._get_backend(CPU), dist.get_rank(), 2)
     told = [wire.gather([dist.get_rank()]), wire.tell({"a": 1}, 0), Peers(group).gather("x" * 2000)]
     order = Orders(5, None, replacement=False).of(1, 0)

@@ -140,7 +140,7 @@ def _save() -> None:
 def _agree() -> None:
     agreement = Agreement(dist.group.WORLD)
     while True:
-        agreement.step(Wish.TRAINS)
+        agreement.step(lambda: Wish.TRAINS)
 
 
 def survivor(meets: Callable[[], None]) -> tuple[bool, str]:
