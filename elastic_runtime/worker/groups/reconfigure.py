@@ -90,9 +90,11 @@ class Reconfigure:
 
     def close(self) -> None:
         """Ends the groups that stay."""
-        if self._kept is not None:
-            self._kept = None
-            drop_later(torch_private.abort_groups())
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            ended = [*torch_private.abort_groups(), kept.own]  # which torch does not list
+            del kept
+            drop_later(ended)
 
     def groups(self) -> _KeptGroups:
         """The groups that stay, made when they are first needed.
