@@ -133,14 +133,16 @@ EVENTS_SHOWN = 8
 # Committed steps that may be lost without asking the user, where nothing was saved: the first save
 # may not be durable before.
 LOST_STEPS_ALLOWED = 10
-# The ranks agree on requests (to save, to leave) this often, in microseconds of training: at first,
-# and after a share of the time for which they have trained together, at last. A request waits no
-# longer than that. An agreement slows down two steps by some 0.5 ms each: at last fewer than one
-# step of 20 is touched, where a step takes 20 ms; and of shorter steps one of 32.
+# The ranks agree on requests (to save, to leave) this often, in microseconds of training, at first;
+# then after a share of the time for which they have trained together; and at last after the longest
+# period. A request waits no longer than that, unless steps become longer meanwhile: so later the
+# number of steps has a smaller bound, as steps may become 50 times as long, and a request must be
+# heard before ``--grace`` is over all the same. An agreement slows down two steps by some 0.3 ms.
 AGREEMENT_PERIOD_US = 30_000
-AGREEMENT_SHARE_OF_AGE = 8
-AGREEMENT_LONGEST_PERIOD_US = 1_000_000
 AGREEMENT_MAX_STEPS = 64
+AGREEMENT_SHARE_OF_AGE = 8
+AGREEMENT_LONGEST_PERIOD_US = 250_000
+AGREEMENT_MAX_STEPS_LATER = 16
 # A step that took so many times as long as the mean one is no accident: more of them may follow.
 AGREEMENT_STEP_OUTLIER = 8
 # Averaged gradients are the same on all ranks but for rounding; what is not averaged differs by

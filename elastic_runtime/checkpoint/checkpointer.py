@@ -133,16 +133,16 @@ class Checkpointer:
         self._storage = open_storage(directory, first)
         timetable = SaveTimetable.at_start(interval, limit, time.monotonic())
         self._assemble(retention, snapshot_interval, timetable, raises=on_save_error == "raise")
-        self._gloo: GlooGroups | None = None
-        self._state: State | None = None
-        self._is_over = False  # elastic.run is, which it was given
-        self._group: _ConnectedRanks | None = None
-        self._steps = 0
 
     def _assemble(
         self, retention: Retention, snapshots: Every, timetable: SaveTimetable, *, raises: bool
     ) -> None:
         """Makes what saves, takes snapshots and loads."""
+        self._gloo: GlooGroups | None = None
+        self._state: State | None = None
+        self._is_over = False  # elastic.run is, which it was given
+        self._group: _ConnectedRanks | None = None
+        self._steps = 0
         self._entries = Entries(self._objects)
         self._committed = CommittedEntries(self._objects)
         self._context.accept_leave_requests()

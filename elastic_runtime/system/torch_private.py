@@ -253,7 +253,8 @@ def can_reconfigure() -> bool:
     import torch.distributed as dist
 
     known = hasattr(dist, "_reconfigure") and hasattr(dist.ProcessGroup, "reconfigure")
-    return known and dist.is_gloo_available()
+    # With that level all groups are wrapped into some that cannot; a script may set it late.
+    return known and dist.is_gloo_available() and dist.get_debug_level() != dist.DebugLevel.DETAIL
 
 
 def make_reconfigurable(store: Any, identity: int, timeout: timedelta, *, gpu: bool) -> Any:

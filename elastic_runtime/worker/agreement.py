@@ -25,6 +25,7 @@ import torch.distributed as dist
 from elastic_runtime.limits import (
     AGREEMENT_LONGEST_PERIOD_US,
     AGREEMENT_MAX_STEPS,
+    AGREEMENT_MAX_STEPS_LATER,
     AGREEMENT_PERIOD_US,
     AGREEMENT_SHARE_OF_AGE,
     AGREEMENT_STEP_OUTLIER,
@@ -92,10 +93,12 @@ def pause_after(step_us: int, age_us: int, foreseen: Foreseen = NOTHING_FORESEEN
         age_us: of the round: since when the ranks agree.
         foreseen: what this rank will wish.
     """
-    period_us = min(age_us // AGREEMENT_SHARE_OF_AGE, AGREEMENT_LONGEST_PERIOD_US)
-    pause_us = max(AGREEMENT_PERIOD_US, min(period_us, 1e6 * foreseen.seconds))
-    steps = min(AGREEMENT_MAX_STEPS, foreseen.steps, round(pause_us / max(1, step_us)))
-    return max(1, int(steps))
+    step_us = max(1, step_us)
+    at_first = min(AGREEMENT_MAX_STEPS, round(AGREEMENT_PERIOD_US / step_us))
+    longest_us = min(age_us // AGREEMENT_SHARE_OF_AGE, AGREEMENT_LONGEST_PERIOD_US)
+    period_us = min(longest_us, 1e6 * foreseen.seconds)
+    later = min(AGREEMENT_MAX_STEPS_LATER, round(period_us / step_us))
+    return max(1, int(min(foreseen.steps, max(at_first, later))))
 
 
 def _is_last(agreed: Wish) -> bool:

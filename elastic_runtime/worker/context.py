@@ -43,6 +43,7 @@ from elastic_runtime.protocol.messages import (
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory
 from elastic_runtime.protocol.unix_path import address_of
 from elastic_runtime.system.repeated_signals import StopRequest
+from elastic_runtime.system.torch_version import AUTO, ENV_REGROUP
 from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class WorkerContext:
         restarts: how often workers of the job had been started again when this one was started.
         leave_requested: set once this worker is asked to save and leave, at a step that all ranks
             agree on.
+        regroup: how ranks regroup in place, as in ``--regroup``.
         in_place: ``elastic.run`` is under way, which makes all groups and ends them.
         was_in_place: it is over, and all groups have ended.
     """
@@ -85,6 +87,8 @@ class WorkerContext:
         self.run = environ.get("TORCHELASTIC_RUN_ID", "")
         self.restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
         self._channel_path = environ.get(ENV_CHANNEL, "")
+        # Without an agent nothing regroups.
+        self.regroup = (environ.get(ENV_REGROUP) if self._channel_path else "") or AUTO
         self._progress_path = environ.get(ENV_PROGRESS, "")
         self._progress: ProgressFile | None = None
         self._steps = 0

@@ -159,7 +159,7 @@ class _Loop:
             state, saver, self._note, start_over=start_over, strict=strict
         )
         self._stores = Stores()
-        self._regrouping = choose_regrouping(self._stores)
+        self._regrouping = choose_regrouping(self._stores, here.regroup)
         self._orders: queue.SimpleQueue[Enter | Dismiss] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._ranks: Ranks | None = None

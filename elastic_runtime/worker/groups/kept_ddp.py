@@ -67,7 +67,6 @@ class KeptDDP(DistributedDataParallel):  # type: ignore[misc]  # torch has no ty
         self.module = module
         self._elastic_options = options
         self._elastic_round = _NEVER
-        self._elastic_comm_hook: tuple[Any, Callable[..., Any]] | None = None
         if dist.is_initialized():
             self._set_up()
 
@@ -95,28 +94,43 @@ class KeptDDP(DistributedDataParallel):  # type: ignore[misc]  # torch has no ty
         return super().join(*args, **named)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Reduces gradients by ``hook``, also in later rounds."""
-        self._elastic_comm_hook = state, hook
-        self._elastic_round = _NEVER  # a script may call this in each round, and torch takes one
-        self._set_up()
+        """Reduces gradients by ``hook`` in this round.
 
+        What a hook remembers belongs to the ranks of one round: a new rank does not have it.
+        """
+        self._set_up()
+        super().register_comm_hook(state, hook)
+
+    def __getstate__(self) -> Any:
+        """For copies and pickles.
+
+        Raises:
+            UsageError: it is not set up yet.
+        """
+        if self._elastic_round == _NEVER:
+            raise UsageError(
+                "what elastic.ddp has wrapped cannot be copied or saved before it is used in "
+                "train(world); copy or save the model itself"
+            )
+        return super().__getstate__()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types
     def _set_up(self) -> None:
-        now = context().round
-        if self._elastic_round == now:
-            return
         if not dist.is_initialized():
             raise UsageError(
                 "what elastic.ddp has wrapped can be used inside of train(world) only: outside of "
                 "it there are no other ranks; use the model itself there"
             )
+        now = context().round
+        same_group = "process_group" in self._elastic_options or (
+            vars(self).get("process_group") is dist.group.WORLD
+        )
+        if self._elastic_round == now and same_group:
+            return
         hooks = torch_private.module_hooks(self)
         module, training, options = self.module, self.training, self._elastic_options
-        comm_hook = self._elastic_comm_hook
         # The script may use it first in an evaluation.
         with torch.inference_mode(False), torch.enable_grad():
             super().__init__(module, **{"init_sync": False, **options})
         self.__dict__.update(hooks, training=training)
-        self._elastic_options, self._elastic_comm_hook = options, comm_hook
-        self._elastic_round = now
-        if comm_hook is not None:
-            super().register_comm_hook(*comm_hook)
+        self._elastic_options, self._elastic_round = options, now

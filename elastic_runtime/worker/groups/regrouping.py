@@ -7,17 +7,15 @@ groups, and what was built on them, stay alive from round to round. ``Rebuild`` 
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
+import torch.distributed as dist
 
 from elastic_runtime.system import torch_private
-from elastic_runtime.system.torch_version import AUTO, ENV_REGROUP, REBUILD, choose_regroup
+from elastic_runtime.system.torch_version import REBUILD, choose_regroup
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
-
     from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
     from elastic_runtime.worker.groups.store_clients import Stores
 
@@ -52,11 +50,12 @@ class Regrouping(Protocol):
         """Leaves nothing behind in torch."""
 
 
-def choose_regrouping(stores: Stores) -> Regrouping:
-    """What ``--regroup`` says, or without an agent the best that this torch can do.
+def choose_regrouping(stores: Stores, wanted: str) -> Regrouping:
+    """What ``--regroup`` says, as far as this torch can do it.
 
     Args:
         stores: clients of the rounds' stores.
+        wanted: as in ``--regroup``.
 
     Raises:
         UsageError: this torch cannot do it.
@@ -64,7 +63,7 @@ def choose_regrouping(stores: Stores) -> Regrouping:
     from elastic_runtime.worker.groups.rebuild import Rebuild
     from elastic_runtime.worker.groups.reconfigure import Reconfigure
 
-    chosen = choose_regroup(os.environ.get(ENV_REGROUP) or AUTO, torch.__version__)
+    chosen = choose_regroup(wanted, torch.__version__)
     if chosen == REBUILD or not torch_private.can_reconfigure():
         return Rebuild(stores)
     return Reconfigure(stores)
@@ -73,8 +72,12 @@ def choose_regrouping(stores: Stores) -> Regrouping:
 def rehearse_training() -> None:
     """A training step in the present default group.
 
-    Nothing of it is the script's, so the modes that it has set for its own tensors do not count.
+    There is none with TORCH_DISTRIBUTED_DEBUG=DETAIL, as ``DistributedDataParallel`` ends a process
+    with that in some versions of torch (2.13 and 2.15), and the script may not use it. Nothing of
+    it is the script's, so the modes that it has set for its own tensors do not count.
     """
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        return
     with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
         weight = torch.nn.Linear(8, 8, bias=False, device="meta").to_empty(device="cpu")
         torch.nn.init.ones_(weight.weight)

@@ -140,12 +140,10 @@ class ModulePart:
 
     def snapshot(self) -> None:
         # A step may put another tensor in a buffer's place, or make a new one.
-        self._buffers = []
-        self.remembered = []
+        self._buffers, self.remembered = [], []
         tensors: list[torch.Tensor] = []
         for module in _walk(self.module):  # once, as each commit does it
-            buffers = module._buffers
-            if buffers:
+            if buffers := module._buffers:
                 _resolve(buffers)
                 tensors.extend(b for b in buffers.values() if b is not None)
             self._buffers.append((buffers, buffers.copy()))

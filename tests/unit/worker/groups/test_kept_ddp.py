@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy as copy_of
 from functools import partial
 from typing import Any
 
@@ -58,7 +60,7 @@ def averages_in_three_rounds(port: int, *, road: str, early: bool, hook: bool) -
         context().enter(number, rank, "life")
         wrapped = first if early else elastic.ddp(model)
         wrappers.add(wrapped)
-        if hook and number < 3:
+        if hook:
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         for _ in range(2):
             model.zero_grad()
@@ -93,6 +95,9 @@ def test_a_wrapper_that_is_used_outside_of_train_says_so() -> None:
     for use in (partial(wrapped, torch.ones(1, 1)), wrapped.no_sync):
         with pytest.raises(UsageError, match=r"can be used inside of train\(world\) only"):
             use()
+    for copy in (copy_of, pickle.dumps):
+        with pytest.raises(UsageError, match="copy or save the model itself"):
+            copy(wrapped)
 
 
 def test_what_cannot_be_set_up_twice_is_refused() -> None:
@@ -116,3 +121,31 @@ def takes_other_options() -> list[bool]:
 
 def test_the_options_of_the_last_call_count() -> None:
     assert values(run_ranks(2, takes_other_options)) == [[False, True, False]] * 2
+
+
+def is_used_after_the_last_round(port: int, *, road: str) -> str:
+    """What a wrapper says when the groups have ended, and whether it works when compiled before."""
+    me, test = begin_in_place(port)
+    here = regrouping(road)
+    wrapped = elastic.ddp(_model())
+    compiled = torch.compile(wrapped, backend="eager")
+    ranks = here.ranks(RankInRound(1, me, 2, "127.0.0.1", port, "round/1"))
+    ranks.build()
+    context().enter(1, me, "life")
+    compiled(torch.ones(4, 1)).sum().backward()
+    meet(test, "used", 2)
+    ranks.take_apart()
+    here.close()
+    try:
+        wrapped(torch.ones(4, 1))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_wrapper_that_is_used_after_the_last_round_says_so(road: str) -> None:
+    server = serve()
+    work = partial(is_used_after_the_last_round, road=road)
+    said = values(run_ranks(2, work, server.port))
+    assert all("inside of train(world) only" in one for one in said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.protocol.messages import ENV_CHANNEL
 from elastic_runtime.system import torch_private
 from elastic_runtime.system.torch_version import (
     AUTO,
@@ -14,6 +15,7 @@ from elastic_runtime.system.torch_version import (
     choose_regroup,
     differ,
 )
+from elastic_runtime.worker.context import WorkerContext
 from elastic_runtime.worker.groups.regrouping import choose_regrouping
 from elastic_runtime.worker.groups.store_clients import Stores
 
@@ -47,11 +49,12 @@ def test_groups_that_torch_wraps_cannot_be_reconfigured(monkeypatch: pytest.Monk
         choose_regroup(RECONFIGURE, "2.15.0")
 
 
-def test_a_worker_does_what_its_agent_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_does_what_its_agent_says() -> None:
     best = RECONFIGURE if torch_private.can_reconfigure() else REBUILD
     for said, done in (("", best), (AUTO, best), (REBUILD, REBUILD)):
-        monkeypatch.setenv(ENV_REGROUP, said)
-        assert choose_regrouping(Stores()).name == done
+        here = WorkerContext({ENV_CHANNEL: "/x", ENV_REGROUP: said})
+        assert choose_regrouping(Stores(), here.regroup).name == done
+    assert WorkerContext({ENV_REGROUP: "nonsense"}).regroup == AUTO, "it has no agent"
 
 
 @pytest.mark.parametrize(
