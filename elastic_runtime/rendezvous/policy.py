@@ -104,7 +104,9 @@ class Policy:
             protocol=PROTOCOL,
             release=__version__,
             torch=torch,
-            regroup=torch_version.choose_regroup(config.regroup, torch),
+            regroup=torch_version.choose_regroup(
+                config.regroup, torch, gpus=torch_version.has_gpus()
+            ),
         )
 
 

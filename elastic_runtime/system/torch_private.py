@@ -131,7 +131,10 @@ def set_timeout(group: Any, device: str, timeout: timedelta) -> None:
     """
     import torch
 
-    group._get_backend(torch.device(device))._set_default_timeout(timeout)
+    backend = group._get_backend(torch.device(device))
+    # ``ProcessGroupNCCL2`` of torch 2.15 has the public name only, which older backends lack.
+    set_it = getattr(backend, "_set_default_timeout", None) or backend.set_timeout
+    set_it(timeout)
 
 
 def tend_groups(tended: Callable[[], AbstractContextManager[None]]) -> None:

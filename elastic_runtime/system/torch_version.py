@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from glob import glob
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -82,12 +83,19 @@ def installed() -> str:
     return _installed() or ""
 
 
-def choose_regroup(wanted: str, version: str) -> str:
+def has_gpus() -> bool:
+    """Whether this machine has GPUs, as its device files say; no driver is asked."""
+    return bool(glob("/dev/nvidia[0-9]*")) or os.path.exists("/dev/kfd")
+
+
+def choose_regroup(wanted: str, version: str, *, gpus: bool) -> str:
     """How the ranks of this node regroup.
 
     Args:
         wanted: what ``--regroup`` says.
         version: of torch; one that is not known is taken for an old one.
+        gpus: there are some. Then it is only done where it is asked for, as ``ProcessGroupNCCL2``,
+            which it needs, has not been run with this on a GPU yet.
 
     Raises:
         UsageError: this torch cannot do it.
@@ -96,7 +104,7 @@ def choose_regroup(wanted: str, version: str) -> str:
     # It wraps all groups into some that cannot.
     wrapped = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
     if wanted == AUTO:
-        return RECONFIGURE if can and not wrapped else REBUILD
+        return RECONFIGURE if can and not wrapped and not gpus else REBUILD
     if wanted == RECONFIGURE and not can:
         raise UsageError(
             f"--regroup {RECONFIGURE} needs torch {_text(_RECONFIGURES)} or newer, and here is "

@@ -22,7 +22,7 @@ from elastic_runtime.config import (
     Timeouts,
 )
 from elastic_runtime.errors import UsageError
-from elastic_runtime.system.torch_version import choose_regroup, installed
+from elastic_runtime.system.torch_version import choose_regroup, has_gpus, installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,7 @@ def job_config(
     _check_logs_specs(settings)
     workers = _workers(settings)
     _check_devices(settings, workers, variables)
-    choose_regroup(settings["regroup"], installed())  # or it is refused
+    choose_regroup(settings["regroup"], installed(), gpus=has_gpus())  # or it is refused
     values = dict(
         entry=entry,
         endpoint=endpoint,

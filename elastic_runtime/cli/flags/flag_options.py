@@ -261,7 +261,7 @@ OURS: tuple[Option, ...] = (
         "HOW",
         "with elastic.run, how ranks come from one world to the next: reconfigure: the same "
         "process groups get other peers (torch 2.15 and newer); rebuild: new ones are built; auto: "
-        f"reconfigure where torch can (default: {defaults.REGROUP})",
+        f"reconfigure where torch can, without GPUs (default: {defaults.REGROUP})",
         defaults.REGROUP,
     ),
     _ours(

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_runtime.system import torch_private
-from elastic_runtime.system.torch_version import REBUILD, choose_regroup
+from elastic_runtime.system.torch_version import REBUILD, choose_regroup, has_gpus
 
 if TYPE_CHECKING:
     from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
@@ -63,7 +63,7 @@ def choose_regrouping(stores: Stores, wanted: str) -> Regrouping:
     from elastic_runtime.worker.groups.rebuild import Rebuild
     from elastic_runtime.worker.groups.reconfigure import Reconfigure
 
-    chosen = choose_regroup(wanted, torch.__version__)
+    chosen = choose_regroup(wanted, torch.__version__, gpus=has_gpus())
     if chosen == REBUILD or not torch_private.can_reconfigure():
         return Rebuild(stores)
     return Reconfigure(stores)

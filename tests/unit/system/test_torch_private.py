@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -143,3 +144,24 @@ def built_in_overlapping_blocks() -> list[list[str]]:
 def test_blocks_in_which_gloo_is_built_may_overlap() -> None:
     expected = [["other", "one", "2", "2"], ["other", "2"], []]
     assert values(run_ranks(2, built_in_overlapping_blocks)) == [expected] * 2
+
+
+class _PublicTimeout:
+    """A backend of a group, and the group, that have the public name for time-outs only."""
+
+    def __init__(self) -> None:
+        self.given: list[timedelta] = []
+
+    def _get_backend(self, device: torch.device) -> _PublicTimeout:
+        assert device == torch.device("cuda")
+        return self
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """As the second NCCL of torch 2.15 has it."""
+        self.given.append(timeout)
+
+
+def test_a_backend_without_the_private_name_gets_its_time_out() -> None:
+    group = _PublicTimeout()
+    torch_private.set_timeout(group, "cuda", timedelta(minutes=10))
+    assert group.given == [timedelta(minutes=10)]
