@@ -15,9 +15,12 @@ def test_all_ways_of_ddp_and_groups_of_the_users_are_rebuilt(tmp_path: Path) -> 
     with Job(tmp_path, "models.py", "--nproc-per-node", "3") as job:
         before = job.ranks(3)
         job.kill(before[1])
-        # With two of them for a moment, where the replacement is not quicker than the others.
+        # With two of them for a moment, where the replacement is not quicker than the others: if it
+        # is, it takes the rank of the one that was killed.
         full = job.ranks(3, after=before[0].round)
-        assert [full[r].pid for r in (0, 1)] == [before[r].pid for r in (0, 2)]
+        stay, all_three = {before[r].pid for r in (0, 2)}, {full[r].pid for r in range(3)}
+        assert stay < all_three, job.story()
+        assert before[1].pid not in all_three
         job.finish()
 
 
