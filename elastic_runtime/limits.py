@@ -135,9 +135,9 @@ EVENTS_SHOWN = 8
 LOST_STEPS_ALLOWED = 10
 # The ranks agree on requests (to save, to leave) this often, in microseconds of training, at first;
 # then after a share of the time for which they have trained together; and at last after the longest
-# period. A request waits no longer than that, unless steps become longer meanwhile: so later the
-# number of steps has a smaller bound, as steps may become 50 times as long, and a request must be
-# heard before ``--grace`` is over all the same. An agreement slows down two steps by some 0.3 ms.
+# period. A request waits no longer than that, unless steps become longer meanwhile. So later the
+# number of steps has a smaller bound: if steps of some milliseconds become steps of a second, a
+# request is still heard within the default ``--grace``. An agreement takes 0.3 ms from two steps.
 AGREEMENT_PERIOD_US = 30_000
 AGREEMENT_MAX_STEPS = 64
 AGREEMENT_SHARE_OF_AGE = 8

@@ -53,8 +53,8 @@ def refuse_unsupported() -> None:
     Raises:
         UsageError: with what to install.
     """
-    version = _installed()
-    if version is None:
+    version = installed()
+    if not version:
         if find_spec("torch") is None:
             raise UsageError(f"torch is not installed here: pip install '{requirement()}'")
         return  # a build without metadata: nobody knows
@@ -68,7 +68,7 @@ def refuse_unsupported() -> None:
 
 def untested() -> str:
     """What there is to say about a torch that is newer than all that jobs were run with; or ""."""
-    version = _installed() or ""
+    version = installed()
     numbers = read_version(version)
     if numbers is None or numbers <= NEWEST:
         return ""
@@ -76,11 +76,6 @@ def untested() -> str:
         f"torch {version} is newer than {_text(NEWEST)}, the newest that this was tested with: "
         f"if something fails, pip install '{requirement()}'"
     )
-
-
-def installed() -> str:
-    """The version of the installed torch; "" if it is not known."""
-    return _installed() or ""
 
 
 def has_gpus() -> bool:
@@ -124,13 +119,13 @@ def differ(one: str, other: str) -> bool:
     return first is not None and second is not None and first != second
 
 
-def _installed() -> str | None:
-    """The version of the installed torch, without an import, which takes more than a second."""
+def installed() -> str:
+    """The version of the installed torch, "" if it is not known; an import takes over a second."""
     try:
         # Of a distribution that was half removed it is None, whatever the types say.
-        return metadata.version("torch") or None
+        return metadata.version("torch") or ""
     except metadata.PackageNotFoundError:
-        return None
+        return ""
 
 
 def _text(version: tuple[int, int]) -> str:

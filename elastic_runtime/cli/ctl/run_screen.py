@@ -103,7 +103,7 @@ def _job(report: RunReport) -> Iterable[Text]:
             f"{count(members, 'node')} ({report.reason})"
         )
     if report.regroup:
-        yield Text(f"inplace {report.regroup}")
+        yield Text(f"regroup {report.regroup}")
     if report.apart:
         yield Text(f"apart   {report.apart}", style="red")
     if report.step >= 0:

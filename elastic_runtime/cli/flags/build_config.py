@@ -43,16 +43,8 @@ _OPTION_OF = {"workers": "nproc_per_node"}
 # Fields of ``JobConfig`` that an option of the same name sets, just as it was given.
 _AS_GIVEN = (
     *("min_workers", "node_unit", "node_name", "node_life", "resuming", "max_restarts"),
-    *(
-        "preload",
-        "cold",
-        "regroup",
-        "role",
-        "virtual_local_rank",
-        "event_log_handler",
-        "snapshot_memory",
-    ),
-    *("log_format", "log_file"),
+    *("preload", "cold", "role", "virtual_local_rank", "event_log_handler", "snapshot_memory"),
+    *("regroup", "log_format", "log_file"),
 )
 
 _WITHOUT_MEANING = {

@@ -115,7 +115,7 @@ def test_a_job_that_python_starts_is_refused_as_well(install: Install) -> None:
 
 
 def test_no_torch_at_all_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_version, "_installed", lambda: None)
+    monkeypatch.setattr(torch_version, "installed", lambda: "")
     torch_version.refuse_unsupported()  # there is one, of which nothing is known
     assert torch_version.untested() == ""
     monkeypatch.setattr(torch_version, "find_spec", lambda name: None)

@@ -52,9 +52,9 @@ def test_who_does_not_reach_whom_is_shown() -> None:
 
 def test_it_is_shown_how_ranks_regroup() -> None:
     report = make_report("run", "etcd://h", RUNNING, {})
-    assert "inplace" not in _text(run_screen.status(report))
+    assert "regroup" not in _text(run_screen.status(report))
     shown = _text(run_screen.status(replace(report, regroup="rebuild (torch 2.13.0)")))
-    assert "inplace rebuild (torch 2.13.0)" in shown
+    assert "regroup rebuild (torch 2.13.0)" in shown
 
 
 def test_a_small_terminal_shows_the_newest_and_says_what_it_leaves_out() -> None:

@@ -26,7 +26,6 @@ from tests.unit.worker.groups.roads import begin_in_place, meet, needs_reconfigu
 
 pytestmark = needs_reconfigure
 
-CPU = torch.device("cpu")
 _SOON = timedelta(seconds=50)
 
 
