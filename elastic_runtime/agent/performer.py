@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState, Step
-    from elastic_runtime.agent.lifecycle.lifecycle_types import Action
+    from elastic_runtime.agent.lifecycle.lifecycle_types import Deed
     from elastic_runtime.agent.metrics.job_reporter import JobReporter
     from elastic_runtime.agent.snapshot_server import SnapshotHost
     from elastic_runtime.agent.start_notice import Starting
     from elastic_runtime.agent.torch_agent import TorchAgent
     from elastic_runtime.agent.workers.worker_group import WorkerGroup
     from elastic_runtime.config import JobConfig
+    from elastic_runtime.events.event import Event
     from elastic_runtime.protocol.records import FaultReport
     from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.rendezvous.core.membership_events import AgentEvent
@@ -98,11 +99,19 @@ class Performer:
         self._round_began = time.monotonic()
 
     def perform(self, step: Step) -> None:
-        """Performs the actions of a step, in order."""
-        for action in step.actions:
-            self._perform(action, step.state)
+        """Performs the actions of a step, in order; but people are told last, as they can wait."""
+        reports: list[Event] = []
+        try:
+            for action in step.actions:
+                if isinstance(action, TellPeople):
+                    reports.append(self._with_ranks(action.event))
+                else:
+                    self._perform(action, step.state)
+        finally:
+            for event in reports:
+                self._parts.reporter.tell(event)
 
-    def _perform(self, action: Action, state: AgentState) -> None:
+    def _perform(self, action: Deed, state: AgentState) -> None:
         workers = self._workers
         match action:
             case StartForkServer():
@@ -134,15 +143,16 @@ class Performer:
                 self._tell_rendezvous(event)
             case SetAlarm(at):
                 self.alarm = at
-            case TellPeople(event):
-                if isinstance(event, WorkersReplaced) and event.local_ranks:
-                    ranks = [workers.rank_of(rank) for rank in event.local_ranks]
-                    event = replace(event, ranks=ranks)
-                self._parts.reporter.tell(event)
             case Finish():
                 self.finish = self._with_message(action, state)
             case _:
                 assert_never(action)
+
+    def _with_ranks(self, event: Event) -> Event:
+        """A report that names local ranks, with the ranks that these workers have now."""
+        if not (isinstance(event, WorkersReplaced) and event.local_ranks):
+            return event
+        return replace(event, ranks=[self._workers.rank_of(rank) for rank in event.local_ranks])
 
     def _form_group(self, last: RoundRecord, group_rank: int, local_ranks: Sequence[int]) -> None:
         """A round begins: its ranks may read snapshots here."""

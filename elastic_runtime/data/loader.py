@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from elastic_runtime.data.kept_loader import KeptLoader
 from elastic_runtime.data.sampler import NO_POSITIONS, ElasticBatchSampler, one_of
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.data.stream import StreamLoader
@@ -92,15 +93,12 @@ def loader(
         )
     if batch_size or batch or seed:
         raise UsageError("batch_size and seed are the sampler's; give them to ElasticBatchSampler")
-    keep = options.get("num_workers", 0) > 0
-    if keep:
-        options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
-    made = DataLoader(dataset, batch_sampler=sampler, persistent_workers=keep, **options)
-    if keep:
-        end_with_program(made)
-        # Its processes start now, while no rank waits for this one; the batches that they read
-        # meanwhile are dropped by the first iteration.
-        iter(made)
+    if options.get("num_workers", 0) < 1:
+        return DataLoader(dataset, batch_sampler=sampler, **options)
+    options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
+    made = KeptLoader(dataset, batch_sampler=sampler, persistent_workers=True, **options)
+    end_with_program(made)
+    made.keep(sampler)
     return made
 
 

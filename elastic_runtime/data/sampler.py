@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import operator
 import os
+import threading
 from collections.abc import Sized
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
@@ -133,6 +135,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._size, self._batch, self._seed, self._drop_last = size, batch, seed, drop_last
         self._orders = Orders(size, order, replacement=replacement)
         self._place = None if rank is None or world is None else (rank, world)
+        self._silent_in = 0  # a thread
         self.epoch = 0
         self.cursor = 0
 
@@ -155,7 +158,16 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's shares of the global batches from the cursor to the end of the epoch."""
-        return _Shares(self)
+        return iter(()) if self._silent_in == threading.get_ident() else _Shares(self)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Within the block there is nothing to iterate over, for the thread that is in it."""
+        self._silent_in = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._silent_in = 0
 
     @property
     def loss_scale(self) -> float:

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.clock import MonotonicClock
+from elastic_runtime.clock import NEVER, MonotonicClock
 from elastic_runtime.errors import RecordError, StoreUnavailable
 from elastic_runtime.protocol.peer_proof import new_secret
 from elastic_runtime.protocol.records import EVENTS, GONE, NODES, NodeRecord, node_key
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from elastic_runtime.rendezvous.store_contract import Store, StoreEntry
 
 _ASK_AGAIN = 0.05
+# For how long events that are to be kept wait to be written, in seconds.
+_KEPT_FOR = 0.1
 # Seconds at the end for what takes a moment if it works at all.
 _MOMENT = 0.5
 
@@ -119,6 +121,8 @@ class Participant:
         self._refused = ""  # why the store has not performed a transaction of this turn
         self._said_goodbye = threading.Event()
         self._never = threading.Event()
+        self._kept: list[Put] = []  # events that are to be written
+        self._write_at = NEVER
         self._node = uuid.uuid4().hex
         self._rounds = RoundCompleter(store.read, policy.layout.keepers)
         self._prober = prober or Prober(policy.timeouts.probe_timeout, self._probed)
@@ -274,6 +278,8 @@ class Participant:
         while True:
             events = [event for event in self._wait(wake) if not isinstance(event, _Stop)]
             if self._closed:
+                self._kept += [event.put for event in events if isinstance(event, _Write)]
+                self._write_kept()
                 return
             wake = self.turn(events)
 
@@ -306,10 +312,32 @@ class Participant:
         for action in (*actions, *decision.actions):
             self._perform(action)
         self._check_goodbye()
-        writes = tuple(event.put for event in events if isinstance(event, _Write))
+        self._kept += [event.put for event in events if isinstance(event, _Write)]
+        return min(decision.wake, self._rounds.due, self._write_kept_at(now))
+
+    def _write_kept_at(self, now: float) -> float:
+        """Writes the events that are to be kept, a moment after the first of them.
+
+        Most come with a fault. Then the store has something to do that the whole job waits for,
+        and so has this thread.
+
+        Args:
+            now: on the participant's clock.
+
+        Returns:
+            When it is to be called again.
+        """
+        if self._kept and self._write_at == NEVER:
+            self._write_at = now + _KEPT_FOR
+        if now >= self._write_at:
+            self._write_kept()
+            self._write_at = NEVER
+        return self._write_at
+
+    def _write_kept(self) -> None:
+        writes, self._kept = tuple(self._kept), []
         if writes and self._state.contact.connected:
-            self._apply(EVENTS, Transaction(puts=writes))
-        return min(decision.wake, self._rounds.due)
+            self._apply((EVENTS,), Transaction(puts=writes))
 
     def _wait(self, wake: float) -> list[Event | _Stop | _Write]:
         timeout = max(0.0, wake - self._clock.now())
@@ -327,8 +355,8 @@ class Participant:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case ApplyTransaction(tag, transaction, first):
-                self._apply(tag, transaction, first)
+            case ApplyTransaction(tag, transaction, first, also):
+                self._apply((tag, *also), transaction, first)
             case Look(wide, without):
                 self._store.look(wide, without)
             case Follow(own_key):
@@ -346,7 +374,7 @@ class Participant:
                 self._notify(notice)
 
     def _apply(
-        self, tag: str, transaction: Transaction, first: tuple[Transaction, ...] = ()
+        self, tags: tuple[str, ...], transaction: Transaction, first: tuple[Transaction, ...] = ()
     ) -> None:
         # After one that failed, the others would only delay the events that have come.
         ok: bool | None = None
@@ -357,7 +385,8 @@ class Participant:
                     self._rounds.wrote((*first, transaction))
             except StoreUnavailable as error:
                 self._refused = str(error)
-        self._inbox.put(Applied(tag, ok, self._refused if ok is None else ""))
+        for tag in tags:
+            self._inbox.put(Applied(tag, ok, self._refused if ok is None else ""))
 
     def _probed(self, node: str, answer: str) -> None:
         self._inbox.put(Probed(node, answer))

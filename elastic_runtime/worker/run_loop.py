@@ -54,6 +54,7 @@ from elastic_runtime.worker.recovery import error_classification, thread_inspect
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
 from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
+from elastic_runtime.worker.round_breaks import begin_break
 from elastic_runtime.worker.state.missing_parts import MissingParts, report
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.train_signature import check_signature
@@ -248,6 +249,7 @@ class _Loop:
         self._here.shield()
         self._regrouping.rehearse()
         self._state.preallocate()
+        begin_break()
         self._here.tell(Ready())
         while True:
             order = self._orders.get()
@@ -267,6 +269,7 @@ class _Loop:
                     released=self._released,
                 )
             )
+            begin_break()
 
     def _take_part(self, order: Enter) -> _Done | _Out:
         place = RankInRound(order.round, order.rank, order.world, order.host, order.port, order.key)

@@ -249,9 +249,9 @@ class Node:
                 clock.log(self.name, f"-> {brief(action)}")
             self._count(type(action).__name__)
             match action:
-                case ApplyTransaction(tag, transaction, first):
+                case ApplyTransaction(tag, transaction, first, also):
                     self.blocked = True
-                    self._apply(tag, (*first, transaction))
+                    self._apply((tag, *also), (*first, transaction))
                 case Look(wide, without):
                     self.client.look(wide, without)
                 case Follow(own_key):
@@ -270,19 +270,22 @@ class Node:
                 case Notify(notice):
                     self.agent.hear(notice)
 
-    def _apply(self, tag: str, left: tuple[Transaction, ...]) -> None:
-        self.client.apply(left[0], partial(self.answered, tag, left[1:]))
+    def _apply(self, tags: tuple[str, ...], left: tuple[Transaction, ...]) -> None:
+        self.client.apply(left[0], partial(self.answered, tags, left[1:]))
 
-    def answered(self, tag: str, left: tuple[Transaction, ...], ok: bool | None) -> None:
+    def answered(
+        self, tags: tuple[str, ...], left: tuple[Transaction, ...], ok: bool | None
+    ) -> None:
         """A transaction came to its end, and with it what comes before another one."""
         if ok and left:
-            self.later(0.0, self._apply, tag, left)
+            self.later(0.0, self._apply, tags, left)
             return
-        self.later(0.0, self._unblock, Applied(tag, ok, "no answer" if ok is None else ""))
+        why = "no answer" if ok is None else ""
+        self.later(0.0, self._unblock, [Applied(tag, ok, why) for tag in tags])
 
-    def _unblock(self, event: Applied) -> None:
+    def _unblock(self, events: list[Applied]) -> None:
         self.blocked = False
-        self.inbox.append(event)
+        self.inbox.extend(events)
         self._perform()
         self._turn()
 

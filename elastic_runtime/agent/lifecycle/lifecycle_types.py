@@ -291,7 +291,8 @@ class TellPeople:
     event: events.Event
 
 
-Action = (
+# What is done, and what is only told.
+Deed = (
     StartForkServer
     | StartWorkers
     | StartForNextRound
@@ -304,5 +305,5 @@ Action = (
     | TellRendezvous
     | SetAlarm
     | Finish
-    | TellPeople
 )
+Action = Deed | TellPeople

@@ -18,11 +18,13 @@ class ApplyTransaction:
         tag: names it.
         transaction: what is to be done.
         first: transactions that must have succeeded before it.
+        also: further tags, if it does the work of several; ``Applied`` follows for each.
     """
 
     tag: str
     transaction: Transaction
     first: tuple[Transaction, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ from elastic_runtime.rendezvous.core.node_decision import (
     wait,
     write,
 )
-from elastic_runtime.rendezvous.core.node_state import Timer
+from elastic_runtime.rendezvous.core.node_state import OWN, Timer
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
@@ -141,6 +141,9 @@ def _lead_round(state: NodeState, job: JobRecord, record: RoundRecord, now: floa
         return end_job(state, outcome, now)
     ordered = Decision(state)
     if state.switch_record is None or not state.switch_record.broken:
+        at_once = _go_on_at_once(state, last, now)
+        if at_once is not None:
+            return at_once
         ordered = _order_out(state, last, now)
     state = ordered.state
     if state.switch_record is None:
@@ -168,6 +171,30 @@ def _order_out(state: NodeState, last: LastRound, now: float) -> Decision:
             return Decision(state, wake=wake)
     switch = SwitchRecord(last.round.number, last.round.incarnation, bool(broken), reason)
     return _write_switch(state, switch, now, reason).by(wake)
+
+
+def _go_on_at_once(state: NodeState, last: LastRound, now: float) -> Decision | None:
+    """What follows a broken round that all members have left already: they need no order for it.
+
+    Returns:
+        None: an order is to be written, for members to read it, or for a leader that comes after
+        this one to know what is waited for.
+    """
+    if any(status not in (MemberStatus.BACK, *OVER) for status in last.statuses.values()):
+        return None
+    reason = _why_broken(state, last)
+    if not reason:
+        return None
+    if state.pending(OWN, now):
+        return Decision(state, wake=state.in_flight[OWN].until, reason="our key is being written")
+    shown = state.shown.switch
+    order = SwitchRecord(last.round.number, last.round.incarnation, True, reason)
+    ordered = replace(state.shown, switch=replace(shown, record=order))
+    decision = _gather(replace(state, shown=ordered), last, now)
+    if not decision.actions:
+        return None
+    as_it_is = replace(decision.state.shown, switch=shown)
+    return replace(decision, state=replace(decision.state, shown=as_it_is))
 
 
 def _write_switch(state: NodeState, switch: SwitchRecord, now: float, reason: str) -> Decision:

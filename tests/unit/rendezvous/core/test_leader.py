@@ -34,7 +34,7 @@ from elastic_runtime.rendezvous.core.membership_events import (
     Tick,
 )
 from elastic_runtime.rendezvous.core.notices import Waiting
-from elastic_runtime.rendezvous.store_contract import ABSENT
+from elastic_runtime.rendezvous.store_contract import ABSENT, Expect
 from tests.unit.rendezvous.node_under_test import (
     LIFE,
     POLICY,
@@ -96,15 +96,57 @@ def test_a_seal_is_fenced_and_removes_who_is_known_to_be_gone() -> None:
     assert transaction.deletes == ("nodes/c",)
 
 
-def test_a_seal_waits_for_what_the_leader_says_of_itself() -> None:
-    # The version of its own key fences the seal: together with another write it would fail.
+def test_a_seal_carries_what_the_leader_says_of_itself() -> None:
+    """Two writes, one after the other, would take twice as long."""
     tested = NodeUnderTest()
     tested.wants(back("a", 3))
     tested.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), node("a"), back("b", 3))
+    assert tested.transaction("own") is None
+    transaction = tested.transaction(ROUND)
+    assert transaction is not None
+    assert {put.key: put.leased for put in transaction.puts} == {"nodes/a": True, ROUND: False}
+    assert Expect("nodes/a", tested.state.own.version) in transaction.expects
+    assert tested.state.own.stored == node("a")  # until the store shows something else
+    assert tested.state.pending("own", 0.0)
+    for tag in ("own", ROUND):
+        tested.feed(Applied(tag, False))
+    assert not tested.actions  # both are tried again, after a pause
+    tested.feed(Tick(), 1.0)
+    assert tested.members() == ["a", "b"]
+
+
+def test_a_seal_waits_for_what_the_leader_is_writing_of_itself() -> None:
+    # The version of its own key fences the seal.
+    tested = NodeUnderTest()
+    tested.wants(back("a", 3))
+    tested.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), node("a"), node("b"))
     assert tested.transaction("own") is not None
-    assert tested.transaction(ROUND) is None
+    assert not tested.changes(back("b", 3)).actions
     tested.changes(back("a", 3))
     assert tested.members() == ["a", "b"]
+
+
+def test_members_that_have_all_left_a_broken_round_need_no_order_to_leave_it() -> None:
+    tested = NodeUnderTest()
+    tested.wants(back("a", 3))
+    tested.sees(job(1, 2), sealed(3, "a", "b"), node("a"), back("b", 3, FAULT))
+    assert tested.members() == ["a", "b"]
+    following = tested.written(RoundRecord, ROUND)
+    assert following is not None
+    assert "ValueError: x" in following.reason
+    assert tested.transaction(SWITCH) is None
+    assert tested.state.switch_record is None  # the store has none
+
+
+def test_a_leader_says_together_that_it_has_left_and_that_others_shall_leave() -> None:
+    tested = NodeUnderTest()
+    tested.wants(back("a", 3, FAULT))
+    tested.sees(job(1, 2), sealed(3, "a", "b"), node("a"), node("b"))
+    assert tested.transaction("own") is None
+    transaction = tested.transaction(SWITCH)
+    assert transaction is not None
+    assert [put.key for put in transaction.puts] == ["nodes/a", SWITCH]
+    assert not tested.members()
 
 
 @pytest.mark.parametrize(("ok", "number"), [(True, 4), (None, 4), (False, 3)])
