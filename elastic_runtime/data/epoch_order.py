@@ -6,6 +6,7 @@ Which rank gets which of it is decided in ``sampler.py``. An order is kept while
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Order = Callable[[int, torch.Generator], Iterable[int]]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The order of an epoch: ``of`` this seed and epoch."""
+
+    of: tuple[int, int]
+    order: torch.Tensor
+    print: int | None = None
 
 
 class Orders:
@@ -35,9 +45,7 @@ class Orders:
         self._order = order
         self._replacement = replacement
         self._tried = False
-        self._of: tuple[int, int] | None = None
-        self._kept = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._print: int | None = None
+        self._kept: _Kept | None = None
 
     def of(self, seed: int, epoch: int) -> torch.Tensor:
         """The indices of all samples of an epoch, int64.
@@ -45,10 +53,10 @@ class Orders:
         Raises:
             UsageError: the user's order is none.
         """
-        if self._of != (seed, epoch):
-            self._kept = self._draw(seed, epoch)
-            self._of, self._print = (seed, epoch), None
-        return self._kept
+        kept = self._kept  # a thread that reads ahead may ask at the same time
+        if kept is None or kept.of != (seed, epoch):
+            kept = self._kept = _Kept((seed, epoch), self._draw(seed, epoch))
+        return kept.order
 
     @property
     def size(self) -> int:
@@ -62,9 +70,12 @@ class Orders:
     def fingerprint(self, seed: int, epoch: int) -> int:
         """A number that differs where the order of an epoch does."""
         order = self.of(seed, epoch)
-        if self._print is None:
-            self._print = zlib.crc32(tensor_bytes(order))
-        return self._print
+        kept = self._kept
+        if kept is None or kept.order is not order:
+            return zlib.crc32(tensor_bytes(order))
+        if kept.print is None:
+            kept.print = zlib.crc32(tensor_bytes(order))
+        return kept.print
 
     def _draw(self, seed: int, epoch: int) -> torch.Tensor:
         if self._order is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from elastic_runtime.data.epoch_order import Order
 
 T = TypeVar("T")
+
+# A thread, and what it gets instead of this rank's shares.
+_NOTHING_GIVEN: tuple[int, Iterable[list[int]]] = (0, ())
 
 NO_POSITIONS = (
     "an IterableDataset has no numbered samples, so that it is not known after a fault which of "
@@ -135,7 +138,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._size, self._batch, self._seed, self._drop_last = size, batch, seed, drop_last
         self._orders = Orders(size, order, replacement=replacement)
         self._place = None if rank is None or world is None else (rank, world)
-        self._silent_in = 0  # a thread
+        self._given = _NOTHING_GIVEN
         self.epoch = 0
         self.cursor = 0
 
@@ -158,16 +161,25 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's shares of the global batches from the cursor to the end of the epoch."""
-        return iter(()) if self._silent_in == threading.get_ident() else _Shares(self)
+        thread, given = self._given
+        if thread == threading.get_ident():
+            return iter(given)
+        shares = Shares(self, *self.place)
+        shares.begin()
+        return shares
+
+    def shares_ahead(self, rank: int, world: int) -> Shares:
+        """What an iteration would give to this rank of such a world, before it is entered."""
+        return Shares(self, rank, world, ahead=True)
 
     @contextmanager
-    def silent(self) -> Iterator[None]:
-        """Within the block there is nothing to iterate over, for the thread that is in it."""
-        self._silent_in = threading.get_ident()
+    def giving(self, batches: Iterable[list[int]]) -> Iterator[None]:
+        """Within the block, what iterates in this thread gets these batches."""
+        self._given = threading.get_ident(), batches
         try:
             yield
         finally:
-            self._silent_in = 0
+            self._given = _NOTHING_GIVEN
 
     @property
     def loss_scale(self) -> float:
@@ -246,22 +258,42 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         return (epoch + 1, 0) if over else (epoch, cursor)
 
 
-class _Shares:
+class Shares:
     """The shares of one rank, from the position of its sampler to the end of the epoch.
 
     It also speaks the protocol of ``torchdata``'s ``StatefulDataLoader``, which keeps the state of
     the iterator as it was when a batch was asked for, however far it has read ahead since.
     """
 
-    def __init__(self, sampler: ElasticBatchSampler) -> None:
+    def __init__(
+        self, sampler: ElasticBatchSampler, rank: int, world: int, *, ahead: bool = False
+    ) -> None:
+        """Starts at the sampler's cursor.
+
+        Args:
+            sampler: whose.
+            rank: whose share.
+            world: how many shares.
+            ahead: they are read by the processes of a loader, perhaps while this process loads
+                something else.
+        """
         self.sampler = sampler
         self.began = sampler.epoch, sampler.cursor
         self.given = 0
-        self._rank, self._world = sampler.place
-        self._begin(sampler.epoch, sampler.cursor)
+        self._rank, self._world = rank, world
+        self._ahead = ahead
+        self._go_to(sampler.epoch, sampler.cursor)
+
+    def begin(self) -> None:
+        """The script iterates over them from now on."""
         missing_parts.begun(self)
 
-    def _begin(self, epoch: int, cursor: int) -> None:
+    def fits(self, sampler: ElasticBatchSampler, place: tuple[int, int]) -> bool:
+        """Whether they are what the script would get now, as this rank of so many."""
+        there = (sampler.epoch, sampler.cursor, sampler._seed)
+        return (*self.began, self._moment.seed) == there and (self._rank, self._world) == place
+
+    def _go_to(self, epoch: int, cursor: int) -> None:
         sampler = self.sampler
         self._position = epoch, cursor
         self._moment = Moment(sampler._seed, epoch)
@@ -272,7 +304,7 @@ class _Shares:
                 f"them with a batch of {sampler._batch}; take a smaller batch"
             )
 
-    def __iter__(self) -> _Shares:
+    def __iter__(self) -> Shares:
         return self
 
     def __next__(self) -> Batch:
@@ -283,7 +315,8 @@ class _Shares:
         first, end = share_of(len(batch), self._rank, self._world)
         self._position = self.sampler._after(epoch, cursor)
         self.given += 1
-        begin(self._moment)  # for a loader without processes of its own, which loads it now
+        if not self._ahead:
+            begin(self._moment)  # for a loader without processes of its own, which loads it now
         # Without a share a rank must still take part in the step: it takes a sample that
         # another one has as well, and loss_scale is 0.
         return Batch((batch[first:end] if first < end else batch[:1]).tolist(), self._moment)
@@ -296,7 +329,7 @@ class _Shares:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the batch that was given last, and so does the sampler."""
         self.sampler.epoch, self.sampler.cursor = state["epoch"], state["cursor"]
-        self._begin(state["epoch"], state["cursor"])
+        self._go_to(state["epoch"], state["cursor"])
 
 
 def one_of(name: str, value: T | None, old: str, of_old: T | None) -> T:

@@ -235,6 +235,7 @@ class NodeRecord(Record):
         unreachable: the nodes that it does not reach, by uuid, as far as it has probed.
         torch, regroup: its version of torch, and how its ranks would regroup in place; "": not
             known.
+        full: how many workers it has when all are ready; 0: not known.
     """
 
     kind: ClassVar[str] = "node"
@@ -258,6 +259,7 @@ class NodeRecord(Record):
     rank: int = -1
     torch: str = ""
     regroup: str = ""
+    full: int = 0
 
 
 @dataclass(frozen=True, slots=True)

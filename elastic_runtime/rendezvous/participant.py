@@ -196,6 +196,7 @@ class Participant:
             life=identity.life,
             torch=self._state.policy.torch,
             regroup=self._state.policy.regroup,
+            full=identity.workers,
         )
 
     def watch(self) -> None:

@@ -1,7 +1,7 @@
 """What can be got ready while this process takes part in no round: its loaders.
 
-Between two rounds a worker waits for its agent, for some ten milliseconds. What the next round
-would otherwise wait for is done then, in a thread of its own.
+Between two rounds a worker waits for its agent and for other ranks, for some ten milliseconds. What
+the first step would otherwise wait for is done then, by others than the main thread.
 """
 
 from __future__ import annotations
@@ -10,22 +10,39 @@ import weakref
 from typing import Protocol
 
 
-class Settling(Protocol):
-    """Something that is left in the middle of its work when a round ends."""
+class InBreaks(Protocol):
+    """Something that a round leaves in the middle of its work, and that the next one needs.
+
+    Both methods only begin, and return at once.
+    """
 
     def settle(self) -> None:
-        """Begins to bring it back to rest, and returns at once."""
+        """Comes to rest: a round is left, or the first one is waited for."""
+
+    def prepare(self, rank: int, world: int) -> None:
+        """Begins with what the next round will need, as far as that is known.
+
+        Args:
+            rank: of this process in that round.
+            world: how many ranks it has.
+        """
 
 
-_settling: weakref.WeakSet[Settling] = weakref.WeakSet()
+_all: weakref.WeakSet[InBreaks] = weakref.WeakSet()
 
 
-def settle_in_breaks(what: Settling) -> None:
-    """Has this settle from now on whenever a round is left, as long as it lives."""
-    _settling.add(what)
+def use_breaks(what: InBreaks) -> None:
+    """Has this settle and prepare from now on, as long as it lives."""
+    _all.add(what)
 
 
 def begin_break() -> None:
     """A round is left, or the first one is waited for."""
-    for what in list(_settling):
+    for what in list(_all):
         what.settle()
+
+
+def end_break(rank: int, world: int) -> None:
+    """The next round is known; to be called again if the state of this process has changed."""
+    for what in list(_all):
+        what.prepare(rank, world)

@@ -54,7 +54,7 @@ from elastic_runtime.worker.recovery import error_classification, thread_inspect
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
 from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
-from elastic_runtime.worker.round_breaks import begin_break
+from elastic_runtime.worker.round_breaks import begin_break, end_break
 from elastic_runtime.worker.state.missing_parts import MissingParts, report
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.train_signature import check_signature
@@ -275,6 +275,8 @@ class _Loop:
         place = RankInRound(order.round, order.rank, order.world, order.host, order.port, order.key)
         ranks = self._regrouping.ranks(place)
         self._released = self._saver is None
+        if self._entered:  # else this process does not know where it will begin
+            end_break(place.rank, place.size)
         with self._lock:
             self._ranks = ranks
             broken = self._broken >= order.round
@@ -320,6 +322,7 @@ class _Loop:
         gloo = GlooGroups(group, ranks.another_group, ranks.interrupted.is_set)
         past = EarlierRounds(incarnation, order.committed)
         self._recovery.recover(gloo, world, past)
+        end_break(world.rank, world.size)
         recovering = time.monotonic() - began
         if not self._entered:
             self._entered = True

@@ -15,6 +15,7 @@ from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from elastic_runtime.protocol.records import (
     ASKED,
     GONE,
+    IN,
     JOB,
     LEAVING,
     PLANNED,
@@ -32,6 +33,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
     LastRound,
     MemberStatus,
     cost_of,
+    eligible,
     fault_of_member,
     is_cause_known,
     last_round,
@@ -253,12 +255,24 @@ def _with_more_workers(state: NodeState, last: LastRound) -> list[str]:
 
 
 def _which_workers_are_back(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
-    """The members that have more workers by now, after a short wait for further ones."""
+    """The members that have more workers by now, after a short wait for those that are to come."""
     names = _with_more_workers(state, last)
     if not names:
         return "", NEVER
+    if not _workers_are_missing(state):
+        return f"a worker of {listed(names)} is back", NEVER
     due = state.timers.get(Timer.WORKERS_BACK, now) + state.policy.join_batch_in_place
     return ("", due) if now < due else (f"a worker of {listed(names)} is back", NEVER)
+
+
+def _workers_are_missing(state: NodeState) -> bool:
+    """Whether a node of the job has fewer workers than it could have, or does not say."""
+    assert state.own.record is not None
+    peers = (peer.record for peer in state.shown.peers.values() if eligible(state, peer))
+    return any(
+        record.status == IN and not 0 < record.full <= record.workers
+        for record in (state.own.record, *peers)
+    )
 
 
 def _why_grow(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
@@ -279,7 +293,9 @@ def _why_grow(state: NodeState, last: LastRound, now: float) -> tuple[str, float
     seen = [peers[node.node].seen for node in fresh if node.node in peers]
     batch = state.policy.join_batch_in_place if job.in_place else state.policy.timeouts.join_batch
     due = max([state.shown.round.seen, *seen[:1]]) + batch
-    if size < job.max_nodes and now < due:
+    # Where new nodes come, more of them often do; of those that were there before it is known.
+    expected = not _are_back(fresh, last.round) or _workers_are_missing(state)
+    if size < job.max_nodes and expected and now < due:
         return "", min(wake, due)
     return _who_comes(fresh[: size - last.round.size], last.round), wake
 
@@ -293,12 +309,17 @@ def _reaching(here: list[NodeRecord], fresh: list[NodeRecord]) -> list[NodeRecor
     ]
 
 
+def _are_back(nodes: list[NodeRecord], last: RoundRecord) -> bool:
+    """Whether all of them left an earlier round of the job, and stayed."""
+    return all(node.left and node.incarnation == last.incarnation for node in nodes)
+
+
 def _who_comes(nodes: list[NodeRecord], last: RoundRecord) -> str:
     """Which nodes join, for people; a node that left an earlier round and stayed "is back"."""
     one = len(nodes) == 1
     names = listed([node.name for node in nodes])
     subject = called(names) if one else f"nodes {names}"
-    if all(node.left and node.incarnation == last.incarnation for node in nodes):
+    if _are_back(nodes, last):
         return f"{subject} {'is' if one else 'are'} back"
     return f"{subject} {'joins' if one else 'join'}"
 

@@ -51,13 +51,13 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"10.0.0.1","workers":8,'
             b'"probe_port":1,"store_port":2,"settings":"f00","status":"in","incarnation":"",'
             b'"left":0,"done_round":0,"step":-1,"fault":null,"life":0,"checked":0,'
-            b'"unreachable":[],"rank":-1,"torch":"","regroup":""}'
+            b'"unreachable":[],"rank":-1,"torch":"","regroup":"","full":0}'
         ),
     ),
     (
         NodeRecord(
             *("aa", "node0", "::1", 8, 1, 2, "f00", "gone", "life", 3, 2, 100, FAULT, 7, 4),
-            *(("bb",), 1, "2.15.0", "rebuild"),
+            *(("bb",), 1, "2.15.0", "rebuild", 2),
         ),
         (
             b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"::1","workers":8,'
@@ -66,7 +66,7 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'"kind":"failed","reason":"no r\\u00e4um","rank":5,"exit_code":-9,'
             b'"signature":"ValueError: x","traceback":"line 1\\nline 2","step":100,'
             b'"lifetime":33.5,"consequence":true},"life":7,"checked":4,"unreachable":["bb"],'
-            b'"rank":1,"torch":"2.15.0","regroup":"rebuild"}'
+            b'"rank":1,"torch":"2.15.0","regroup":"rebuild","full":2}'
         ),
     ),
     (
