@@ -31,9 +31,9 @@ from elastic_runtime.agent.runtime_dir import RuntimeDir
 from elastic_runtime.agent.snapshot_server import SnapshotHost
 from elastic_runtime.agent.start_notice import Starting
 from elastic_runtime.agent.torch_agent import TorchAgent
+from elastic_runtime.agent.workers.roster import WorkerStarted
 from elastic_runtime.agent.workers.torch_watchdogs import Watchdogs
 from elastic_runtime.agent.workers.worker_group import ChannelMessage, WorkerGroup
-from elastic_runtime.agent.workers.worker_processes import WorkerStarted
 from elastic_runtime.defaults import AGENT_BEAT
 from elastic_runtime.errors import EXIT_FAILED, ElasticError
 from elastic_runtime.events.node_events import ListeningWide

@@ -36,6 +36,8 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
     # Set by a thread: the iteration that has begun ahead, and torch's iterator for it.
     _elastic_ahead: tuple[Shares, Iterator[Any]] | None = None
     _elastic_begun: Shares | None = None
+    # A process of it has ended, or did not get its data: torch cannot go on with it.
+    _elastic_error: Exception | None = None
 
     def keep(self, sampler: ElasticBatchSampler) -> None:
         """Starts its processes now, while no rank waits for this one.
@@ -69,12 +71,19 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
             self._begin_apart(self._elastic_begun)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins at the sampler's cursor."""
+        """Begins at the sampler's cursor.
+
+        Raises:
+            RuntimeError: a process of the loader has ended.
+            Exception: whatever else torch has met between two rounds.
+        """
         global _latest
         _latest = weakref.ref(self)
         thread, self._elastic_thread = self._elastic_thread, None
         if thread is not None:
             thread.join()
+        if self._elastic_error is not None:
+            raise self._elastic_error
         ahead, self._elastic_ahead, self._elastic_begun = self._elastic_ahead, None, None
         sampler = self._elastic_sampler
         if ahead is not None and ahead[0].fits(sampler, sampler.place):
@@ -99,7 +108,8 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
         try:
             with self._elastic_sampler.giving(nothing if shares is None else shares):
                 iterator = super().__iter__()
-        except Exception:  # such as a process of the loader that has ended
-            return  # the script's own iteration meets it again
+        except Exception as error:
+            self._elastic_error = error
+            return
         if shares is not None:
             self._elastic_ahead = shares, iterator

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A thread, and what it gets instead of this rank's shares.
-_NOTHING_GIVEN: tuple[int, Iterable[list[int]]] = (0, ())
-
 NO_POSITIONS = (
     "an IterableDataset has no numbered samples, so that it is not known after a fault which of "
     "them have counted; give a map-style data set (__len__ and __getitem__, over an index of files "
@@ -138,7 +135,8 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._size, self._batch, self._seed, self._drop_last = size, batch, seed, drop_last
         self._orders = Orders(size, order, replacement=replacement)
         self._place = None if rank is None or world is None else (rank, world)
-        self._given = _NOTHING_GIVEN
+        # What a thread gets instead of this rank's shares.
+        self._given: dict[int, Iterable[list[int]]] = {}
         self.epoch = 0
         self.cursor = 0
 
@@ -161,8 +159,8 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's shares of the global batches from the cursor to the end of the epoch."""
-        thread, given = self._given
-        if thread == threading.get_ident():
+        given = self._given.get(threading.get_ident())
+        if given is not None:
             return iter(given)
         shares = Shares(self, *self.place)
         shares.begin()
@@ -175,11 +173,11 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     @contextmanager
     def giving(self, batches: Iterable[list[int]]) -> Iterator[None]:
         """Within the block, what iterates in this thread gets these batches."""
-        self._given = threading.get_ident(), batches
+        self._given[threading.get_ident()] = batches
         try:
             yield
         finally:
-            self._given = _NOTHING_GIVEN
+            del self._given[threading.get_ident()]
 
     @property
     def loss_scale(self) -> float:

@@ -24,6 +24,7 @@ ENV_PROGRESS = "ELASTIC_PROGRESS"  # path of this worker's progress file
 ENV_ROUND = "ELASTIC_ROUND"  # number of the round
 ENV_INCARNATION = "ELASTIC_INCARNATION"  # the job's incarnation that the round belongs to
 ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
+ENV_DEATH = "ELASTIC_DEATH"  # path of the file through which its death is noticed; "": none
 ENV_SERIAL = "ELASTIC_WORKER"  # number of the worker, counted over all that this agent has started
 
 # A worker that was asked to leave, and has left at a step boundary, ends with this code.
@@ -58,6 +59,7 @@ class Hello(Message):
         drains: it can save and leave at a step boundary when asked to (it has a checkpointer).
         life: number of the worker, as in ``ELASTIC_WORKER``.
         shielded: a SIGTERM that is not its agent's does not end it.
+        watched: its main thread holds the file through which its death is noticed.
     """
 
     kind: ClassVar[str] = "hello"
@@ -68,6 +70,7 @@ class Hello(Message):
     drains: bool
     life: int = 0
     shielded: bool = False
+    watched: bool = False
 
 
 _OF_LOGGERS = frozenset({"self", "event", "level", "timestamp"})

@@ -26,6 +26,7 @@ from elastic_runtime.events.state_events import DataShuffles
 from elastic_runtime.limits import AGENT_ANSWER_TIMEOUT, AGENT_READ_TIMEOUT
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
+    ENV_DEATH,
     ENV_INCARNATION,
     ENV_PROGRESS,
     ENV_ROUND,
@@ -42,6 +43,7 @@ from elastic_runtime.protocol.messages import (
 )
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory
 from elastic_runtime.protocol.unix_path import address_of
+from elastic_runtime.system import thread_death
 from elastic_runtime.system.repeated_signals import StopRequest
 from elastic_runtime.system.torch_version import AUTO, ENV_REGROUP
 from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
@@ -56,7 +58,7 @@ _LOG = logging.getLogger("elastic_runtime")
 # Messages that ask a worker to leave its round, or to end.
 _LEAVE = (Leave, Change, Dismiss)
 # What makes a process a worker, and none of its children.
-_OF_AGENT = (ENV_CHANNEL, ENV_PROGRESS, ENV_SNAPSHOTS)
+_OF_AGENT = (ENV_CHANNEL, ENV_DEATH, ENV_PROGRESS, ENV_SNAPSHOTS)
 
 
 class WorkerContext:
@@ -99,6 +101,8 @@ class WorkerContext:
         self._busy: list[str] = []
         self._accepts_leave = False
         self.leave_requested = threading.Event()
+        self._death_path = environ.get(ENV_DEATH, "")
+        self._watched = False
         self._serial = int(environ.get(ENV_SERIAL) or 0)
         self._listener: Callable[[Message], None] | None = None
         self._snapshots = environ.get(ENV_SNAPSHOTS, "")
@@ -140,6 +144,9 @@ class WorkerContext:
         program that handles SIGTERM itself keeps its handler.
         """
         self._catch_sigterm(self._on_outer_sigterm)
+        if self._death_path and threading.current_thread() is threading.main_thread():
+            self._watched = thread_death.hold(self._death_path)
+            self._death_path = ""
         self._send(self._hello())
 
     def refuse_leave_requests(self) -> None:
@@ -250,6 +257,7 @@ class WorkerContext:
             drains=self._accepts_leave,
             life=self._serial,
             shielded=self._handler is not None,
+            watched=self._watched,
         )
 
     def _send(self, message: Message) -> None:

@@ -1,21 +1,51 @@
-"""The workers of an agent: each one from the moment that its start is asked for until its end is
-reported. May be used from any thread."""
+"""The workers of an agent: each one from the moment that its start is asked for until its process
+is gone. May be used from any thread."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from elastic_runtime.agent.lifecycle.lifecycle_types import WorkerExited
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from elastic_runtime.agent.logs.log_directory import WorkerDir
     from elastic_runtime.agent.logs.worker_output import Stream
     from elastic_runtime.agent.workers.fork_server import Frame
     from elastic_runtime.agent.workers.start_retry import StartRetry
-    from elastic_runtime.agent.workers.worker_processes import WorkerSpec
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker to be started.
+
+    Attributes:
+        local_rank, global_rank: its ranks.
+        round: the round that it is started for.
+        env: its whole environment.
+        worker_dir: its directory.
+    """
+
+    local_rank: int
+    global_rank: int
+    round: int
+    env: dict[str, str] = field(repr=False)
+    worker_dir: WorkerDir
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """A worker's process exists."""
+
+    local_rank: int
+    global_rank: int
+    round: int
+    pid: int
 
 
 @dataclass(eq=False)
@@ -34,6 +64,7 @@ class Worker:
         kill_at: when it is to be ended.
         killed_at: when it was sent SIGKILL, while its end has not been reported.
         signum: the last signal that it was sent; one that has never started ends of it.
+        dies: its end was reported, and its process is about to be gone.
     """
 
     id: int
@@ -48,6 +79,22 @@ class Worker:
     kill_at: float | None = None
     killed_at: float | None = None
     signum: int = 0
+    dies: bool = False
+
+    def exited(
+        self, code: int, lifetime: float = 0.0, *, with_server: bool = False, refused: str = ""
+    ) -> WorkerExited:
+        """The report of its end; see ``WorkerExited``."""
+        spec = self.spec
+        return WorkerExited(
+            spec.round,
+            spec.local_rank,
+            code,
+            pid=self.pid,
+            lifetime=lifetime,
+            with_server=with_server,
+            refused=refused,
+        )
 
     def close(self) -> None:
         """Closes what only its start needs."""
@@ -82,23 +129,33 @@ class Roster:
         return worker
 
     def remove(self, worker: Worker) -> None:
-        """Forgets one whose end is about to be reported."""
+        """Forgets one that is gone."""
         with self._lock:
             del self._workers[worker.id]
 
     def get(self, number: int) -> Worker | None:
-        """The worker with this number; None if its end was reported."""
+        """The worker with this number; None if it is gone."""
         with self._lock:
             return self._workers.get(number)
 
     def all(self, local_ranks: Collection[int] | None = None) -> list[Worker]:
-        """All workers, or those with these local ranks."""
+        """All workers whose end was not reported, or those of them with these local ranks."""
         with self._lock:
             return [
                 worker
                 for worker in self._workers.values()
-                if local_ranks is None or worker.spec.local_rank in local_ranks
+                if not worker.dies
+                and (local_ranks is None or worker.spec.local_rank in local_ranks)
             ]
+
+    def dying(self) -> list[Worker]:
+        """Those whose end was reported, and whose process is not gone yet."""
+        with self._lock:
+            return [worker for worker in self._workers.values() if worker.dies]
+
+    def has_predecessor(self, worker: Worker) -> bool:
+        """Whether the process before this one still holds what both need, such as a GPU."""
+        return any(one.spec.local_rank == worker.spec.local_rank for one in self.dying())
 
     def end_at(self, deadline: float, local_ranks: Collection[int] | None = None) -> list[Worker]:
         """Has workers be overdue at this moment, unless they are earlier.

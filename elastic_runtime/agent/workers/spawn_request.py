@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.agent.logs.worker_files import LogWriter
     from elastic_runtime.agent.workers.fork_server import Frame
-    from elastic_runtime.agent.workers.worker_processes import WorkerSpec
+    from elastic_runtime.agent.workers.roster import WorkerSpec
     from elastic_runtime.config import JobConfig
     from elastic_runtime.reporting.console import Console
 

@@ -20,13 +20,15 @@ from elastic_runtime.agent.lifecycle.hang_detection import StepProgress
 from elastic_runtime.agent.lifecycle.lifecycle_types import WorkerMessage, WorkerSaid
 from elastic_runtime.agent.logs.error_files import failure, read_error_file
 from elastic_runtime.agent.logs.log_directory import LogDirs
+from elastic_runtime.agent.workers.roster import WorkerSpec
 from elastic_runtime.agent.workers.round_keys import forget_rounds, key_of
 from elastic_runtime.agent.workers.worker_channel import Channel
 from elastic_runtime.agent.workers.worker_environment import PortKeeper, worker_environment
-from elastic_runtime.agent.workers.worker_processes import WorkerProcesses, WorkerSpec
+from elastic_runtime.agent.workers.worker_processes import WorkerProcesses
 from elastic_runtime.events.node_events import PrivateLost, ProgressOff
 from elastic_runtime.limits import STACK_DUMP_TIME
 from elastic_runtime.protocol.messages import (
+    ENV_DEATH,
     EXIT_WORKER_LEFT,
     Enter,
     Hello,
@@ -36,7 +38,7 @@ from elastic_runtime.protocol.messages import (
     ProgressFile,
 )
 from elastic_runtime.protocol.records import KILLED, LACKS_RESOURCES, START
-from elastic_runtime.system import threads
+from elastic_runtime.system import thread_death, threads
 from elastic_runtime.system.listening import Where, way_to
 from elastic_runtime.worker.worker_main import write_error_file
 
@@ -80,6 +82,8 @@ class _WorkerSlot:
     worker_dir: WorkerDir
     killed_for: str = ""  # why we have ended it
     shielded: bool = False  # a SIGTERM of somebody else's does not end it
+    death_file: str = ""
+    watched: bool = False  # its death is noticed when it begins
 
 
 class WorkerGroup:
@@ -161,8 +165,9 @@ class WorkerGroup:
         if (old := self._slots.get(local_rank)) is not None:
             old.progress.close()
         path, progress = self._progress_file(local_rank)
+        death_file = self._death_file()
         self._slots[local_rank] = _WorkerSlot(
-            self._started, rank, last.number, progress, worker_dir
+            self._started, rank, last.number, progress, worker_dir, death_file=death_file
         )
         environment = worker_environment(
             self._config,
@@ -175,7 +180,7 @@ class WorkerGroup:
             serial=self._started,
             snapshots=self._snapshots,
         )
-        environment.update(self._extra())
+        environment.update(self._extra(), **{ENV_DEATH: death_file})
         return WorkerSpec(
             local_rank=local_rank,
             global_rank=rank,
@@ -210,6 +215,15 @@ class WorkerGroup:
             return "", ProgressFile("")
         self._without_progress.discard(local_rank)
         return found
+
+    def _death_file(self) -> str:
+        """Makes the file through which a worker's death is noticed early; "": it cannot be."""
+        path = os.path.join(self._runtime_dir.path, f"death-{self._started}")
+        try:
+            thread_death.make(path)
+        except OSError:
+            return ""
+        return path
 
     def stop(
         self, grace: float, local_ranks: Collection[int] = (), signum: int = signal.SIGTERM
@@ -263,6 +277,8 @@ class WorkerGroup:
         local_rank = exited.local_rank
         slot = self._slots[local_rank]
         self._logs.ended(slot.worker_dir)
+        with suppress(OSError):
+            os.unlink(slot.death_file)
         path = slot.worker_dir.error_file
         if exited.code == 0:
             exited = replace(exited, code=self._take_value(local_rank, path))
@@ -325,6 +341,9 @@ class WorkerGroup:
         if isinstance(message, Hello):
             slot = self._slots[local_rank]
             slot.shielded = message.shielded
+            if message.watched and not slot.watched:
+                slot.watched = True
+                self._processes.watch(local_rank, message.pid, slot.death_file)
             message = replace(message, round=slot.started_for)
         if isinstance(message, Note):
             return message

@@ -13,7 +13,6 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,10 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     ForkServerReady,
     WorkerExited,
 )
-from elastic_runtime.agent.logs.worker_files import LogWriter
-from elastic_runtime.agent.logs.worker_output import Pump, Stream
+from elastic_runtime.agent.logs.outputs import Outputs
+from elastic_runtime.agent.logs.worker_output import Stream
 from elastic_runtime.agent.workers import fork_client, fork_server
-from elastic_runtime.agent.workers.roster import Roster, Worker
+from elastic_runtime.agent.workers.roster import Roster, Worker, WorkerSpec, WorkerStarted
 from elastic_runtime.agent.workers.spawn_request import SpawnRequests
 from elastic_runtime.agent.workers.start_retry import (
     StartRetry,
@@ -41,48 +40,14 @@ from elastic_runtime.limits import (
     MAX_IMPORT_DEATHS,
     START_RETRY_TIMEOUT,
     WARM_START_PAUSES,
-    WORKER_LOG_TIMEOUT,
     WORKERS_END_TIMEOUT,
 )
-from elastic_runtime.reporting.console import open_consoles
 from elastic_runtime.reporting.json_lines import JSON
-from elastic_runtime.system import threads
+from elastic_runtime.system import thread_death, threads
 from elastic_runtime.worker import worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-
-    from elastic_runtime.agent.logs.log_directory import WorkerDir
-
-_FLUSH_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """One worker to be started.
-
-    Attributes:
-        local_rank, global_rank: its ranks.
-        round: the round that it is started for.
-        env: its whole environment.
-        worker_dir: its directory.
-    """
-
-    local_rank: int
-    global_rank: int
-    round: int
-    env: dict[str, str] = field(repr=False)
-    worker_dir: WorkerDir
-
-
-@dataclass(frozen=True)
-class WorkerStarted:
-    """A worker's process exists."""
-
-    local_rank: int
-    global_rank: int
-    round: int
-    pid: int
 
 
 # What is an ``Event`` is only for people.
@@ -126,11 +91,15 @@ class WorkerProcesses:
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._pump = Pump(self._selector)
-        self._consoles = open_consoles(stdout, stderr, self._wake)
-        self._consoles["stderr"].only_events = config.log_format == JSON
-        self._logs = LogWriter(notify, self._wake)
-        self._requests = SpawnRequests(config, self._consoles, self._logs, stdin)
+        self._output = Outputs(
+            self._selector,
+            stdout,
+            stderr,
+            self._wake,
+            notify,
+            only_events=config.log_format == JSON,
+        )
+        self._requests = SpawnRequests(config, self._output.consoles, self._output.logs, stdin)
         self._thread = threads.spawn(self._run, name="elastic-workers")
 
     # ------------------------------------------------------------ what the agent calls
@@ -237,6 +206,24 @@ class WorkerProcesses:
         """Local ranks of the workers whose end has not been reported yet."""
         return frozenset(worker.spec.local_rank for worker in self._roster.all())
 
+    def watch(self, local_rank: int, pid: int, path: str) -> None:
+        """From now on, has the end of a worker be reported when it begins, not when it is over.
+
+        Args:
+            local_rank: the worker.
+            pid: its process, as it says.
+            path: see ``thread_death.await_death``.
+        """
+
+        def wait(worker: Worker) -> None:
+            code = thread_death.await_death(path, pid)
+            if code is not None:
+                self._call(partial(self._dies, worker, pid, code))
+
+        for worker in self._roster.all([local_rank]):
+            with suppress(RuntimeError):  # no thread for it now: its end is noticed later
+                threads.spawn(wait, worker, name="worker-death")
+
     def return_value(self, local_rank: int) -> Any:
         """What the function returned in the last worker of this local rank that ended well.
 
@@ -259,9 +246,7 @@ class WorkerProcesses:
             self._server.process.kill()
             self._thread.join()
         self._end_by_hand()
-        for console in set(self._consoles.values()):
-            console.close()
-        self._logs.close()
+        self._output.close()
         self._requests.close()
         self._selector.close()
         self._woken.close()
@@ -271,7 +256,8 @@ class WorkerProcesses:
         """Ends what a thread that has crashed has left running; after its own end nothing is."""
         if self._server is None:
             return
-        pids = [worker.pid for worker in self._roster.all() if worker.pid]
+        there = [*self._roster.dying(), *self._roster.all()]
+        pids = [worker.pid for worker in there if worker.pid]
         self._server.collect(
             WORKERS_END_TIMEOUT
         )  # which closes its connection: it ends all, and itself
@@ -294,7 +280,7 @@ class WorkerProcesses:
         while not (self._closing and self._server is None and not self._calls):
             for key, _ in self._selector.select(self._timeout()):
                 if isinstance(key.data, Stream):
-                    self._pump.ready(key.data)
+                    self._output.pump.ready(key.data)
                 elif key.data is not None:
                     self._hear(key.data)
                 else:
@@ -307,7 +293,7 @@ class WorkerProcesses:
             self._kill_overdue(now)
             self._replace_silent_server(now)
             self._try_again(now)
-            self._pump.tick(now)
+            self._output.pump.tick(now)
 
     def _timeout(self) -> float | None:
         """Seconds until something is due; None: wait for what comes."""
@@ -317,7 +303,7 @@ class WorkerProcesses:
             moments.append(self._server_retry.again)
         if self._server is not None:  # else they wait for the next one
             moments += [retry.again for _, retry in self._roster.refused()]
-        due = self._pump.timeout(now)
+        due = self._output.pump.timeout(now)
         if due is not None:
             moments.append(now + due)
         return max(0.0, min(moments) - now) if moments else None
@@ -362,8 +348,13 @@ class WorkerProcesses:
             self._notify(ForkServerExited(f"{cause(number)}: {remedy(number)}", refused=True))
 
     def _begin(self, worker: Worker) -> None:
-        """Asks the fork server for a worker, unless it has been asked; without one it waits."""
+        """Asks the fork server for a worker, unless it has been asked.
+
+        Without a server it waits for one; and until the process before it is gone.
+        """
         if worker.sent or self._roster.get(worker.id) is None or self._server is None:
+            return
+        if self._roster.has_predecessor(worker):
             return
         worker.sent = True
         self._send(worker.request, worker.descriptors)
@@ -375,7 +366,7 @@ class WorkerProcesses:
         if otherwise:
             worker.signum = otherwise
             if not worker.sent:
-                self._ended(worker, -otherwise, 0.0)
+                self._ended(worker, worker.exited(-otherwise))
                 return
         # A command may be a shell that does not pass a signal on to what it runs.
         group = self._config.entry.kind == COMMAND or signum == signal.SIGKILL
@@ -409,7 +400,7 @@ class WorkerProcesses:
             case "started":
                 worker.pid = frame["pid"]
                 worker.close()
-                self._pump.add(worker.streams)
+                self._output.pump.add(worker.streams)
                 spec = worker.spec
                 self._notify(
                     WorkerStarted(spec.local_rank, spec.global_rank, spec.round, worker.pid)
@@ -417,12 +408,12 @@ class WorkerProcesses:
             case "start_failed":
                 self._not_started(worker, frame["message"], frame["errno"])
             case "exited":
-                self._ended(worker, frame["code"], frame["lifetime"])
+                self._ended(worker, worker.exited(frame["code"], frame["lifetime"]))
 
     def _not_started(self, worker: Worker, message: str, number: int) -> None:
         """A worker could not be started: that is final, or tried again."""
         if worker.signum or self._closing:  # it is not needed any longer
-            self._ended(worker, -(worker.signum or signal.SIGKILL), 0.0)
+            self._ended(worker, worker.exited(-(worker.signum or signal.SIGKILL)))
             return
         spec, before = worker.spec, worker.retry
         why = ""
@@ -436,37 +427,32 @@ class WorkerProcesses:
             message = why = f"{cause(number)}: {remedy(number)}"
         error = OSError(f"{self._config.entry.target} cannot be started: {message}")
         worker_main.write_error_file(spec.worker_dir.error_file, error)
-        self._ended(worker, 127, 0.0, refused=why)
+        self._ended(worker, worker.exited(127, refused=why))
 
-    def _ended(
-        self,
-        worker: Worker,
-        code: int,
-        lifetime: float,
-        *,
-        with_server: bool = False,
-        refused: str = "",
-    ) -> None:
-        worker.close()
-        self._pump.finish(worker.streams)
-        for console in set(self._consoles.values()):
-            console.flush(_FLUSH_SECONDS)
-        spec = worker.spec
-        if spec.worker_dir.logged:
-            self._logs.call(spec.worker_dir.end)
-        self._logs.flush([file for s in worker.streams for file in s.files], WORKER_LOG_TIMEOUT)
+    def _dies(self, worker: Worker, pid: int, code: int) -> None:
+        """A worker's process has begun to end: it does nothing more, and holds what it has."""
+        if self._roster.get(worker.id) is not worker or worker.dies or worker.pid != pid:
+            return
+        # What it leaves behind would keep its sockets open, and hide its death from peers.
+        self._send_signal(worker.id, signal.SIGKILL, signal.SIGKILL)
+        self._close_output(worker)
+        worker.dies = True
+        self._notify(worker.exited(code, time.monotonic() - worker.began))
+
+    def _ended(self, worker: Worker, end: WorkerExited) -> None:
+        """A worker's process is gone, or there never was one."""
+        if worker.dies:
+            self._roster.remove(worker)
+            for waiting in self._roster.all([worker.spec.local_rank]):
+                self._begin(waiting)
+            return
+        self._close_output(worker)
         self._roster.remove(worker)
-        self._notify(
-            WorkerExited(
-                spec.round,
-                spec.local_rank,
-                code,
-                pid=worker.pid,
-                lifetime=lifetime,
-                with_server=with_server,
-                refused=refused,
-            )
-        )
+        self._notify(end)
+
+    def _close_output(self, worker: Worker) -> None:
+        worker.close()
+        self._output.finish(worker.streams, worker.spec.worker_dir)
 
     def _lost(self, server: fork_client.ServerProcess) -> None:
         """The fork server is gone: reports the ends of its workers, and then its own."""
@@ -475,12 +461,12 @@ class WorkerProcesses:
             server.collect(WORKERS_END_TIMEOUT)
             return
         self._server = None
-        workers = [worker for worker in self._roster.all() if worker.sent]
+        workers = [*self._roster.dying(), *(one for one in self._roster.all() if one.sent)]
         fork_client.see_dead([worker.pid for worker in workers if worker.pid])
         # Other nodes wait for the news of these; the cause of the server's end is not urgent.
         for worker in workers:
             lifetime = time.monotonic() - worker.began
-            self._ended(worker, -signal.SIGKILL, lifetime, with_server=True)
+            self._ended(worker, worker.exited(-signal.SIGKILL, lifetime, with_server=True))
         why = server.collect(WORKERS_END_TIMEOUT if self._closing else 1.0)
         if not self._ready:
             self._import_deaths += 1
@@ -495,5 +481,5 @@ class WorkerProcesses:
     def _shut_down(self) -> None:
         for worker in self._roster.all():
             if not worker.sent:
-                self._ended(worker, -signal.SIGKILL, 0.0)
+                self._ended(worker, worker.exited(-signal.SIGKILL))
         self._send({"op": "shutdown"})

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import WorkerExited
 from elastic_runtime.agent.logs.log_directory import LogDirs
-from elastic_runtime.agent.workers.worker_processes import WorkerEvent, WorkerProcesses, WorkerSpec
+from elastic_runtime.agent.workers.roster import WorkerSpec
+from elastic_runtime.agent.workers.worker_processes import WorkerEvent, WorkerProcesses
 from elastic_runtime.config import COMMAND, Endpoint, Entry, JobConfig
 from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness
 from tests.processes import wait_for
@@ -35,7 +36,7 @@ def test_all_output_precedes_the_report(cold: ScriptHarness) -> None:
     for _ in range(5):
         (ended,) = cold.run(0)
         assert ended.code == 3
-        cold.workers._consoles["stdout"].flush(10.0)
+        cold.workers._output.consoles["stdout"].flush(10.0)
         expected = "".join(f"[default0]:{n}\n" for n in range(2000))
         assert cold.stdout.read_text() == expected
 
@@ -80,7 +81,7 @@ def _ends_of_a_talkative_command(directory: Path, console: int) -> list[WorkerEx
         event = events.get(timeout=PATIENCE)
         if isinstance(event, WorkerExited):
             break
-    for screen in workers._consoles.values():
+    for screen in workers._output.consoles.values():
         screen._patience = 0.1
     workers.close()
     return [event]

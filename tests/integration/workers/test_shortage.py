@@ -14,7 +14,7 @@ import pytest
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited
 from elastic_runtime.agent.workers import fork_client
-from elastic_runtime.agent.workers.worker_processes import WorkerStarted
+from elastic_runtime.agent.workers.roster import WorkerStarted
 from elastic_runtime.events.worker_events import ForkServerWaits, WorkerWaits
 from tests.integration.in_place.job import Job
 from tests.integration.workers.crowding import Crowd

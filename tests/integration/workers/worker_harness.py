@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerReady, WorkerExited
 from elastic_runtime.agent.logs.log_directory import LogDirs
-from elastic_runtime.agent.workers.worker_processes import (
-    WorkerEvent,
-    WorkerProcesses,
-    WorkerSpec,
-    WorkerStarted,
-)
+from elastic_runtime.agent.workers.roster import WorkerSpec, WorkerStarted
+from elastic_runtime.agent.workers.worker_processes import WorkerEvent, WorkerProcesses
 from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from tests.processes import MARKER, end, marked, parent, wait_for
 

@@ -69,3 +69,16 @@ def test_what_only_a_start_needs_is_closed_once() -> None:
         os.write(writing, b"x")
     os.close(writing)
     worker.close()
+
+
+def test_one_that_dies_is_no_worker_any_more_and_holds_the_next_one_up() -> None:
+    roster = Roster()
+    first, other = _add(roster, 0), _add(roster, 1)
+    first.dies = True
+    following = _add(roster, 0)
+    assert roster.all() == [other, following]
+    assert roster.dying() == [first]
+    assert roster.has_predecessor(following)
+    assert not roster.has_predecessor(other)
+    roster.remove(first)
+    assert not roster.has_predecessor(following)

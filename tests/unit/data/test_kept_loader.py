@@ -1,0 +1,211 @@
+"""A loader that keeps its processes: what it does between two rounds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from elastic_runtime.data import kept_loader
+from elastic_runtime.data.kept_loader import KeptLoader
+from elastic_runtime.data.loader import loader
+from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.worker.round_breaks import begin_break, end_break
+from tests.processes import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SIZE, BATCH = 64, 4
+PATIENCE = 30.0
+
+
+class Counting(Dataset[torch.Tensor]):
+    """Counts how often each of its samples is read, in whichever process; can be held up."""
+
+    def __init__(self) -> None:
+        self.reads = multiprocessing.Array("i", SIZE)
+        self.goes = multiprocessing.Event()
+        self.goes.set()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.goes.wait()
+        with self.reads.get_lock():
+            self.reads[index] += 1
+        return torch.tensor(index)
+
+
+def in_order(epoch: int, rng: torch.Generator) -> Sequence[int]:
+    return range(SIZE)
+
+
+class Play:
+    """A loader of one rank, and what it is read for."""
+
+    def __init__(self, **options: Any) -> None:
+        kept_loader._latest = None  # that of another test
+        self.data = Counting()
+        self.sampler = ElasticBatchSampler(self.data, BATCH, order=in_order, rank=0, world=1)
+        made = loader(self.data, self.sampler, num_workers=2, **options)
+        assert isinstance(made, KeptLoader)
+        self.loader = made
+
+    def take(self, steps: int) -> list[list[int]]:
+        """Trains so many steps in a new iteration."""
+        taken = []
+        for batch in self.loader:
+            taken.append(batch.tolist())
+            self.sampler.commit()
+            if len(taken) == steps:
+                break
+        return taken
+
+    def at_rest(self) -> None:
+        """Waits for what goes on in the background."""
+        thread = self.loader._elastic_thread
+        if thread is not None:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+    def count(self, *indices: int) -> list[int]:
+        return [self.data.reads[index] for index in indices]
+
+    def read(self, *indices: int) -> None:
+        """Waits until these were read more often than before."""
+        wait_for(lambda: all(self.count(*indices)), PATIENCE, f"{indices} to be read")
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    made = Play()
+    yield made
+    made.at_rest()
+    del made.loader
+
+
+def batches(first: int, count: int) -> list[list[int]]:
+    return [list(range(n * BATCH, (n + 1) * BATCH)) for n in range(first, first + count)]
+
+
+def test_without_any_break_it_is_a_loader_like_others(play: Play) -> None:
+    assert play.take(3) == batches(0, 3)
+    assert play.take(3) == batches(3, 3)
+
+
+def test_what_was_under_way_is_dropped_in_a_break(play: Play) -> None:
+    play.take(2)
+    begin_break()
+    play.at_rest()
+    assert play.take(2) == batches(2, 2)
+
+
+def test_the_next_round_is_read_for_before_it_begins(play: Play) -> None:
+    play.take(2)
+    begin_break()
+    end_break(0, 1)
+    play.at_rest()
+    before = play.count(*range(SIZE))
+    thread = play.loader._elastic_thread
+    assert play.take(1) == batches(2, 1)
+    # What was read ahead is taken: the first batch was not read once more.
+    assert play.count(*range(8, 12)) == before[8:12]
+    assert thread is not None
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "moves"), [(0, 2, 0), (0, 1, 1), (0, 1, -1)], ids=["place", "on", "back"]
+)
+def test_what_was_read_for_another_place_is_dropped(
+    play: Play, rank: int, world: int, moves: int
+) -> None:
+    """The rank that gives its state was ahead, or behind, or the round is another one."""
+    play.take(3)
+    begin_break()
+    end_break(rank, world)
+    play.sampler.cursor += moves * BATCH
+    assert play.take(2) == batches(3 + moves, 2)
+
+
+def test_a_second_look_changes_nothing_if_nothing_has_changed(play: Play) -> None:
+    play.take(1)
+    begin_break()
+    end_break(0, 1)
+    thread = play.loader._elastic_thread
+    end_break(0, 1)
+    assert play.loader._elastic_thread is thread
+    play.sampler.cursor += BATCH
+    end_break(0, 1)
+    assert play.loader._elastic_thread is not thread
+    play.at_rest()
+    before = play.count(*range(8, 12))
+    assert play.take(1) == batches(2, 1)
+    assert play.count(*range(8, 12)) == before
+
+
+def test_neither_of_them_waits_for_data_that_are_slow(play: Play) -> None:
+    play.take(1)
+    play.data.goes.clear()
+    begin_break()
+    end_break(0, 1)
+    begin_break()
+    end_break(0, 1)
+    thread = play.loader._elastic_thread
+    assert thread is not None
+    assert thread.is_alive()
+    threading.Timer(0.1, play.data.goes.set).start()
+    assert play.take(2) == batches(1, 2)
+
+
+def test_of_several_the_one_that_was_used_last_reads_ahead(play: Play) -> None:
+    play.take(1)
+    other = Play()
+    assert other.take(2) == batches(0, 2)
+    used_before, used_last = play.loader, other.loader
+    begin_break()
+    end_break(0, 1)
+    play.at_rest()
+    other.at_rest()
+    assert used_before._elastic_ahead is None
+    assert used_last._elastic_ahead is not None
+    assert play.take(1) == batches(1, 1)
+    assert other.take(1) == batches(2, 1)
+
+
+def test_the_random_numbers_of_samples_belong_to_their_epoch(play: Play) -> None:
+    """Reading ahead must not change them for what this process loads by itself meanwhile."""
+    from elastic_runtime.data.sample_seeds import Moment, begin, sample_rng
+
+    play.take(1)
+    begin(Moment(7, 3))
+    begin_break()
+    end_break(0, 1)
+    play.at_rest()
+    ours = sample_rng(5).initial_seed()
+    assert ours == sample_rng(5, seed=7, epoch=3).initial_seed()
+
+
+def test_a_process_of_the_loader_that_has_died_is_an_error_of_the_iteration(play: Play) -> None:
+    play.take(1)
+    iterator: Any = play.loader._iterator
+    ended = iterator._workers[0]
+    before = signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises there, wherever it is
+    try:
+        os.kill(ended.pid, signal.SIGKILL)
+        ended.join(PATIENCE)
+        begin_break()
+        end_break(0, 1)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="DataLoader worker"):
+                play.take(1)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
