@@ -157,8 +157,10 @@ RECORDS: list[tuple[Record, bytes]] = [
 
 MESSAGES: list[tuple[messages.Message, bytes]] = [
     (
-        messages.Hello(1, 2, 3, True, 4, True),
-        (b'{"kind":"hello","rank":1,"round":2,"pid":3,"drains":true,"life":4,"shielded":true}\n'),
+        messages.Hello(1, 2, 3, True, 4, True, True),
+        (
+            b'{"kind":"hello","rank":1,"round":2,"pid":3,"drains":true,"life":4,"shielded":true,"watched":true}\n'
+        ),
     ),
     (
         messages.Note("step.first", 0, 1, {"step": 3, "why": ["ä", {"b": None}], "s": 0.1}),
