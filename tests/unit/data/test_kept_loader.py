@@ -79,13 +79,9 @@ class Play:
     def count(self, *indices: int) -> list[int]:
         return [self.data.reads[index] for index in indices]
 
-    def wait_for_reads(self, indices: range, times: int) -> None:
+    def wait_for_reads(self, indices: range, times: list[int]) -> None:
         """Waits until each of these was read so often."""
-        wait_for(
-            lambda: self.count(*indices) == [times] * len(indices),
-            PATIENCE,
-            f"{indices} to be read {times} times",
-        )
+        wait_for(lambda: self.count(*indices) == times, PATIENCE, f"{indices} to be read {times}")
 
 
 @pytest.fixture
@@ -115,10 +111,13 @@ def test_what_was_under_way_is_dropped_in_a_break(play: Play) -> None:
 def test_the_next_round_is_read_for_before_it_begins(play: Play) -> None:
     play.take(2)
     begin_break()
+    play.at_rest()
+    four = range(8, 24)  # the batches that are read ahead
+    once_more = [times + 1 for times in play.count(*four)]
     end_break(0, 1)
-    play.wait_for_reads(range(8, 24), 2)  # four batches, that were read ahead before as well
+    play.wait_for_reads(four, once_more)
     assert play.take(1) == batches(2, 1)
-    assert play.count(*range(8, 24)) == [2] * 16  # none was read once more
+    assert play.count(*four) == once_more
 
 
 @pytest.mark.parametrize(
