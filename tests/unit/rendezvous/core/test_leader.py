@@ -19,7 +19,6 @@ from elastic_runtime.protocol.records import (
     SWITCH,
     FaultReport,
     JobRecord,
-    NodeRecord,
     OutcomeRecord,
     SwitchRecord,
 )
@@ -493,41 +492,3 @@ def test_who_waits_for_nodes_is_told_that_they_were_asked_for_later() -> None:
     (scaled,) = NodeUnderTest().sees(job(3, 4, launch_min=1), node("a")).told(Waiting)
     assert launched.reason == "waiting for at least 3 nodes"
     assert scaled.reason == "waiting for at least 3 nodes (elasticctl scale)"
-
-
-@pytest.mark.parametrize(
-    ("waits", "newcomer", "others"),
-    [
-        (False, back("b", 2, full=1), ()),
-        (True, back("b", 2), ()),  # of an older version, which does not say how many it has
-        (True, back("b", 2, full=2), ()),  # another of its workers is to come
-        (True, back("b", 2, full=1), (back("c", 2, full=1, workers=0),)),
-        (True, node("b", full=1), ()),  # where a new node comes, others often do
-    ],
-)
-def test_a_node_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
-    waits: bool, newcomer: NodeRecord, others: tuple[NodeRecord, ...]
-) -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
-    tested.sees(job(in_place=True), sealed(3, "a"), node("a", full=1), *others)
-    tested.changes(newcomer)
-    assert bool(tested.written(SwitchRecord, SWITCH)) is not waits
-    tested.feed(Tick(), POLICY.join_batch_in_place)
-    assert bool(tested.written(SwitchRecord, SWITCH)) is waits
-
-
-@pytest.mark.parametrize(("now", "waits"), [(2, False), (1, True)])
-def test_a_worker_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
-    now: int, waits: bool
-) -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
-    two = replace(sealed(3, "a", "b"), members=(member("a", 1), member("b", 0)))
-    tested.sees(job(in_place=True), two, node("a", full=1), node("b", full=2, workers=0))
-    tested.changes(node("b", full=2, workers=now))
-    assert bool(tested.written(SwitchRecord, SWITCH)) is not waits
-    tested.feed(Tick(), POLICY.join_batch_in_place)
-    assert bool(tested.written(SwitchRecord, SWITCH)) is waits
-
-
-def member(name: str, workers: int) -> Member:
-    return Member(name, name, "127.0.0.1", workers, 1000 + ord(name[0]))
