@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import sys
@@ -49,6 +50,7 @@ from scripts.bench.measure.floor import FLOOR
 from scripts.bench.measure.in_a_row import in_a_row
 from scripts.bench.measure.network import Network, why_not
 from scripts.bench.measure.report import line, machine, summary, table
+from scripts.bench.measure.workload import ENV_BALLAST
 from tests.etcd_server import EtcdProcess, free_port
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def main() -> int:
     """Runs the benchmark; 0 unless a trial could not even be started."""
     args = _arguments()
     signal.signal(signal.SIGTERM, _interrupted)
+    os.environ[ENV_BALLAST] = str(args.ballast)
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
     trials = plan(args.repeat, args.contenders, args.faults, args.nodes, seed)
     print(f"{len(trials)} trials, seed {seed}; files of those that fail stay in {args.directory}")
@@ -77,7 +80,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; the table shows what was measured until then")
     if args.json:
-        settings = {"seed": seed, "deadline": args.deadline, "checkpointer": args.checkpointer}
+        settings = {name: getattr(args, name) for name in ("deadline", "checkpointer", "ballast")}
+        settings["seed"] = seed
         report = {
             "machine": machine(),
             "settings": settings,
@@ -150,6 +154,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=_names(FAULTS), default=default, help=text)
     parser.add_argument("--nodes", type=_sizes, default=[2, 3], help="sizes before the fault")
     parser.add_argument("--checkpointer", action="store_true", help="train with a Checkpointer")
+    text = (
+        "GiB of memory that each worker has touched besides: the kernel takes it back when one dies"
+    )
+    parser.add_argument("--ballast", type=float, default=0.0, help=text)
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds until 'not back'")
     parser.add_argument("--seed", type=int, help="draws the same trials again")
     parser.add_argument("--json", type=Path, help="file for the whole result")

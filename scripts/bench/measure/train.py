@@ -12,7 +12,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from workload import SAVE_EVERY, StepLog, batches, network, train_one
+from workload import SAVE_EVERY, StepLog, batches, hold_ballast, network, train_one
 
 
 def main() -> None:
@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True, help="file that the state is saved to")
     parser.add_argument("--steps", type=int, default=1 << 30)
     args = parser.parse_args()
+    hold_ballast()
 
     dist.init_process_group("gloo")
     model, optim = network()

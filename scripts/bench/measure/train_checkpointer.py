@@ -6,7 +6,7 @@ import argparse
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from workload import SAVE_EVERY, StepLog, batches, network, train_one
+from workload import SAVE_EVERY, StepLog, batches, hold_ballast, network, train_one
 
 from elastic_runtime import Checkpointer
 
@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True, help="directory of the checkpoints")
     parser.add_argument("--steps", type=int, default=1 << 30)
     args = parser.parse_args()
+    hold_ballast()
 
     dist.init_process_group("gloo")
     model, optim = network()

@@ -6,7 +6,7 @@ import argparse
 import time
 
 from torch.nn.parallel import DistributedDataParallel
-from workload import BATCH, Points, StepLog, network, train_one
+from workload import BATCH, Points, StepLog, hold_ballast, network, train_one
 
 import elastic_runtime as elastic
 
@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="not used: the state is in the ranks' memory")
     parser.add_argument("--steps", type=int, default=1 << 30)
     args = parser.parse_args()
+    hold_ballast()
 
     model, optim = network()
     points = Points(1 << 16)

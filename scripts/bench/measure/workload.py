@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STEP_SECONDS = 0.020
+ENV_BALLAST = "BENCH_BALLAST"
+_ballast: list[torch.Tensor] = []
 SAVE_EVERY = 10
 _LEARNING_RATE = 0.05
 BATCH = 32
@@ -40,6 +42,15 @@ def network() -> tuple[nn.Module, torch.optim.Optimizer]:
     """The 256-256-10 perceptron and its optimizer."""
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     return model, torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+
+
+def hold_ballast() -> None:
+    """Touches as much memory as ``ENV_BALLAST`` says (GiB), and keeps it: a real worker's is large.
+
+    To be called before a loader has processes, as people read their data.
+    """
+    gigabytes = float(os.environ.get(ENV_BALLAST) or 0)
+    _ballast.append(torch.ones(int(gigabytes * (1 << 30)), dtype=torch.uint8))
 
 
 def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
