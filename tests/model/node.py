@@ -184,6 +184,7 @@ class Node:
             probe_port=self.port,
             store_port=self.port,
             settings=self.settings,
+            full=1,
         )
         if first:
             self.client.start(records.node_key(self.uuid))
