@@ -75,9 +75,9 @@ STORE_TIMEOUT = 4.0
 # How long an absent key proves nothing, after contact with the store was regained or it has lost
 # its data: at least this long, and a lease. Three back-offs of a connection fit into it.
 SETTLE = 3.0
-# When a silent node is probed first, and then how often: a dead process answers (with a reset) at
-# once, and a pause of a few hundredths of a second is a scheduler's.
-PROBE_AFTER = 0.03
+# When a silent node is probed first, and then how often at most: the members of a round that breaks
+# leave it within some hundredths of a second, and a dead process answers (with a reset) at once.
+PROBE_AFTER = 0.01
 PROBE_EVERY = 0.25
 # How long the leader waits for members to say whom they reach: several probes each.
 SURVEY_TIMEOUT = 3.0

@@ -105,11 +105,16 @@ class Performer:
             for action in step.actions:
                 if isinstance(action, TellPeople):
                     reports.append(self._with_ranks(action.event))
-                else:
-                    self._perform(action, step.state)
+                    continue
+                if isinstance(action, TellRendezvous) and isinstance(action.event, Goodbye):
+                    self._tell_people(reports)  # a goodbye may take long, and nobody waits for it
+                self._perform(action, step.state)
         finally:
-            for event in reports:
-                self._parts.reporter.tell(event)
+            self._tell_people(reports)
+
+    def _tell_people(self, reports: list[Event]) -> None:
+        while reports:
+            self._parts.reporter.tell(reports.pop(0))
 
     def _perform(self, action: Deed, state: AgentState) -> None:
         workers = self._workers

@@ -12,30 +12,34 @@ what was read ahead is dropped as well.
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from elastic_runtime.data.sampler import Shares
 from elastic_runtime.worker.round_breaks import use_breaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from elastic_runtime.data.sampler import ElasticBatchSampler, Shares
+    from elastic_runtime.data.sampler import ElasticBatchSampler, Outlook
 
-# The loader that was iterated over last: of several, it is the one to read ahead with.
-_latest: weakref.ref[KeptLoader] | None = None
+# Whether a loader of this process is known to be one for training: then others do not read ahead.
+_some_train = False
 
 
 class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
     """A ``DataLoader`` whose processes stay."""
 
     _elastic_sampler: ElasticBatchSampler
+    _elastic_commits = 0  # of the sampler, when a round was left last
+    _elastic_trains = False
+    _elastic_used = False  # the script has iterated over it
     _elastic_thread: threading.Thread | None = None
-    # Set by a thread: the iteration that has begun ahead, and torch's iterator for it.
-    _elastic_ahead: tuple[Shares, Iterator[Any]] | None = None
-    _elastic_begun: Shares | None = None
+    # What a thread reads, or has read, ahead.
+    _elastic_wanted: Outlook | None = None
+    # Set by a thread: what has begun ahead, and torch's iterator for it.
+    _elastic_ahead: tuple[Outlook, Shares, Iterator[Any]] | None = None
     # A process of it has ended, or did not get its data: torch cannot go on with it.
     _elastic_error: Exception | None = None
 
@@ -49,11 +53,22 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
         """
         self._elastic_sampler = sampler
         super().__iter__()
-        use_breaks(self)
+        if sampler.is_plain:
+            use_breaks(self)
 
-    def settle(self) -> None:
-        """Drops what is under way, in a thread; the next iteration waits for it."""
-        self._elastic_begun = None
+    def settle(self, *, first: bool) -> None:
+        """Drops what is under way, in a thread; the next iteration waits for it.
+
+        Args:
+            first: no round was left yet: what the script has begun to iterate over is its own.
+        """
+        global _some_train
+        if first and self._elastic_used:
+            return
+        if self._elastic_sampler.commits != self._elastic_commits:
+            self._elastic_commits = self._elastic_sampler.commits
+            self._elastic_trains = _some_train = True
+        self._elastic_wanted = None
         self._begin_apart(None)
 
     def prepare(self, rank: int, world: int) -> None:
@@ -63,12 +78,10 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
             rank: whose shares are to be read.
             world: of how many.
         """
-        begun, sampler = self._elastic_begun, self._elastic_sampler
-        if _latest is not None and _latest() is not self:
-            return
-        if begun is None or not begun.fits(sampler, (rank, world)):
-            self._elastic_begun = sampler.shares_ahead(rank, world)
-            self._begin_apart(self._elastic_begun)
+        wanted = self._elastic_sampler.outlook(rank, world)
+        if wanted != self._elastic_wanted and (self._elastic_trains or not _some_train):
+            self._elastic_wanted = wanted
+            self._begin_apart(wanted)
 
     def __iter__(self) -> Iterator[Any]:
         """Begins at the sampler's cursor.
@@ -77,33 +90,48 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
             RuntimeError: a process of the loader has ended.
             Exception: whatever else torch has met between two rounds.
         """
-        global _latest
-        _latest = weakref.ref(self)
-        thread, self._elastic_thread = self._elastic_thread, None
-        if thread is not None:
-            thread.join()
+        self._elastic_used = True
+        if self._elastic_thread is not None:
+            self._elastic_thread.join()
+            self._elastic_thread = None
         if self._elastic_error is not None:
             raise self._elastic_error
-        ahead, self._elastic_ahead, self._elastic_begun = self._elastic_ahead, None, None
-        sampler = self._elastic_sampler
-        if ahead is not None and ahead[0].fits(sampler, sampler.place):
-            ahead[0].begin()
-            return ahead[1]
+        ahead, self._elastic_ahead, self._elastic_wanted = self._elastic_ahead, None, None
+        if ahead is not None:
+            outlook, shares, begun = ahead
+            if outlook == self._elastic_sampler.outlook(*self._elastic_sampler.place):
+                shares.begin()
+                return begun
         iterator: Iterator[Any] = super().__iter__()
         return iterator
 
-    def _begin_apart(self, shares: Shares | None) -> None:
-        before = self._elastic_thread
-        self._elastic_thread = threading.Thread(
-            target=self._begin, args=(shares, before), name="elastic-loader", daemon=True
+    def _begin_apart(self, wanted: Outlook | None) -> None:
+        thread = threading.Thread(
+            target=self._begin,
+            args=(wanted, self._elastic_thread),
+            name="elastic-loader",
+            daemon=True,
         )
-        self._elastic_thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no room for it now: the next iteration does it
+            self._elastic_wanted = None
+        else:
+            self._elastic_thread = thread
 
-    def _begin(self, shares: Shares | None, before: threading.Thread | None) -> None:
+    def _begin(self, wanted: Outlook | None, before: threading.Thread | None) -> None:
         """Has torch begin an iteration: over these shares, or over nothing."""
         if before is not None:
             before.join()
         self._elastic_ahead = None
+        if self._elastic_error is not None:
+            return
+        shares: Shares | None = None
+        if wanted is not None:
+            try:
+                shares = Shares(self._elastic_sampler, wanted)
+            except Exception:  # of the user's order: it may be no epoch that the script will train
+                return
         nothing: Iterable[list[int]] = ()
         try:
             with self._elastic_sampler.giving(nothing if shares is None else shares):
@@ -111,5 +139,5 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
         except Exception as error:
             self._elastic_error = error
             return
-        if shares is not None:
-            self._elastic_ahead = shares, iterator
+        if wanted is not None and shares is not None:
+            self._elastic_ahead = wanted, shares, iterator

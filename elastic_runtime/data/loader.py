@@ -63,7 +63,10 @@ def loader(
 
     Make it once, outside of ``train``: each new iteration begins at the sampler's cursor, which is
     that of the last commit, and what was read ahead for a world that is gone is dropped. Its
-    processes are kept, so that a change of the world does not start them again.
+    processes are kept, so that a change of the world does not start them again; between two worlds
+    they drop what they were reading, and begin to read for the next one while the ranks connect, so
+    that an ``order=`` may be asked in another thread. An iterator that was made before
+    ``elastic.run`` is good until the first change.
 
     Args:
         dataset: a map-style data set; an iterable one only with ``at_least_once``.

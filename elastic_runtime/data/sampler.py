@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterable, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
@@ -63,6 +64,17 @@ def present_place() -> tuple[int, int]:
     return world.rank, world.size
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Where an iteration begins, and which share of each batch it is about."""
+
+    epoch: int
+    cursor: int
+    seed: int
+    rank: int
+    world: int
+
+
 class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     """A ``batch_sampler`` for a ``DataLoader`` over a map-style data set.
 
@@ -79,6 +91,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     Attributes:
         epoch: the epoch that the next step belongs to.
         cursor: how many samples of that epoch are committed.
+        commits: how many steps were committed in this process.
     """
 
     def __init__(
@@ -139,6 +152,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._given: dict[int, Iterable[list[int]]] = {}
         self.epoch = 0
         self.cursor = 0
+        self.commits = 0
 
     def __repr__(self) -> str:
         """Its settings and where it is."""
@@ -162,13 +176,18 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         given = self._given.get(threading.get_ident())
         if given is not None:
             return iter(given)
-        shares = Shares(self, *self.place)
+        shares = Shares(self, self.outlook(*self.place))
         shares.begin()
         return shares
 
-    def shares_ahead(self, rank: int, world: int) -> Shares:
-        """What an iteration would give to this rank of such a world, before it is entered."""
-        return Shares(self, rank, world, ahead=True)
+    def outlook(self, rank: int, world: int) -> Outlook:
+        """What an iteration would begin with now, as this rank of such a world."""
+        return Outlook(self.epoch, self.cursor, self._seed, rank, world)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it iterates as this class does; a subclass may do otherwise."""
+        return type(self).__iter__ is ElasticBatchSampler.__iter__
 
     @contextmanager
     def giving(self, batches: Iterable[list[int]]) -> Iterator[None]:
@@ -198,6 +217,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def commit(self) -> None:
         """Moves the cursor past the global batch of the step that is now complete."""
+        self.commits += 1
         self.epoch, self.cursor = self._after(self.epoch, self.cursor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,33 +283,25 @@ class Shares:
     the iterator as it was when a batch was asked for, however far it has read ahead since.
     """
 
-    def __init__(
-        self, sampler: ElasticBatchSampler, rank: int, world: int, *, ahead: bool = False
-    ) -> None:
-        """Starts at the sampler's cursor.
+    def __init__(self, sampler: ElasticBatchSampler, outlook: Outlook) -> None:
+        """Starts there. Nothing is loaded by this process before ``begin``.
 
         Args:
             sampler: whose.
-            rank: whose share.
-            world: how many shares.
-            ahead: they are read by the processes of a loader, perhaps while this process loads
-                something else.
+            outlook: where, and whose share.
         """
         self.sampler = sampler
-        self.began = sampler.epoch, sampler.cursor
+        self.began = outlook.epoch, outlook.cursor
         self.given = 0
-        self._rank, self._world = rank, world
-        self._ahead = ahead
-        self._go_to(sampler.epoch, sampler.cursor)
+        self._rank, self._world = outlook.rank, outlook.world
+        self._begun = False
+        self._go_to(*self.began)
 
     def begin(self) -> None:
         """The script iterates over them from now on."""
+        self._begun = True
+        begin(self._moment)
         missing_parts.begun(self)
-
-    def fits(self, sampler: ElasticBatchSampler, place: tuple[int, int]) -> bool:
-        """Whether they are what the script would get now, as this rank of so many."""
-        there = (sampler.epoch, sampler.cursor, sampler._seed)
-        return (*self.began, self._moment.seed) == there and (self._rank, self._world) == place
 
     def _go_to(self, epoch: int, cursor: int) -> None:
         sampler = self.sampler
@@ -313,7 +325,7 @@ class Shares:
         first, end = share_of(len(batch), self._rank, self._world)
         self._position = self.sampler._after(epoch, cursor)
         self.given += 1
-        if not self._ahead:
+        if self._begun:
             begin(self._moment)  # for a loader without processes of its own, which loads it now
         # Without a share a rank must still take part in the step: it takes a sample that
         # another one has as well, and loss_scale is 0.

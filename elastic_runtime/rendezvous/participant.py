@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 _ASK_AGAIN = 0.05
 # For how long events that are to be kept wait to be written, in seconds.
 _KEPT_FOR = 0.1
+# The same while the store is away, and how many of them.
+_KEPT_FOR_LATER = 1.0
+_KEPT_AT_MOST = 32
 # Seconds at the end for what takes a moment if it works at all.
 _MOMENT = 0.5
 
@@ -332,13 +335,15 @@ class Participant:
             self._write_at = now + _KEPT_FOR
         if now >= self._write_at:
             self._write_kept()
-            self._write_at = NEVER
+            self._write_at = now + _KEPT_FOR_LATER if self._kept else NEVER
         return self._write_at
 
     def _write_kept(self) -> None:
-        writes, self._kept = tuple(self._kept), []
-        if writes and self._state.contact.connected:
-            self._apply((EVENTS,), Transaction(puts=writes))
+        if self._state.contact.connected:
+            writes, self._kept = tuple(self._kept), []
+            if writes:
+                self._apply((EVENTS,), Transaction(puts=writes))
+        self._kept = self._kept[-_KEPT_AT_MOST:]
 
     def _wait(self, wake: float) -> list[Event | _Stop | _Write]:
         timeout = max(0.0, wake - self._clock.now())

@@ -28,7 +28,7 @@ _ATTRIBUTE_BYTES = 64
 _PF_EXITING = 0x4
 _FLAGS, _EXIT_CODE = 6, 49
 
-# How often it is looked whether a process is still there whose mutex never came back, in seconds.
+# For how long a mutex is waited for before it is looked whether its process is there, in seconds.
 _LOOKS = 10
 
 
@@ -65,7 +65,10 @@ class _Mutex:
         self._library.pthread_mutex_init(self._address, attributes)
 
     def try_to_lock(self) -> bool:
-        return int(self._library.pthread_mutex_trylock(self._address)) == 0
+        found = int(self._library.pthread_mutex_trylock(self._address))
+        if found == errno.EOWNERDEAD:  # another process held it before: nobody waits for it now
+            self._library.pthread_mutex_unlock(self._address)
+        return found == 0
 
     def keep(self) -> None:
         """Keeps it mapped whatever Python does at its end: else the kernel would not find it."""
@@ -101,6 +104,9 @@ def make(path: str) -> None:
     try:
         # Written, so that a full disk is an error here and not a SIGBUS later.
         os.write(descriptor, name + bytes(_SIZE - len(name)))
+    except OSError:
+        os.unlink(path)
+        raise
     finally:
         os.close(descriptor)
     mutex = _Mutex(path)
@@ -164,7 +170,7 @@ def _exit_code(pid: int) -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     # A program that replaces itself (exec) gives the mutex up as well. And a first thread that ends
-    # alone has the status 0.
+    # alone by pthread_exit has the status 0.
     if not flags & _PF_EXITING or not status:
         return None
     return os.waitstatus_to_exitcode(status)

@@ -13,11 +13,15 @@ from typing import Protocol
 class InBreaks(Protocol):
     """Something that a round leaves in the middle of its work, and that the next one needs.
 
-    Both methods only begin, and return at once.
+    Both methods only begin, return at once, and raise nothing.
     """
 
-    def settle(self) -> None:
-        """Comes to rest: a round is left, or the first one is waited for."""
+    def settle(self, *, first: bool) -> None:
+        """Comes to rest.
+
+        Args:
+            first: no round was left yet; the first one is waited for.
+        """
 
     def prepare(self, rank: int, world: int) -> None:
         """Begins with what the next round will need, as far as that is known.
@@ -36,10 +40,10 @@ def use_breaks(what: InBreaks) -> None:
     _all.add(what)
 
 
-def begin_break() -> None:
+def begin_break(*, first: bool = False) -> None:
     """A round is left, or the first one is waited for."""
     for what in list(_all):
-        what.settle()
+        what.settle(first=first)
 
 
 def end_break(rank: int, world: int) -> None:

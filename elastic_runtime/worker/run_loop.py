@@ -249,7 +249,7 @@ class _Loop:
         self._here.shield()
         self._regrouping.rehearse()
         self._state.preallocate()
-        begin_break()
+        begin_break(first=True)
         self._here.tell(Ready())
         while True:
             order = self._orders.get()

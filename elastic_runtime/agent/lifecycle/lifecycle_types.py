@@ -65,7 +65,10 @@ class ForkServerExited:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker has ended, its process group with it, and its output has been passed on.
+    """A worker has ended, and its output has been passed on.
+
+    It runs no code any more. Its process may still hold memory, and the end of its process group
+    may be under way; the next worker with its local rank begins after that.
 
     Attributes:
         round: the round it was started for.

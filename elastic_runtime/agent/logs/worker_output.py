@@ -157,7 +157,7 @@ class Stream:
             self._partial = b""
 
     def finish(self) -> None:
-        """Takes what the worker had written before it died, and closes everything.
+        """Takes what the worker has written, which has ended or is about to; closes everything.
 
         Something that has escaped from the worker may still hold the pipe and write; it is not
         waited for. What the worker itself has written fits into the pipe.

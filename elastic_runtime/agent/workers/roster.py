@@ -57,7 +57,7 @@ class Worker:
         spec: what was asked for.
         streams: its output.
         request, descriptors: what the fork server is sent; kept until it has started.
-        began: when its start was asked for.
+        began: when it was started; until then: when its start was asked for.
         sent: the fork server has the request.
         retry: the machine has refused to start it.
         pid: its process.
@@ -190,7 +190,7 @@ class Roster:
             now: seconds on the monotonic clock.
             patience: seconds from the signal, or from the last time that it was named here.
         """
-        late = [one for one in self.all() if one.killed_at is not None]
+        late = [one for one in (*self.dying(), *self.all()) if one.killed_at is not None]
         late = [one for one in late if (one.killed_at or 0.0) + patience <= now]
         for worker in late:
             worker.killed_at = now
@@ -203,6 +203,6 @@ class Roster:
 
     def moments(self, patience: float) -> list[float]:
         """When workers are to be ended, and when the ends of those are late (``unreported``)."""
-        workers = self.all()
+        workers = [*self.dying(), *self.all()]
         late = [worker.killed_at + patience for worker in workers if worker.killed_at is not None]
         return [worker.kill_at for worker in workers if worker.kill_at is not None] + late

@@ -144,7 +144,9 @@ class WorkerProcesses:
 
         Only while no worker runs, as they end with their server; cold ones import as long.
         """
-        if not self._why_cold or time.monotonic() < self._warm_at or self.running():
+        if not self._why_cold or time.monotonic() < self._warm_at:
+            return False
+        if self.running() or self._roster.dying():
             return False
         self._why_cold = ""
         self._import_deaths = MAX_IMPORT_DEATHS - 1
@@ -398,7 +400,7 @@ class WorkerProcesses:
         assert worker is not None
         match frame["op"]:
             case "started":
-                worker.pid = frame["pid"]
+                worker.pid, worker.began = frame["pid"], time.monotonic()
                 worker.close()
                 self._output.pump.add(worker.streams)
                 spec = worker.spec
@@ -437,6 +439,7 @@ class WorkerProcesses:
         self._send_signal(worker.id, signal.SIGKILL, signal.SIGKILL)
         self._close_output(worker)
         worker.dies = True
+        worker.kill_at, worker.killed_at = None, time.monotonic()
         self._notify(worker.exited(code, time.monotonic() - worker.began))
 
     def _ended(self, worker: Worker, end: WorkerExited) -> None:

@@ -58,6 +58,7 @@ from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, creat
 from elastic_runtime.rendezvous.core.node_decision import (
     Decision,
     ask_for_members,
+    probe_pause,
     probe_slowdown,
     send_probes,
     wait,
@@ -355,7 +356,8 @@ def _await(state: NodeState, missing: list[Member], now: float) -> Decision:
     if now < first:
         return waiting.by(first)
     others = [member for member in missing if member.node != state.me]
-    asked = send_probes(state, others, slowdown * state.policy.probe_every, now)
+    waited = now - state.timers[Timer.GATHERING]
+    asked = send_probes(state, others, slowdown * probe_pause(state.policy, waited), now)
     return waiting.followed_by(asked)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.records import NodeRecord
     from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
+    from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Transaction
 
 # Counts of nodes are shown one by one up to this one, and then each tenth more.
@@ -105,6 +106,19 @@ def send_probes(
     if sent_now:
         state = replace(state, reach=replace(reach, sent={**reach.sent, **sent_now}))
     return Decision(state, tuple(actions), wake)
+
+
+def probe_pause(policy: Policy, waited: float) -> float:
+    """How long after a probe of a silent node the next one follows, in seconds.
+
+    One that was killed this moment may still be seen to live: so the first ones come soon after
+    each other, and each after about twice the time of the one before.
+
+    Args:
+        policy: the settings.
+        waited: for how long the node has been waited for, in seconds.
+    """
+    return min(policy.probe_every, max(policy.probe_after, waited))
 
 
 def probe_slowdown(missing: int) -> float:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.agent.lifecycle.lifecycle_types import WorkerExited
+from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited, WorkerExited
 from elastic_runtime.agent.workers.roster import WorkerStarted
 from elastic_runtime.protocol.messages import ENV_DEATH
 from elastic_runtime.system import thread_death
+from tests.integration.workers.worker_harness import ScriptHarness
 from tests.processes import state, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.workers.worker_harness import ScriptHarness
 
 HOLDS = """
 import os, sys, threading, time
@@ -117,3 +117,23 @@ def test_another_process_than_the_worker_is_not_believed(
     (ended,) = warm.exited()
     assert ended.code == -signal.SIGKILL
     wait_for(lambda: state(pid) == "", 10, "the end of the worker")
+
+
+def test_a_server_that_stays_stopped_does_not_keep_the_next_worker_waiting(
+    tmp_path: Path,
+) -> None:
+    harness = ScriptHarness(tmp_path)
+    harness.ready()
+    pid = _begun(harness, "time.sleep(1000)", tmp_path)
+    os.kill(harness.server(), signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    (ended,) = harness.exited()
+    assert (ended.code, ended.pid) == (-signal.SIGKILL, pid)
+    harness.write("import time; time.sleep(1000)")
+    harness.start(0)
+    harness.wait(ForkServerExited)
+    with harness._marked():
+        harness.workers.start_server()
+    assert harness.started() != pid
+    assert state(pid) == ""
+    harness.close()

@@ -17,6 +17,7 @@ from elastic_runtime.data.kept_loader import KeptLoader
 from elastic_runtime.data.loader import loader
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.worker.round_breaks import begin_break, end_break
+from elastic_runtime.worker.world import World
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Play:
     """A loader of one rank, and what it is read for."""
 
     def __init__(self, **options: Any) -> None:
-        kept_loader._latest = None  # that of another test
+        kept_loader._some_train = False  # that of another test
         self.data = Counting()
         self.sampler = ElasticBatchSampler(self.data, BATCH, order=in_order, rank=0, world=1)
         made = loader(self.data, self.sampler, num_workers=2, **options)
@@ -162,19 +163,25 @@ def test_neither_of_them_waits_for_data_that_are_slow(play: Play) -> None:
     assert play.take(2) == batches(1, 2)
 
 
-def test_of_several_the_one_that_was_used_last_reads_ahead(play: Play) -> None:
-    play.take(1)
+def test_of_several_the_one_for_training_reads_ahead(play: Play) -> None:
+    """Also if another one, for evaluation, was used last."""
     other = Play()
-    assert other.take(2) == batches(0, 2)
-    used_before, used_last = play.loader, other.loader
+    begin_break()
+    end_break(0, 1)  # it is not known yet which is for what
+    for each in (play, other):
+        each.at_rest()
+        assert each.loader._elastic_ahead is not None
+    play.take(2)
+    for _ in other.loader:
+        break  # nothing is committed
     begin_break()
     end_break(0, 1)
     play.at_rest()
     other.at_rest()
-    assert used_before._elastic_ahead is None
-    assert used_last._elastic_ahead is not None
-    assert play.take(1) == batches(1, 1)
-    assert other.take(1) == batches(2, 1)
+    assert play.loader._elastic_ahead is not None
+    assert other.loader._elastic_ahead is None
+    assert play.take(1) == batches(2, 1)
+    assert other.take(1) == batches(0, 1)
 
 
 def test_the_random_numbers_of_samples_belong_to_their_epoch(play: Play) -> None:
@@ -188,6 +195,87 @@ def test_the_random_numbers_of_samples_belong_to_their_epoch(play: Play) -> None
     play.at_rest()
     ours = sample_rng(5).initial_seed()
     assert ours == sample_rng(5, seed=7, epoch=3).initial_seed()
+    play.take(1)  # and now it is the loader's that counts, as without reading ahead
+    assert sample_rng(5).initial_seed() == sample_rng(5, seed=0, epoch=0).initial_seed()
+
+
+def test_what_was_iterated_over_before_the_first_round_stays(play: Play) -> None:
+    iterator = iter(play.loader)
+    begin_break(first=True)
+    assert [next(iterator).tolist() for _ in range(6)] == batches(0, 6)
+
+
+class EveryOther(ElasticBatchSampler):
+    """Shares out samples in its own way."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rank, world = self.place
+        return iter([list(range(rank, SIZE, world))])
+
+
+def test_a_sampler_that_iterates_in_its_own_way_is_asked_only_by_the_script() -> None:
+    data = Counting()
+    sampler = EveryOther(data, BATCH, rank=0, world=1)
+    made = loader(data, sampler, num_workers=1)
+    assert len(next(iter(made))) == SIZE
+    begin_break()
+    end_break(0, 2)
+    sampler.enter(World(0, 2, 0, 2, 0, 1, 1))
+    assert next(iter(made)).tolist() == list(range(0, SIZE, 2))
+
+
+def test_no_epoch_is_ordered_that_cannot_be() -> None:
+    """A job that has trained all its epochs is resumed, and returns at once."""
+
+    def order(epoch: int, rng: torch.Generator) -> Sequence[int]:
+        return [range(SIZE)][epoch]
+
+    data = Counting()
+    sampler = ElasticBatchSampler(data, BATCH, order=order, rank=0, world=1)
+    made = loader(data, sampler, num_workers=1)
+    begin_break()
+    sampler.epoch = 1
+    end_break(0, 1)
+    with pytest.raises(IndexError):
+        iter(made)  # as it would be without reading ahead
+    sampler.epoch = 0
+    assert next(iter(made)).tolist() == list(range(BATCH))
+
+
+def test_without_room_for_a_thread_nothing_is_read_ahead(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play.take(2)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        begin_break()
+        end_break(0, 1)
+    assert play.take(2) == batches(2, 2)
+
+
+def test_a_signal_while_it_is_waited_for_does_no_harm(play: Play) -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    play.take(2)
+    play.data.goes.clear()
+    begin_break()
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Alarm):
+            play.take(1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    play.data.goes.set()
+    assert play.take(2) == batches(2, 2)
 
 
 def test_a_process_of_the_loader_that_has_died_is_an_error_of_the_iteration(play: Play) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
@@ -145,3 +146,34 @@ def test_no_trace_of_the_process_is_no_death(tmp_path: Path) -> None:
     gone.process.communicate()
     wait_for(lambda: not state(gone.process.pid), PATIENCE, "the end of the process")
     assert thread_death.await_death(str(tmp_path / "death"), gone.process.pid) is None
+
+
+def test_a_file_whose_holder_died_unseen_is_not_held_again(tmp_path: Path) -> None:
+    """A script that starts two others, one after the other, in one environment."""
+    thread_death.make(str(tmp_path / "death"))
+    first = Holder(tmp_path / "death")
+    assert first.holds
+    first.end()
+    second = Holder(tmp_path / "death")
+    assert not second.holds
+    assert second.process.stdin is not None
+    second.process.stdin.write("import ctypes; m = mmap.mmap(-1, 1 << 16); sys.exit(0)\n")
+    second.process.stdin.flush()
+    assert second.process.wait(PATIENCE) == 0
+
+
+def test_a_full_disk_leaves_no_file_behind(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        _make_on_full(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def _make_on_full(directory: Path) -> None:
+    """``os.write`` fails as on a disk without a block."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(descriptor: int, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(os, "write", refuse)
+        thread_death.make(str(directory / "death"))

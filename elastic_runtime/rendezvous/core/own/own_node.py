@@ -23,7 +23,13 @@ from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.actions import Look
 from elastic_runtime.rendezvous.core.formation.member_status import eligible, leader_of
 from elastic_runtime.rendezvous.core.incarnation import restore_round
-from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait, write
+from elastic_runtime.rendezvous.core.node_decision import (
+    Decision,
+    probe_pause,
+    send_probes,
+    wait,
+    write,
+)
 from elastic_runtime.rendezvous.core.node_state import OWN, Timer
 from elastic_runtime.rendezvous.core.notices import Conflict, Ended, Excluded, Sealed, Switch
 from elastic_runtime.rendezvous.core.own.admission import may_register
@@ -301,10 +307,11 @@ def _watch_leader(state: NodeState, now: float) -> Decision:
         return Decision(state)
     policy = state.policy
     turn = _turn(max(0, last.rank_of(record.node)), policy.probe_stagger)
-    due = state.timers.get(Timer.WAITING, now) + policy.probe_after + turn
+    since = state.timers.get(Timer.WAITING, now)
+    due = since + policy.probe_after + turn
     if now < due:
         return Decision(state, wake=due)
-    return send_probes(state, [leader.record], policy.probe_every + turn, now)
+    return send_probes(state, [leader.record], probe_pause(policy, now - since) + turn, now)
 
 
 def _turn(rank: int, ahead: float) -> float:
