@@ -35,7 +35,7 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
     _elastic_commits = 0  # of the sampler, when a round was left last
     _elastic_trains = False
     _elastic_used = False  # the script has iterated over it
-    _elastic_thread: threading.Thread | None = None
+    _elastic_done: threading.Event | None = None  # what a thread does; None: nothing
     # What a thread reads, or has read, ahead.
     _elastic_wanted: Outlook | None = None
     # Set by a thread: what has begun ahead, and torch's iterator for it.
@@ -91,9 +91,10 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
             Exception: whatever else torch has met between two rounds.
         """
         self._elastic_used = True
-        if self._elastic_thread is not None:
-            self._elastic_thread.join()
-            self._elastic_thread = None
+        if self._elastic_done is not None:
+            # Not the thread itself: if a signal's handler raises there, Python 3.11 takes it for ended.
+            self._elastic_done.wait()
+            self._elastic_done = None
         if self._elastic_error is not None:
             raise self._elastic_error
         ahead, self._elastic_ahead, self._elastic_wanted = self._elastic_ahead, None, None
@@ -106,23 +107,28 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
         return iterator
 
     def _begin_apart(self, wanted: Outlook | None) -> None:
+        done = threading.Event()
+
+        def work(before: threading.Event | None) -> None:
+            try:
+                if before is not None:
+                    before.wait()
+                self._begin(wanted)
+            finally:
+                done.set()
+
         thread = threading.Thread(
-            target=self._begin,
-            args=(wanted, self._elastic_thread),
-            name="elastic-loader",
-            daemon=True,
+            target=work, args=(self._elastic_done,), name="elastic-loader", daemon=True
         )
         try:
             thread.start()
         except RuntimeError:  # no room for it now: the next iteration does it
             self._elastic_wanted = None
         else:
-            self._elastic_thread = thread
+            self._elastic_done = done
 
-    def _begin(self, wanted: Outlook | None, before: threading.Thread | None) -> None:
+    def _begin(self, wanted: Outlook | None) -> None:
         """Has torch begin an iteration: over these shares, or over nothing."""
-        if before is not None:
-            before.join()
         self._elastic_ahead = None
         if self._elastic_error is not None:
             return

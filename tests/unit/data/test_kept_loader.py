@@ -72,10 +72,8 @@ class Play:
 
     def at_rest(self) -> None:
         """Waits for what goes on in the background."""
-        thread = self.loader._elastic_thread
-        if thread is not None:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+        done = self.loader._elastic_done
+        assert done is None or done.wait(PATIENCE)
 
     def count(self, *indices: int) -> list[int]:
         return [self.data.reads[index] for index in indices]
@@ -139,12 +137,12 @@ def test_a_second_look_changes_nothing_if_nothing_has_changed(play: Play) -> Non
     play.take(1)
     begin_break()
     end_break(0, 1)
-    thread = play.loader._elastic_thread
+    done = play.loader._elastic_done
     end_break(0, 1)
-    assert play.loader._elastic_thread is thread
+    assert play.loader._elastic_done is done
     play.sampler.cursor += BATCH
     end_break(0, 1)
-    assert play.loader._elastic_thread is not thread
+    assert play.loader._elastic_done is not done
     play.at_rest()
     assert play.take(1) == batches(2, 1)
 
@@ -156,9 +154,9 @@ def test_neither_of_them_waits_for_data_that_are_slow(play: Play) -> None:
     end_break(0, 1)
     begin_break()
     end_break(0, 1)
-    thread = play.loader._elastic_thread
-    assert thread is not None
-    assert thread.is_alive()
+    done = play.loader._elastic_done
+    assert done is not None
+    assert not done.is_set()
     threading.Timer(0.1, play.data.goes.set).start()
     assert play.take(2) == batches(1, 2)
 

@@ -160,6 +160,7 @@ def test_a_file_whose_holder_died_unseen_is_not_held_again(tmp_path: Path) -> No
     second.process.stdin.write("import ctypes; m = mmap.mmap(-1, 1 << 16); sys.exit(0)\n")
     second.process.stdin.flush()
     assert second.process.wait(PATIENCE) == 0
+    second.end()
 
 
 def test_a_full_disk_leaves_no_file_behind(tmp_path: Path) -> None:
