@@ -92,7 +92,7 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
         """
         self._elastic_used = True
         if self._elastic_done is not None:
-            # Not the thread itself: if a signal's handler raises there, Python 3.11 takes it for ended.
+            # Not the thread itself: if a signal interrupts that, Python 3.11 takes it for ended.
             self._elastic_done.wait()
             self._elastic_done = None
         if self._elastic_error is not None:
