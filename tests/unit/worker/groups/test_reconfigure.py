@@ -324,3 +324,28 @@ def test_groups_of_a_gpu_get_the_same_peers() -> None:
     server = serve()
     once = ["handle", ("reconfigure", 1, 2), "handle", ("reconfigure", 2, 2)]
     assert values(run_ranks(2, with_a_gpu, server.port)) == [once] * 2
+
+
+def with_a_mesh(port: int) -> list[Any]:
+    """What a device mesh of the whole world, made in the first round, is worth in later ones."""
+    me, test = begin_in_place(port)
+    here = Reconfigure(Stores())
+    seen: list[Any] = []
+    mesh: Any = None
+    for number in (1, 2, 3):
+        rank = me if number != 2 else 1 - me
+        ranks = here.ranks(_round(number, rank, 2, port))
+        ranks.build()
+        if mesh is None:
+            mesh = dist.init_device_mesh("cpu", (2,))
+        group = mesh.get_group()
+        seen.append((group is dist.group.WORLD, _sum(group), mesh.get_local_rank() == rank))
+        meet(test, f"round {number}", 2)
+        ranks.take_apart()
+    return seen
+
+
+def test_a_mesh_of_all_ranks_goes_on_as_long_as_there_are_so_many() -> None:
+    """Its group is the default one."""
+    server = serve()
+    assert values(run_ranks(2, with_a_mesh, server.port)) == [[(True, 2, True)] * 3] * 2
