@@ -57,8 +57,8 @@ from elastic_runtime.rendezvous.core.formation.round_formation import (
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, create_job
 from elastic_runtime.rendezvous.core.node_decision import (
     Decision,
+    FirstProbes,
     ask_for_members,
-    probe_pause,
     probe_slowdown,
     send_probes,
     wait,
@@ -356,8 +356,9 @@ def _await(state: NodeState, missing: list[Member], now: float) -> Decision:
     if now < first:
         return waiting.by(first)
     others = [member for member in missing if member.node != state.me]
-    waited = now - state.timers[Timer.GATHERING]
-    asked = send_probes(state, others, slowdown * probe_pause(state.policy, waited), now)
+    policy = state.policy
+    soon = FirstProbes(state.timers[Timer.GATHERING], slowdown * policy.probe_after)
+    asked = send_probes(state, others, slowdown * policy.probe_every, now, soon)
     return waiting.followed_by(asked)
 
 

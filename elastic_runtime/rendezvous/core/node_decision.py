@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.records import NodeRecord
     from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
-    from elastic_runtime.rendezvous.policy import Policy
     from elastic_runtime.rendezvous.store_contract import Transaction
 
 # Counts of nodes are shown one by one up to this one, and then each tenth more.
@@ -83,10 +82,41 @@ def write(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FirstProbes:
+    """The first probes of a node come soon after each other, each after twice the time before it.
+
+    A node that was killed this moment may still be seen to live.
+
+    Attributes:
+        since: when it began to be waited for.
+        pause: the shortest one, in seconds.
+    """
+
+    since: float
+    pause: float
+
+
 def send_probes(
-    state: NodeState, nodes: Iterable[Member | NodeRecord], every: float, now: float
+    state: NodeState,
+    nodes: Iterable[Member | NodeRecord],
+    every: float,
+    now: float,
+    first: FirstProbes | None = None,
 ) -> Decision:
-    """Probes nodes, unless they were less than ``every`` seconds ago, or are being probed."""
+    """Probes nodes, unless they are being probed, or were less than ``every`` seconds ago.
+
+    Args:
+        state: the present knowledge.
+        nodes: which ones.
+        every: the pause between two probes of a node, in seconds.
+        now: seconds on the node's own monotonic clock.
+        first: the first ones have shorter pauses; None: they have not.
+    """
+
+    def pause_after(sent: float) -> float:
+        return min(every, max(first.pause, sent - first.since)) if first else every
+
     sent_now: dict[str, float] = {}
     actions: list[Action] = []
     wake, reach = NEVER, state.reach
@@ -96,29 +126,17 @@ def send_probes(
             continue
         sent = sent_now.get(node, reach.sent.get(node, float("-inf")))
         under_way = reach.answered.get(node, float("-inf")) < sent
-        due = sent + (max(every, LOST_PROBE_AFTER) if under_way else every)
+        pause = pause_after(sent)
+        due = sent + (max(pause, LOST_PROBE_AFTER) if under_way else pause)
         if due > now:
             wake = min(wake, due)
             continue
         actions.append(Probe(node, target.address, target.probe_port))
-        wake = min(wake, now + every)
+        wake = min(wake, now + pause_after(now))
         sent_now[node] = now
     if sent_now:
         state = replace(state, reach=replace(reach, sent={**reach.sent, **sent_now}))
     return Decision(state, tuple(actions), wake)
-
-
-def probe_pause(policy: Policy, waited: float) -> float:
-    """How long after a probe of a silent node the next one follows, in seconds.
-
-    One that was killed this moment may still be seen to live: so the first ones come soon after
-    each other, and each after about twice the time of the one before.
-
-    Args:
-        policy: the settings.
-        waited: for how long the node has been waited for, in seconds.
-    """
-    return min(policy.probe_every, max(policy.probe_after, waited))
 
 
 def probe_slowdown(missing: int) -> float:

@@ -25,7 +25,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import eligible, le
 from elastic_runtime.rendezvous.core.incarnation import restore_round
 from elastic_runtime.rendezvous.core.node_decision import (
     Decision,
-    probe_pause,
+    FirstProbes,
     send_probes,
     wait,
     write,
@@ -305,13 +305,14 @@ def _watch_leader(state: NodeState, now: float) -> Decision:
         return Decision(state)
     if last is None or not _has_left(record, last):
         return Decision(state)
-    policy = state.policy
+    policy, state = state.policy, state.start(Timer.WAITING, now)
     turn = _turn(max(0, last.rank_of(record.node)), policy.probe_stagger)
-    since = state.timers.get(Timer.WAITING, now)
+    since = state.timers[Timer.WAITING]
     due = since + policy.probe_after + turn
     if now < due:
         return Decision(state, wake=due)
-    return send_probes(state, [leader.record], probe_pause(policy, now - since) + turn, now)
+    soon = FirstProbes(since, policy.probe_after + turn)
+    return send_probes(state, [leader.record], policy.probe_every + turn, now, soon)
 
 
 def _turn(rank: int, ahead: float) -> float:

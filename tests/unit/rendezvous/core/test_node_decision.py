@@ -6,13 +6,16 @@ from dataclasses import replace
 
 from elastic_runtime.limits import LOST_PROBE_AFTER
 from elastic_runtime.rendezvous.core.actions import ApplyTransaction, Probe
+from elastic_runtime.rendezvous.core.membership_events import ALIVE, Probed
 from elastic_runtime.rendezvous.core.node_decision import (
     Decision,
+    FirstProbes,
     probe_slowdown,
     send_probes,
     write,
 )
 from elastic_runtime.rendezvous.core.node_state import NodeState
+from elastic_runtime.rendezvous.core.reducer import reduce
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import Put, Transaction
 from tests.unit.rendezvous.node_under_test import node
@@ -58,3 +61,19 @@ def test_a_node_is_probed_again_only_after_a_while() -> None:
 def test_many_missing_members_are_probed_less_often() -> None:
     assert probe_slowdown(1) == probe_slowdown(64) == 1.0
     assert probe_slowdown(640) == 10.0
+
+
+def test_a_node_that_is_killed_this_moment_is_probed_again_soon() -> None:
+    """And then less and less often, as long as it is seen to live."""
+    soon = FirstProbes(since=NOW, pause=0.01)
+    state, now, sent = STATE, NOW + 0.01, []
+    while now < NOW + 2:
+        decision = send_probes(state, [node("a")], 0.25, now, soon)
+        assert decision.actions
+        assert decision.wake > now
+        sent.append(round(now - NOW, 3))
+        state = reduce(decision.state, Probed("a", ALIVE), now)
+        assert not send_probes(state, [node("a")], 0.25, decision.wake - 1e-6, soon).actions
+        now = decision.wake
+    assert sent[:6] == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32]
+    assert sent[6:9] == [0.57, 0.82, 1.07]
