@@ -92,7 +92,7 @@ def loader(
     if not isinstance(sampler, ElasticBatchSampler):
         raise UsageError(
             "loader() needs an ElasticBatchSampler as its second argument, "
-            f"not a {type(sampler).__qualname__}"
+            f"not a {type(sampler).__qualname__}; for an evaluation take torch's DataLoader"
         )
     if batch_size or batch or seed:
         raise UsageError("batch_size and seed are the sampler's; give them to ElasticBatchSampler")

@@ -215,8 +215,9 @@ def test_a_member_that_has_not_said_anything_is_probed_and_waited_for() -> None:
     tested = _broken()
     assert tested.members() == []
     assert tested.feed(Tick(), POLICY.probe_after).probes() == ["b"]
-    assert tested.feed(Probed("b", SILENT), 0.1).members() == []
-    assert tested.feed(Tick(), POLICY.probe_every).probes() == ["b"]
+    assert tested.feed(Probed("b", SILENT), 0.001).members() == []
+    assert tested.feed(Tick(), POLICY.probe_after).probes() == ["b"]
+    assert tested.feed(Probed("b", SILENT), POLICY.probe_every).probes() == ["b"]
     assert tested.changes(back("b", 3), after=0.1).members() == ["a", "b", "c"]
 
 

@@ -266,8 +266,8 @@ def test_who_waits_for_the_next_round_makes_sure_that_somebody_leads() -> None:
     assert tested.probes() == []
     turn = POLICY.probe_stagger
     assert tested.feed(Tick(), POLICY.probe_after + turn).probes() == ["a"]
-    assert tested.feed(Probed("a", SILENT), 0.1).probes() == []
-    assert tested.feed(Tick(), POLICY.probe_every).probes() == ["a"]
+    assert tested.feed(Probed("a", SILENT), 0.001).probes() == []
+    assert tested.feed(Tick(), POLICY.probe_after + turn).probes() == ["a"]
     tested.feed(Probed("a", REFUSED), 0.001)
     assert Look(False, frozenset({"nodes/a"})) in tested.actions
 
