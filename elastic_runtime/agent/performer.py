@@ -107,7 +107,7 @@ class Performer:
                     reports.append(self._with_ranks(action.event))
                     continue
                 if isinstance(action, TellRendezvous) and isinstance(action.event, Goodbye):
-                    self._tell_people(reports)  # a goodbye may take long, and nobody waits for it
+                    self._tell_people(reports)  # they need not wait for the store's answer
                 self._perform(action, step.state)
         finally:
             self._tell_people(reports)

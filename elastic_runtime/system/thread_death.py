@@ -1,11 +1,10 @@
 """How one process learns at once that another begins to die: a lock that the kernel takes from it.
 
 A process that is killed gives back its memory first, then closes its files, and only then its
-parent and its peers hear of it. That takes some 20 ms for each GB that it has touched, and seconds
-where the driver of a GPU has to clean up. The kernel takes a *robust* mutex from its owner before
-all that, whatever ends it. So a worker holds one, in memory that it shares with its agent, and a
-thread of the agent waits for it. (pthread_mutexattr_setrobust(3);
-Documentation/locking/robust-futexes.rst of Linux.)
+parent and its peers hear of it. That takes 10 to 25 ms for each GiB that it has touched. The kernel
+takes a *robust* mutex from its owner before all that, whatever ends it. So a worker holds one, in
+memory that it shares with its agent, and a thread of the agent waits for it.
+(pthread_mutexattr_setrobust(3); Documentation/locking/robust-futexes.rst of Linux.)
 """
 
 from __future__ import annotations

@@ -198,3 +198,44 @@ def test_a_node_that_has_left_says_what_is_saved(
     facts = RoundFacts(left_at_step=left_at_step)
     agent.perform(actions.Finish(EXIT_LEFT, "has left"), facts=facts)
     assert agent.performer.finish == actions.Finish(EXIT_LEFT, message)
+
+
+def _order(calls: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    wanted = {SAY, ("reporter", "tell"), ("participant", "wait_for_goodbye")}
+    return [call[:2] for call in calls if call[:2] in wanted]
+
+
+def test_people_are_told_after_what_others_wait_for() -> None:
+    """And the goodbye, which may take long, after that."""
+    told, left = actions.TellPeople(WorkerStuck("it hung")), LeftRound(3, FAULT)
+    leaves, goes = actions.TellRendezvous(left), actions.TellRendezvous(Goodbye())
+    assert _order(Agent().perform(told, leaves)) == [SAY, ("reporter", "tell")]
+    assert _order(Agent().perform(told, leaves, goes)) == [
+        SAY,
+        ("reporter", "tell"),
+        SAY,
+        ("participant", "wait_for_goodbye"),
+    ]
+
+
+def test_people_are_told_of_ranks_as_they_were_when_it_happened() -> None:
+    agent = Agent()
+    ranks = {0: 10}
+    parts: Any = agent.performer._workers
+    parts.rank_of = ranks.__getitem__
+    parts.start_some = lambda *_: ranks.update({0: 99})  # the replacement has another rank
+    stuck = actions.TellPeople(WorkerStuck("it hung", local_ranks=(0,)))
+    calls = agent.perform(stuck, actions.StartForNextRound((0,)))
+    assert calls == [("reporter", "tell", WorkerStuck("it hung", (0,), ranks=[10]))]
+
+
+def test_people_are_told_also_if_what_follows_is_impossible() -> None:
+    agent = Agent()
+
+    def refuse(*_: object) -> None:
+        raise OSError("no port")
+
+    agent.performer._workers.host_store = refuse  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no port"):
+        agent.perform(actions.TellPeople(WorkerStuck("it hung")), actions.HostStore(7))
+    assert agent.calls == [("reporter", "tell", WorkerStuck("it hung"))]

@@ -1,4 +1,4 @@
-"""A node says goodbye to whoever listens, and waits for nobody who does not."""
+"""A node's writes beside its decisions: its goodbye, and the events that are kept for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from elastic_runtime.protocol.records import NODES
+from elastic_runtime.protocol.records import EVENTS, NODES, EventRecord
+from elastic_runtime.rendezvous import participant
 from elastic_runtime.rendezvous.core.membership_events import Goodbye, Join
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
@@ -37,3 +38,59 @@ def test_a_store_that_is_away_is_not_waited_for(away: bool) -> None:
     leaving.join(PATIENCE)
     part.close()
     assert known == [not away]
+
+
+def _present(name: str, server: MemoryServer) -> tuple[Participant, MemoryStore]:
+    store = MemoryStore(server)
+    identity = NodeIdentity(name, "127.0.0.1", 1)
+    part = Participant(store, Policy(2, 2), identity, lambda notice: None)
+    part.say(Join())
+    wait_for(lambda: store.read(NODES), PATIENCE, "its key")
+    return part, store
+
+
+def _texts(store: MemoryStore) -> list[str]:
+    entries = store.read(EVENTS)
+    return sorted(EventRecord.decode(entry.key, entry.value).text for entry in entries)
+
+
+def _held(part: Participant) -> list[str]:
+    return [EventRecord.decode(put.key, put.value).text for put in part._kept]
+
+
+def _keep(part: Participant, text: str) -> None:
+    part.record_event(f"{EVENTS}{text}", EventRecord(1.0, "x", 1, "a", text))
+
+
+def test_events_are_kept_in_the_store() -> None:
+    part, store = _present("a", MemoryServer())
+    for text in ("one", "two"):
+        _keep(part, text)
+    wait_for(lambda: _texts(store) == ["one", "two"], PATIENCE, "both events")
+    part.close()
+
+
+def test_events_from_while_the_store_was_away_are_kept_later() -> None:
+    """It is then that people look for them."""
+    server = MemoryServer()
+    part, store = _present("a", server)
+    server.stop()
+    wait_for(lambda: not part.state.contact.connected, PATIENCE, "the loss of the store")
+    most = participant._KEPT_AT_MOST
+    for number in range(most + 2):
+        _keep(part, f"{number:02}")
+    newest = [f"{number:02}" for number in range(2, most + 2)]
+    wait_for(lambda: _held(part) == newest, PATIENCE, "a bound of what is held")
+    server.resume()
+    wait_for(lambda: _texts(store) == newest, PATIENCE, "the newest events")
+    part.close()
+
+
+def test_the_last_events_are_kept_at_the_end() -> None:
+    server = MemoryServer()
+    part, _ = _present("a", server)
+    _keep(part, "last")
+    part.close()
+    other, store = _present("b", server)
+    assert _texts(store) == ["last"]
+    other.close()
