@@ -62,7 +62,7 @@ class Outputs:
             console.flush(_FLUSH_SECONDS)
         if directory.logged:
             self.logs.call(directory.end)
-        self.logs.flush([file for s in streams for file in s.files], WORKER_LOG_TIMEOUT)
+        self.logs.flush(WORKER_LOG_TIMEOUT)
 
     def close(self) -> None:
         """Ends the threads that show and write it."""

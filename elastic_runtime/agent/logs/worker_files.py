@@ -20,8 +20,6 @@ from elastic_runtime.events.log_events import LogDropped, LogResumed
 from elastic_runtime.system import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from elastic_runtime.events import Event
     from elastic_runtime.events.log_events import WriteFailed, WriteResumed
 
@@ -45,7 +43,6 @@ class LogFile:
         self.path = ""  # until it is known
         self.dropped = 0  # bytes, since it could last be written
         self.retry_at = 0.0
-        self.closed = threading.Event()
         self._writer = writer
         self._where = where
         self._descriptor: int | None = None
@@ -91,7 +88,6 @@ class LogFile:
     def end(self) -> None:
         """Closes it, for the writing thread."""
         self._close()
-        self.closed.set()
 
     def _opened(self) -> int:
         self.path = self._where()
@@ -187,11 +183,18 @@ class LogWriter:
             self._was_full = self._size > self._limit and not self._is_stuck()
             return self._was_full
 
-    def flush(self, files: Iterable[LogFile], timeout: float) -> None:
-        """Waits up to ``timeout`` seconds until files that are to be closed are."""
-        deadline = time.monotonic() + timeout
-        for file in files:
-            file.closed.wait(max(0.0, deadline - time.monotonic()))
+    def flush(self, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds until all that was asked for is done, and told.
+
+        Returns:
+            Whether it is.
+        """
+        with self._changed:
+            if not self._waiting:
+                return True
+            done = threading.Event()
+            self._enqueue(done.set, 0)
+        return done.wait(timeout)
 
     def close(self) -> None:
         """Writes what is waiting, for as long as that gets on."""

@@ -110,12 +110,6 @@ class Stream:
         return (console is not None and console.full) or (file is not None and file.full)
 
     @property
-    def files(self) -> list[LogFile]:
-        """What it is written to."""
-        selected = self._selected.file if self._selected is not None else None
-        return [file for file in (self.file, selected) if file is not None]
-
-    @property
     def due(self) -> float | None:
         """When an unfinished line is to be shown as it is, on the monotonic clock."""
         return self._since + _PARTIAL_SECONDS if self._partial else None

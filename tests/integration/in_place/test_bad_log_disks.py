@@ -100,9 +100,11 @@ def test_a_log_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
 
 
 GOES_WRONG = """
-import os, shutil, sys
+import glob, os, shutil, sys, time
 
 if sys.argv[2] == "gone":
+    while len(glob.glob(sys.argv[1] + "/*/round-1/*/rank-0/std*.log")) < 2:
+        time.sleep(0.01)  # the agent makes them meanwhile
     shutil.rmtree(sys.argv[1])
     open(sys.argv[1], "w").close()
 raise ValueError("as asked")

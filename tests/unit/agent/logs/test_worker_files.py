@@ -45,11 +45,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch)
 
 
-def written(writer: LogWriter) -> None:
-    with writer._changed:
-        assert writer._changed.wait_for(lambda: not writer._waiting, PATIENCE)
-
-
 def test_a_full_disk_is_said_once_and_the_file_goes_on_when_there_is_room(
     disk: Disk, tmp_path: Path
 ) -> None:
@@ -57,19 +52,19 @@ def test_a_full_disk_is_said_once_and_the_file_goes_on_when_there_is_room(
     writer = LogWriter(told.append)
     one, two = (writer.open(partial(str, tmp_path / name)) for name in ("one", "two"))
     one.write(b"first\n")
-    written(writer)
+    assert writer.flush(PATIENCE)
     disk.full = True
     for _ in range(3):
         one.write(b"lost\n")
         two.write(b"lost as well\n")
-    written(writer)
+    assert writer.flush(PATIENCE)
     assert [type(event) for event in told] == [LogDropped]
     disk.full = False
     one.write(b"last\n")
     two.write(b"last\n")
     two.close()
+    assert writer.flush(PATIENCE)
     writer.close()
-    assert two.closed.wait(PATIENCE)
     assert (tmp_path / "one").read_bytes() == (
         b"first\n\n[elastic-run] 15 bytes could not be written here\nlast\n"
     )
@@ -89,11 +84,11 @@ def test_a_disk_that_is_full_from_the_start_is_no_reason_not_to_start(
     writer = LogWriter()
     file = writer.open(partial(str, tmp_path / "log"))
     file.write(b"lost")
-    written(writer)
+    assert writer.flush(PATIENCE)
     monkeypatch.setattr(worker_files.os, "open", really)
     file.write(b"kept")
     file.close()
-    assert file.closed.wait(PATIENCE)
+    assert writer.flush(PATIENCE)
     assert (tmp_path / "log").read_bytes().endswith(b"kept")
 
 
@@ -115,13 +110,13 @@ def test_what_fails_for_any_reason_is_said_once_and_tried_again(
     quiet = writer.open(partial(str, path.with_name("quiet")))
     file = writer.open(partial(str, path))
     file.write(b"lost")
-    written(writer)
+    assert writer.flush(PATIENCE)
     assert told == [LogDropped(str(path.parent), "Stale file handle")]
     made.set()
     writer.call(make)
     file.write(b"kept")
     file.close()
-    assert file.closed.wait(PATIENCE)
+    assert writer.flush(PATIENCE)
     assert path.read_bytes() == b"\n[elastic-run] 4 bytes could not be written here\nkept"
     assert told[1:] == [LogResumed(str(path), 4)]
     quiet.close()
@@ -147,5 +142,24 @@ def test_a_stuck_disk_holds_up_for_a_while_and_then_costs_only_the_log(
     file.write(b"lost")
     disk.free.set()
     file.close()
-    assert file.closed.wait(PATIENCE)
+    assert writer.flush(PATIENCE)
     assert b"lost" not in (tmp_path / "log").read_bytes()
+
+
+def test_all_that_was_asked_for_is_done_and_told_before_a_flush_returns(tmp_path: Path) -> None:
+    told: list[Event] = []
+    writer = LogWriter(told.append)
+    file = writer.open(partial(str, tmp_path / "log"))
+    file.close()
+    free = threading.Event()
+
+    def publish() -> None:
+        assert free.wait(PATIENCE)
+        raise OSError(errno.ENOTDIR, "Not a directory", "logs")
+
+    writer.call(publish)
+    assert not writer.flush(0.0)
+    free.set()
+    assert writer.flush(PATIENCE)
+    assert told == [LogDropped("logs", "Not a directory")]
+    writer.close()
