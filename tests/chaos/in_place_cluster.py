@@ -254,8 +254,8 @@ class InPlaceCluster(Fleet):
             processes.send(node.processes(), signal.SIGCONT)
         now = time.monotonic_ns()
         self.strikes = [
-            replace(strike, until=now) if strike.until == _NOT_YET else strike
-            for strike in self.strikes
+            replace(s, until=now) if (s.kind, s.until) == ("stopped", _NOT_YET) else s
+            for s in self.strikes
         ]
         return node.name
 
@@ -313,6 +313,8 @@ class InPlaceCluster(Fleet):
         until: int = 0,
     ) -> None:
         now = time.monotonic_ns()
+        # The processes of a node die one after the other, and the last may enter a round before.
+        until = _NOT_YET if kind == "killed" else until
         self.strikes += [Strike(now, one.name, kind, until) for one in whom]
 
     def victim(self, fault: Fault) -> Node:

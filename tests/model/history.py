@@ -85,7 +85,8 @@ Record: TypeAlias = Entered | Begun | Committed | Left
 class Strike:
     """What was done to a process: killed, stopped for a while, or its node asked to leave.
 
-    ``until``: when one that was stopped went on; 0 for the others, and if it was at once.
+    ``until``: when one that was stopped went on, or one that was killed is known to be dead; 0 for
+    the others, and if it was at once.
     """
 
     at: int

@@ -127,6 +127,13 @@ def test_unless_it_is_silent_still(until: int) -> None:
     assert any("but a held step 2" in sentence for sentence in found) is (until < 5)
 
 
+@pytest.mark.parametrize("dead", [0, 1 << 62], ids=["at once", "a round later"])
+def test_who_is_killed_may_enter_one_more_round_before_it_is_dead(dead: int) -> None:
+    story = recovery(commit="a", start=1)
+    story.strikes.insert(0, Strike(0, "a", "killed", dead))
+    assert any("but a held step 2" in sentence for sentence in story.found()) is (not dead)
+
+
 def test_nor_by_one_that_has_left_the_round_before_the_last() -> None:
     story = recovery(commit="abc", start=2)
     story.enter(3, "ab", 2)

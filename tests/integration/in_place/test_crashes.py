@@ -22,7 +22,9 @@ def test_an_agent_whose_thread_dies_is_gone_at_once(tmp_path: Path, thread: str)
     options = (*options, "--lease-ttl", "120")
     with Job(tmp_path, "steps.py", *options, environ=environ) as job:
         before = job.ranks(2)
-        told.write_text(f"{before[0].node} {thread}")
+        draft = tmp_path / "draft"
+        draft.write_text(f"{before[0].node} {thread}")
+        draft.rename(told)
         job.kill(before[0])
         after = job.ranks(1, after=before[0].round)
         assert after[0].node == before[1].node
