@@ -309,6 +309,7 @@ class ElasticAgent:
             self._importing.end,
             self._watchdogs.stop,
             self._workers.close,
+            self._tell_the_rest,
             self._say_farewell,
             self._participant.close,
             self._probes.close,
@@ -326,6 +327,14 @@ class ElasticAgent:
         failed = finish is not None and finish.exit_code == EXIT_FAILED
         # The report names the error files; what it names must be there.
         self._directory.remove(keep="logs" if failed and self._workers.keeps_errors else "")
+
+    def _tell_the_rest(self) -> None:
+        """Tells people what came after the last turn, such as of a log disk that was slow."""
+        with suppress(queue.Empty):
+            while True:
+                item = self._inbox.get_nowait()
+                if isinstance(item, events.Event):
+                    self._reporter.tell(item)
 
     def _say_farewell(self) -> None:
         """Sends this node's last message to the others, now that no worker runs here."""

@@ -15,7 +15,6 @@ ELSEWHERE = {
     # They need real processes, sockets or servers.
     "tests/integration/test_launch.py": ("agent/agent.py",),
     "tests/integration/workers": (
-        "agent/logs/outputs.py",
         "agent/workers/spawn_request.py",
         "agent/workers/worker_group.py",
         "agent/workers/worker_processes.py",

@@ -62,7 +62,8 @@ class Outputs:
             console.flush(_FLUSH_SECONDS)
         if directory.logged:
             self.logs.call(directory.end)
-        self.logs.flush(WORKER_LOG_TIMEOUT)
+        if any(stream.is_logged for stream in streams):
+            self.logs.flush(WORKER_LOG_TIMEOUT)
 
     def close(self) -> None:
         """Ends the threads that show and write it."""

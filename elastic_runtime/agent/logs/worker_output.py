@@ -110,6 +110,11 @@ class Stream:
         return (console is not None and console.full) or (file is not None and file.full)
 
     @property
+    def is_logged(self) -> bool:
+        """Some of it is written to a file."""
+        return self.file is not None or self._selected is not None
+
+    @property
     def due(self) -> float | None:
         """When an unfinished line is to be shown as it is, on the monotonic clock."""
         return self._since + _PARTIAL_SECONDS if self._partial else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import processes
 from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT, PATIENCE, Job
 from tests.mounts import small_disk
 
@@ -132,3 +133,22 @@ def test_the_error_is_where_the_report_says(tmp_path: Path, logs: str) -> None:
     assert Path(named[1]).is_relative_to(tmp_path / "logs" if logs == "there" else temporary)
     assert bool(list(temporary.glob("elastic-*"))) == (logs == "gone")
     assert ("log.dropped" in ended.stderr) == (logs == "gone"), ended.stderr
+
+
+def test_what_fails_while_the_agent_ends_is_told_as_well(tmp_path: Path) -> None:
+    logs, log, script = tmp_path / "logs", tmp_path / "log", tmp_path / "script.py"
+    script.write_text("raise ValueError('as asked')")
+    logs.mkdir()
+    os.mkfifo(logs / "hangs")
+    hanging = {"PYTHONPATH": str(_HANGING), "ELASTIC_TEST_HANG": str(logs / "hangs")}
+    command = [*ELASTIC_RUN, "--max-restarts", "0", "--log-dir", str(logs), str(script)]
+    with log.open("w") as told:
+        job = subprocess.Popen(command, env=os.environ | ENVIRONMENT | hanging, stderr=told)
+    with job:
+        processes.wait_for(lambda: "worker.failed" in log.read_text(), PATIENCE, "the failure")
+        assert "log.dropped" not in log.read_text()
+        away = logs.rename(tmp_path / "away")
+        logs.touch()
+        os.close(os.open(away / "hangs", os.O_WRONLY))
+        assert job.wait(PATIENCE) == 1, log.read_text()
+    assert "log.dropped" in log.read_text()
