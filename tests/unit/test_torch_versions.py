@@ -9,6 +9,7 @@ import pytest
 
 from scripts import torch_versions
 from scripts.torch_versions import BEGINS, ENDS, Failed, Job, Kind
+from tests.processes import PROGRAM_TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 ROW = "| {} | 3.11 | yes | yes | yes | yes | 2026-01-01 |"
@@ -81,7 +82,9 @@ def test_in_place_the_survivor_has_to_keep_its_process_and_its_steps(tmp_path: P
 )
 def test_other_forms_of_the_option_are_refused_in_one_line(arguments: list[str]) -> None:
     command = [ROOT / "scripts" / "test", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "test: --torch comes first, with a version of two numbers: scripts/test --torch 2.15\n"

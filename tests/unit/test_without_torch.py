@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.processes import PROGRAM_TIMEOUT
+
 MODULES = (
     "elastic_runtime",
     "elastic_runtime.agent.workers.fork_client",
@@ -33,7 +35,11 @@ for name in {MODULES!r}:
     importlib.import_module(name)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -44,5 +50,5 @@ import sys
 import elastic_runtime.checkpoint.checkpointer, elastic_runtime.worker.context
 sys.exit("grpc" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], timeout=PROGRAM_TIMEOUT, check=False)
     assert done.returncode == 0

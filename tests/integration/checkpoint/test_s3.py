@@ -20,6 +20,7 @@ from elastic_runtime.checkpoint.format.manifest import CheckpointId
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.remote_storage import RemoteStorage
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
+from tests.processes import PROGRAM_TIMEOUT
 from tests.ranks import run_ranks, values
 from tests.s3_server import client_environ, s3_server
 from tests.small_checkpoints import FILE, HOLDER, put
@@ -181,7 +182,7 @@ def test_a_job_waits_for_a_store_that_comes_late_and_says_so(tmp_path: Path) -> 
 
 def ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elastic_runtime.cli.ctl.elasticctl", "checkpoint", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT)
 
 
 def test_elasticctl_looks_into_a_bucket(url: str, s3: s3fs.S3FileSystem) -> None:

@@ -22,6 +22,7 @@ from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import Embedded
 from tests import processes
 from tests.conformance.listening import Ear
 from tests.etcd_server import free_port
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from tests.integration.embedded.conftest import OpenAt
@@ -74,7 +75,7 @@ def test_a_process_may_end_while_it_connects(host: HostProcess) -> None:
                 input="x",
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=PROGRAM_TIMEOUT,
             )
             assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n", "")
 

@@ -10,6 +10,7 @@ import pytest
 
 from elastic_runtime.errors import EXIT_LEFT, EXIT_USAGE
 from tests.integration.in_place.job import SCRIPTS, Job
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,7 @@ _OPTIONS = ("--nproc-per-node", "2", "--hang-timeout", "5")
 
 def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "misuse.py"), "--folder", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=PROGRAM_TIMEOUT)
     seen = Job.read(tmp_path)
     assert [note["what"] for note in seen if note["what"] == "trained"] == ["trained"]
     told = {note["what"]: note["text"] for note in seen if note.get("error") == "UsageError"}

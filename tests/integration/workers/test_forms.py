@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from elastic_runtime.config import COMMAND, FUNCTION, MODULE, SCRIPT, Entry, Output
 from elastic_runtime.errors import UsageError
 from tests.integration.workers.worker_harness import WorkerHarness
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,7 +180,10 @@ def test_a_function_of_the_launching_script(tmp_path: Path) -> None:
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER.format(repository=str(Path(__file__).parents[3])))
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
     )
     assert (done.stdout, done.returncode) == ("0 42\n", 0), done.stderr
 

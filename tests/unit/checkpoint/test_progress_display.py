@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.checkpoint.progress_display import ProgressDisplay
 from elastic_runtime.events.checkpoint_events import CheckpointProgress
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     import pytest
@@ -66,7 +67,7 @@ def test_a_bar_on_a_terminal() -> None:
             stdout=subprocess.PIPE,
             env=env,
             check=True,
-            timeout=60,
+            timeout=PROGRAM_TIMEOUT,
         )
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)

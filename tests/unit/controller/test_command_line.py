@@ -9,6 +9,7 @@ import pytest
 
 from elastic_runtime.controller.__main__ import main
 from elastic_runtime.errors import EXIT_USAGE
+from tests.processes import PROGRAM_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,11 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         "sys.exit(main([]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
     )
     assert done.returncode == EXIT_USAGE
     assert done.stderr == (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.processes import PROGRAM_TIMEOUT
 from tests.unit.deploy.files import CHART, DEPLOY, Object, objects
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ def kustomized(overlay: str) -> list[Object]:
     else:
         pytest.skip("neither kubectl nor kustomize is installed")
     path = DEPLOY / "kustomize" / "overlays" / overlay
-    ran = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [*command, str(path)], capture_output=True, text=True, timeout=PROGRAM_TIMEOUT
+    )
     assert ran.returncode == 0, ran.stderr
     return objects(ran.stdout)
 

@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.processes import PROGRAM_TIMEOUT
 from tests.unit.deploy.admission import elasticjob
 from tests.unit.deploy.files import DEPLOY, ROOT, objects
 from tests.unit.deploy.test_crd import changed, fields, smallest
@@ -82,7 +83,7 @@ def test_the_job_without_a_manifest_is_the_sample() -> None:
     words = shlex.split(line)[1:]
     words[words.index("--") : words.index("--")] = ["--dry-run", "-o", "yaml"]
     command = [str(Path(sys.executable).parent / "elasticctl"), *words]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT)
     assert ran.returncode == 0, ran.stderr
     job = yaml.safe_load(ran.stdout)
     assert elasticjob().refusals(job) == []

@@ -19,13 +19,14 @@ from elastic_runtime.events.event import (
     read,
 )
 from elastic_runtime.events.store_events import StoreLost
+from tests.processes import PROGRAM_TIMEOUT
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_docs_list_every_event_as_it_is() -> None:
     command = [sys.executable, str(ROOT / "scripts/event_reference.py"), "--check"]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT)
     assert checked.returncode == 0, checked.stderr
 
 

@@ -15,6 +15,7 @@ from elastic_runtime.kubernetes import cluster_access
 from elastic_runtime.kubernetes.cluster_access import ClusterCredentials, ClusterRef, login
 from tests.integration.etcd import certificates
 from tests.kube.cluster import kubeconfig
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,7 +184,11 @@ def test_in_a_pod_nothing_is_needed_but_what_python_has(account: Path) -> None:
         "assert access.login().namespace == 'mine'\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -17,6 +17,7 @@ from elastic_runtime.config import JobConfig
 from elastic_runtime.errors import EXIT_USAGE, UsageError
 from elastic_runtime.system import torch_version
 from elastic_runtime.system.torch_version import NEWEST, OLDEST, read_version
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,4 +148,9 @@ torch_version.refuse_unsupported()
 torch_version.untested()
 sys.exit("torch" in sys.modules)
 """
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], timeout=PROGRAM_TIMEOUT, check=False
+        ).returncode
+        == 0
+    )

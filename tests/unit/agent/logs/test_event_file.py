@@ -18,7 +18,7 @@ from elastic_runtime.events.node_events import NodeLeaving
 from elastic_runtime.events.round_events import StepFirst
 from elastic_runtime.events.snapshot_events import SnapshotFailed
 from elastic_runtime.events.store_events import StoreForgot, StoreFound
-from tests.processes import wait_for
+from tests.processes import PROGRAM_TIMEOUT, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,7 +117,10 @@ with also_to_file(screen, sys.argv[1]) as emit:
 def test_a_full_disk_leaves_no_half_line_and_is_said(tmp_path: Path) -> None:
     path = tmp_path / "events"
     done = subprocess.run(
-        [sys.executable, "-c", _FULL, str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", _FULL, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["events.dropped True", "events.resumed True"]

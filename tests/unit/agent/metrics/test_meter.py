@@ -20,6 +20,7 @@ from elastic_runtime.events import Event, silent
 from elastic_runtime.events.checkpoint_events import CheckpointSaved
 from elastic_runtime.events.node_events import MetricsOff
 from elastic_runtime.events.round_events import RoundSealed
+from tests.processes import PROGRAM_TIMEOUT
 
 CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "the run", node_name="n1")
 LOCAL = "127.0.0.1"
@@ -144,6 +145,10 @@ def test_without_a_port_nothing_of_it_is_imported() -> None:
 
 def _python(code: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
     )
     return done.returncode, done.stderr

@@ -16,6 +16,7 @@ from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE
 from elastic_runtime.cli.ctl.elasticctl import main
 from tests.checkpoints import write
 from tests.hostile import make_newer
+from tests.processes import PROGRAM_TIMEOUT
 from tests.ranks import entries_of
 from tests.small_checkpoints import FILE, HOLDER, put
 
@@ -259,5 +260,7 @@ sys.exit(code)
 
 
 def test_it_needs_no_torch(storage: LocalStorage) -> None:
-    done = subprocess.run([sys.executable, "-c", _WITHOUT_TORCH, str(storage.path)], timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, str(storage.path)], timeout=PROGRAM_TIMEOUT
+    )
     assert done.returncode == 0

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli.flags import torchrun_parser
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     import argparse
@@ -71,7 +72,7 @@ except RuntimeError:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_TIMEOUT,
         check=False,
     )
     assert (done.stdout, done.stderr) == ("no store\n", "")
@@ -95,7 +96,7 @@ sys.exit("torch" in sys.modules)
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

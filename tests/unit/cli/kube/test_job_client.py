@@ -17,6 +17,7 @@ from elastic_runtime.cli.kube.pod_logs import LogFilter, LogFollower
 from elastic_runtime.errors import ClusterUnreachable
 from elastic_runtime.kubernetes.cluster_access import ClusterRef
 from tests.kube.cluster import kubeconfig
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,6 +200,10 @@ def test_commands_of_a_store_do_without_the_package() -> None:
         "sys.exit(main(['status', '--help']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

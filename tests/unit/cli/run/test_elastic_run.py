@@ -12,6 +12,7 @@ import pytest
 
 from elastic_runtime.cli.run.elastic_run import main
 from elastic_runtime.errors import EXIT_LEFT
+from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,5 +65,7 @@ def test_the_first_process_of_a_container_can_be_ended_while_it_starts() -> None
     isolate = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
     if not shutil.which("unshare") or subprocess.run([*isolate, "true"], check=False).returncode:
         pytest.skip("no namespace of processes can be made here")
-    ended = subprocess.run([*isolate, sys.executable, "-c", _AS_INIT], timeout=60, check=False)
+    ended = subprocess.run(
+        [*isolate, sys.executable, "-c", _AS_INIT], timeout=PROGRAM_TIMEOUT, check=False
+    )
     assert ended.returncode == EXIT_LEFT

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.state import json_tensors
+from tests.processes import PROGRAM_TIMEOUT
 
 atoms = (
     st.none()
@@ -124,7 +125,9 @@ del sys.modules["numpy"]
 json_tensors.check({"a": [1, torch.ones(1)]}, "it")
 assert "numpy" not in sys.modules
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], check=True, timeout=PROGRAM_TIMEOUT
+    )
 
 
 class _Number(int):
