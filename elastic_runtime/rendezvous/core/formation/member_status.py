@@ -8,10 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_runtime.protocol.records import (
+    ASKED,
     CUT_OFF,
     DONE,
     GONE,
     IN,
+    LEAVING,
     LOST,
     FaultReport,
     NodeRecord,
@@ -120,9 +122,10 @@ def last_round(state: NodeState, job: JobRecord, last: RoundRecord, now: float) 
 def status_of(state: NodeState, member: Member, last: RoundRecord, now: float) -> MemberStatus:
     """The status of a member of the last round."""
     node = member.node
-    if node in state.reach.dead:
-        return MemberStatus.DEAD
     record = record_of(state, node)
+    # What it has said last counts more than a port that refuses since.
+    if node in state.reach.dead and (record is None or record.status != GONE):
+        return MemberStatus.DEAD
     if record is not None:
         return _said_status(record, last)
     if state.history.ended_well.get(node) == last.number:
@@ -147,9 +150,18 @@ def _said_status(record: NodeRecord, last: RoundRecord) -> MemberStatus:
 
 def loss_message(state: NodeState, member: Member) -> str:
     """How a member was lost, for people."""
+    if _went_as_asked(state, member):
+        return f"{called(member.name)} was asked to leave"
     proof = state.reach.dead.get(member.node)
     how = _PROOF_MESSAGES[proof] if proof else "its lease has ended"
     return f"{called(member.name)} lost: {how}"
+
+
+def _went_as_asked(state: NodeState, member: Member) -> bool:
+    """Whether it was asked to leave and its port refuses: its goodbye may come a moment later."""
+    record = record_of(state, member.node)
+    asked = record is not None and record.status == LEAVING
+    return asked and state.reach.dead.get(member.node) == REFUSED
 
 
 def cost_of(state: NodeState, last: LastRound) -> RoundCost:
@@ -182,8 +194,9 @@ def _reports(state: NodeState, last: LastRound) -> list[FaultReport]:
     for member in last.round.members:
         fault = fault_of_member(state, member, last.round)
         if last.statuses[member.node] in LOST_STATUSES:
+            kind = ASKED if _went_as_asked(state, member) else LOST
             lost = loss_message(state, member)
-            reports.append(FaultReport(last.round.number, LOST, lost, signature=LOST))
+            reports.append(FaultReport(last.round.number, kind, lost, signature=kind))
         elif fault is not None:
             reports.append(fault)
     return reports

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_runtime.protocol.records import DONE, GONE, FaultReport, NodeRecord
+from elastic_runtime.protocol.records import (
+    DONE,
+    GONE,
+    IN,
+    LEAVING,
+    PLANNED,
+    ROUND,
+    FaultReport,
+    NodeRecord,
+)
+from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.formation.member_status import (
     MemberStatus,
     accompanied,
@@ -14,7 +24,17 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
     leader_of,
     loss_message,
 )
-from tests.unit.rendezvous.node_under_test import LIFE, NodeUnderTest, back, job, node, sealed
+from elastic_runtime.rendezvous.core.membership_events import REFUSED, Probed, Tick
+from tests.unit.rendezvous.node_under_test import (
+    LIFE,
+    POLICY,
+    NodeUnderTest,
+    back,
+    job,
+    node,
+    sealed,
+    switch,
+)
 
 LAST = sealed(3, "a", "b")
 B = LAST.members[1]
@@ -83,3 +103,32 @@ def test_a_report_of_an_earlier_round_is_no_reason() -> None:
         fault_of_member(seen_by_a(back("b", 3, FaultReport(2, "failed", "x"))).state, B, LAST)
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "lost", "reason"),
+    [
+        (IN, 1, "node b lost: its port refuses"),
+        (LEAVING, 0, "node b was asked to leave"),  # its goodbye is on its way
+    ],
+)
+def test_who_was_asked_to_leave_and_whose_port_refuses_has_left(
+    status: str, lost: int, reason: str
+) -> None:
+    echo = FaultReport(3, "failed", "lost the connection to a peer", consequence=True)
+    tested = NodeUnderTest("a").wants(back("a", 3, echo))
+    member = node("b", incarnation=LIFE, status=status)
+    tested.sees(job(), LAST, switch(3, broken=True), back("a", 3, echo), member).settle()
+    tested.feed(Tick(), POLICY.probe_after).feed(Probed("b", REFUSED), 0.001)
+    record = tested.written(RoundRecord, ROUND)
+    assert record is not None
+    assert (record.budget.lost, record.budget.planned) == (lost, 1 - lost)
+    assert record.reason == reason
+    assert tested.members() == ["a"]
+
+
+def test_a_goodbye_counts_more_than_a_port_that_refuses() -> None:
+    tested = seen_by_a(node("b", incarnation=LIFE)).feed(Probed("b", REFUSED))
+    assert status_of_b(tested) is MemberStatus.DEAD
+    tested.changes(back("b", 3, FaultReport(3, PLANNED, "told to"), status=GONE))
+    assert status_of_b(tested) is MemberStatus.LEFT
