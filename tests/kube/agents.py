@@ -32,12 +32,16 @@ class Agents:
         self.asked: Counter[str] = Counter()
         self._store, self._loop = store, loop
         self._servers: dict[str, asyncio.Server] = {}
+        self._turn = asyncio.Lock()  # a pod may change again while its server starts
+        self._closed = False
         store.listeners.append(self._on_change)
 
     async def close(self) -> None:
         """Nobody answers any more."""
-        for server in self._servers.values():
-            await stop_listening(server)
+        async with self._turn:
+            self._closed = True
+            for server in self._servers.values():
+                await stop_listening(server)
 
     def _on_change(self, change: Change) -> None:
         pod = change.item
@@ -50,9 +54,6 @@ class Agents:
             asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _open(self, address: str, pod: Object) -> None:
-        if address in self._servers:
-            return
-
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 await reader.readuntil(b"\r\n\r\n")
@@ -67,11 +68,14 @@ class Agents:
             finally:
                 writer.close()
 
-        self._servers[address] = await asyncio.start_server(answer, address, _PORT)
+        async with self._turn:
+            if address not in self._servers and not self._closed:
+                self._servers[address] = await asyncio.start_server(answer, address, _PORT)
 
     async def _shut(self, address: str) -> None:
-        if server := self._servers.pop(address, None):
-            await stop_listening(server)
+        async with self._turn:
+            if server := self._servers.pop(address, None):
+                await stop_listening(server)
 
     def _report(self, pod: Object) -> Any:
         job = pod["metadata"]["labels"]["job-name"]

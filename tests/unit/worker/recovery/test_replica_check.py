@@ -147,6 +147,7 @@ def _lost() -> int:
     """The other rank is gone when the ranks are to be compared."""
     model = _net()
     state = _started(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    dist.barrier()  # before, the other one may still connect
     if dist.get_rank():
         kill_self()
     state.commit()
