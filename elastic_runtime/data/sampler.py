@@ -73,6 +73,8 @@ class Outlook:
     seed: int
     rank: int
     world: int
+    batch: int
+    micro_batch: int
 
 
 class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
@@ -103,6 +105,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         drop_last: bool = False,
         order: Order | None = None,
         replacement: bool = False,
+        micro_batch_size: int | None = None,
         rank: int | None = None,
         world: int | None = None,
         size: int | None = None,
@@ -116,11 +119,14 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
                 smaller.
             seed: of the order, and of ``elastic.sample_rng``. Once there is a saved state, its
                 seed counts.
-            drop_last: leave out the last batch of an epoch if it is smaller.
+            drop_last: leave out the last batch of an epoch if it is smaller (of micro-batches, the
+                last one).
             order: ``order(epoch, rng)`` gives the indices of an epoch in the order that they
                 shall come in; all randomness must be taken from ``rng``, a ``torch.Generator``
                 that (seed, epoch) decides. None: a random permutation.
             replacement: ``order`` may name samples more than once, or leave some out.
+            micro_batch_size: for gradient accumulation: a global batch comes in pieces of so many
+                samples, over all ranks, and a commit is made once it has come whole. None: in one.
             rank, world: of this process; by default those of ``torch.distributed``, and without a
                 process group those of the launcher.
             size, batch: older names of ``data`` and ``batch_size``.
@@ -134,18 +140,25 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             raise UsageError(
                 f"a sampler needs a size >= 1 and a batch_size >= 1, not {size} and {batch}"
             )
-        if drop_last and order is None and batch > size:
-            raise UsageError(
-                f"drop_last leaves nothing of {size} samples with a batch of {batch}; "
-                "take a smaller batch, or do not drop the last one"
-            )
         if replacement and order is None:
             raise UsageError("replacement=True is about an order= of your own; give one")
+        micro = batch if micro_batch_size is None else _whole(micro_batch_size)
+        if micro < 1 or batch % micro:
+            raise UsageError(
+                f"batch_size={batch} cannot be cut into pieces of micro_batch_size={micro}; "
+                "give a batch_size that is a multiple of it"
+            )
+        if drop_last and order is None and micro > size:
+            raise UsageError(
+                f"drop_last leaves nothing of {size} samples with a batch of {micro}; "
+                "take a smaller batch, or do not drop the last one"
+            )
         if (rank is None) != (world is None) or (
             rank is not None and world is not None and not 0 <= rank < world
         ):
             raise UsageError(f"rank={rank} of world={world}: give both, with 0 <= rank < world")
         self._size, self._batch, self._seed, self._drop_last = size, batch, seed, drop_last
+        self._micro_batch = micro
         self._orders = Orders(size, order, replacement=replacement)
         self._place = None if rank is None or world is None else (rank, world)
         # What a thread gets instead of this rank's shares.
@@ -167,9 +180,8 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._place = world.rank, world.size
 
     def __len__(self) -> int:
-        """Steps that are left in the epoch."""
-        left = self._left(self.epoch, self.cursor)
-        return left // self._batch if self._drop_last else -(-left // self._batch)
+        """Steps that are left in the epoch; with ``micro_batch_size`` micro-batches."""
+        return self._pieces(self._left(self.epoch, self.cursor))
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's shares of the global batches from the cursor to the end of the epoch."""
@@ -182,7 +194,8 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def outlook(self, rank: int, world: int) -> Outlook:
         """What an iteration would begin with now, as this rank of such a world."""
-        return Outlook(self.epoch, self.cursor, self._seed, rank, world)
+        now = self.epoch, self.cursor, self._seed
+        return Outlook(*now, rank, world, self._batch, self._micro_batch)
 
     @property
     def is_plain(self) -> bool:
@@ -203,12 +216,36 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         """What to multiply this rank's mean loss with, in the step that is under way.
 
         DDP averages over ranks; with this weight the result is the mean over the global batch,
-        also when it does not divide evenly.
+        also when it does not divide evenly. With ``micro_batch_size``: of its first piece.
+        """
+        return self.loss_scale_of(0)
+
+    def loss_scale_of(self, piece: int) -> float:
+        """What ``loss_scale`` is for one micro-batch of the step that is under way.
+
+        Args:
+            piece: which, from 0.
         """
         rank, world = self.place
-        count = min(self._batch, self._left(self.epoch, self.cursor))
+        left = self._left(self.epoch, self.cursor) - self._micro_batch * piece
+        count = min(self._micro_batch, left)
         first, end = share_of(count, rank, world)
         return (end - first) * world / count
+
+    @property
+    def batch_sizes(self) -> tuple[int, int]:
+        """Samples in a global batch and in a micro-batch, over all ranks; setting takes effect at
+        the next iteration."""
+        return self._batch, self._micro_batch
+
+    @batch_sizes.setter
+    def batch_sizes(self, sizes: tuple[int, int]) -> None:
+        self._batch, self._micro_batch = sizes
+
+    @property
+    def epoch_length(self) -> int:
+        """How many micro-batches the whole epoch has that the next step belongs to."""
+        return self._pieces(self._left(self.epoch, 0))
 
     @property
     def place(self) -> tuple[int, int]:
@@ -266,12 +303,16 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
     def _left(self, epoch: int, cursor: int) -> int:
         return self._orders.length(self._seed, epoch) - cursor
 
+    def _pieces(self, samples: int) -> int:
+        """How many micro-batches so many samples make."""
+        return samples // self._micro_batch if self._drop_last else -(-samples // self._micro_batch)
+
     def _after(self, epoch: int, cursor: int) -> tuple[int, int]:
         return self._normalized(epoch, cursor + self._batch)
 
     def _normalized(self, epoch: int, cursor: int) -> tuple[int, int]:
         """This position, or the beginning of the next epoch if no step follows in this one."""
-        enough = self._batch if self._drop_last else 1
+        enough = self._micro_batch if self._drop_last else 1
         over = cursor > 0 and self._left(epoch, cursor) < enough
         return (epoch + 1, 0) if over else (epoch, cursor)
 
@@ -308,10 +349,10 @@ class Shares:
         self._position = epoch, cursor
         self._moment = Moment(sampler._seed, epoch)
         self._order = sampler._orders.of(*self._moment)
-        if sampler._drop_last and len(self._order) < sampler._batch:
+        if sampler._drop_last and len(self._order) < sampler._micro_batch:
             raise UsageError(
                 f"epoch {epoch} has {len(self._order)} samples, and drop_last leaves nothing of "
-                f"them with a batch of {sampler._batch}; take a smaller batch"
+                f"them with a batch of {sampler._micro_batch}; take a smaller batch"
             )
 
     def __iter__(self) -> Shares:
@@ -321,9 +362,9 @@ class Shares:
         epoch, cursor = self._position
         if epoch != self._moment.epoch:
             raise StopIteration
-        batch = self._order[cursor : cursor + self.sampler._batch]
+        batch = self._order[cursor : cursor + self.sampler._micro_batch]
         first, end = share_of(len(batch), self._rank, self._world)
-        self._position = self.sampler._after(epoch, cursor)
+        self._position = self.sampler._normalized(epoch, cursor + self.sampler._micro_batch)
         self.given += 1
         if self._begun:
             begin(self._moment)  # for a loader without processes of its own, which loads it now

@@ -1,0 +1,85 @@
+"""The loop over the batches of an epoch, which commits each step and can go on anywhere.
+
+What follows a step (a validation, schedulers that wait for a metric, the loggers) comes after its
+commit, as it may take long and fail by itself. Until the next commit it counts as owed: a process
+that goes on from a commit does first what is owed. The restart stages of Lightning's own loops are
+not used: they guess from the counters where a checkpoint was made, and skip the end of an epoch
+that was interrupted at its last batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+import elastic_runtime as elastic
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loops.fetchers import _DataFetcher
+
+
+class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning is not typed here
+    """Takes the place of Lightning's own.
+
+    Attributes:
+        owes: what follows the newest batch is not done yet.
+    """
+
+    owes = False
+
+    def run(self, data_fetcher: _DataFetcher) -> None:
+        """Trains to the end of the epoch, from wherever the counters are."""
+        fit_loop = self.trainer.fit_loop
+        if not fit_loop.goes_on:
+            self.reset()
+        fit_loop.begin_reading()
+        self.on_run_start(data_fetcher)
+        if self.owes:
+            self._settle(data_fetcher)
+        while not self.done:
+            try:
+                self.advance(data_fetcher)
+            except StopIteration:
+                break
+            finally:
+                self.on_iteration_done()
+            self.owes = True
+            if not self._should_accumulate():
+                fit_loop.commit()
+            self._settle(data_fetcher)
+
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        """As Lightning's, but the iteration has begun already."""
+        data_fetcher.fetched += self.batch_progress.current.ready
+        data_fetcher._start_profiler = self._on_before_fetch
+        data_fetcher._stop_profiler = self._on_after_fetch
+
+    @property
+    def weight(self) -> float:
+        """What this rank's mean loss counts, in the batch that is under way."""
+        sampler = self.trainer.fit_loop.train_data.sampler
+        pieces = self.trainer.accumulate_grad_batches
+        return float(sampler.loss_scale_of(self.batch_idx % pieces))
+
+    def _settle(self, data_fetcher: _DataFetcher) -> None:
+        """Does what follows a batch."""
+        if self._should_check_val_fx(data_fetcher):
+            with elastic.busy("validation"):
+                self.on_advance_end(data_fetcher)
+        else:
+            self.on_advance_end(data_fetcher)
+        self.owes = False
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Does nothing: leaving is agreed on at commits, not by a broadcast before each batch."""
+
+    def _get_monitor_value(self, key: str) -> Any:
+        """The mean over ranks: with values of their own their learning rates would part ways."""
+        value = super()._get_monitor_value(key)
+        if value is None:
+            return None
+        strategy = self.trainer.strategy
+        own = torch.as_tensor(value).detach().clone().to(strategy.root_device)
+        return strategy.reduce(own, reduce_op="mean")

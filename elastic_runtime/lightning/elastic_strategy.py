@@ -1,0 +1,184 @@
+"""``ElasticStrategy``: Lightning's DDP strategy, for ranks that come and go."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
+
+import elastic_runtime as elastic
+from elastic_runtime.lightning.in_place import InPlace
+from elastic_runtime.lightning.prepare_data import prepare_data_in_turn
+from elastic_runtime.lightning.rank_zero_reports import set_rank_zero
+from elastic_runtime.lightning.train_data import DataSettings
+from elastic_runtime.lightning.trainer_parts import JobSettings, install
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elastic_runtime.worker.world import World
+
+
+class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not typed here
+    """Trains in place: what survives a fault goes on with its memory, and no step is lost.
+
+    Example::
+
+        trainer = Trainer(strategy=ElasticStrategy("runs/x", every="30s"), max_epochs=10)
+        trainer.fit(module, DataLoader(data, batch_size=32, shuffle=True))
+
+    The training ``DataLoader`` is given a sampler of ours. Its ``batch_size`` is one for each of
+    ``Trainer(num_nodes=)`` times the workers of a node; the product is the global batch, which is
+    fixed for the job: with more or fewer ranks each has a smaller or larger share of it.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        every: Any = "30s",
+        keep: int | None = 3,
+        snapshot_every: Any = None,
+        global_batch: int | None = None,
+        seed: int | None = None,
+        shadow: bool | None = None,
+        parts: Mapping[str, Any] | None = None,
+        start_over: bool = False,
+        **ddp: Any,
+    ) -> None:
+        """Takes the settings; nothing is read or written before ``fit``.
+
+        Args:
+            directory: where the job's checkpoints are: a path or a URL that all nodes see. None:
+                ``elastic_checkpoints`` in the trainer's ``default_root_dir``.
+            every, keep, snapshot_every: see ``Checkpointer``.
+            global_batch: samples in a batch of all ranks, if it shall not be decided by the
+                loader's ``batch_size``; with accumulated gradients, of one micro-batch.
+            seed: of the order of samples; None: that of ``seed_everything``, or 0.
+            shadow: keep a copy of parameters and optimizer state, see ``State``. None: where it is
+                needed: with manual optimization, and with ``LBFGS``.
+            parts: more objects that must survive, by name, such as an average of the weights.
+            start_over: see ``elastic.run``.
+            **ddp: options of Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel``.
+
+        Raises:
+            UsageError: a setting makes no sense.
+        """
+        super().__init__(**ddp)
+        self._settings = JobSettings(
+            directory, every, keep, snapshot_every, dict(parts or {}), start_over, shadow
+        )
+        self._global_batch, self._seed = global_batch, seed
+        DataSettings(global_batch, seed, 1)  # refuses what makes no sense
+        self._own_forward: Any = None
+        self._written_nodes = 1
+
+    # What Lightning asks
+
+    @property
+    def num_nodes(self) -> int:
+        """The nodes of the present world; before there is one those of ``Trainer(num_nodes=)``."""
+        return self._num_nodes
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        self._num_nodes = self._written_nodes = num_nodes
+
+    @property
+    def root_device(self) -> torch.device:
+        """Of this worker, also where ``Trainer(devices=)`` speaks of one."""
+        devices = self.parallel_devices
+        assert devices
+        if self.local_rank < len(devices) or devices[0].type == "cpu":
+            return devices[min(self.local_rank, len(devices) - 1)]
+        return torch.device(devices[0].type, self.local_rank)
+
+    @property
+    def world_size(self) -> int:
+        """The ranks that are connected now; outside of the training loop this one alone."""
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """For data of evaluations, which are split over the ranks of the moment."""
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return {"num_replicas": self.world_size, "rank": rank}
+
+    def set_world_ranks(self) -> None:
+        """Tells Lightning which rank this process is."""
+        set_rank_zero(self.global_rank)
+
+    def _configure_launcher(self) -> None:
+        """Launches nothing: elastic-run has started this process."""
+
+    def setup_environment(self) -> None:
+        """Prepares the device and, for ``fit``, the loops; ranks are connected by those."""
+        Strategy.setup_environment(self)
+        self.set_world_ranks()
+        module = self.lightning_module
+        trainer = module.trainer
+        if trainer.state.fn == TrainerFn.FITTING:
+            each = max(self.num_processes, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+            data = DataSettings(self._global_batch, self._seed, each * self._written_nodes)
+            installed = install(trainer, data, self._settings)
+            prepare_data_in_turn(trainer, installed.directory)
+            installed.loop.recovery = InPlace(installed, self)
+
+    def setup(self, trainer: Any) -> None:
+        """As of a strategy with one process: the model is wrapped when ranks are connected."""
+        if trainer.state.fn == TrainerFn.FITTING and self._layer_sync:
+            self.model = self._layer_sync.apply(self.model)
+        Strategy.setup(self, trainer)
+        self._own_forward = vars(self.lightning_module).get("forward")
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model
+
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Steps an optimizer after the backward pass, not around it.
+
+        A fault in the backward pass, where ranks wait for each other, then finds parameters that
+        are still those of the last commit.
+        """
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return super().optimizer_step(optimizer, closure, model, **options)
+        result = closure()
+        return super().optimizer_step(optimizer, lambda: result, model, **options)
+
+    # What the job asks
+
+    def enter(self, world: World) -> None:
+        """Another world begins: the model is wrapped for its ranks.
+
+        Args:
+            world: that.
+        """
+        self._num_nodes = world.nodes
+        self.set_world_ranks()
+        module = self.lightning_module
+        # A fault between DDP's forward pass and the module's leaves this redirected.
+        vars(module).pop("forward", None)
+        if self._own_forward is not None:
+            module.forward = self._own_forward
+        options: dict[str, Any] = {**self._ddp_kwargs, "device_ids": self.determine_ddp_device_ids()}
+        self.model = elastic.ddp(module, **options)
+        self._register_ddp_hooks()
+
+    def leave(self) -> None:
+        """The world has ended: outside of one the module is used as it is."""
+        self.model = self.lightning_module
+
+
+StrategyRegistry.register(
+    "elastic", ElasticStrategy, description="in place on elastic-run: ranks may come and go"
+)

@@ -1,0 +1,189 @@
+"""What a rank has noted of the training for itself: callbacks, metrics, whether to stop.
+
+Ranks may differ in these: a metric that is not averaged over ranks is one of each rank. So they
+are no part of the ``State``, which is the same everywhere, and have rules of their own:
+
+=====================  ==========================================================================
+a rank goes on         its own, as they were at the commit that it goes on from
+a new rank             those of the lowest rank that goes on (a sum over ranks begins at nothing)
+all from a checkpoint  those of the rank 0 that saved it
+=====================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.lightning.metric_accumulators import MetricAccumulators
+from elastic_runtime.lightning.small_tensors import pack_tensor, unpack_tensor
+from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.state import json_tensors
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, Trainer
+
+    from elastic_runtime.lightning.rank_zero_reports import RankZeroReports
+
+log = logging.getLogger(__name__)
+
+# Whose state is small, so that it is noted at each commit and a rank can go back to it.
+_LIGHT = (EarlyStopping, ModelCheckpoint, Timer)
+
+# What a ModelCheckpoint needs to decide the same on all ranks, and does not save.
+_UNSAVED = (
+    "current_score",
+    "_last_global_step_saved",
+    "_last_checkpoint_saved",
+    "_defer_save_until_validation",
+)
+
+_NO_STEP = -2  # next to no step
+
+
+class Observations:
+    """Keeps them for this rank, and gives them to new ranks and to checkpoints."""
+
+    def __init__(self, trainer: Trainer, reports: RankZeroReports) -> None:
+        """Notes nothing yet.
+
+        Args:
+            trainer: whose callbacks and metrics.
+            reports: knows where rank 0 reports to.
+        """
+        self._trainer = trainer
+        self._reports = reports
+        self._accumulators = MetricAccumulators(trainer)
+        self._step = _NO_STEP  # of the newest commit that they were noted at
+        self._noted: dict[str, Any] = {}
+        self._was_loaded = False
+        self._refused: set[str] = set()
+
+    def commit(self, step: int) -> None:
+        """Notes how they are at a commit.
+
+        Args:
+            step: that of the commit.
+        """
+        self._step = step
+        self._accumulators.note()
+        self._noted = {
+            "callbacks": {c.state_key: _state_of(c) for c in self._light()},
+            "should_stop": self._trainer.should_stop,
+        }
+
+    def enter(self, step: int) -> None:
+        """Makes them those of a commit, at the beginning of a round; all ranks must call it.
+
+        Args:
+            step: of the commit that all ranks continue from.
+        """
+        holds = self._was_loaded or self._step in (step, step - 1)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._exchange(Peers(dist.group.WORLD), holds=holds)
+        if self._step == step and not self._was_loaded:
+            self._go_back()
+        self._was_loaded = False
+        self.commit(step)
+
+    def enter_alone(self) -> None:
+        """The same where all ranks begin together, from a checkpoint or anew."""
+        self._was_loaded = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: those of this rank."""
+        return self._for_others()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what a checkpoint has."""
+        self._reports.take_places(state["places"])
+        self._take(state)
+        self._was_loaded = True
+
+    def _exchange(self, peers: Peers, *, holds: bool) -> None:
+        holders = peers.gather(holds)
+        if all(holders):
+            return
+        lead = holders.index(True) if any(holders) else 0  # of a job that begins
+        told = peers.gather(self._for_others() if peers.rank == lead else None)[lead]
+        if not holds and peers.rank != lead:
+            self._reports.take_places(told["places"])
+            if any(holders):
+                self._take(told)
+
+    def _light(self) -> list[Callback]:
+        return [c for c in self._trainer.callbacks if isinstance(c, _LIGHT)]
+
+    def _go_back(self) -> None:
+        self._accumulators.go_back()
+        for callback in self._light():
+            if callback.state_key in self._noted["callbacks"]:
+                _restore(callback, self._noted["callbacks"][callback.state_key])
+        self._trainer.should_stop = self._noted["should_stop"]
+
+    def _for_others(self) -> dict[str, Any]:
+        callbacks = {}
+        for callback in self._trainer.callbacks:
+            state = _state_of(callback)
+            if state:
+                try:
+                    callbacks[callback.state_key] = _packed(state, callback.state_key)
+                except UsageError as error:
+                    self._refuse(callback.state_key, error)
+        return {
+            "callbacks": callbacks,
+            "should_stop": self._trainer.should_stop,
+            "metrics": self._accumulators.for_others(),
+            "places": self._reports.places(),
+        }
+
+    def _take(self, told: dict[str, Any]) -> None:
+        for callback in self._trainer.callbacks:
+            packed = told["callbacks"].get(callback.state_key)
+            if packed is not None:
+                _restore(callback, _unpacked(packed))
+        self._trainer.should_stop = told["should_stop"]
+        self._accumulators.take(told["metrics"])
+
+    def _refuse(self, name: str, why: UsageError) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            log.warning(
+                f"the state of the callback {name} is neither saved nor given to new ranks: {why}"
+            )
+
+
+def _state_of(callback: Callback) -> dict[str, Any]:
+    state = dict(callback.state_dict())
+    if isinstance(callback, ModelCheckpoint):
+        state |= {name: getattr(callback, name) for name in _UNSAVED if hasattr(callback, name)}
+        state["best_k_models"] = dict(state["best_k_models"])
+    return state
+
+
+def _restore(callback: Callback, state: dict[str, Any]) -> None:
+    if isinstance(callback, ModelCheckpoint):
+        for name in _UNSAVED:
+            if name in state:
+                setattr(callback, name, state[name])
+        state = state | {"best_k_models": dict(state["best_k_models"])}
+    callback.load_state_dict(state)
+
+
+def _packed(state: dict[str, Any], name: str) -> dict[str, Any]:
+    """A state as plain JSON."""
+    tensors: list[torch.Tensor] = []
+    structure = json_tensors.encode(state, name, tensors)
+    return {"structure": structure, "tensors": [pack_tensor(tensor) for tensor in tensors]}
+
+
+def _unpacked(packed: dict[str, Any]) -> dict[str, Any]:
+    tensors = [unpack_tensor(each) for each in packed["tensors"]]
+    state: dict[str, Any] = json_tensors.decode(packed["structure"], tensors)
+    return state
+

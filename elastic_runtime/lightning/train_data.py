@@ -1,0 +1,267 @@
+"""The training data of a ``Trainer``: the user's ``DataLoader``, made anew with our sampler.
+
+Lightning's loops count batches, and its own samplers split the data over the ranks of one world.
+Here a batch is one of all ranks, of a size that is fixed for the job: so the count means the same
+in every world, and the sampler's position is that of the loops.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from elastic_runtime.data.loader import loader
+from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lightning.pytorch import Trainer
+
+    from elastic_runtime.data.epoch_order import Order
+    from elastic_runtime.data.sampler import Outlook
+
+# Of a DataLoader, what its successor has as well.
+_OPTIONS = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+)
+
+_OWN_SAMPLER = (
+    "give it DataLoader(data, batch_sampler=elastic.ElasticBatchSampler(data, batch_size=…, "
+    "order=…)), whose batch_size is that of all ranks together"
+)
+
+
+class EpochBatches:
+    """What Lightning iterates over: one epoch, from the sampler's position to its end.
+
+    It is no ``DataLoader`` on purpose: Lightning leaves it alone then. Its length is that of the
+    whole epoch also in the middle of one, as the loops count from the epoch's beginning.
+
+    Attributes:
+        dataset: the user's.
+        sampler: says which samples come, and remembers how far the job is.
+    """
+
+    def __init__(self, given: DataLoader[Any], sampler: ElasticBatchSampler) -> None:
+        """Makes the loader, and starts its processes.
+
+        Args:
+            given: the user's loader, of which all but the sampling is kept.
+            sampler: decides the sampling.
+        """
+        options = {name: getattr(given, name) for name in _OPTIONS}
+        if not options["num_workers"]:
+            del options["prefetch_factor"]
+        self.dataset = given.dataset
+        # Lightning looks for an attribute "sampler", to set its epoch.
+        self._sampler = sampler
+        self._loader = loader(given.dataset, sampler, **options)
+        self._began: Outlook | None = None
+
+    def __len__(self) -> int:
+        """Batches in the whole epoch."""
+        return self._sampler.epoch_length
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins at the sampler's position."""
+        began = self._began = self._sampler.outlook(*self._sampler.place)
+        for batch in self._loader:
+            if self._began is began:
+                self._began = None
+            yield batch
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the newest iteration has given nothing yet, and begins where the sampler is."""
+        return self._began == self._sampler.outlook(*self._sampler.place)
+
+
+class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not typed here
+    """Where a fit loop gets its training data from.
+
+    Attributes:
+        sampler: known once the loader was asked for.
+    """
+
+    sampler: ElasticBatchSampler
+
+    def __init__(self, source: _DataLoaderSource, trainer: Trainer, settings: DataSettings) -> None:
+        """Takes the place of Lightning's own source.
+
+        Args:
+            source: whose loader is to be replaced.
+            trainer: of the loop.
+            settings: what the user has said about batches and order.
+        """
+        super().__init__(source.instance, source.name)
+        self._trainer = trainer
+        self._settings = settings
+        self._batches: EpochBatches | None = None
+
+    def dataloader(self) -> EpochBatches:
+        """The data, the same object each time.
+
+        Raises:
+            UsageError: the user's loader cannot be continued in another world.
+        """
+        if self._batches is None:
+            given = self._checked(super().dataloader())
+            self.sampler = self._sampler_for(given)
+            self._batches = EpochBatches(given, self.sampler)
+        return self._batches
+
+    @property
+    def batches(self) -> EpochBatches:
+        """The data, which were asked for before."""
+        assert self._batches is not None
+        return self._batches
+
+    def take_batch_sizes(self, sizes: tuple[int, int]) -> None:
+        """Has these global batches from now on: those of the job that this process joins.
+
+        Args:
+            sizes: samples in a batch of all ranks, with all that is accumulated, and in a
+                micro-batch.
+        """
+        self.sampler.batch_sizes = sizes
+        self._trainer.accumulate_grad_batches = sizes[0] // sizes[1]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch: the one before may have ended early.
+
+        Args:
+            epoch: which, from 0.
+        """
+        sampler = self.sampler
+        if (sampler.epoch, sampler.cursor) != (epoch, 0):
+            sampler.epoch, sampler.cursor = epoch, 0
+        micro = sampler.batch_sizes[1]
+        sampler.batch_sizes = micro * self._trainer.accumulate_grad_batches, micro
+
+    def _checked(self, given: object) -> DataLoader[Any]:
+        if not isinstance(given, DataLoader):
+            raise UsageError(
+                f"the training data are a {type(given).__qualname__}; with elastic_runtime."
+                "lightning they must be one torch.utils.data.DataLoader, as the position in one "
+                "order of samples is what is kept: join several data sets in one (ConcatDataset, "
+                "or a data set whose items are tuples)"
+            )
+        if isinstance(given.dataset, IterableDataset) or not hasattr(given.dataset, "__len__"):
+            raise UsageError(
+                "the training data are an IterableDataset, or have no length: it is not known "
+                "after a fault which samples have counted; give a map-style data set"
+            )
+        if self._trainer.reload_dataloaders_every_n_epochs:
+            raise UsageError(
+                "Trainer(reload_dataloaders_every_n_epochs=) would change the data that the saved "
+                "position is about; leave it out"
+            )
+        return given
+
+    def _sampler_for(self, given: DataLoader[Any]) -> ElasticBatchSampler:
+        accumulated = self._trainer.accumulate_grad_batches
+        if isinstance(given.batch_sampler, ElasticBatchSampler):
+            own = given.batch_sampler
+            if accumulated > 1 and own.batch_sizes[0] != own.batch_sizes[1] * accumulated:
+                raise UsageError(
+                    f"Trainer(accumulate_grad_batches={accumulated}) needs a sampler that gives "
+                    f"each batch in {accumulated} pieces: ElasticBatchSampler(batch_size="
+                    f"{own.batch_sizes[0] * accumulated}, micro_batch_size={own.batch_sizes[0]})"
+                )
+            return own
+        if type(given.batch_sampler) is not BatchSampler or given.batch_size is None:
+            raise UsageError(
+                "the training DataLoader has a batch_sampler of its own, or no batch_size: "
+                f"{_OWN_SAMPLER}"
+            )
+        settings, data = self._settings, given.dataset
+        micro = settings.global_batch or given.batch_size * settings.reference_world
+        order, replacement = self._order_of(given.sampler, len(data))
+        return ElasticBatchSampler(
+            data,
+            micro * accumulated,
+            micro_batch_size=micro,
+            seed=settings.seed,
+            drop_last=given.drop_last,
+            order=order,
+            replacement=replacement,
+        )
+
+    def _order_of(self, sampler: object, size: int) -> tuple[Order | None, bool]:
+        """The order that a sampler of torch stands for, and whether it repeats samples."""
+        kind = type(sampler)
+        plain = kind is RandomSampler and not sampler.replacement and sampler.num_samples == size
+        shuffles = plain or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
+        if self._trainer.overfit_batches > 0:
+            shuffles = False
+        elif kind is WeightedRandomSampler:
+            weights, count, again = sampler.weights, sampler.num_samples, sampler.replacement
+            return lambda _, rng: torch.multinomial(weights, count, again, generator=rng), True
+        elif kind is RandomSampler and not plain:
+            return partial(_drawn, size, sampler.num_samples, sampler.replacement), True
+        elif not shuffles and kind not in (SequentialSampler, DistributedSampler):
+            raise UsageError(
+                f"the training DataLoader has a {kind.__qualname__}, whose order is not known for "
+                f"other worlds; {_OWN_SAMPLER}"
+            )
+        return (None if shuffles else lambda _, rng: range(size)), False
+
+
+def _drawn(
+    size: int, count: int, again: bool, epoch: int, rng: torch.Generator
+) -> torch.Tensor:
+    """The indices that a ``RandomSampler`` with ``num_samples`` or ``replacement`` gives."""
+    if again:
+        return torch.randint(size, (count,), generator=rng)
+    rounds = -(-count // size)
+    return torch.cat([torch.randperm(size, generator=rng) for _ in range(rounds)])[:count]
+
+
+class DataSettings:
+    """What the user has said about batches and their order.
+
+    Attributes:
+        global_batch: samples in a micro-batch of all ranks; 0: as many as ``reference_world``
+            ranks with the loader's ``batch_size`` have.
+        reference_world: ranks of the world that the loader's ``batch_size`` was written for.
+        seed: of the order.
+    """
+
+    def __init__(self, global_batch: int | None, seed: int | None, reference_world: int) -> None:
+        """Takes the settings.
+
+        Args:
+            global_batch: samples in a batch of all ranks; None: see above.
+            seed: of the order; None: that of Lightning's ``seed_everything``, or 0.
+            reference_world: see above.
+
+        Raises:
+            UsageError: a number makes no sense.
+        """
+        if global_batch is not None and global_batch < 1:
+            raise UsageError(f"global_batch={global_batch}: give at least one sample")
+        self.global_batch = global_batch or 0
+        self.reference_world = reference_world
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
