@@ -177,6 +177,7 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
         module = trainer.lightning_module
         if trainer.validating:
             val_loop._module_mode.restore(module)
+            val_loop._results.reset()  # it would be added to what the next validation sums up
         trainer.training = True
         module._current_fx_name = None
         # Its samplers are those of the last world.

@@ -124,7 +124,8 @@ class ReplicaCheck:
                 raise UsageError(
                     f"{name} has other gradients on rank {other} than on rank {one}, and other "
                     "values after the step: it is not the same model on all ranks, or its "
-                    "gradients are not averaged (DistributedDataParallel does that); "
+                    "gradients are not averaged (DistributedDataParallel does that, with "
+                    "find_unused_parameters=True where a parameter may have no part in the loss); "
                     f"{REMEDY}"
                 )
 

@@ -1,0 +1,57 @@
+"""Under ``ElasticStrategy`` workers and nodes die and come, and nothing of the training shows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.lightning.trainer_job import TrainerJob
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
+ROUGHLY = 0.02
+
+
+@pytest.mark.first_case("a job of two nodes for each")
+@pytest.mark.parametrize("kind", ["usual", "accumulated", "manual", "often", "scaled"])
+def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
+    with TrainerJob(tmp_path, kind=kind) as job:
+        before = job.ranks(2)
+        job.kill(before[0])  # which has the loggers and the progress bar
+        alone = job.ranks(1, after=before[0].round, more=1)
+        assert alone[0].pid == before[1].pid, "the survivor was restarted"
+        both = job.ranks(2, after=alone[0].round)
+        job.kill(both[1])
+        both = job.ranks(2, after=both[0].round)
+        nodes = job.nodes()
+        # Its node leaves in the planned way; the other one goes on alone.
+        leaver = both[1].node
+        os.kill(nodes[leaver], signal.SIGTERM)
+        alone = job.ranks(1, after=both[0].round)
+        assert alone[0].pid == both[0].pid
+        job.finish_exactly(ROUGHLY if kind in ("often", "scaled") else 1e-5)
+        if kind == "usual":
+            job.check_ends_of_epochs()
+
+
+def test_a_validation_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
+    (tmp_path / "slow-validation").touch()
+    with TrainerJob(tmp_path, kind="usual", seconds=0.01) as job:
+        for number in range(3):
+            seen = len(job.said("validating"))
+            job.wait(lambda seen=seen: len(job.said("validating")) > seen + 4, "a validation")
+            found = job.said("validating")[-1]
+            rank = number % 2
+            pids = {n["rank"]: n["pid"] for n in job.said("validating") if n["round"] == found["round"]}
+            if rank in pids:
+                        os.kill(pids[rank], signal.SIGKILL)
+            job.ranks(2, after=found["round"])
+        (tmp_path / "slow-validation").unlink()
+        job.finish_exactly()
+        job.check_ends_of_epochs()
+        assert all(note["training"] is False for note in job.said("validated"))

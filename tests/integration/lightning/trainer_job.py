@@ -1,0 +1,115 @@
+"""A job under a ``Trainer`` whose history can be checked, against the same run undisturbed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import elastic_runtime as elastic
+from tests import processes
+from tests.integration.in_place.job import ENVIRONMENT, Job
+
+SCRIPT = str(Path(__file__).with_name("scripts") / "trainer.py")
+TWO = ("--local-nodes", "2", "--min", "1", "--max-restarts", "100")
+SAMPLES, GLOBAL_BATCH, SEED = 203, 10, 7
+TOLERANCE = 1e-5
+
+
+class TrainerJob(Job):
+    """One ``elastic-run`` of the script."""
+
+    def __init__(self, folder: Path, *options: str, kind: str, seconds: float = 0.03) -> None:
+        super().__init__(folder, SCRIPT, *(options or TWO), kind=kind, seconds=seconds)
+        self._kind = kind
+
+    def finish_exactly(self, tolerance: float = TOLERANCE) -> None:
+        """Ends it, and compares it with the same job on one rank without faults.
+
+        Args:
+            tolerance: by how much a weight may differ.
+        """
+        self.enough()
+        assert self.end() == 0, self.story()
+        self.check()
+        self.check_samples()
+        whole = undisturbed(self.folder, self._kind)
+        for end in self.said("ended"):
+            assert end["step"] == whole["step"], "it ended early, or late"
+            for name, value in end["weights"].items():
+                apart = _distance(value, whole["weights"][name])
+                assert apart < tolerance, f"{name} differs by {apart}"
+
+    def check_samples(self) -> None:
+        """Each rank has trained on its share of the right batch, and each step was done once."""
+        pieces = 3 if self._kind == "accumulated" else 1
+        shares = {}
+        rounds: dict[int, set[int]] = {}
+        for note in self.said("step"):
+            place = (note["rank"], note["size"])
+            if place not in shares:
+                shares[place] = _shares(*place, pieces)
+            step = note["step"] - 1
+            expected = shares[place][note["epoch"]]
+            of_epoch = step - sum(len(shares[place][e]) for e in range(note["epoch"]))
+            assert note["indices"] == expected[of_epoch], note
+            rounds.setdefault(note["step"], set()).add(note["round"])
+        twice = {step: found for step, found in rounds.items() if len(found) > 1}
+        assert not twice, f"steps that were done in more than one round: {twice}"
+
+    def check_ends_of_epochs(self) -> None:
+        """No epoch's end was left out, and no validation."""
+        steps = {note["step"] for note in self.said("step")}
+        ends = Counter(note["step"] for note in self.said("epoch") if note["rank"] == 0)
+        validated = {note["step"] for note in self.said("validated")}
+        of_epoch = -(-SAMPLES // GLOBAL_BATCH)
+        for step in range(of_epoch, max(steps) + 1, of_epoch):
+            assert ends[step], f"the epoch that ends with step {step} has no end"
+            assert step in validated, f"the epoch that ends with step {step} was not validated"
+
+
+def undisturbed(folder: Path, kind: str) -> dict[str, Any]:
+    """The last note of the same script on one rank, without an agent.
+
+    Args:
+        folder: of the job; this run has one in it.
+        kind: of the script.
+    """
+    own = folder / "undisturbed"
+    own.mkdir()
+    (own / "enough").touch()
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--folder", str(own), "--kind", kind],
+        env={**os.environ, **ENVIRONMENT},
+        cwd=own,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=processes.PROGRAM_TIMEOUT,
+    )
+    assert done.returncode == 0, done.stdout
+    return [note for note in Job.read(own) if note["what"] == "ended"][-1]
+
+
+def _shares(rank: int, size: int, pieces: int) -> list[list[list[int]]]:
+    """The indices of a rank's last micro-batch in each step, for each of many epochs."""
+    sampler = elastic.ElasticBatchSampler(
+        SAMPLES, GLOBAL_BATCH * pieces, micro_batch_size=GLOBAL_BATCH, seed=SEED,
+        rank=rank, world=size,
+    )
+    epochs = []
+    for epoch in range(30):
+        sampler.epoch, sampler.cursor = epoch, 0
+        given = [list(batch) for batch in sampler]
+        last = [given[min(at + pieces, len(given)) - 1] for at in range(0, len(given), pieces)]
+        epochs.append(last)
+    return epochs
+
+
+def _distance(one: Any, other: Any) -> float:
+    if isinstance(one, list):
+        return max((_distance(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
+    return abs(float(one) - float(other))
