@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -118,6 +119,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
     def setup_environment(self) -> None:
         """Prepares the device and, for ``fit``, the loops; ranks are connected by those."""
         Strategy.setup_environment(self)
+        reset_seed()  # as all of Lightning's own strategies for several processes
         self.set_world_ranks()
         module = self.lightning_module
         trainer = module.trainer

@@ -67,7 +67,7 @@ class InPlace:
             WorldChanged: it does.
         """
         assert self._state is not None
-        self._loops.observations.commit(self._state.step + 1)
+        self._loops.observations.note(self._state.step + 1)
         self._state.commit()
 
     def save(self) -> None:

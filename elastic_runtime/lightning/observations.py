@@ -64,7 +64,7 @@ class Observations:
         self._was_loaded = False
         self._refused: set[str] = set()
 
-    def commit(self, step: int) -> None:
+    def note(self, step: int) -> None:
         """Notes how they are at a commit.
 
         Args:
@@ -89,7 +89,7 @@ class Observations:
         if self._step == step and not self._was_loaded:
             self._go_back()
         self._was_loaded = False
-        self.commit(step)
+        self.note(step)
 
     def enter_alone(self) -> None:
         """The same where all ranks begin together, from a checkpoint or anew."""

@@ -36,14 +36,26 @@ class TrainerJob(Job):
         assert self.end() == 0, self.story()
         self.check()
         self.check_samples()
-        whole = undisturbed(self.folder, self._kind)
+        self._compare(tolerance)
+
+    def _compare(self, tolerance: float) -> None:
+        # However it is saved, it is the same training.
+        kind = "usual" if self._kind in ("restarted", "sharded") else self._kind
+        whole = undisturbed(self.folder, kind)
         for end in self.said("ended"):
             assert end["step"] == whole["step"], "it ended early, or late"
             for name, value in end["weights"].items():
                 apart = _distance(value, whole["weights"][name])
                 assert apart < tolerance, f"{name} differs by {apart}"
 
-    def check_samples(self) -> None:
+    def finish_restarted(self) -> None:
+        """The same for a job that redoes steps, from its last checkpoint on."""
+        self.enough()
+        assert self.end() == 0, self.story()
+        self.check_samples(redone=True)
+        self._compare(TOLERANCE)
+
+    def check_samples(self, *, redone: bool = False) -> None:
         """Each rank has trained on its share of the right batch, and each step was done once."""
         pieces = 3 if self._kind == "accumulated" else 1
         shares = {}
@@ -57,6 +69,12 @@ class TrainerJob(Job):
             of_epoch = step - sum(len(shares[place][e]) for e in range(note["epoch"]))
             assert note["indices"] == expected[of_epoch], note
             rounds.setdefault(note["step"], set()).add(note["round"])
+        # The last step of a round may count although nobody was left to note it.
+        ends = {max(s for s, found in rounds.items() if r in found) for r in set.union(*rounds.values())}
+        missing = set(range(1, max(rounds))) - rounds.keys() - {end + 1 for end in ends}
+        assert not missing, f"steps that nobody has made: {missing}"
+        if redone:
+            return
         twice = {step: found for step, found in rounds.items() if len(found) > 1}
         assert not twice, f"steps that were done in more than one round: {twice}"
 

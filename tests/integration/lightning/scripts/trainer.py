@@ -14,7 +14,9 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset
 
 from elastic_runtime.lightning import ElasticCallback, ElasticEnvironment, ElasticStrategy
@@ -60,6 +62,8 @@ class Regression(L.LightningModule):
     def configure_model(self) -> None:
         if self.head is None:
             self.head = nn.Linear(16, 1)
+        if self.args.kind == "sharded":
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
@@ -190,11 +194,15 @@ def trainer(args: Any) -> L.Trainer:
     elif args.kind == "often":
         kind |= {"val_check_interval": 7, "precision": "bf16-mixed"}
     elif args.kind == "scaled":
-        scaler = torch.amp.GradScaler("cpu", growth_interval=20)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=150)
         kind |= {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
     elif args.kind == "restarted":
         kind = {"strategy": "ddp", "plugins": [ElasticEnvironment()]}
         kind |= {"callbacks": [ElasticCallback(saved, every="10 steps")]}
+    elif args.kind == "sharded":
+        kind = {"strategy": ModelParallelStrategy(), "plugins": [ElasticEnvironment()]}
+        kind |= {"callbacks": [ElasticCallback(saved, every="10 steps", global_batch=2 * BATCH)]}
+        kind |= {"num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1))}
     folder = Path(args.folder)
     callbacks = kind.pop("callbacks", [])
     if args.kind != "manual":
@@ -203,7 +211,7 @@ def trainer(args: Any) -> L.Trainer:
             ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True, filename="{step}")
         )
     return L.Trainer(
-        num_nodes=2,
+        num_nodes=kind.pop("num_nodes", 2),
         max_epochs=args.steps or EPOCHS,
         callbacks=callbacks,
         logger=CSVLogger(str(folder)),
@@ -226,7 +234,8 @@ def main() -> None:
         data = Points()
         loader = DataLoader(data, batch_size=BATCH, shuffle=True)
         fit.fit(module, loader, DataLoader(data, batch_size=BATCH))
-    weights = {name: value.tolist() for name, value in module.state_dict().items()}
+    whole = {n: getattr(v, "full_tensor", lambda v=v: v)() for n, v in module.state_dict().items()}
+    weights = {name: value.tolist() for name, value in whole.items()}
     notes.say("ended", now(), step=fit.global_step, digest=0, weights=weights)
 
 
