@@ -63,7 +63,8 @@ class Regression(L.LightningModule):
         if self.head is None:
             self.head = nn.Linear(16, 1)
         if self.args.kind == "sharded":
-            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+            for part in (self.net, self.head):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         assert self.head is not None
