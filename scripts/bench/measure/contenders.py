@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 ELASTIC = (sys.executable, "-m", "elastic_runtime")
 _IN_PLACE = "train_in_place.py"
+_LIGHTNING = "train_lightning.py"
 
 # What a person would set for all of them: one thread a process, and no five seconds lost in a
 # resolver that drops a query (every TCPStore connection asks for the peer's name).
@@ -80,6 +81,18 @@ def _torchrun(name: str, *options: str, **environment: str) -> Contender:
     return Contender(name, TORCHRUN, bounds, "c10d", (*restarts, *options), environment)
 
 
+def _torchrun_tuned(name: str) -> Contender:
+    return _torchrun(
+        name, "--rdzv-conf", "last_call_timeout=1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
+    )
+
+
+def _lightning(name: str, kind: str) -> Contender:
+    bounds = ("--min", "1", "--max", "3")
+    environment = {"BENCH_LIGHTNING": kind}
+    return Contender(name, ELASTIC, bounds, "etcd", (), environment, script=_LIGHTNING)
+
+
 def _in_place(name: str, store: str, *options: str) -> Contender:
     bounds = ("--min", "1", "--max", "3")
     return Contender(name, ELASTIC, bounds, store, options, script=_IN_PLACE)
@@ -89,12 +102,10 @@ CONTENDERS: Mapping[str, Contender] = {
     contender.name: contender
     for contender in (
         _torchrun("torchrun"),
-        _torchrun(
-            "torchrun-tuned",
-            "--rdzv-conf",
-            "last_call_timeout=1",
-            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-        ),
+        _torchrun_tuned("torchrun-tuned"),
+        replace(_torchrun_tuned("lightning-torchrun"), script=_LIGHTNING),
+        _lightning("lightning-in-place", "in-place"),
+        _lightning("lightning-restart", "restart"),
         Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
         Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
         _in_place("in-place-etcd", "etcd"),
