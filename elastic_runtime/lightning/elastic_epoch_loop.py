@@ -45,9 +45,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
                 break
             finally:
                 self.on_iteration_done()
-            self.owes = True
             if not self._should_accumulate():
                 fit_loop.commit()
+            self.owes = True
             self._settle(data_fetcher)
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:

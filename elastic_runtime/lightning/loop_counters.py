@@ -36,11 +36,30 @@ class LoopCounters:
             "automatic": epoch_loop.automatic_optimization.optim_progress,
             "manual": epoch_loop.manual_optimization.optim_step_progress,
         }
+        steps = epoch_loop.automatic_optimization.optim_progress.optimizer.step
+        of_a_batch = (
+            epoch_loop.batch_progress,
+            epoch_loop.scheduler_progress,
+            steps,
+            epoch_loop.manual_optimization.optim_step_progress,
+        )
+        self._trackers = [t for counters in of_a_batch for t in (counters.current, counters.total)]
         self._numbers = [
             (f"{name}.{where}", owner, attribute)
             for name, counters in progress.items()
             for where, owner, attribute in _numbers_in(counters)
         ]
+
+    def commit(self) -> None:
+        """The batch that is under way is complete, and what follows it is owed.
+
+        The loops have counted that themselves, unless a fault came between the optimizer and the
+        commit: then this step counts, and this is where it is completed.
+        """
+        epoch_loop = self._loop.epoch_loop
+        for tracker in self._trackers:
+            _level(tracker, tracker.ready)
+        epoch_loop.owes = True
 
     def state_dict(self) -> dict[str, Any]:
         """All numbers, by name."""
@@ -104,7 +123,8 @@ def settle_loaded(fit_loop: ElasticFitLoop) -> None:
 
 def _level(tracker: Any, number: int) -> None:
     """Everything that is begun is completed."""
-    tracker.ready = tracker.started = tracker.processed = tracker.completed = number
+    for name in vars(tracker):
+        setattr(tracker, name, number)
 
 
 def _numbers_in(counters: _BaseProgress) -> Iterator[tuple[str, Any, str]]:

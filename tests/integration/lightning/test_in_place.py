@@ -55,3 +55,17 @@ def test_a_validation_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
         job.finish_exactly()
         job.check_ends_of_epochs()
         assert all(note["training"] is False for note in job.said("validated"))
+
+
+def test_a_fault_between_the_optimizer_and_the_commit(tmp_path: Path) -> None:
+    # In the last step of an epoch: its end must follow all the same.
+    with TrainerJob(tmp_path, kind="usual", seconds=0.01) as job:
+        before = job.ranks(2)
+        (tmp_path / "die-in-hook").touch()
+        job.wait(lambda: job.said("died"), "the end of rank 1")
+        job.ranks(2, after=before[0].round)
+        job.finish_exactly()
+        job.check_ends_of_epochs()
+        step = job.said("died")[0]["step"]
+        assert not job.events("state.unfit")
+        assert step in {note["step"] for note in job.said("validated")}
