@@ -45,6 +45,7 @@ class Undisturbed:
     Attributes:
         contender: the launcher.
         median: of the step times, in milliseconds.
+        mean: of the step times, in milliseconds.
         p95: their 95th percentile, in milliseconds.
         agent: processor time of one agent, in percent of a core (the mean of the nodes).
         beside: the same for what runs beside agent and workers.
@@ -53,6 +54,7 @@ class Undisturbed:
 
     contender: str
     median: float
+    mean: float
     p95: float
     agent: float
     beside: float
@@ -107,6 +109,7 @@ def run(contender: str, directory: Path, etcd: str, seconds: float) -> Undisturb
     return Undisturbed(
         contender,
         median=1000 * quantile(times, 0.5),
+        mean=1000 * sum(times) / len(times),
         p95=1000 * quantile(times, 0.95),
         agent=share[0],
         beside=share[1],
@@ -127,7 +130,8 @@ def step_times(steps: Iterable[Step]) -> list[float]:
 def table(runs: Sequence[Undisturbed], contenders: Sequence[str]) -> str:
     """The medians over the runs of each contender, and the ratio to the first one."""
     lines = [
-        f"{'contender':15} {'median ms':>10} {'p95 ms':>8} {'ratio':>7} {'agent %':>8} beside %"
+        f"{'contender':18} {'median ms':>10} {'mean ms':>8} {'p95 ms':>8} {'ratio':>7} "
+        f"{'of means':>8} {'agent %':>8} beside %"
     ]
     first: tuple[float, float] | None = None
     for name in contenders:
@@ -135,12 +139,14 @@ def table(runs: Sequence[Undisturbed], contenders: Sequence[str]) -> str:
         if not own:
             continue
         median = quantile([run.median for run in own], 0.5)
+        mean = quantile([run.mean for run in own], 0.5)
         p95 = quantile([run.p95 for run in own], 0.5)
-        first = first or (median, p95)
+        first = first or (median, mean)
         agent = quantile([run.agent for run in own], 0.5)
         beside = quantile([run.beside for run in own], 0.5)
-        ratio = f"{median / first[0]:>7.3f} {agent:>8.2f} {beside:>8.2f}"
-        lines.append(f"{name:15} {median:>10.2f} {p95:>8.2f} {ratio}")
+        ratio = f"{median / first[0]:>7.3f} {mean / first[1]:>8.3f}"
+        rest = f"{agent:>8.2f} {beside:>8.2f}"
+        lines.append(f"{name:18} {median:>10.2f} {mean:>8.2f} {p95:>8.2f} {ratio} {rest}")
     return "\n".join(lines)
 
 
@@ -165,7 +171,7 @@ def _below(pid: int, ancestors: set[int]) -> bool:
 
 
 def _line(run: Undisturbed) -> str:
-    text = f"{run.contender}: step {run.median:.2f} ms (p95 {run.p95:.2f}), "
+    text = f"{run.contender}: step {run.median:.2f} ms (mean {run.mean:.2f}, p95 {run.p95:.2f}), "
     return text + f"agent {run.agent:.2f} % of a core, beside it {run.beside:.2f} %"
 
 
