@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.callbacks import Callback
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lightning.train_data import DataSettings
+from elastic_runtime.lightning.loops.train_data import DataSettings
 from elastic_runtime.lightning.trainer_parts import JobSettings, install
 
 if TYPE_CHECKING:

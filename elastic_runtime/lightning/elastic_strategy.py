@@ -13,9 +13,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 import elastic_runtime as elastic
 from elastic_runtime.lightning.in_place import InPlace
+from elastic_runtime.lightning.loops.train_data import DataSettings
 from elastic_runtime.lightning.prepare_data import prepare_data_in_turn
-from elastic_runtime.lightning.rank_zero_reports import set_rank_zero
-from elastic_runtime.lightning.train_data import DataSettings
+from elastic_runtime.lightning.reports.rank_zero_reports import set_rank_zero
 from elastic_runtime.lightning.trainer_parts import JobSettings, install
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
     def setup(self, trainer: Any) -> None:
         """As of a strategy with one process: the model is wrapped when ranks are connected."""
         if trainer.state.fn == TrainerFn.FITTING and self._layer_sync:
-            self.model = self._layer_sync.apply(self.model)
+            self.model = self._layer_sync.apply(self.lightning_module)
         Strategy.setup(self, trainer)
         self._own_forward = vars(self.lightning_module).get("forward")
 
@@ -169,10 +169,13 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
         self.set_world_ranks()
         module = self.lightning_module
         # A fault between DDP's forward pass and the module's leaves this redirected.
-        vars(module).pop("forward", None)
+        module.__dict__.pop("forward", None)
         if self._own_forward is not None:
             module.forward = self._own_forward
-        options: dict[str, Any] = {**self._ddp_kwargs, "device_ids": self.determine_ddp_device_ids()}
+        options: dict[str, Any] = {
+            **self._ddp_kwargs,
+            "device_ids": self.determine_ddp_device_ids(),
+        }
         self.model = elastic.ddp(module, **options)
         self._register_ddp_hooks()
 

@@ -11,15 +11,15 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lightning.elastic_fit_loop import ElasticFitLoop
-from elastic_runtime.lightning.loop_counters import LoopCounters
-from elastic_runtime.lightning.observations import Observations
-from elastic_runtime.lightning.rank_zero_reports import RankZeroReports
+from elastic_runtime.lightning.loops.elastic_fit_loop import ElasticFitLoop
+from elastic_runtime.lightning.loops.loop_counters import LoopCounters
+from elastic_runtime.lightning.reports.observations import Observations
+from elastic_runtime.lightning.reports.rank_zero_reports import RankZeroReports
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-    from elastic_runtime.lightning.train_data import DataSettings
+    from elastic_runtime.lightning.loops.train_data import DataSettings
 
 _DIRECTORY = "elastic_checkpoints"
 

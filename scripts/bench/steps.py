@@ -129,10 +129,8 @@ def step_times(steps: Iterable[Step]) -> list[float]:
 
 def table(runs: Sequence[Undisturbed], contenders: Sequence[str]) -> str:
     """The medians over the runs of each contender, and the ratio to the first one."""
-    lines = [
-        f"{'contender':18} {'median ms':>10} {'mean ms':>8} {'p95 ms':>8} {'ratio':>7} "
-        f"{'of means':>8} {'agent %':>8} beside %"
-    ]
+    head = f"{'contender':18} {'median ms':>10} {'mean ms':>8} {'p95 ms':>8} {'ratio':>7} "
+    lines = [f"{head}{'of means':>8} {'agent %':>8} beside %"]
     first: tuple[float, float] | None = None
     for name in contenders:
         own = [run for run in runs if run.contender == name]

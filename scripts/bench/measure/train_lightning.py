@@ -1,7 +1,7 @@
 """The benchmark's job under Lightning: as people write it, or with a strategy or callback of ours.
 
-``BENCH_LIGHTNING`` says which: ``in-place``, ``restart``, or nothing: then Lightning's own DDP saves
-every ten steps, and a restart loads the last of these.
+``BENCH_LIGHTNING`` says which: ``in-place``, ``restart``, or nothing: then Lightning's own DDP
+saves every ten steps, and a restart loads the last of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Under ``ElasticStrategy`` workers and nodes die and come, and nothing of the training shows it."""
+"""Under ``ElasticStrategy`` workers and nodes die and come, and the training does not show it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def test_a_validation_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
             job.wait(lambda seen=seen: len(job.said("validating")) > seen + 4, "a validation")
             found = job.said("validating")[-1]
             rank = number % 2
-            pids = {n["rank"]: n["pid"] for n in job.said("validating") if n["round"] == found["round"]}
+            notes = [n for n in job.said("validating") if n["round"] == found["round"]]
+            pids = {note["rank"]: note["pid"] for note in notes}
             if rank in pids:
-                        os.kill(pids[rank], signal.SIGKILL)
+                os.kill(pids[rank], signal.SIGKILL)
             job.ranks(2, after=found["round"])
         (tmp_path / "slow-validation").unlink()
         job.finish_exactly()

@@ -70,7 +70,8 @@ class TrainerJob(Job):
             assert note["indices"] == expected[of_epoch], note
             rounds.setdefault(note["step"], set()).add(note["round"])
         # The last step of a round may count although nobody was left to note it.
-        ends = {max(s for s, found in rounds.items() if r in found) for r in set.union(*rounds.values())}
+        numbers = set.union(*rounds.values())
+        ends = {max(s for s, found in rounds.items() if number in found) for number in numbers}
         missing = set(range(1, max(rounds))) - rounds.keys() - {end + 1 for end in ends}
         assert not missing, f"steps that nobody has made: {missing}"
         if redone:
@@ -115,8 +116,12 @@ def undisturbed(folder: Path, kind: str) -> dict[str, Any]:
 def _shares(rank: int, size: int, pieces: int) -> list[list[list[int]]]:
     """The indices of a rank's last micro-batch in each step, for each of many epochs."""
     sampler = elastic.ElasticBatchSampler(
-        SAMPLES, GLOBAL_BATCH * pieces, micro_batch_size=GLOBAL_BATCH, seed=SEED,
-        rank=rank, world=size,
+        SAMPLES,
+        GLOBAL_BATCH * pieces,
+        micro_batch_size=GLOBAL_BATCH,
+        seed=SEED,
+        rank=rank,
+        world=size,
     )
     epochs = []
     for epoch in range(30):

@@ -1,4 +1,4 @@
-"""A job under Lightning's ``Trainer``, as a user would write it; ``--kind`` names what is special."""
+"""A job under Lightning's ``Trainer``, as users write it; ``--kind`` names what is special."""
 
 from __future__ import annotations
 
@@ -188,7 +188,12 @@ def now() -> World:
     """The present world."""
     here, world = context(), World.of_environment(os.environ)
     return World(
-        world.rank, world.size, world.local_rank, world.local_size, world.node_rank, world.nodes,
+        world.rank,
+        world.size,
+        world.local_rank,
+        world.local_size,
+        world.node_rank,
+        world.nodes,
         here.round,
     )
 

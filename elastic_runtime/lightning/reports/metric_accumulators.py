@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 
-from elastic_runtime.lightning.small_tensors import pack_tensor, unpack_tensor
+from elastic_runtime.lightning.reports.small_tensors import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -89,9 +89,7 @@ class MetricAccumulators:
         """What a new rank must know, as plain JSON."""
         connector = self._trainer._logger_connector
         return {
-            "sums": [
-                [key, _described(metric)] for key, metric in self._results.items()
-            ],
+            "sums": [[key, _described(metric)] for key, metric in self._results.items()],
             "latest": {
                 name: {key: _packed(value) for key, value in getattr(connector, name).items()}
                 for name in _LATEST

@@ -15,7 +15,7 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_runtime.lightning.elastic_fit_loop import ElasticFitLoop
+    from elastic_runtime.lightning.loops.elastic_fit_loop import ElasticFitLoop
 
 
 class LoopCounters:

@@ -17,16 +17,16 @@ from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batch
 from lightning.pytorch.trainer.states import RunningStage
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lightning.elastic_epoch_loop import ElasticEpochLoop
-from elastic_runtime.lightning.loop_counters import settle_loaded
-from elastic_runtime.lightning.train_data import TrainData
+from elastic_runtime.lightning.loops.elastic_epoch_loop import ElasticEpochLoop
+from elastic_runtime.lightning.loops.loop_counters import settle_loaded
+from elastic_runtime.lightning.loops.train_data import TrainData
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning.pytorch import Trainer
 
-    from elastic_runtime.lightning.train_data import DataSettings
+    from elastic_runtime.lightning.loops.train_data import DataSettings
 
 
 class Recovery(Protocol):
@@ -52,6 +52,7 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
     """
 
     recovery: Recovery
+    max_batches: float
 
     def __init__(self, replaced: _FitLoop, settings: DataSettings) -> None:
         """Takes over limits and data.
@@ -104,10 +105,10 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
 
     def count_batches(self) -> None:
         """Counts the batches of an epoch anew, after the size of a batch has changed."""
-        trainer, before = self.trainer, self.max_batches
+        trainer: Trainer = self.trainer
         length, limit = len(self.train_data.batches), trainer.limit_train_batches
         batches = _parse_num_batches(RunningStage.TRAINING, length, limit)
-        if batches == before:
+        if batches == self.max_batches:
             return
         self.max_batches = batches
         assert self._combined_loader is not None
@@ -185,8 +186,7 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
         val_loop._data_fetcher = None
 
     def _nothing_to_train(self) -> bool:
-        trainer = self.trainer
-        return trainer.limit_train_batches == 0 or self.max_epochs == 0 or self.max_steps == 0
+        return 0 in (self.trainer.limit_train_batches, self.max_epochs, self.max_steps)
 
     def _warn_of_eval_mode(self) -> None:
         warn: Any = getattr(self, "_warn_if_modules_in_eval_mode", None)

@@ -12,25 +12,23 @@ all from a checkpoint  those of the rank 0 that saved it
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lightning.metric_accumulators import MetricAccumulators
-from elastic_runtime.lightning.small_tensors import pack_tensor, unpack_tensor
+from elastic_runtime.lightning.reports.metric_accumulators import MetricAccumulators
+from elastic_runtime.lightning.reports.small_tensors import pack_tensor, unpack_tensor
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state import json_tensors
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
 
-    from elastic_runtime.lightning.rank_zero_reports import RankZeroReports
-
-log = logging.getLogger(__name__)
+    from elastic_runtime.lightning.reports.rank_zero_reports import RankZeroReports
 
 # Whose state is small, so that it is noted at each commit and a rank can go back to it.
 _LIGHT = (EarlyStopping, ModelCheckpoint, Timer)
@@ -153,7 +151,7 @@ class Observations:
     def _refuse(self, name: str, why: UsageError) -> None:
         if name not in self._refused:
             self._refused.add(name)
-            log.warning(
+            rank_zero_warn(
                 f"the state of the callback {name} is neither saved nor given to new ranks: {why}"
             )
 
@@ -186,4 +184,3 @@ def _unpacked(packed: dict[str, Any]) -> dict[str, Any]:
     tensors = [unpack_tensor(each) for each in packed["tensors"]]
     state: dict[str, Any] = json_tensors.decode(packed["structure"], tensors)
     return state
-

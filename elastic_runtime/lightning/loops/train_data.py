@@ -209,7 +209,7 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
             replacement=replacement,
         )
 
-    def _order_of(self, sampler: object, size: int) -> tuple[Order | None, bool]:
+    def _order_of(self, sampler: Any, size: int) -> tuple[Order | None, bool]:
         """The order that a sampler of torch stands for, and whether it repeats samples."""
         kind = type(sampler)
         plain = kind is RandomSampler and not sampler.replacement and sampler.num_samples == size
@@ -229,9 +229,7 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
         return (None if shuffles else lambda _, rng: range(size)), False
 
 
-def _drawn(
-    size: int, count: int, again: bool, epoch: int, rng: torch.Generator
-) -> torch.Tensor:
+def _drawn(size: int, count: int, again: bool, epoch: int, rng: torch.Generator) -> torch.Tensor:
     """The indices that a ``RandomSampler`` with ``num_samples`` or ``replacement`` gives."""
     if again:
         return torch.randint(size, (count,), generator=rng)
