@@ -46,9 +46,20 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "GlobalGenerators": (),
     },
     "Data": {
-        "ElasticBatchSampler": ("loss_scale", "commit", "state_dict", "load_state_dict"),
+        "ElasticBatchSampler": (
+            "loss_scale",
+            "loss_scale_of",
+            "commit",
+            "state_dict",
+            "load_state_dict",
+        ),
         "loader": (),
         "sample_rng": (),
+    },
+    "Lightning": {
+        "lightning.ElasticStrategy": (),
+        "lightning.ElasticCallback": (),
+        "lightning.ElasticEnvironment": (),
     },
     "Starting a job from Python": {
         "launch": (),
@@ -66,6 +77,7 @@ GUIDES = {
     "Training in place": "in-place.md",
     "Checkpoints": "checkpoints.md",
     "Data": "data.md",
+    "Lightning": "lightning.md",
     "Starting a job from Python": "cli.md",
     "Errors": "operations.md#exit-codes",
 }

@@ -136,23 +136,9 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         """
         size = _length(one_of("data", data, "size", size))
         batch = _whole(one_of("batch_size", batch_size, "batch", batch))
-        if size < 1 or batch < 1:
-            raise UsageError(
-                f"a sampler needs a size >= 1 and a batch_size >= 1, not {size} and {batch}"
-            )
-        if replacement and order is None:
-            raise UsageError("replacement=True is about an order= of your own; give one")
         micro = batch if micro_batch_size is None else _whole(micro_batch_size)
-        if micro < 1 or batch % micro:
-            raise UsageError(
-                f"batch_size={batch} cannot be cut into pieces of micro_batch_size={micro}; "
-                "give a batch_size that is a multiple of it"
-            )
-        if drop_last and order is None and micro > size:
-            raise UsageError(
-                f"drop_last leaves nothing of {size} samples with a batch of {micro}; "
-                "take a smaller batch, or do not drop the last one"
-            )
+        dropped = drop_last and order is None and micro > size
+        _check(size, batch, micro, dropped=dropped, repeats=replacement and order is None)
         if (rank is None) != (world is None) or (
             rank is not None and world is not None and not 0 <= rank < world
         ):
@@ -395,6 +381,33 @@ def one_of(name: str, value: T | None, old: str, of_old: T | None) -> T:
     if given is None:
         raise UsageError(f"{name} is missing")
     return given
+
+
+def _check(size: int, batch: int, micro: int, *, dropped: bool, repeats: bool) -> None:
+    """Refuses settings of a sampler that cannot be.
+
+    Args:
+        size: of the data set, in samples.
+        batch, micro: samples in a global batch, and in a piece of it.
+        dropped: no sample would be left.
+        repeats: replacement is allowed to an order that is not the user's.
+    """
+    if size < 1 or batch < 1:
+        raise UsageError(
+            f"a sampler needs a size >= 1 and a batch_size >= 1, not {size} and {batch}"
+        )
+    if micro < 1 or batch % micro:
+        raise UsageError(
+            f"batch_size={batch} cannot be cut into pieces of micro_batch_size={micro}; "
+            "give a batch_size that is a multiple of it"
+        )
+    if dropped:
+        raise UsageError(
+            f"drop_last leaves nothing of {size} samples with a batch of {micro}; "
+            "take a smaller batch, or do not drop the last one"
+        )
+    if repeats:
+        raise UsageError("replacement=True is about an order= of your own; give one")
 
 
 def _length(data: object) -> int:

@@ -75,13 +75,13 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # Lightning is not typed
         reference = trainer.num_devices * trainer.num_nodes
         data = DataSettings(self._global_batch, self._seed, reference)
         loops = install(trainer, data, self._settings, known_rank=True)
-        loops.loop.recovery = FromCheckpoints(loops)
+        loops.loop.recovery = RestartRecovery(loops)
         if "GROUP_WORLD_SIZE" in os.environ and hasattr(trainer.strategy, "num_nodes"):
             # What is split over the ranks, such as data of a validation, is split over those.
             trainer.strategy.num_nodes = int(os.environ["GROUP_WORLD_SIZE"])
 
 
-class FromCheckpoints:
+class RestartRecovery:
     """A ``Recovery`` by a restart of all workers."""
 
     def __init__(self, loops: ElasticLoops) -> None:

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 
 import elastic_runtime as elastic
-from elastic_runtime.lightning.in_place import InPlace
+from elastic_runtime.lightning.in_place import InPlaceRecovery
 from elastic_runtime.lightning.loops.train_data import DataSettings
 from elastic_runtime.lightning.prepare_data import prepare_data_in_turn
 from elastic_runtime.lightning.reports.rank_zero_reports import set_rank_zero
@@ -128,7 +128,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
             data = DataSettings(self._global_batch, self._seed, each * self._written_nodes)
             installed = install(trainer, data, self._settings)
             prepare_data_in_turn(trainer, installed.directory)
-            installed.loop.recovery = InPlace(installed, self)
+            installed.loop.recovery = InPlaceRecovery(installed, self)
 
     def setup(self, trainer: Any) -> None:
         """As of a strategy with one process: the model is wrapped when ranks are connected."""

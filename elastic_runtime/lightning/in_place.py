@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.world import World
 
 
-class InPlace:
+class InPlaceRecovery:
     """A ``Recovery`` by ``elastic.run``."""
 
     def __init__(self, loops: ElasticLoops, strategy: ElasticStrategy) -> None:

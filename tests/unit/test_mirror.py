@@ -35,6 +35,15 @@ ELSEWHERE = {
         "rendezvous/stores/etcd/watch_view.py",
     ),
     "tests/integration/examples/test_digits.py": ("examples/digits.py",),
+    "tests/integration/examples/test_lightning_digits.py": ("examples/lightning_digits.py",),
+    "tests/integration/lightning/test_in_place.py": (
+        "lightning/elastic_strategy.py",
+        "lightning/in_place.py",
+        "lightning/trainer_parts.py",
+        "lightning/loops/elastic_epoch_loop.py",
+        "lightning/loops/elastic_fit_loop.py",
+    ),
+    "tests/integration/lightning/test_from_checkpoints.py": ("lightning/elastic_callback.py",),
     # One test looks at all events.
     "tests/unit/events/test_event.py": (
         "events/checkpoint_events.py",

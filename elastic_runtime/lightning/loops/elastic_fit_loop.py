@@ -181,6 +181,7 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
             val_loop._results.reset()  # it would be added to what the next validation sums up
         trainer.training = True
         module._current_fx_name = None
+        self.train_data.batches.enter()
         # Its samplers are those of the last world.
         val_loop._combined_loader = None
         val_loop._data_fetcher = None

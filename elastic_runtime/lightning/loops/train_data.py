@@ -85,17 +85,24 @@ class EpochBatches:
         return self._sampler.epoch_length
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins at the sampler's position."""
-        began = self._began = self._sampler.outlook(*self._sampler.place)
-        for batch in self._loader:
-            if self._began is began:
-                self._began = None
-            yield batch
+        """Begins at the sampler's position, and to read ahead."""
+        self._began = self._sampler.outlook(*self._sampler.place)
+        return self._noticed(iter(self._loader), self._began)
 
     @property
     def is_ready(self) -> bool:
         """Whether the newest iteration has given nothing yet, and begins where the sampler is."""
         return self._began == self._sampler.outlook(*self._sampler.place)
+
+    def enter(self) -> None:
+        """Another world begins: no earlier iteration is of any use."""
+        self._began = None
+
+    def _noticed(self, batches: Iterator[Any], began: Outlook) -> Iterator[Any]:
+        for batch in batches:
+            if self._began is began:
+                self._began = None
+            yield batch
 
 
 class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not typed here

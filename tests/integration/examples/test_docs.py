@@ -62,7 +62,8 @@ IN_PLACE = {
 
 def test_no_document_has_examples_that_nothing_runs() -> None:
     shown = {path.name for path in DOCS.glob("*.md") if "```python\n" in path.read_text()}
-    assert shown == {"checkpoints.md", "data.md", "in-place.md"}  # data.md: integration/data
+    # data.md: integration/data
+    assert shown == {"checkpoints.md", "data.md", "in-place.md", "lightning.md"}
 
 
 def test_all_examples_of_in_place_are_run() -> None:
@@ -80,6 +81,24 @@ def test_the_example_of_in_place_has_the_same_result_when_it_is_run_again(tmp_pa
     first, again = (run_example("in-place.md", "train.py", tmp_path) for _ in range(2))
     (result,) = re.findall(IN_PLACE["train.py"], first)
     assert re.findall(IN_PLACE["train.py"], again) == [result], again
+
+
+LIGHTNING = {
+    "lightning_train.py": r"accuracy 0\.9\d after 24 steps",
+    "own_order.py": r"\[9\d\.0, 9\d\.0, 9\d\.0\]",
+    "lightning_restarts.py": r"48 steps",
+    "fabric_train.py": r"48 steps",
+}
+
+
+def test_all_examples_of_lightning_are_run() -> None:
+    assert examples("lightning.md").keys() == LIGHTNING.keys()
+
+
+@pytest.mark.parametrize("name", LIGHTNING)
+def test_example_of_lightning(name: str, tmp_path: Path) -> None:
+    text = run_example("lightning.md", name, tmp_path, *ELASTIC_RUN)
+    assert re.search(LIGHTNING[name], text), text
 
 
 CHECKPOINTS = ("train.py", "load.py")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.integration.lightning.trainer_job import TrainerJob
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
 ROUGHLY = 0.02
@@ -70,3 +68,31 @@ def test_a_fault_between_the_optimizer_and_the_commit(tmp_path: Path) -> None:
         step = job.said("died")[0]["step"]
         assert not job.events("state.unfit")
         assert step in {note["step"] for note in job.said("validated")}
+
+
+@pytest.mark.first_case("a job of two nodes for each")
+@pytest.mark.parametrize("kind", ["usual", "often"])
+def test_the_oldest_lightning_that_is_supported(tmp_path: Path, kind: str) -> None:
+    oldest = Path(sys.prefix) / "lightning-2.5"
+    assert oldest.is_dir(), "scripts/setup installs it"
+    found = tmp_path / "job"
+    found.mkdir()
+    with TrainerJob(found, kind=kind, environ={"PYTHONPATH": str(oldest)}) as job:
+        before = job.ranks(2)
+        job.kill(before[0])
+        job.ranks(2, after=before[0].round)
+        job.finish_exactly(ROUGHLY)
+        job.check_ends_of_epochs()
+        versions = {note["lightning"][:4] for note in job.said("ended")}
+        assert versions == {"2.5."}
+
+
+@pytest.mark.slow("a job of two nodes")
+def test_a_sigterm_to_one_worker_holds_nobody_up(tmp_path: Path) -> None:
+    # With Lightning's own handler both ranks stood still for ever.
+    with TrainerJob(tmp_path, kind="usual") as job:
+        before = job.ranks(2)
+        job.kill(before[1], number=signal.SIGTERM)
+        after = job.ranks(2, after=before[0].round)
+        assert after[0].pid == before[0].pid
+        job.finish_exactly()

@@ -22,8 +22,16 @@ TOLERANCE = 1e-5
 class TrainerJob(Job):
     """One ``elastic-run`` of the script."""
 
-    def __init__(self, folder: Path, *options: str, kind: str, seconds: float = 0.03) -> None:
-        super().__init__(folder, SCRIPT, *(options or TWO), kind=kind, seconds=seconds)
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        kind: str,
+        seconds: float = 0.03,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        words = options or TWO
+        super().__init__(folder, SCRIPT, *words, kind=kind, seconds=seconds, environ=environ)
         self._kind = kind
 
     def finish_exactly(self, tolerance: float = TOLERANCE) -> None:
@@ -43,7 +51,7 @@ class TrainerJob(Job):
         kind = "usual" if self._kind in ("restarted", "sharded") else self._kind
         whole = undisturbed(self.folder, kind)
         for end in self.said("ended"):
-            assert end["step"] == whole["step"], "it ended early, or late"
+            assert end["step"] == whole["step"], f"it ended early, or late: {end}"
             for name, value in end["weights"].items():
                 apart = _distance(value, whole["weights"][name])
                 assert apart < tolerance, f"{name} differs by {apart}"

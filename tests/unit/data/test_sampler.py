@@ -276,3 +276,48 @@ def test_a_data_set_stands_for_its_length(data: Any) -> None:
 def test_the_order_of_a_seed_stays_what_it_is() -> None:
     """A run that is resumed with a later version goes on in the middle of an epoch."""
     assert Job(6, 3).alone(1) == [[1, 5, 4], [2, 3, 0]]
+
+
+def test_a_global_batch_can_come_in_pieces() -> None:
+    # 25 samples in steps of 12, each in pieces of 4: three, three and one of a single sample.
+    whole = ElasticBatchSampler(25, 12, seed=1)
+    for world in (1, 2, 3):
+        ranks = [
+            ElasticBatchSampler(25, 12, micro_batch_size=4, seed=1, rank=rank, world=world)
+            for rank in range(world)
+        ]
+        pieces = list(zip(*map(list, ranks), strict=True))
+        assert len(pieces) == len(ranks[0]) == ranks[0].epoch_length == 7
+        order = [index for batch in whole for index in batch]
+        for number, shares in enumerate(pieces[:6]):
+            joined = [index for share in shares for index in share]
+            assert joined == order[4 * number : 4 * number + 4]
+        assert {index for share in pieces[6] for index in share} == {order[24]}
+        for rank in ranks:
+            rank.commit()
+            assert (rank.cursor, len(rank)) == (12, 4)
+
+
+def test_each_piece_has_a_weight_of_its_own() -> None:
+    ranks = [
+        ElasticBatchSampler(11, 8, micro_batch_size=4, rank=rank, world=3) for rank in range(3)
+    ]
+    for rank in ranks:
+        assert rank.loss_scale == rank.loss_scale_of(0)
+    assert [rank.loss_scale_of(1) for rank in ranks] == [1.5, 0.75, 0.75]
+    for rank in ranks:
+        rank.commit()
+    assert [rank.loss_scale_of(0) for rank in ranks] == [1.0, 1.0, 1.0]
+
+
+def test_drop_last_drops_the_last_piece_that_is_smaller() -> None:
+    sampler = ElasticBatchSampler(27, 12, micro_batch_size=4, drop_last=True)
+    assert len(sampler) == len(list(sampler)) == 6
+    sampler.commit()
+    sampler.commit()
+    assert (sampler.epoch, sampler.cursor) == (1, 0)
+
+
+def test_pieces_that_are_no_part_of_a_batch_are_refused() -> None:
+    with pytest.raises(UsageError, match="multiple"):
+        ElasticBatchSampler(27, 12, micro_batch_size=5)

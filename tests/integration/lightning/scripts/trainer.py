@@ -249,7 +249,8 @@ def main() -> None:
         fit.fit(module, loader, DataLoader(data, batch_size=BATCH))
     whole = {n: getattr(v, "full_tensor", lambda v=v: v)() for n, v in module.state_dict().items()}
     weights = {name: value.tolist() for name, value in whole.items()}
-    notes.say("ended", now(), step=fit.global_step, digest=0, weights=weights)
+    facts = {"step": fit.global_step, "digest": 0, "lightning": L.__version__}
+    notes.say("ended", now(), weights=weights, **facts)
 
 
 if __name__ == "__main__":
