@@ -71,7 +71,13 @@ __all__ = [
 ]
 
 
+# Where people look for them as well; they need Lightning, and are not among the names above.
+_OF_LIGHTNING = ("ElasticCallback", "ElasticEnvironment", "ElasticStrategy")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _OF_LIGHTNING:
+        return getattr(importlib.import_module("elastic_runtime.lightning"), name)
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

@@ -73,7 +73,8 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # Lightning is not typed
                 "resumes by itself: leave the callback out"
             )
         reference = trainer.num_devices * trainer.num_nodes
-        data = DataSettings(self._global_batch, self._seed, reference)
+        recorded = self._settings.recorded_batch(trainer)
+        data = DataSettings(self._global_batch, self._seed, reference, recorded)
         loops = install(trainer, data, self._settings, known_rank=True)
         loops.loop.recovery = RestartRecovery(loops)
         if "GROUP_WORLD_SIZE" in os.environ and hasattr(trainer.strategy, "num_nodes"):
@@ -106,6 +107,7 @@ class RestartRecovery:
         saver = self._saver = loops.checkpointer(loops.parts())
         saver.resume()
         loops.observations.enter_alone()
+        loops.tell_batch()
         fit()
         saver.save()
         saver.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +12,11 @@ import torch.distributed as dist
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
+from elastic_runtime.errors import UsageError
 from elastic_runtime.lightning.in_place import InPlaceRecovery
 from elastic_runtime.lightning.loops.train_data import DataSettings
 from elastic_runtime.lightning.prepare_data import prepare_data_in_turn
@@ -32,9 +37,9 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
         trainer = Trainer(strategy=ElasticStrategy("runs/x", every="30s"), max_epochs=10)
         trainer.fit(module, DataLoader(data, batch_size=32, shuffle=True))
 
-    The training ``DataLoader`` is given a sampler of ours. Its ``batch_size`` is one for each of
-    ``Trainer(num_nodes=)`` times the workers of a node; the product is the global batch, which is
-    fixed for the job: with more or fewer ranks each has a smaller or larger share of it.
+    The training ``DataLoader`` is given a sampler of ours. Its ``batch_size``, times
+    ``Trainer(devices=)`` times ``Trainer(num_nodes=)`` as they are written, is the global batch,
+    which is fixed for the job: with more or fewer ranks each has a smaller or larger share of it.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
         Raises:
             UsageError: a setting makes no sense.
         """
+        refuse_unknown(ddp)
         super().__init__(**ddp)
         self._settings = JobSettings(
             directory, every, keep, snapshot_every, dict(parts or {}), start_over, shadow
@@ -124,9 +130,15 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
         module = self.lightning_module
         trainer = module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
-            each = max(self.num_processes, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-            data = DataSettings(self._global_batch, self._seed, each * self._written_nodes)
+            reference = self.num_processes * self._written_nodes
+            recorded = self._settings.recorded_batch(trainer)
+            data = DataSettings(self._global_batch, self._seed, reference, recorded)
             installed = install(trainer, data, self._settings)
+            if reference > 1 and "RANK" not in os.environ:
+                rank_zero_warn(
+                    "no launcher has started this process, and it trains alone, with the batches "
+                    f"of {reference} workers: elastic-run --nproc-per-node {self.num_processes} …"
+                )
             prepare_data_in_turn(trainer, installed.directory)
             installed.loop.recovery = InPlaceRecovery(installed, self)
 
@@ -182,6 +194,24 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
     def leave(self) -> None:
         """The world has ended: outside of one the module is used as it is."""
         self.model = self.lightning_module
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Refuses a misspelt option at once: torch would see it when the ranks are connected.
+
+    Args:
+        options: what is passed on to Lightning and torch.
+
+    Raises:
+        UsageError: neither knows one of them.
+    """
+    makers = (ElasticStrategy, DDPStrategy, DistributedDataParallel)
+    known = {name for maker in makers for name in inspect.signature(maker).parameters}
+    for name in options.keys() - known:
+        close = difflib.get_close_matches(name, known, 1)
+        raise UsageError(
+            f"ElasticStrategy has no {name}=" + (f"; did you mean {close[0]}=?" if close else "")
+        )
 
 
 StrategyRegistry.register(

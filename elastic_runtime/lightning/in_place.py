@@ -54,6 +54,7 @@ class InPlaceRecovery:
             try:
                 loops.observations.enter(state.step)
                 loops.reports.hand_over(to_this=world.rank == 0)
+                loops.tell_batch()
                 fit()
             finally:
                 strategy.leave()

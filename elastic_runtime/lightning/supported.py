@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from importlib import metadata
 
 from elastic_runtime.errors import UsageError
@@ -32,6 +34,13 @@ def check_lightning() -> None:
         raise UsageError(
             f"elastic_runtime.lightning was run with {wanted}, and this is {found}, whose training "
             f"loop may be another one; {remedy}"
+        )
+
+    if "pytorch_lightning" in sys.modules:
+        warnings.warn(
+            "pytorch_lightning is imported as well, and a Trainer of that package does not know "
+            "the strategies of elastic_runtime.lightning: import all of it from lightning",
+            stacklevel=3,
         )
 
 

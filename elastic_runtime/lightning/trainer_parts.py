@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.errors import UsageError
+from elastic_runtime.lightning.job_record import record_batch, recorded_batch
 from elastic_runtime.lightning.loops.elastic_fit_loop import ElasticFitLoop
 from elastic_runtime.lightning.loops.loop_counters import LoopCounters
+from elastic_runtime.lightning.loops.validation_guard import average_models
 from elastic_runtime.lightning.reports.observations import Observations
 from elastic_runtime.lightning.reports.rank_zero_reports import RankZeroReports
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from elastic_runtime.lightning.loops.train_data import DataSettings
 
 _DIRECTORY = "elastic_checkpoints"
+_has_fitted = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,19 @@ class JobSettings:
     start_over: bool = False
     shadow: bool | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses what cannot be, before a job is started for it."""
+        parse_every(self.every)
+        parse_every(self.snapshot_every, "snapshot_every")
+
+    def where(self, trainer: Trainer) -> str:
+        """Where the job's checkpoints are."""
+        return os.fspath(self.directory or os.path.join(trainer.default_root_dir, _DIRECTORY))
+
+    def recorded_batch(self, trainer: Trainer) -> int:
+        """Samples in a micro-batch of all ranks, of the job that is there; 0: none."""
+        return 0 if trainer.fast_dev_run else recorded_batch(self.where(trainer))
+
 
 @dataclass(frozen=True, slots=True)
 class ElasticLoops:
@@ -54,6 +72,7 @@ class ElasticLoops:
         reports: what belongs to rank 0.
         observations: what each rank has for itself.
         settings: how the job is saved.
+        told: the global batch, once this process has said it.
     """
 
     trainer: Trainer
@@ -61,6 +80,7 @@ class ElasticLoops:
     reports: RankZeroReports
     observations: Observations
     settings: JobSettings
+    told: list[int] = field(default_factory=list)
 
     def parts(self) -> dict[str, Any]:
         """What is the same on all ranks and must not be lost, by name.
@@ -74,6 +94,7 @@ class ElasticLoops:
         found: dict[str, Any] = {"model": trainer.lightning_module}
         found |= {f"optimizer{number}": one for number, one in enumerate(optimizers)}
         found |= {f"scheduler{number}": one for number, one in enumerate(schedulers)}
+        found |= average_models(trainer)
         if trainer.precision_plugin.state_dict():
             found["precision"] = trainer.precision_plugin
         found |= {"sampler": self.loop.train_data.sampler, "loops": LoopCounters(self.loop)}
@@ -84,8 +105,23 @@ class ElasticLoops:
     @property
     def directory(self) -> str:
         """Where the job's checkpoints are."""
-        given = self.settings.directory
-        return os.fspath(given or os.path.join(self.trainer.default_root_dir, _DIRECTORY))
+        return self.settings.where(self.trainer)
+
+    def tell_batch(self) -> None:
+        """Rank 0 says once what the global batch is, and writes it down for those who join."""
+        trainer = self.trainer
+        whole, micro = self.loop.train_data.sampler.batch_sizes
+        if not trainer.is_global_zero or self.told:
+            return
+        self.told.append(micro)
+        pieces = f" in {whole // micro} pieces" if whole > micro else ""
+        workers = "1 worker" if trainer.world_size == 1 else f"{trainer.world_size} workers"
+        rank_zero_info(
+            f"elastic: a step has {whole} samples{pieces}, over all workers (now {workers}); "
+            "that is fixed for this job"
+        )
+        if not trainer.fast_dev_run:
+            record_batch(self.directory, micro)
 
     def checkpointer(self, parts: dict[str, Any]) -> Checkpointer:
         """What saves them."""
@@ -113,12 +149,14 @@ def install(
     Raises:
         UsageError: it was done before.
     """
-    if isinstance(trainer.fit_loop, ElasticFitLoop):
+    global _has_fitted
+    if _has_fitted:
         raise UsageError(
-            "an elastic job is one call of Trainer.fit, and this is the second one with the same "
-            "Trainer: give max_epochs or max_steps for all of the training, or run a further "
-            "script for the next stage"
+            "an elastic job is one call of Trainer.fit in a process, and this is the second one: "
+            "give max_epochs or max_steps for all of the training, or run a further script for the "
+            "next stage"
         )
+    _has_fitted = True
     loop = trainer.fit_loop = ElasticFitLoop(trainer.fit_loop, data)
     trainer._signal_connector = _NoSignals(trainer)
     _scale_losses(trainer, loop)

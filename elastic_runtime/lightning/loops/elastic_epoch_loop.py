@@ -16,6 +16,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
+from elastic_runtime.lightning.loops.validation_guard import guarded
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.fetchers import _DataFetcher
@@ -29,6 +30,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
     """
 
     owes = False
+    # Batches since the last commit; what the optimizers have counted then.
+    _since = 0
+    _stepped = 0
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         """Trains to the end of the epoch, from wherever the counters are."""
@@ -39,7 +43,12 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
         self.on_run_start(data_fetcher)
         if self.owes:
             self._settle(data_fetcher)
+        self._since, self._stepped = 0, self.global_step
         while not self.done:
+            self._since += 1
+            if self._is_manual:
+                # Its optimizers step when it likes: what is committed then is all since the last.
+                fit_loop.train_data.count_pieces(self._since)
             try:
                 self.advance(data_fetcher)
             except StopIteration:
@@ -47,8 +56,9 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
                 break
             finally:
                 self.on_iteration_done()
-            if not self._should_accumulate():
+            if self._is_step():
                 fit_loop.commit()
+                self._since, self._stepped = 0, self.global_step
             self.owes = True
             self._settle(data_fetcher)
 
@@ -62,13 +72,22 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
     def weight(self) -> float:
         """What this rank's mean loss counts, in the batch that is under way."""
         sampler = self.trainer.fit_loop.train_data.sampler
-        pieces = self.trainer.accumulate_grad_batches
-        return float(sampler.loss_scale_of(self.batch_idx % pieces))
+        return float(sampler.loss_scale_of(max(self._since - 1, 0)))
+
+    @property
+    def _is_manual(self) -> bool:
+        return not self.trainer.lightning_module.automatic_optimization
+
+    def _is_step(self) -> bool:
+        """Whether the batch has completed a step; the last one of an epoch does in any case."""
+        if not self._is_manual:
+            return not self._should_accumulate()
+        return bool(self.global_step > self._stepped or self._num_ready_batches_reached())
 
     def _settle(self, data_fetcher: _DataFetcher) -> None:
         """Does what follows a batch."""
         if self._should_check_val_fx(data_fetcher):
-            with elastic.busy("validation"):
+            with elastic.busy("validation"), guarded(self.trainer):
                 self.on_advance_end(data_fetcher)
         else:
             self.on_advance_end(data_fetcher)
@@ -96,6 +115,6 @@ def _refuse_early_end(data_fetcher: _DataFetcher) -> None:
     length = data_fetcher.length
     if data_fetcher.done and length is not None and data_fetcher.fetched < length:
         raise UsageError(
-            f"the training data ended after {data_fetcher.fetched} of {length} batches of an epoch; "
-            "their length must not change while they are used"
+            f"the training data ended after {data_fetcher.fetched} of {length} batches of an "
+            "epoch; their length must not change while they are used"
         )

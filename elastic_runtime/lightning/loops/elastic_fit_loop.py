@@ -68,6 +68,7 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
         self.epoch_loop = epoch_loop
         self.train_data = self._data_source = TrainData(replaced._data_source, trainer, settings)
         self.goes_on = False
+        self._written = trainer.accumulate_grad_batches
         self._started = False  # on_train_start was called in this process
         self._epoch_here = -1  # the newest epoch that on_train_epoch_start was called for here
 
@@ -130,9 +131,16 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
         if not self._started:
             self._started = True
             self._warn_of_eval_mode()
-            call._call_callback_hooks(self.trainer, "on_train_start")
-            call._call_lightning_module_hook(self.trainer, "on_train_start")
-            call._call_strategy_hook(self.trainer, "on_train_start")
+            trainer = self.trainer
+            # A callback that plans it wants to see what the user has written, and not the job's.
+            planned, trainer.accumulate_grad_batches = (
+                trainer.accumulate_grad_batches,
+                self._written,
+            )
+            call._call_callback_hooks(trainer, "on_train_start")
+            call._call_lightning_module_hook(trainer, "on_train_start")
+            call._call_strategy_hook(trainer, "on_train_start")
+            trainer.accumulate_grad_batches = planned
 
     def on_advance_start(self) -> None:
         """Begins an epoch, or goes on in one."""
@@ -164,6 +172,8 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
             try:
                 self.on_advance_start()
                 self.advance()
+                if self._ends_early():
+                    self.recovery.save()  # so that it is continued in the middle of the epoch
                 self.on_advance_end()
             except StopIteration:
                 break
@@ -185,6 +195,12 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
         # Its samplers are those of the last world.
         val_loop._combined_loader = None
         val_loop._data_fetcher = None
+
+    def _ends_early(self) -> bool:
+        """Whether training ends in the middle of an epoch, by ``max_steps`` or ``should_stop``."""
+        counters = self.epoch_loop.batch_progress
+        is_last = counters.is_last_batch or counters.current.ready >= self.max_batches
+        return not is_last
 
     def _nothing_to_train(self) -> bool:
         return 0 in (self.trainer.limit_train_batches, self.max_epochs, self.max_steps)

@@ -47,6 +47,8 @@ _OPTIONS = (
     "prefetch_factor",
 )
 
+_SHOWN = ("batch_sampler", *_OPTIONS)
+
 _OWN_SAMPLER = (
     "give it DataLoader(data, batch_sampler=elastic.ElasticBatchSampler(data, batch_size=…, "
     "order=…)), whose batch_size is that of all ranks together"
@@ -60,7 +62,7 @@ class EpochBatches:
     whole epoch also in the middle of one, as the loops count from the epoch's beginning.
 
     Attributes:
-        dataset: the user's.
+        dataset, batch_size: the user's.
         sampler: says which samples come, and remembers how far the job is.
     """
 
@@ -74,11 +76,17 @@ class EpochBatches:
         options = {name: getattr(given, name) for name in _OPTIONS}
         if not options["num_workers"]:
             del options["prefetch_factor"]
-        self.dataset = given.dataset
+        self.dataset, self.batch_size = given.dataset, given.batch_size
         # Lightning looks for an attribute "sampler", to set its epoch.
         self._sampler = sampler
         self._loader = loader(given.dataset, sampler, **options)
         self._began: Outlook | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # For callbacks that look at the loader; Lightning would exchange the sampler.
+        if name in _SHOWN:
+            return getattr(self._loader, name)
+        raise AttributeError(f"the training data of an elastic job have no {name!r}")
 
     def __len__(self) -> int:
         """Batches in the whole epoch."""
@@ -153,7 +161,17 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
                 micro-batch.
         """
         self.sampler.batch_sizes = sizes
-        self._trainer.accumulate_grad_batches = sizes[0] // sizes[1]
+        if self._trainer.lightning_module.automatic_optimization:
+            self._trainer.accumulate_grad_batches = sizes[0] // sizes[1]
+
+    def count_pieces(self, number: int) -> None:
+        """The commit that follows is about so many micro-batches.
+
+        Args:
+            number: of them.
+        """
+        micro = self.sampler.batch_sizes[1]
+        self.sampler.batch_sizes = number * micro, micro
 
     def begin_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch: the one before may have ended early.
@@ -204,7 +222,7 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
                 f"{_OWN_SAMPLER}"
             )
         settings, data = self._settings, given.dataset
-        micro = settings.global_batch or given.batch_size * settings.reference_world
+        micro = settings.micro_batch(given.batch_size)
         order, replacement = self._order_of(given.sampler, len(data))
         return ElasticBatchSampler(
             data,
@@ -251,22 +269,44 @@ class DataSettings:
         global_batch: samples in a micro-batch of all ranks; 0: as many as ``reference_world``
             ranks with the loader's ``batch_size`` have.
         reference_world: ranks of the world that the loader's ``batch_size`` was written for.
+        recorded: the same of the job that is continued; 0: it begins.
         seed: of the order.
     """
 
-    def __init__(self, global_batch: int | None, seed: int | None, reference_world: int) -> None:
+    def __init__(
+        self,
+        global_batch: int | None,
+        seed: int | None,
+        reference_world: int,
+        recorded: int = 0,
+    ) -> None:
         """Takes the settings.
 
         Args:
             global_batch: samples in a batch of all ranks; None: see above.
             seed: of the order; None: that of Lightning's ``seed_everything``, or 0.
             reference_world: see above.
+            recorded: see above.
 
         Raises:
-            UsageError: a number makes no sense.
+            UsageError: a number makes no sense, or is not that of the job.
         """
         if global_batch is not None and global_batch < 1:
             raise UsageError(f"global_batch={global_batch}: give at least one sample")
+        if global_batch and recorded and global_batch != recorded:
+            raise UsageError(
+                f"global_batch={global_batch}, and the job in this directory has batches of "
+                f"{recorded} samples, which are fixed for it: give {recorded}, or another directory"
+            )
         self.global_batch = global_batch or 0
         self.reference_world = reference_world
+        self.recorded = recorded
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+
+    def micro_batch(self, batch_size: int) -> int:
+        """Samples in a micro-batch of all ranks.
+
+        Args:
+            batch_size: of the user's loader.
+        """
+        return self.recorded or self.global_batch or batch_size * self.reference_world

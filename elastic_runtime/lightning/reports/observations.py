@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback, callbacks
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from elastic_runtime.errors import UsageError
@@ -26,12 +28,13 @@ from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state import json_tensors
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, Trainer
+    from lightning.pytorch import Trainer
 
     from elastic_runtime.lightning.reports.rank_zero_reports import RankZeroReports
 
 # Whose state is small, so that it is noted at each commit and a rank can go back to it.
-_LIGHT = (EarlyStopping, ModelCheckpoint, Timer)
+_averages = getattr(callbacks, "WeightAveraging", None)  # since Lightning 2.6
+_LIGHT = (EarlyStopping, ModelCheckpoint, Timer, *([_averages] if _averages else []))
 
 # What a ModelCheckpoint needs to decide the same on all ranks, and does not save.
 _UNSAVED = (
@@ -61,6 +64,13 @@ class Observations:
         self._noted: dict[str, Any] = {}
         self._was_loaded = False
         self._refused: set[str] = set()
+        for callback in trainer.callbacks:
+            if not isinstance(callback, _LIGHT) and _saves_otherwise(callback):
+                rank_zero_warn(
+                    f"{type(callback).__name__} keeps a state by on_save_checkpoint alone, which "
+                    "is for Lightning's own checkpoints: a worker that joins begins without it; "
+                    "give it state_dict and load_state_dict"
+                )
 
     def note(self, step: int) -> None:
         """Notes how they are at a commit.
@@ -125,16 +135,16 @@ class Observations:
         self._trainer.should_stop = self._noted["should_stop"]
 
     def _for_others(self) -> dict[str, Any]:
-        callbacks = {}
+        states = {}
         for callback in self._trainer.callbacks:
             state = _state_of(callback)
             if state:
                 try:
-                    callbacks[callback.state_key] = _packed(state, callback.state_key)
+                    states[callback.state_key] = _packed(state, callback.state_key)
                 except UsageError as error:
                     self._refuse(callback.state_key, error)
         return {
-            "callbacks": callbacks,
+            "callbacks": states,
             "should_stop": self._trainer.should_stop,
             "metrics": self._accumulators.for_others(),
             "places": self._reports.places(),
@@ -154,6 +164,13 @@ class Observations:
             rank_zero_warn(
                 f"the state of the callback {name} is neither saved nor given to new ranks: {why}"
             )
+
+
+def _saves_otherwise(callback: Callback) -> bool:
+    saves, states = (
+        is_overridden(n, callback, Callback) for n in ("on_save_checkpoint", "state_dict")
+    )
+    return bool(saves and not states)
 
 
 def _state_of(callback: Callback) -> dict[str, Any]:

@@ -9,14 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.lightning.trainer_job import TrainerJob
+from tests.integration.lightning.trainer_job import TWO, TrainerJob, undisturbed
 
 # bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
 ROUGHLY = 0.02
 
 
 @pytest.mark.first_case("a job of two nodes for each")
-@pytest.mark.parametrize("kind", ["usual", "accumulated", "manual", "often", "scaled"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "usual",
+        "accumulated",
+        "manual",
+        "often",
+        "scaled",
+        "growing",
+        "averaged",
+        "accumulated-by-hand",
+    ],
+)
 def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
     with TrainerJob(tmp_path, kind=kind) as job:
         before = job.ranks(2)
@@ -37,9 +49,12 @@ def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
             job.check_ends_of_epochs()
 
 
-def test_a_validation_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
+@pytest.mark.first_case("a job of two nodes for each")
+@pytest.mark.parametrize("kind", ["usual", "averaged"])
+def test_a_validation_that_is_interrupted_is_done_again(tmp_path: Path, kind: str) -> None:
+    # With an average of the weights in the model's place, while it is validated.
     (tmp_path / "slow-validation").touch()
-    with TrainerJob(tmp_path, kind="usual", seconds=0.01) as job:
+    with TrainerJob(tmp_path, kind=kind, seconds=0.01) as job:
         for number in range(3):
             seen = len(job.said("validating"))
             job.wait(lambda seen=seen: len(job.said("validating")) > seen + 4, "a validation")
@@ -96,3 +111,16 @@ def test_a_sigterm_to_one_worker_holds_nobody_up(tmp_path: Path) -> None:
         after = job.ranks(2, after=before[0].round)
         assert after[0].pid == before[0].pid
         job.finish_exactly()
+
+
+@pytest.mark.slow("a job three times")
+def test_a_job_that_ended_in_the_middle_of_an_epoch_goes_on_there(tmp_path: Path) -> None:
+    for steps in (30, 50):
+        with TrainerJob(tmp_path, *TWO, kind="usual", steps=steps) as job:
+            job.enough()
+            assert job.end() == 0, job.story()
+    job.check_samples()
+    ended = job.said("ended")[-1]
+    whole = undisturbed(tmp_path, "usual", steps=50)
+    assert ended["step"] == whole["step"] == 50
+    job.compare(ended, whole)

@@ -12,7 +12,12 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch import callbacks as ready_made
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+)
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -161,6 +166,26 @@ class Contest(Regression):
         )
 
 
+class Accumulated(Contest):
+    """One optimizer by hand, which steps after every second batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        inputs, targets, indices = batch
+        self.indices = indices.tolist()
+        optimizer = self.optimizers()
+        self.manual_backward(nn.functional.mse_loss(self(inputs), targets) / 2)
+        if batch_idx % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.global_step > self.before:
+            self.made = (now(), self.global_step, self.current_epoch, self.indices)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
 class PointsOnDisk(L.LightningDataModule):
     """The same data, which one process has to prepare before another one reads them."""
 
@@ -206,6 +231,10 @@ def trainer(args: Any) -> L.Trainer:
         kind |= {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5}
     elif args.kind == "often":
         kind |= {"val_check_interval": 7, "precision": "bf16-mixed"}
+    elif args.kind == "growing":
+        kind |= {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2, 3: 3})]}
+    elif args.kind == "averaged":
+        kind |= {"callbacks": [ready_made.EMAWeightAveraging(decay=0.9)]}
     elif args.kind == "scaled":
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=150)
         kind |= {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
@@ -218,14 +247,15 @@ def trainer(args: Any) -> L.Trainer:
         kind |= {"num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1))}
     folder = Path(args.folder)
     callbacks = kind.pop("callbacks", [])
-    if args.kind != "manual":
+    if args.kind not in ("manual", "accumulated-by-hand"):
         callbacks.append(EarlyStopping("val_loss", patience=1000))
         callbacks.append(
             ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True, filename="{step}")
         )
     return L.Trainer(
         num_nodes=kind.pop("num_nodes", 2),
-        max_epochs=args.steps or EPOCHS,
+        max_epochs=EPOCHS,
+        max_steps=int(os.environ.get("MAX_STEPS") or 0) or -1,
         callbacks=callbacks,
         logger=CSVLogger(str(folder)),
         log_every_n_steps=5,
@@ -239,7 +269,8 @@ def main() -> None:
     notes = Notes(args.folder)
     torch.manual_seed(1)
     L.seed_everything(7, verbose=False)
-    module = (Contest if args.kind == "manual" else Regression)(args, notes)
+    kinds = {"manual": Contest, "accumulated-by-hand": Accumulated}
+    module = kinds.get(args.kind, Regression)(args, notes)
     fit = trainer(args)
     if args.kind == "often":
         fit.fit(module, datamodule=PointsOnDisk(args.folder))

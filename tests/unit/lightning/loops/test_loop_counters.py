@@ -8,6 +8,7 @@ import pytest
 from lightning.pytorch.trainer.states import TrainerFn
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.lightning import trainer_parts
 from elastic_runtime.lightning.elastic_strategy import ElasticStrategy
 from elastic_runtime.lightning.loops.loop_counters import LoopCounters, settle_loaded
 from tests.unit.lightning.trainers import Line, loader, trainer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def ready(folder: Path, batch: int = 8, **options: Any) -> ElasticFitLoop:
     """The loop of a trainer whose data are set up: five batches an epoch."""
+    trainer_parts._has_fitted = False
     made = trainer(folder, ElasticStrategy(folder / "job", global_batch=batch), **options)
     module = Line()
     made._data_connector.attach_data(module, train_dataloaders=loader())
@@ -83,7 +85,7 @@ def test_who_joins_takes_the_global_batch_of_the_job(tmp_path: Path) -> None:
 def test_other_data_in_the_middle_of_an_epoch_are_refused(tmp_path: Path) -> None:
     job, other = ready(tmp_path), ready(tmp_path, limit_train_batches=3)
     advance(job, 2)
-    with pytest.raises(UsageError, match="had 5 batches.*has 3 now"):
+    with pytest.raises(UsageError, match=r"had 5 batches.*has 3 now"):
         LoopCounters(other).load_state_dict(LoopCounters(job).state_dict())
 
 

@@ -26,7 +26,8 @@ NUMBERS = torch.arange(40)
 
 def train_data(given: object, *, settings: DataSettings | None = None, **trainer: Any) -> TrainData:
     """Of a trainer with these settings."""
-    usual = {"accumulate_grad_batches": 1, "overfit_batches": 0}
+    module = SimpleNamespace(automatic_optimization=True)
+    usual = {"accumulate_grad_batches": 1, "overfit_batches": 0, "lightning_module": module}
     owner = SimpleNamespace(**{**usual, "reload_dataloaders_every_n_epochs": 0, **trainer})
     source = _DataLoaderSource(given, "train_dataloader")
     return TrainData(source, owner, settings or DataSettings(None, 3, 1))
