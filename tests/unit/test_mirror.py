@@ -42,6 +42,7 @@ ELSEWHERE = {
         "lightning/trainer_parts.py",
         "lightning/loops/elastic_epoch_loop.py",
         "lightning/loops/elastic_fit_loop.py",
+        "lightning/loops/validation_guard.py",
     ),
     "tests/integration/lightning/test_from_checkpoints.py": ("lightning/elastic_callback.py",),
     # One test looks at all events.

@@ -124,3 +124,15 @@ def test_a_job_that_ended_in_the_middle_of_an_epoch_goes_on_there(tmp_path: Path
     whole = undisturbed(tmp_path, "usual", steps=50)
     assert ended["step"] == whole["step"] == 50
     job.compare(ended, whole)
+
+
+def test_a_node_that_would_compute_another_schedule_takes_the_jobs(tmp_path: Path) -> None:
+    # Its number of nodes is another one, as where it is read from the environment.
+    with TrainerJob(tmp_path, *TWO, kind="often") as job:
+        before = job.ranks(2)
+        (tmp_path / "nodes").write_text("1")  # for processes that start from now on
+        job.kill(before[1])
+        job.ranks(2, after=before[0].round)
+        job.finish_exactly(ROUGHLY)
+        totals = {note["total"] for note in job.said("scheduled")}
+        assert len(totals) == 1, totals

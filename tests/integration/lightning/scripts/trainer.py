@@ -130,6 +130,7 @@ class Regression(L.LightningModule):
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         if self.args.kind == "often":
             total = self.trainer.estimated_stepping_batches
+            self.notes.say("scheduled", total=int(total))
             cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=int(total))
             return [optimizer], [{"scheduler": cycle, "interval": "step"}]
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
@@ -246,6 +247,7 @@ def trainer(args: Any) -> L.Trainer:
         kind |= {"callbacks": [ElasticCallback(saved, every="10 steps", global_batch=2 * BATCH)]}
         kind |= {"num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1))}
     folder = Path(args.folder)
+    told = folder / "nodes"
     callbacks = kind.pop("callbacks", [])
     if args.kind not in ("manual", "accumulated-by-hand"):
         callbacks.append(EarlyStopping("val_loss", patience=1000))
@@ -253,7 +255,7 @@ def trainer(args: Any) -> L.Trainer:
             ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True, filename="{step}")
         )
     return L.Trainer(
-        num_nodes=kind.pop("num_nodes", 2),
+        num_nodes=kind.pop("num_nodes", int(told.read_text()) if told.exists() else 2),
         max_epochs=EPOCHS,
         max_steps=int(os.environ.get("MAX_STEPS") or 0) or -1,
         callbacks=callbacks,
