@@ -38,7 +38,13 @@ ONE_BY_ONE = ("chaos", "partitions", "model")
 # Jobs of several nodes, each of many processes.
 HEAVY = tuple(
     f"tests/{folder}/"
-    for folder in ("chaos", "partitions", "integration/in_place", "integration/snapshots")
+    for folder in (
+        "chaos",
+        "partitions",
+        "integration/in_place",
+        "integration/lightning",
+        "integration/snapshots",
+    )
 )
 # Integration tests wait more than they compute.
 PROCESSES_A_CORE = 2
