@@ -133,10 +133,8 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
             self._warn_of_eval_mode()
             trainer = self.trainer
             # A callback that plans it wants to see what the user has written, and not the job's.
-            planned, trainer.accumulate_grad_batches = (
-                trainer.accumulate_grad_batches,
-                self._written,
-            )
+            planned = trainer.accumulate_grad_batches
+            trainer.accumulate_grad_batches = self._written
             call._call_callback_hooks(trainer, "on_train_start")
             call._call_lightning_module_hook(trainer, "on_train_start")
             call._call_strategy_hook(trainer, "on_train_start")
@@ -200,7 +198,8 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
         """Whether training ends in the middle of an epoch, by ``max_steps`` or ``should_stop``."""
         counters = self.epoch_loop.batch_progress
         is_last = counters.is_last_batch or counters.current.ready >= self.max_batches
-        return not is_last
+        stops = self.trainer.should_stop or self.epoch_loop.global_step == self.max_steps
+        return stops and not is_last
 
     def _nothing_to_train(self) -> bool:
         return 0 in (self.trainer.limit_train_batches, self.max_epochs, self.max_steps)
