@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+from typing import TYPE_CHECKING
+
 import pytest
 
 from elastic_runtime.lightning import trainer_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)
 def _many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests begin a job each, and a process may only once."""
     monkeypatch.setattr(trainer_parts, "_has_fitted", False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left() -> Iterator[None]:
+    """Trainers and loops refer to each other; other tests look at all loaders of the process."""
+    yield
+    gc.collect()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +20,9 @@ from torch.utils.data import (
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.lightning.loops.train_data import DataSettings, TrainData
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NUMBERS = torch.arange(40)
 
@@ -155,24 +158,24 @@ class Endless(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("given", "trainer", "words"),
     [
-        ([DataLoader(NUMBERS), DataLoader(NUMBERS)], {}, "one torch.utils.data.DataLoader"),
-        (DataLoader(Endless()), {}, "map-style"),
-        (DataLoader(NUMBERS, batch_size=None), {}, "no batch_size"),
-        (DataLoader(NUMBERS, batch_sampler=[[1, 2]]), {}, "ElasticBatchSampler"),
-        (DataLoader(NUMBERS, sampler=Forwards()), {}, "Forwards"),
-        (DataLoader(NUMBERS), {"reload_dataloaders_every_n_epochs": 1}, "leave it out"),
+        (lambda: [DataLoader(NUMBERS), DataLoader(NUMBERS)], {}, "one torch.utils.data.DataLoader"),
+        (lambda: DataLoader(Endless()), {}, "map-style"),
+        (lambda: DataLoader(NUMBERS, batch_size=None), {}, "no batch_size"),
+        (lambda: DataLoader(NUMBERS, batch_sampler=[[1, 2]]), {}, "ElasticBatchSampler"),
+        (lambda: DataLoader(NUMBERS, sampler=Forwards()), {}, "Forwards"),
+        (lambda: DataLoader(NUMBERS), {"reload_dataloaders_every_n_epochs": 1}, "leave it out"),
         (
-            DataLoader(NUMBERS, batch_sampler=ElasticBatchSampler(NUMBERS, 4)),
+            lambda: DataLoader(NUMBERS, batch_sampler=ElasticBatchSampler(NUMBERS, 4)),
             {"accumulate_grad_batches": 2},
             "micro_batch_size=4",
         ),
     ],
 )
 def test_what_has_no_position_is_refused(
-    given: object, trainer: dict[str, Any], words: str
+    given: Callable[[], object], trainer: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        train_data(given, **trainer).dataloader()
+        train_data(given(), **trainer).dataloader()
 
 
 def test_a_global_batch_of_nothing_is_refused() -> None:
