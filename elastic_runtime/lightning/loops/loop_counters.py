@@ -6,6 +6,7 @@ remembered at each commit.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loops.progress import _BaseProgress
@@ -79,6 +80,14 @@ class LoopCounters:
         """
         loop = self._loop
         sizes = (int(state["batch_sizes"][0]), int(state["batch_sizes"][1]))
+        own = loop.train_data.sampler.batch_sizes[1]
+        if own != sizes[1]:  # job_record.py could not tell it in time
+            warnings.warn(
+                f"the job has a global batch of {sizes[1]} samples, and this process has begun "
+                f"with {own}: a schedule that was made of estimated_stepping_batches is another "
+                f"one than on the other ranks; give global_batch={sizes[1]}",
+                stacklevel=2,
+            )
         loop.train_data.take_batch_sizes(sizes)
         loop.count_batches()
         if loop.max_batches != state["batches"] and state["batch.current.ready"]:

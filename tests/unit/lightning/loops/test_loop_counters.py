@@ -75,7 +75,8 @@ def test_a_step_that_was_cut_off_is_completed(tmp_path: Path) -> None:
 def test_who_joins_takes_the_global_batch_of_the_job(tmp_path: Path) -> None:
     job, newcomer = ready(tmp_path), ready(tmp_path, batch=20)
     assert newcomer.max_batches == 2
-    LoopCounters(newcomer).load_state_dict(LoopCounters(job).state_dict())
+    with pytest.warns(UserWarning, match=r"8 samples.*begun with 20.*global_batch=8"):
+        LoopCounters(newcomer).load_state_dict(LoopCounters(job).state_dict())
     assert newcomer.train_data.sampler.batch_sizes == (8, 8)
     assert newcomer.max_batches == len(newcomer.train_data.batches) == 5
     assert newcomer._combined_loader is not None
