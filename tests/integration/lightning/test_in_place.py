@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import processes
+from tests.integration.in_place.job import ENVIRONMENT, PATIENCE
 from tests.integration.lightning.trainer_job import TWO, TrainerJob, undisturbed
 
 # bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
@@ -136,3 +140,27 @@ def test_a_node_that_would_compute_another_schedule_takes_the_jobs(tmp_path: Pat
         job.finish_exactly(ROUGHLY)
         totals = {note["total"] for note in job.said("scheduled")}
         assert len(totals) == 1, totals
+
+
+@pytest.mark.slow("a job of two nodes, and one more")
+def test_a_node_is_killed_and_another_one_joins(tmp_path: Path) -> None:
+    with TrainerJob(tmp_path, kind="usual") as job:
+        before = job.ranks(2)
+        os.kill(job.nodes()[before[1].node], signal.SIGKILL)
+        alone = job.ranks(1, after=before[0].round)
+        assert alone[0].pid == before[0].pid
+        command = shlex.split(job.event("job.join_command")["command"])
+        environ = {**os.environ, **ENVIRONMENT, processes.MARKER: job.mark}
+        with (tmp_path / "joined").open("wb") as log:
+            joined = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=log, stderr=log)
+        both = job.ranks(2, after=alone[0].round)
+        assert both[0].pid == before[0].pid
+        job.enough()
+        assert joined.wait(PATIENCE) == 0
+        job.end()  # it tells of the node that was killed
+        job.check()
+        job.check_samples()
+        whole = undisturbed(tmp_path, "usual")
+        for end in job.said("ended"):
+            assert end["step"] == whole["step"]
+            job.compare(end, whole)
