@@ -212,16 +212,40 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         Args:
             piece: which, from 0.
         """
+        count, share = self._piece(piece)
+        return share * self.place[1] / count
+
+    def share_of_step(self, piece: int) -> float:
+        """What a micro-batch counts in a step whose gradients are added up, and not averaged.
+
+        Multiplied so, the mean losses of all micro-batches on all ranks make up the mean over the
+        global batch, also if the last micro-batch of a step is smaller.
+
+        Args:
+            piece: which, from 0.
+
+        Returns:
+            This rank's samples of it, times the number of ranks, by the samples of the step.
+        """
+        _, share = self._piece(piece)
+        step = min(self._batch, self._left(self.epoch, self.cursor))
+        return share * self.place[1] / step
+
+    def _piece(self, piece: int) -> tuple[int, int]:
+        """Samples in a micro-batch of the step that is under way: of all ranks, and of this one."""
         rank, world = self.place
-        left = self._left(self.epoch, self.cursor) - self._micro_batch * piece
-        count = min(self._micro_batch, left)
+        step = min(self._batch, self._left(self.epoch, self.cursor))
+        count = min(self._micro_batch, step - self._micro_batch * piece)
         first, end = share_of(count, rank, world)
-        return (end - first) * world / count
+        return count, end - first
 
     @property
     def batch_sizes(self) -> tuple[int, int]:
-        """Samples in a global batch and in a micro-batch, over all ranks; setting takes effect at
-        the next iteration."""
+        """Samples in a global batch and in a micro-batch, over all ranks.
+
+        Setting takes effect at the next iteration. The last micro-batch of each global batch is
+        smaller where these do not divide.
+        """
         return self._batch, self._micro_batch
 
     @batch_sizes.setter
@@ -291,7 +315,10 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def _pieces(self, samples: int) -> int:
         """How many micro-batches so many samples make."""
-        return samples // self._micro_batch if self._drop_last else -(-samples // self._micro_batch)
+        if self._drop_last:
+            return samples // self._micro_batch
+        steps, rest = divmod(samples, self._batch)
+        return steps * -(-self._batch // self._micro_batch) + -(-rest // self._micro_batch)
 
     def _after(self, epoch: int, cursor: int) -> tuple[int, int]:
         return self._normalized(epoch, cursor + self._batch)
@@ -333,6 +360,8 @@ class Shares:
     def _go_to(self, epoch: int, cursor: int) -> None:
         sampler = self.sampler
         self._position = epoch, cursor
+        self._sizes = sampler.batch_sizes
+        self._step = cursor  # where the global batch begins that the next piece belongs to
         self._moment = Moment(sampler._seed, epoch)
         self._order = sampler._orders.of(*self._moment)
         if sampler._drop_last and len(self._order) < sampler._micro_batch:
@@ -348,9 +377,13 @@ class Shares:
         epoch, cursor = self._position
         if epoch != self._moment.epoch:
             raise StopIteration
-        batch = self._order[cursor : cursor + self.sampler._micro_batch]
+        whole, micro = self._sizes
+        after = min(cursor + micro, self._step + whole)
+        if after == self._step + whole:
+            self._step = after
+        batch = self._order[cursor:after]
         first, end = share_of(len(batch), self._rank, self._world)
-        self._position = self.sampler._normalized(epoch, cursor + self.sampler._micro_batch)
+        self._position = self.sampler._normalized(epoch, after)
         self.given += 1
         if self._begun:
             begin(self._moment)  # for a loader without processes of its own, which loads it now

@@ -321,3 +321,37 @@ def test_drop_last_drops_the_last_piece_that_is_smaller() -> None:
 def test_pieces_that_are_no_part_of_a_batch_are_refused() -> None:
     with pytest.raises(UsageError, match="multiple"):
         ElasticBatchSampler(27, 12, micro_batch_size=5)
+
+
+@given(
+    size=st.integers(1, 40),
+    batch=st.integers(1, 15),
+    micro=st.integers(1, 15),
+    world=st.integers(1, 4),
+)
+@settings(deadline=None)
+def test_pieces_of_any_size_make_up_the_global_batches(
+    size: int, batch: int, micro: int, world: int
+) -> None:
+    micro = min(micro, batch)
+    ranks = [ElasticBatchSampler(size, batch, seed=3, rank=r, world=world) for r in range(world)]
+    whole = [i for step in ElasticBatchSampler(size, batch, seed=3, rank=0, world=1) for i in step]
+    for sampler in ranks:
+        sampler.batch_sizes = batch, micro
+    assert len({len(sampler) for sampler in ranks}) == 1
+    pieces = [list(sampler) for sampler in ranks]
+    assert len(pieces[0]) == len(ranks[0]) == ranks[0].epoch_length
+    taken = iter(zip(*pieces, strict=True))
+    for begin in range(0, size, batch):
+        step = whole[begin : begin + batch]
+        seen, weight = [], 0.0
+        for piece in range(-(-len(step) // micro)):
+            shares = next(taken)
+            for sampler, share in zip(ranks, shares, strict=True):
+                counts = sampler.share_of_step(piece)
+                seen += share if counts else []
+                weight += counts / world
+        assert seen == step
+        assert weight == pytest.approx(1)
+        for sampler in ranks:
+            sampler.commit()
