@@ -258,6 +258,14 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         return self._pieces(self._left(self.epoch, 0))
 
     @property
+    def steps_in_epoch(self) -> int:
+        """How many steps the whole epoch has that the next one belongs to."""
+        samples = self._left(self.epoch, 0)
+        if self._drop_last:
+            samples -= samples % self._micro_batch
+        return -(-samples // self._batch)
+
+    @property
     def place(self) -> tuple[int, int]:
         """The rank whose shares these are, and of how many."""
         return self._place or present_place()

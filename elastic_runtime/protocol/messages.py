@@ -25,6 +25,7 @@ ENV_ROUND = "ELASTIC_ROUND"  # number of the round
 ENV_INCARNATION = "ELASTIC_INCARNATION"  # the job's incarnation that the round belongs to
 ENV_NODE = "ELASTIC_NODE_NAME"  # the node's name
 ENV_DEATH = "ELASTIC_DEATH"  # path of the file through which its death is noticed; "": none
+ENV_MOST_WORKERS = "ELASTIC_MOST_WORKERS"  # the most that the job may have, over all nodes
 ENV_SERIAL = "ELASTIC_WORKER"  # number of the worker, counted over all that this agent has started
 
 # A worker that was asked to leave, and has left at a step boundary, ends with this code.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_INCARNATION,
+    ENV_MOST_WORKERS,
     ENV_NODE,
     ENV_PROGRESS,
     ENV_ROUND,
@@ -150,6 +151,7 @@ def worker_environment(
 def _settings(config: JobConfig) -> dict[str, str]:
     """Settings of the job that act in a worker."""
     return {
+        ENV_MOST_WORKERS: str(config.max_nodes * config.workers),
         ENV_REGROUP: config.regroup,
         ENV_PEER_TIMEOUT: os.environ.get(ENV_PEER_TIMEOUT, f"{config.timeouts.lease_ttl:g}"),
     }

@@ -1,0 +1,342 @@
+"""One call of ``Trainer.train`` in an elastic job.
+
+What a ``Trainer`` does before its first step (data, optimizer, schedule) is done once in each process
+and without other ranks, so that a replacement does it while the others train. Its own ``_run_epoch``
+then trains in one world after the other, from wherever the job is; what follows a step is owed until
+the next one is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from transformers import trainer as trainers
+from transformers.trainer_pt_utils import LabelSmoother
+
+import elastic_runtime as elastic
+from elastic_runtime.errors import UsageError
+from elastic_runtime.trainers.epoch_batches import EpochBatches
+from elastic_runtime.transformers.kept_model import kept_model
+from elastic_runtime.transformers.loop_notes import LoopNotes
+from elastic_runtime.transformers.progress import Progress
+from elastic_runtime.transformers.rank_zero_callbacks import RankZeroCallbacks
+from elastic_runtime.transformers.train_batches import TrainBatches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from transformers import Trainer
+
+    from elastic_runtime.transformers.elastic_options import ElasticOptions
+
+logger = logging.getLogger(__name__)
+
+# Given to a Trainer as the checkpoint that it goes on from, in the middle of an epoch.
+_HERE = "elastic"
+# Before transformers 5.16 the smoothed loss was a mean of each rank's, times the number of ranks.
+_SMOOTHER_COUNTS = "num_items_in_batch" in signature(LabelSmoother.__call__).parameters
+
+
+class Recovery(Protocol):
+    """How a job goes on after faults: in place, or from checkpoints."""
+
+    def run(self, train: Callable[[], None]) -> None:
+        """Trains, with as many calls of ``train`` as there are worlds."""
+
+    def commit(self) -> None:
+        """A step is complete; it may not return."""
+
+
+class TrainingJob:
+    """What ``train`` is about.
+
+    Attributes:
+        trainer, options: its own.
+        data: where samples come from.
+        progress: how far it is.
+        notes: what this rank has noted.
+        recovery: set before it runs.
+    """
+
+    recovery: Recovery
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        options: ElasticOptions,
+        resume_from: str | None,
+        ignored_keys: list[str] | None,
+    ) -> None:
+        """Does all that comes before the first step.
+
+        Args:
+            trainer: whose ``train`` was called.
+            options: how the job is saved.
+            resume_from: a checkpoint of the ``Trainer``'s own to begin with.
+            ignored_keys: see ``Trainer.train``.
+
+        Raises:
+            UsageError: the data or settings cannot be continued in another world.
+        """
+        self.trainer, self.options = trainer, options
+        args = trainer.args
+        trainer.accelerator.free_memory()
+        recorded = options.record(args.output_dir).batch()
+        self.data = TrainBatches(trainer, options.global_batch or 0, recorded)
+        self._written = args.gradient_accumulation_steps
+        counted = self.data.whole_epochs(self._written)
+        numbers = trainer.set_initial_training_values(args, counted)
+        self._epochs, steps, _, self._samples, _, _, max_steps = numbers
+        place = trainer._init_training_state(max_steps, steps, self._epochs, resume_from, None)
+        if resume_from is not None:
+            self._begin_at(place[0], place[1] // self._written)
+        trainer._prepare_for_training(max_steps, self.data.batches, resume_from)
+        model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
+        self.model, frozen = kept_model(model)
+        self.progress = Progress(trainer, self.data, frozen)
+        self.notes = LoopNotes(trainer)
+        self._callbacks = RankZeroCallbacks(trainer)
+        self._ignored = ignored_keys
+        self._epoch_here = -1  # the newest epoch that on_epoch_begin was called for here
+        self._piece = 0
+        self._labels: Any = None  # how many the step has, if that is what its loss is a mean over
+        self._told = False
+        self._start_sums()
+
+    # What it consists of
+
+    def parts(self) -> dict[str, Any]:
+        """What is the same on all ranks and must not be lost, by name.
+
+        Raises:
+            UsageError: a name is taken.
+        """
+        trainer = self.trainer
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        found = {"model": self.model, "optimizer": optimizer, "scheduler": trainer.lr_scheduler}
+        if trainer.accelerator.scaler is not None:
+            found["scaler"] = trainer.accelerator.scaler
+        found |= {"sampler": self.data.sampler, "progress": self.progress}
+        if taken := sorted(found.keys() & self.options.parts.keys()):
+            raise UsageError(f"parts= has the name {taken[0]!r}, which is taken; take another one")
+        return found | self.options.parts
+
+    @property
+    def directory(self) -> str:
+        """Where the job's checkpoints are."""
+        return self.options.where(self.trainer.args.output_dir)
+
+    # How it goes
+
+    def run(self) -> Any:
+        """Trains to the end, and does what the ``Trainer`` does then.
+
+        Returns:
+            The ``Trainer``'s own result.
+        """
+        trainer = self.trainer
+        try:
+            self.recovery.run(self._train)
+        finally:
+            trainer.args.gradient_accumulation_steps = self._written
+        return trainer._finalize_training(None, self._samples, self._started)
+
+    def commit(self) -> None:
+        """Commits the step that the ``Trainer`` has just completed."""
+        self.recovery.commit()
+
+    def enter(self, step: int, world_size: int) -> None:
+        """A world begins, and the state of the job is in memory.
+
+        Args:
+            step: of the commit that it goes on from.
+            world_size: how many ranks there are.
+        """
+        trainer = self.trainer
+        self.data.enter(world_size)
+        trainer.args.gradient_accumulation_steps = self.data.pieces
+        vars(trainer).pop("_eval_dataloaders", None)  # they are for the ranks of the last world
+        if hasattr(trainer.optimizer, "train"):
+            trainer.optimizer.train()  # an evaluation may have been interrupted
+        self.notes.enter(step)
+        self._callbacks.enter()
+        self._tell_batch(world_size)
+
+    def _train(self) -> None:
+        """Trains in one world."""
+        trainer, sampler = self.trainer, self.data.sampler
+        trainer.model_wrapped.zero_grad()
+        epoch, done = sampler.epoch, sampler.cursor // self.data.global_batch
+        over = False
+        if self.progress.owes:
+            if sampler.cursor == 0:  # it was the last step of an epoch
+                epoch, done, over = epoch - 1, self._steps_of(epoch - 1), True
+            self._settle(epoch)
+            over = over or trainer.control.should_epoch_stop or trainer.control.should_training_stop
+        elif done == 0 and epoch == 0 and trainer.args.eval_on_start:
+            trainer._evaluate(None, self._ignored, skip_scheduler=True)
+        while epoch < self._epochs:
+            self._run_epoch(epoch, done, over=over)
+            if trainer.control.should_training_stop:
+                break
+            epoch, done, over = epoch + 1, 0, False
+            if (sampler.epoch, sampler.cursor) != (epoch, 0):  # a callback has ended it early
+                sampler.epoch, sampler.cursor = epoch, 0
+        self.progress.owes = False
+        trainer.store_flos()
+
+    def _run_epoch(self, epoch: int, done: int, *, over: bool) -> None:
+        """Trains what is left of an epoch, and ends it.
+
+        Args:
+            epoch: which.
+            done: steps of it that are committed.
+            over: no further one follows.
+        """
+        trainer = self.trainer
+        if self._epoch_here != epoch and not (over and trainer.control.should_epoch_stop):
+            self._epoch_here = epoch
+            trainer.control = trainer.callback_handler.on_epoch_begin(
+                trainer.args, trainer.state, trainer.control
+            )
+        pieces = self.data.pieces
+        trainer._run_epoch(
+            model=trainer.model_wrapped,
+            epoch=epoch,
+            train_dataloader=self.data.batches,
+            steps_in_epoch=done * pieces if over else len(self.data.batches),
+            num_update_steps_per_epoch=done if over else self.data.sampler.steps_in_epoch,
+            trial=None,
+            ignore_keys_for_eval=self._ignored,
+            start_time=self._started,
+            resume_from_checkpoint=_HERE if done else None,
+            epochs_trained=epoch,
+            steps_trained_in_current_epoch=done * pieces,
+        )
+
+    def _settle(self, epoch: int) -> None:
+        """Does what follows the step that the job goes on from."""
+        trainer, notes = self.trainer, self.notes
+        trainer._maybe_log_save_evaluate(
+            trainer._tr_loss,
+            notes.grad_norm,
+            trainer.model_wrapped,
+            None,
+            epoch,
+            self._ignored,
+            self._started,
+            learning_rate=notes.learning_rate,
+        )
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Within the block the ``Trainer`` logs, evaluates and saves."""
+        control = self.trainer.control
+        long = control.should_evaluate or control.should_save
+        what = "evaluation" if control.should_evaluate else "a save of the Trainer's own"
+        with elastic.busy(what) if long else nullcontext():
+            yield
+
+    # What a rank's loss counts
+
+    def shares(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The micro-batches of the next step; see ``TrainBatches.shares``."""
+        self._piece = 0
+        return self.data.shares(batches, hides=self._may_count_labels)
+
+    @contextmanager
+    def piece(self, labels: Any) -> Iterator[None]:
+        """Within the block the ``Trainer`` works on a micro-batch.
+
+        Args:
+            labels: how many the whole step has on all ranks; None: they are not counted.
+        """
+        self._labels = labels
+        yield
+        self._piece += 1
+
+    def weight(self) -> float:
+        """What to multiply the loss of a micro-batch with, so that a step is one of all samples.
+
+        Where labels are counted over all ranks the ``Trainer`` has done so itself. Else it is a mean
+        of this rank's, and divided by the number of micro-batches.
+        """
+        trainer, sampler = self.trainer, self.data.sampler
+        share = sampler.share_of_step(self._piece)
+        pieces = trainer.current_gradient_accumulation_steps
+        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+        if self._labels is None or not self._may_count_labels:
+            return share * (1 if scaled else pieces)
+        ranks = trainer.args.world_size
+        if trainer.label_smoother is not None and not _SMOOTHER_COUNTS:
+            return share / (ranks if trainer.args.average_tokens_across_devices else 1)
+        if scaled is False:
+            return share * pieces
+        if trainer.args.average_tokens_across_devices:
+            return 1.0
+        # A mean over the labels of this rank, which its micro-batches share.
+        return sum(sampler.share_of_step(piece) for piece in range(pieces))
+
+    @property
+    def _may_count_labels(self) -> bool:
+        trainer = self.trainer
+        return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+
+    # Inside
+
+    def _begin_at(self, epoch: int, steps: int) -> None:
+        """Begins where a checkpoint of the ``Trainer``'s own was made."""
+        self.data.sampler.epoch = epoch
+        self.data.sampler.cursor = steps * self.data.global_batch
+
+    def _steps_of(self, epoch: int) -> int:
+        """Steps of an epoch that is over."""
+        sampler = self.data.sampler
+        now, sampler.epoch = sampler.epoch, epoch
+        steps = sampler.steps_in_epoch
+        sampler.epoch = now
+        return steps
+
+    def _start_sums(self) -> None:
+        """What the ``Trainer`` adds up while it trains."""
+        trainer = self.trainer
+        self._started = time.time()
+        trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
+        trainer._initial_global_step = trainer.state.global_step
+        trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
+        trainer._total_loss_scalar = 0.0
+        trainer._globalstep_last_logged = trainer.state.global_step
+
+    def _tell_batch(self, world_size: int) -> None:
+        """Rank 0 says once what the global batch is, and writes it down for those who join."""
+        if self._told or not self.trainer.is_world_process_zero():
+            return
+        self._told = True
+        whole, micro = self.data.sampler.batch_sizes
+        workers = "1 worker" if world_size == 1 else f"{world_size} workers"
+        pieces = f", in {self.data.pieces} pieces" if whole > micro else ""
+        logger.warning(
+            "elastic: a step has %d samples over all workers (now %s, %d at once each%s); "
+            "that is fixed for this job",
+            whole,
+            workers,
+            math.ceil(micro / world_size),
+            pieces,
+        )
+        self.options.record(self.trainer.args.output_dir).write(whole)
+
+
+def leave_our_loaders_alone() -> None:
+    """Has a ``Trainer`` skip nothing of data that begin where the job is; to be called once."""
+    skip = trainers.skip_first_batches
+
+    def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
+        return loader if isinstance(loader, EpochBatches) else skip(loader, num_batches)
+
+    trainers.skip_first_batches = skip_first_batches
