@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import elastic_runtime as elastic
 from tests import processes
@@ -20,7 +20,17 @@ TOLERANCE = 1e-5
 
 
 class TrainerJob(Job):
-    """One ``elastic-run`` of the script."""
+    """One ``elastic-run`` of the script.
+
+    Attributes:
+        script: the script of all kinds.
+        same_training: kinds that train as another one does, however they are saved.
+        free_batches: kinds whose steps have more batches now and then.
+    """
+
+    script = SCRIPT
+    same_training: ClassVar = {"restarted": "usual", "sharded": "usual"}
+    free_batches: ClassVar = ("growing", "accumulated-by-hand")
 
     def __init__(
         self,
@@ -33,7 +43,7 @@ class TrainerJob(Job):
     ) -> None:
         words = options or TWO
         where = {**(environ or {}), "MAX_STEPS": str(steps)}
-        super().__init__(folder, SCRIPT, *words, kind=kind, seconds=seconds, environ=where)
+        super().__init__(folder, self.script, *words, kind=kind, seconds=seconds, environ=where)
         self._kind = kind
 
     def finish_exactly(self, tolerance: float = TOLERANCE) -> None:
@@ -49,11 +59,10 @@ class TrainerJob(Job):
         self._compare(tolerance)
 
     def _compare(self, tolerance: float) -> None:
-        # However it is saved, it is the same training.
-        kind = "usual" if self._kind in ("restarted", "sharded") else self._kind
-        whole = undisturbed(self.folder, kind)
+        kind = self.same_training.get(self._kind, self._kind)
+        whole = undisturbed(self.folder, kind, script=self.script)
         for end in self.said("ended"):
-            assert end["step"] == whole["step"], f"it ended early, or late: {end}"
+            assert end["step"] == whole["step"], f"it ended early, or late: {end['step']}"
             self.compare(end, whole, tolerance)
 
     def compare(
@@ -73,15 +82,14 @@ class TrainerJob(Job):
 
     def check_samples(self, *, redone: bool = False) -> None:
         """Each rank has trained on its share of the right batch, and each step was done once."""
-        if self._kind in ("growing", "accumulated-by-hand"):  # a step has more batches now and then
+        if self._kind in self.free_batches:
             return
-        pieces = 3 if self._kind == "accumulated" else 1
         shares = {}
         rounds: dict[int, set[int]] = {}
         for note in self.said("step"):
             place = (note["rank"], note["size"])
             if place not in shares:
-                shares[place] = _shares(*place, pieces)
+                shares[place] = self.shares_of(*place)
             step = note["step"] - 1
             expected = shares[place][note["epoch"]]
             of_epoch = step - sum(len(shares[place][e]) for e in range(note["epoch"]))
@@ -97,6 +105,10 @@ class TrainerJob(Job):
         twice = {step: found for step, found in rounds.items() if len(found) > 1}
         assert not twice, f"steps that were done in more than one round: {twice}"
 
+    def shares_of(self, rank: int, size: int) -> list[list[list[int]]]:
+        """What a rank of a world notes of each step, for each of many epochs."""
+        return _shares(rank, size, 3 if self._kind == "accumulated" else 1)
+
     def check_ends_of_epochs(self) -> None:
         """No epoch's end was left out, and no validation."""
         steps = {note["step"] for note in self.said("step")}
@@ -108,20 +120,23 @@ class TrainerJob(Job):
             assert step in validated, f"the epoch that ends with step {step} was not validated"
 
 
-def undisturbed(folder: Path, kind: str, steps: int = 0) -> dict[str, Any]:
+def undisturbed(
+    folder: Path, kind: str, steps: int = 0, script: str = SCRIPT
+) -> dict[str, Any]:
     """The last note of the same script on one rank, without an agent.
 
     Args:
         folder: of the job; this run has one in it.
         kind: of the script.
         steps: at most; 0: all.
+        script: which.
     """
     own = folder / "undisturbed"
     own.mkdir()
     (own / "enough").touch()
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--folder", str(own), "--kind", kind],
-        env={**os.environ, **ENVIRONMENT, "MAX_STEPS": str(steps)},
+        [sys.executable, script, "--folder", str(own), "--kind", kind],
+        env={**os.environ, **ENVIRONMENT, "MAX_STEPS": str(steps), "ELASTIC_MOST_WORKERS": "2"},
         cwd=own,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -239,8 +239,8 @@ def main() -> None:
     trainer.train()
     weights = {name: value.tolist() for name, value in trainer.model.state_dict().items()}
     facts = {"step": trainer.state.global_step, "digest": 0, "version": transformers.__version__}
-    history = [line for line in trainer.state.log_history if "loss" in line]
-    notes.say("ended", now(), weights=weights, logged=history, **facts)
+    facts["logged"] = [line["step"] for line in trainer.state.log_history if "loss" in line]
+    notes.say("ended", now(), weights=weights, **facts)
     trainer.save_model()
     assert elastic_runtime.transformers is not None
 

@@ -1,0 +1,33 @@
+"""A job under Hugging Face's ``Trainer`` whose history can be checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import elastic_runtime as elastic
+from tests.integration.lightning.trainer_job import GLOBAL_BATCH, SAMPLES, SEED, TrainerJob
+
+
+class HuggingFaceJob(TrainerJob):
+    """One ``elastic-run`` of the script."""
+
+    script = str(Path(__file__).with_name("scripts") / "hf_trainer.py")
+    same_training: ClassVar = {"restarted": "usual"}
+    free_batches: ClassVar = ()
+
+    def shares_of(self, rank: int, size: int) -> list[list[list[int]]]:
+        """What a rank notes of each step: all its micro-batches, each as large as it may be."""
+        accumulated = self._kind == "accumulated"
+        batch, at_once = (12, 2) if accumulated else (GLOBAL_BATCH, 5)
+        sampler = elastic.ElasticBatchSampler(SAMPLES, batch, seed=SEED, rank=rank, world=size)
+        sampler.batch_sizes = batch, at_once * size
+        epochs = []
+        for epoch in range(30):
+            sampler.epoch, sampler.cursor = epoch, 0
+            left, steps = iter(sampler), []
+            for step in range(-(-SAMPLES // batch)):
+                pieces = -(-min(batch, SAMPLES - step * batch) // (at_once * size))
+                steps.append([index for _ in range(pieces) for index in next(left)])
+            epochs.append(steps)
+        return epochs
