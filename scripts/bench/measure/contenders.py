@@ -13,6 +13,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 ELASTIC = (sys.executable, "-m", "elastic_runtime")
 _IN_PLACE = "train_in_place.py"
 _LIGHTNING = "train_lightning.py"
+_HF = "train_hf.py"
 
 # What a person would set for all of them: one thread a process, and no five seconds lost in a
 # resolver that drops a query (every TCPStore connection asks for the peer's name).
@@ -87,10 +88,9 @@ def _torchrun_tuned(name: str) -> Contender:
     )
 
 
-def _lightning(name: str, kind: str) -> Contender:
+def _trainer(name: str, script: str, environment: Mapping[str, str]) -> Contender:
     bounds = ("--min", "1", "--max", "3")
-    environment = {"BENCH_LIGHTNING": kind}
-    return Contender(name, ELASTIC, bounds, "etcd", (), environment, script=_LIGHTNING)
+    return Contender(name, ELASTIC, bounds, "etcd", (), environment, script=script)
 
 
 def _in_place(name: str, store: str, *options: str) -> Contender:
@@ -104,8 +104,11 @@ CONTENDERS: Mapping[str, Contender] = {
         _torchrun("torchrun"),
         _torchrun_tuned("torchrun-tuned"),
         replace(_torchrun_tuned("lightning-torchrun"), script=_LIGHTNING),
-        _lightning("lightning-in-place", "in-place"),
-        _lightning("lightning-restart", "restart"),
+        _trainer("lightning-in-place", _LIGHTNING, {"BENCH_LIGHTNING": "in-place"}),
+        _trainer("lightning-restart", _LIGHTNING, {"BENCH_LIGHTNING": "restart"}),
+        replace(_torchrun_tuned("hf-torchrun"), script=_HF),
+        _trainer("hf-in-place", _HF, {"BENCH_HF": "in-place"}),
+        _trainer("hf-restart", _HF, {"BENCH_HF": "restart"}),
         Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
         Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
         _in_place("in-place-etcd", "etcd"),
