@@ -1,8 +1,8 @@
 """Tells accelerate which ranks there are.
 
 It keeps that in dictionaries that all its objects of a process share, ``Accelerator`` and
-``TrainingArguments`` among them. They are filled when the first object is made, and are changed here
-when the world changes: so nothing that refers to accelerate has to be made again.
+``TrainingArguments`` among them. They are filled when the first object is made, and are changed
+here when the world changes: so nothing that refers to accelerate has to be made again.
 """
 
 from __future__ import annotations

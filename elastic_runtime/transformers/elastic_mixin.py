@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _has_trained = False
 
 
-class ElasticMixin:
+class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed here
     """Put before a class that is made from ``Trainer``, it makes an elastic trainer of it.
 
     Example::
@@ -40,6 +40,21 @@ class ElasticMixin:
 
     _elastic_connects_itself = True
     _elastic_job: TrainingJob | None = None
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Refuses another order of the classes.
+
+        Raises:
+            UsageError: the mixin does not come first.
+        """
+        super().__init_subclass__(**named)
+        before = cls.__mro__[: cls.__mro__.index(ElasticMixin)]
+        for other in before:
+            if issubclass(other, Trainer) and not issubclass(other, ElasticMixin):
+                raise UsageError(
+                    f"class {cls.__name__} names {other.__name__} before ElasticMixin, which then "
+                    f"has no effect: class {cls.__name__}(ElasticMixin, {other.__name__})"
+                )
 
     def __init__(self, *args: Any, elastic: ElasticOptions | None = None, **named: Any) -> None:
         """Makes the trainer.
@@ -197,7 +212,7 @@ class ElasticMixin:
         return None if _has_checkpoints(self._elastic_options.where(output)) else found
 
 
-class _Commits(TrainerCallback):
+class _Commits(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
     """Commits each step."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
@@ -208,7 +223,7 @@ class _Commits(TrainerCallback):
             self._trainer._elastic_job.commit()
 
 
-class ElasticTrainer(ElasticMixin, Trainer):
+class ElasticTrainer(ElasticMixin):
     """Hugging Face's ``Trainer``, whose ranks may come and go.
 
     Example::
@@ -252,8 +267,13 @@ def _refuse(args: Any, options: ElasticOptions) -> None:
         )
     if getattr(args, "parallelism_config", None) is not None:
         raise UsageError(
-            "parallelism_config= lays out the ranks of one world; an elastic Trainer has ranks that "
+            "parallelism_config= lays out the ranks of one world, and those of an elastic Trainer "
             "come and go: leave it out"
+        )
+    if getattr(args, "enable_jit_checkpoint", False):
+        raise UsageError(
+            "enable_jit_checkpoint= saves at a step of each rank's own when a node is asked to "
+            "leave; an elastic job does it at one that all ranks agree on: leave it out"
         )
 
 

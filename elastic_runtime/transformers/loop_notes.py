@@ -1,12 +1,12 @@
-"""What a ``Trainer`` has noted on a rank: logs, sums of losses, callbacks, what it is about to do."""
+"""What a ``Trainer`` has noted on a rank: logs, sums of losses, callbacks, and what is due."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from elastic_runtime.trainers.rank_notes import RankNotes
@@ -46,6 +46,7 @@ class LoopNotes(RankNotes):
         self._trainer = trainer
         self._noted: dict[str, Any] = {}
         self._refused: set[str] = set()
+        self._lines: list[str] = []  # the logs as JSON: there may be many of them
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
 
@@ -72,6 +73,7 @@ class LoopNotes(RankNotes):
         for name, value in noted["state"].items():
             setattr(trainer.state, name, value)
         del trainer.state.log_history[noted["logged"] :]
+        del self._lines[noted["logged"] :]
         self.grad_norm, self.learning_rate = noted["newest"]
         self._restore(noted["control"], noted["callbacks"])
 
@@ -79,14 +81,15 @@ class LoopNotes(RankNotes):
         """Them as plain JSON."""
         trainer = self._trainer
         sums = {name: getattr(trainer, name) for name in _SUMS}
-        norm = self.grad_norm
         return {
             "sums": {**sums, "_tr_loss": pack_tensor(trainer._tr_loss)},
             "state": {name: _plain(getattr(trainer.state, name)) for name in _OF_STATE},
-            "history": [{k: _plain(v) for k, v in line.items()} for line in self._history],
+            "history": self._history(),
             "control": trainer.control.state()["args"],
+            "at_limit": trainer.state.global_step >= trainer.state.max_steps,
+            "step": trainer.state.global_step,
             "callbacks": self._callback_states(),
-            "newest": [_plain(norm), _plain(self.learning_rate)],
+            "newest": [_plain(self.grad_norm), _plain(self.learning_rate)],
         }
 
     def take(self, told: dict[str, Any], *, begins: bool) -> None:
@@ -101,14 +104,19 @@ class LoopNotes(RankNotes):
         trainer._tr_loss = unpack_tensor(told["sums"]["_tr_loss"]).to(trainer.args.device)
         for name, value in told["state"].items():
             setattr(trainer.state, name, value)
-        trainer.state.log_history = list(told["history"])
+        self._lines = told["history"].splitlines()
+        trainer.state.log_history = [json.loads(line) for line in self._lines]
         self.grad_norm, self.learning_rate = told["newest"]
-        self._restore(told["control"], told["callbacks"])
+        control = dict(told["control"])
+        if told["at_limit"] and told["step"] < trainer.state.max_steps:
+            control["should_training_stop"] = False  # the job was ended, and is to train on
+        self._restore(control, told["callbacks"])
 
-    @property
-    def _history(self) -> list[dict[str, Any]]:
-        history: list[dict[str, Any]] = self._trainer.state.log_history
-        return history
+    def _history(self) -> str:
+        """All logs, a line of JSON for each."""
+        new = self._trainer.state.log_history[len(self._lines) :]
+        self._lines += [json.dumps({k: _plain(v) for k, v in each.items()}) for each in new]
+        return "\n".join(self._lines)
 
     def _callbacks(self) -> dict[str, ExportableState]:
         """Those with a state that others can be told, by a name that is the same on all ranks."""
@@ -149,8 +157,5 @@ class LoopNotes(RankNotes):
 
 def _plain(value: Any) -> Any:
     """A number of NumPy's or torch's as one of Python's."""
-    return value.item() if hasattr(value, "item") and not torch.is_tensor(value) else _of(value)
-
-
-def _of(value: Any) -> Any:
-    return value.item() if torch.is_tensor(value) and value.numel() == 1 else value
+    single = hasattr(value, "item") and getattr(value, "size", None) is not None
+    return value.item() if single and math.prod(getattr(value, "shape", ())) == 1 else value

@@ -115,7 +115,7 @@ def _saver(job: TrainingJob, parts: dict[str, Any]) -> Checkpointer:
 
 
 def _connected(trainer: Any, model: Any) -> Any:
-    """The model in ``DistributedDataParallel``, with the options that the ``Trainer`` has chosen."""
+    """The model in ``DistributedDataParallel``, with the ``Trainer``'s options for it."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     handler = trainer.accelerator.ddp_handler

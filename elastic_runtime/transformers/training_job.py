@@ -1,9 +1,9 @@
 """One call of ``Trainer.train`` in an elastic job.
 
-What a ``Trainer`` does before its first step (data, optimizer, schedule) is done once in each process
-and without other ranks, so that a replacement does it while the others train. Its own ``_run_epoch``
-then trains in one world after the other, from wherever the job is; what follows a step is owed until
-the next one is committed.
+What a ``Trainer`` does before its first step (data, optimizer, schedule) is done once in each
+process and without other ranks, so that a replacement does it while the others train. Its own
+``_run_epoch`` then trains in one world after the other, from wherever the job is; what follows a
+step is owed until the next one is committed.
 """
 
 from __future__ import annotations
@@ -90,13 +90,15 @@ class TrainingJob:
         recorded = options.record(args.output_dir).batch()
         self.data = TrainBatches(trainer, options.global_batch or 0, recorded)
         self._written = args.gradient_accumulation_steps
+        args.ignore_data_skip = False  # the data begin where the job is, and steps are counted so
         counted = self.data.whole_epochs(self._written)
         numbers = trainer.set_initial_training_values(args, counted)
-        self._epochs, steps, _, self._samples, _, _, max_steps = numbers
-        place = trainer._init_training_state(max_steps, steps, self._epochs, resume_from, None)
+        self._epochs, steps, _, self._samples, _, _, self._max_steps = numbers
+        total = self._max_steps
+        place = trainer._init_training_state(total, steps, self._epochs, resume_from, None)
         if resume_from is not None:
             self._begin_at(place[0], place[1] // self._written)
-        trainer._prepare_for_training(max_steps, self.data.batches, resume_from)
+        trainer._prepare_for_training(total, self.data.batches, resume_from)
         model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
         self.model, frozen = kept_model(model)
         self.progress = Progress(trainer, self.data, frozen)
@@ -160,13 +162,13 @@ class TrainingJob:
         """
         trainer = self.trainer
         self.data.enter(world_size)
-        trainer.args.gradient_accumulation_steps = self.data.pieces
         vars(trainer).pop("_eval_dataloaders", None)  # they are for the ranks of the last world
         if hasattr(trainer.optimizer, "train"):
             trainer.optimizer.train()  # an evaluation may have been interrupted
         self.notes.enter(step)
         self._callbacks.enter()
         self._tell_batch(world_size)
+        trainer.args.gradient_accumulation_steps = self.data.pieces
 
     def _train(self) -> None:
         """Trains in one world."""
@@ -179,8 +181,11 @@ class TrainingJob:
                 epoch, done, over = epoch - 1, self._steps_of(epoch - 1), True
             self._settle(epoch)
             over = over or trainer.control.should_epoch_stop or trainer.control.should_training_stop
+        elif trainer.control.should_training_stop or trainer.state.global_step >= self._max_steps:
+            return
         elif done == 0 and epoch == 0 and trainer.args.eval_on_start:
-            trainer._evaluate(None, self._ignored, skip_scheduler=True)
+            with elastic.busy("evaluation"):
+                trainer._evaluate(None, self._ignored, skip_scheduler=True)
         while epoch < self._epochs:
             self._run_epoch(epoch, done, over=over)
             if trainer.control.should_training_stop:
@@ -237,11 +242,13 @@ class TrainingJob:
     @contextmanager
     def following(self) -> Iterator[None]:
         """Within the block the ``Trainer`` logs, evaluates and saves."""
-        control = self.trainer.control
+        args, control = self.trainer.args, self.trainer.control
         long = control.should_evaluate or control.should_save
         what = "evaluation" if control.should_evaluate else "a save of the Trainer's own"
+        pieces, args.gradient_accumulation_steps = args.gradient_accumulation_steps, self._written
         with elastic.busy(what) if long else nullcontext():
             yield
+        args.gradient_accumulation_steps = pieces
 
     # What a rank's loss counts
 
@@ -264,16 +271,16 @@ class TrainingJob:
     def weight(self) -> float:
         """What to multiply the loss of a micro-batch with, so that a step is one of all samples.
 
-        Where labels are counted over all ranks the ``Trainer`` has done so itself. Else it is a mean
-        of this rank's, and divided by the number of micro-batches.
+        Where labels are counted over all ranks the ``Trainer`` has done so itself. Else it is a
+        mean of this rank's, and divided by the number of micro-batches.
         """
         trainer, sampler = self.trainer, self.data.sampler
         share = sampler.share_of_step(self._piece)
-        pieces = trainer.current_gradient_accumulation_steps
+        pieces: int = trainer.current_gradient_accumulation_steps
         scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
         if self._labels is None or not self._may_count_labels:
             return share * (1 if scaled else pieces)
-        ranks = trainer.args.world_size
+        ranks: int = trainer.args.world_size
         if trainer.label_smoother is not None and not _SMOOTHER_COUNTS:
             return share / (ranks if trainer.args.average_tokens_across_devices else 1)
         if scaled is False:

@@ -1,7 +1,7 @@
 """The benchmark's job under Hugging Face's ``Trainer``: as people write it, or elastic.
 
-``BENCH_HF`` says which: ``in-place``, ``restart``, or nothing: then it is a plain ``Trainer``, which
-saves every ten steps, and a restart loads the last of these.
+``BENCH_HF`` says which: ``in-place``, ``restart``, or nothing: then it is a plain ``Trainer``,
+which saves every ten steps, and a restart loads the last of these.
 """
 
 from __future__ import annotations

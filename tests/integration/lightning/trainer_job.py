@@ -120,9 +120,7 @@ class TrainerJob(Job):
             assert step in validated, f"the epoch that ends with step {step} was not validated"
 
 
-def undisturbed(
-    folder: Path, kind: str, steps: int = 0, script: str = SCRIPT
-) -> dict[str, Any]:
+def undisturbed(folder: Path, kind: str, steps: int = 0, script: str = SCRIPT) -> dict[str, Any]:
     """The last note of the same script on one rank, without an agent.
 
     Args:
