@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import ExportableState, TrainerControl
+from transformers.utils import logging
 
 from elastic_runtime.trainers.rank_notes import RankNotes
 from elastic_runtime.trainers.small_tensors import pack_tensor, unpack_tensor
@@ -15,7 +15,7 @@ from elastic_runtime.trainers.small_tensors import pack_tensor, unpack_tensor
 if TYPE_CHECKING:
     from transformers import Trainer
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger("transformers.elastic")
 
 # Of a TrainerState, what changes with the steps. global_step is Progress's.
 _OF_STATE = (

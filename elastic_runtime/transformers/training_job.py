@@ -8,7 +8,6 @@ step is owed until the next one is committed.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from contextlib import contextmanager, nullcontext
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from transformers import trainer as trainers
 from transformers.trainer_pt_utils import LabelSmoother
+from transformers.utils import logging
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from elastic_runtime.transformers.elastic_options import ElasticOptions
 
-logger = logging.getLogger(__name__)
+# Of theirs, so that it is shown as their users have chosen.
+logger = logging.get_logger("transformers.elastic")
 
 # Given to a Trainer as the checkpoint that it goes on from, in the middle of an epoch.
 _HERE = "elastic"
