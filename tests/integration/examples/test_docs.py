@@ -63,7 +63,7 @@ IN_PLACE = {
 def test_no_document_has_examples_that_nothing_runs() -> None:
     shown = {path.name for path in DOCS.glob("*.md") if "```python\n" in path.read_text()}
     # data.md: integration/data
-    assert shown == {"checkpoints.md", "data.md", "in-place.md", "lightning.md"}
+    assert shown == {"checkpoints.md", "data.md", "in-place.md", "lightning.md", "transformers.md"}
 
 
 def test_all_examples_of_in_place_are_run() -> None:
@@ -99,6 +99,22 @@ def test_all_examples_of_lightning_are_run() -> None:
 def test_example_of_lightning(name: str, tmp_path: Path) -> None:
     text = run_example("lightning.md", name, tmp_path, *ELASTIC_RUN)
     assert re.search(LIGHTNING[name], text), text
+
+
+TRANSFORMERS = {
+    "hf_train.py": r"loss [0-3]\.\d\d over 192 steps",
+    "sft_train.py": r"18 steps",
+}
+
+
+def test_all_examples_of_transformers_are_run() -> None:
+    assert examples("transformers.md").keys() == TRANSFORMERS.keys()
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_example_of_transformers(name: str, tmp_path: Path) -> None:
+    text = run_example("transformers.md", name, tmp_path, *ELASTIC_RUN)
+    assert re.search(TRANSFORMERS[name], text), text
 
 
 CHECKPOINTS = ("train.py", "load.py")
