@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from elastic_runtime.checkpoint.save_interval import parse_every
@@ -13,7 +13,7 @@ from elastic_runtime.trainers.job_record import JobRecord
 _DIRECTORY = "elastic_checkpoints"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ElasticOptions:
     """What ``TrainingArguments`` do not say.
 
@@ -31,6 +31,7 @@ class ElasticOptions:
     """
 
     directory: str | os.PathLike[str] | None = None
+    _: KW_ONLY
     every: Any = "30s"
     keep: int | None = 3
     snapshot_every: Any = None
