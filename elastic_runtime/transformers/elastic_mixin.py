@@ -175,7 +175,7 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
         """The forward and backward pass of a micro-batch."""
         if self._elastic_job is None:
             return super().training_step(model, inputs, num_items_in_batch, **named)
-        with self._elastic_job.piece(num_items_in_batch):
+        with self._elastic_job.piece(inputs, num_items_in_batch):
             return super().training_step(model, inputs, num_items_in_batch, **named)
 
     def _get_grad_norm(self, *args: Any, **named: Any) -> Any:

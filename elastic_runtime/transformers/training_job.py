@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import trainer as trainers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_pt_utils import LabelSmoother
+from transformers.trainer_utils import unwrap_peft_model
 from transformers.utils import logging
 
 import elastic_runtime as elastic
@@ -40,7 +42,8 @@ logger = logging.get_logger("transformers.elastic")
 
 # Given to a Trainer as the checkpoint that it goes on from, in the middle of an epoch.
 _HERE = "elastic"
-# Before transformers 5.16 the smoothed loss was a mean of each rank's, times the number of ranks.
+# In older versions a smoothed loss is a mean over each rank's micro-batch, times the number of
+# ranks, where others are a sum by the labels of the step.
 _SMOOTHER_COUNTS = "num_items_in_batch" in signature(LabelSmoother.__call__).parameters
 
 
@@ -109,6 +112,7 @@ class TrainingJob:
         self._epoch_here = -1  # the newest epoch that on_epoch_begin was called for here
         self._piece = 0
         self._labels: Any = None  # how many the step has, if that is what its loss is a mean over
+        self._inputs: dict[str, Any] = {}  # of the micro-batch that is under way
         self._told = False
         self._start_sums()
 
@@ -259,14 +263,16 @@ class TrainingJob:
         return self.data.shares(batches, hides=self._may_count_labels)
 
     @contextmanager
-    def piece(self, labels: Any) -> Iterator[None]:
+    def piece(self, inputs: Any, labels: Any) -> Iterator[None]:
         """Within the block the ``Trainer`` works on a micro-batch.
 
         Args:
+            inputs: that.
             labels: how many the whole step has on all ranks; None: they are not counted.
         """
-        self._labels = labels
+        self._inputs, self._labels = dict(inputs), labels
         yield
+        self._inputs = {}
         self._piece += 1
 
     def weight(self) -> float:
@@ -281,15 +287,23 @@ class TrainingJob:
         scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
         if self._labels is None or not self._may_count_labels:
             return share * (1 if scaled else pieces)
-        ranks: int = trainer.args.world_size
-        if trainer.label_smoother is not None and not _SMOOTHER_COUNTS:
-            return share / (ranks if trainer.args.average_tokens_across_devices else 1)
         if scaled is False:
             return share * pieces
+        counts = 1.0
+        if trainer.label_smoother is not None and not _SMOOTHER_COUNTS:
+            counts = self._own_labels() / float(self._labels)
         if trainer.args.average_tokens_across_devices:
-            return 1.0
+            return counts
         # A mean over the labels of this rank, which its micro-batches share.
-        return sum(sampler.share_of_step(piece) for piece in range(pieces))
+        return counts * sum(sampler.share_of_step(piece) for piece in range(pieces))
+
+    def _own_labels(self) -> int:
+        """How many labels a mean over this rank's micro-batch is about."""
+        labels = self._inputs["labels"]
+        name = unwrap_peft_model(self.trainer.model)._get_name()
+        if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            labels = labels[..., 1:]
+        return int(labels.ne(-100).sum())
 
     @property
     def _may_count_labels(self) -> bool:

@@ -45,6 +45,8 @@ ELSEWHERE = {
         "lightning/loops/validation_guard.py",
     ),
     "tests/integration/lightning/test_from_checkpoints.py": ("lightning/elastic_callback.py",),
+    "tests/integration/transformers/test_hf_in_place.py": ("transformers/recoveries.py",),
+    "tests/integration/examples/test_hf_text.py": ("examples/hf_text.py",),
     # One test looks at all events.
     "tests/unit/events/test_event.py": (
         "events/checkpoint_events.py",

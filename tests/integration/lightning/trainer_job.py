@@ -44,7 +44,7 @@ class TrainerJob(Job):
         words = options or TWO
         where = {**(environ or {}), "MAX_STEPS": str(steps)}
         super().__init__(folder, self.script, *words, kind=kind, seconds=seconds, environ=where)
-        self._kind = kind
+        self._kind, self._environ = kind, environ or {}
 
     def finish_exactly(self, tolerance: float = TOLERANCE) -> None:
         """Ends it, and compares it with the same job on one rank without faults.
@@ -60,7 +60,7 @@ class TrainerJob(Job):
 
     def _compare(self, tolerance: float) -> None:
         kind = self.same_training.get(self._kind, self._kind)
-        whole = undisturbed(self.folder, kind, script=self.script)
+        whole = undisturbed(self.folder, kind, script=self.script, environ=self._environ)
         for end in self.said("ended"):
             assert end["step"] == whole["step"], f"it ended early, or late: {end['step']}"
             self.compare(end, whole, tolerance)
@@ -120,7 +120,13 @@ class TrainerJob(Job):
             assert step in validated, f"the epoch that ends with step {step} was not validated"
 
 
-def undisturbed(folder: Path, kind: str, steps: int = 0, script: str = SCRIPT) -> dict[str, Any]:
+def undisturbed(
+    folder: Path,
+    kind: str,
+    steps: int = 0,
+    script: str = SCRIPT,
+    environ: dict[str, str] | None = None,
+) -> dict[str, Any]:
     """The last note of the same script on one rank, without an agent.
 
     Args:
@@ -128,13 +134,20 @@ def undisturbed(folder: Path, kind: str, steps: int = 0, script: str = SCRIPT) -
         kind: of the script.
         steps: at most; 0: all.
         script: which.
+        environ: more variables of its environment.
     """
     own = folder / "undisturbed"
     own.mkdir()
     (own / "enough").touch()
     done = subprocess.run(
         [sys.executable, script, "--folder", str(own), "--kind", kind],
-        env={**os.environ, **ENVIRONMENT, "MAX_STEPS": str(steps), "ELASTIC_MOST_WORKERS": "2"},
+        env={
+            **os.environ,
+            **ENVIRONMENT,
+            "MAX_STEPS": str(steps),
+            "ELASTIC_MOST_WORKERS": "2",
+            **(environ or {}),
+        },
         cwd=own,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from tests import processes
+from tests.integration.in_place.job import ENVIRONMENT, PATIENCE
+from tests.integration.lightning.trainer_job import TWO, undisturbed
 from tests.integration.transformers.hf_job import HuggingFaceJob
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
 ROUGHLY = 0.02
@@ -82,3 +85,55 @@ def test_a_job_that_is_restarted_in_other_worlds(tmp_path: Path) -> None:
         os.kill(job.nodes()[both[1].node], signal.SIGTERM)
         job.ranks(1, after=both[0].round)
         job.finish_restarted()
+
+
+@pytest.mark.first_case("a job of two nodes for each")
+@pytest.mark.parametrize("kind", ["smoothed", "usual"])
+def test_the_oldest_transformers_that_is_supported(tmp_path: Path, kind: str) -> None:
+    oldest = Path(sys.prefix) / "transformers-5.3"
+    assert oldest.is_dir(), "scripts/setup installs it"
+    with HuggingFaceJob(tmp_path, kind=kind, environ={"PYTHONPATH": str(oldest)}) as job:
+        before = job.ranks(2)
+        job.kill(before[0])
+        alone = job.ranks(1, after=before[0].round)
+        job.ranks(2, after=alone[0].round)
+        job.finish_exactly()
+        job.check_ends_of_epochs()
+        assert {note["version"] for note in job.said("ended")} == {"5.3.0"}
+
+
+@pytest.mark.slow("a job three times")
+def test_a_job_that_ended_in_the_middle_of_an_epoch_goes_on_there(tmp_path: Path) -> None:
+    for steps in (30, 30, 50):
+        with HuggingFaceJob(tmp_path, *TWO, kind="usual", steps=steps) as job:
+            job.enough()
+            assert job.end() == 0, job.story()
+    job.check_samples()
+    ended = job.said("ended")[-1]
+    whole = undisturbed(tmp_path, "usual", steps=50, script=job.script)
+    assert ended["step"] == whole["step"] == 50
+    job.compare(ended, whole)
+
+
+@pytest.mark.slow("a job of two nodes, and one more")
+def test_a_node_is_killed_and_another_one_joins(tmp_path: Path) -> None:
+    with HuggingFaceJob(tmp_path, kind="usual") as job:
+        before = job.ranks(2)
+        os.kill(job.nodes()[before[1].node], signal.SIGKILL)
+        alone = job.ranks(1, after=before[0].round)
+        assert alone[0].pid == before[0].pid
+        command = shlex.split(job.event("job.join_command")["command"])
+        environ = {**os.environ, **ENVIRONMENT, processes.MARKER: job.mark}
+        with (tmp_path / "joined").open("wb") as log:
+            joined = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=log, stderr=log)
+        both = job.ranks(2, after=alone[0].round)
+        assert both[0].pid == before[0].pid
+        job.enough()
+        assert joined.wait(PATIENCE) == 0
+        job.end()  # it tells of the node that was killed
+        job.check()
+        job.check_samples()
+        whole = undisturbed(tmp_path, "usual", script=job.script)
+        for end in job.said("ended"):
+            assert end["step"] == whole["step"]
+            job.compare(end, whole)

@@ -1,0 +1,126 @@
+"""What a rank has noted under a Trainer: its own, another rank's, or that of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from elastic_runtime.transformers.loop_notes import LoopNotes
+from tests.unit.transformers.hf_trainers import trainer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+class Counts(TrainerCallback, ExportableState):
+    """One of the user's."""
+
+    def __init__(self) -> None:
+        self.count: Any = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"count": self.count}}
+
+
+class Noted:
+    """A process in training."""
+
+    def __init__(self, folder: Path, max_steps: int = 50) -> None:
+        self.stops, self.counts = EarlyStoppingCallback(), Counts()
+        self.trainer = trainer(folder, callbacks=[self.stops, self.counts])
+        self.trainer.state.max_steps = max_steps
+        self.trainer._tr_loss = torch.tensor(0.0)
+        self.trainer._total_loss_scalar = 0.0
+        self.trainer._globalstep_last_logged = 0
+        self.notes = LoopNotes(self.trainer)
+
+    def train(self, step: int) -> None:
+        """What some steps leave behind."""
+        self.trainer.state.global_step = step
+        self.trainer.state.epoch = step / 10
+        self.trainer._tr_loss += 0.5
+        self.trainer.state.best_metric = 0.25
+        self.trainer.control.should_evaluate = True
+        self.stops.early_stopping_patience_counter += 1
+        self.counts.count += 1
+        self.trainer.state.log_history.append({"loss": 0.5, "step": step})
+        self.notes.grad_norm = torch.tensor(2.0)
+
+
+def test_who_goes_on_goes_back_to_the_commit(tmp_path: Path) -> None:
+    one = Noted(tmp_path)
+    one.train(3)
+    one.notes.note(3)
+    one.train(4)
+    one.trainer.control.should_evaluate = False
+    one.notes.enter(3)
+    assert one.trainer._tr_loss == 0.5
+    assert one.stops.early_stopping_patience_counter == one.counts.count == 1
+    assert [line["step"] for line in one.trainer.state.log_history] == [3]
+    assert one.trainer.control.should_evaluate
+    one.trainer._tr_loss += 1
+    one.notes.enter(3)
+    assert one.trainer._tr_loss == 0.5
+
+
+def test_a_checkpoint_has_all_of_it(tmp_path: Path) -> None:
+    one, other = Noted(tmp_path), Noted(tmp_path)
+    one.train(3)
+    one.trainer.control.should_training_stop = True
+    saved = json.loads(json.dumps(one.notes.state_dict()))
+    other.notes.load_state_dict(saved)
+    other.notes.enter(3)
+    assert other.trainer._tr_loss == 0.5
+    assert other.stops.early_stopping_patience_counter == other.counts.count == 1
+    assert other.trainer.state.log_history == one.trainer.state.log_history
+    assert other.trainer.state.best_metric == 0.25
+    assert (other.notes.grad_norm, other.trainer.state.epoch) == (2.0, 0.3)
+    assert other.trainer.control.should_training_stop
+    assert other.trainer.control.should_evaluate
+
+
+def test_a_job_that_was_at_its_end_may_have_another_one_now(tmp_path: Path) -> None:
+    one, longer = Noted(tmp_path, max_steps=3), Noted(tmp_path, max_steps=6)
+    one.train(3)
+    one.trainer.control.should_training_stop = True
+    longer.notes.load_state_dict(one.notes.state_dict())
+    assert not longer.trainer.control.should_training_stop
+
+
+def test_logs_grow_by_what_is_new(tmp_path: Path) -> None:
+    one, other = Noted(tmp_path), Noted(tmp_path)
+    for step in (1, 2, 3):
+        one.train(step)
+        other.notes.take(one.notes.for_others(), begins=False)
+        assert other.trainer.state.log_history == one.trainer.state.log_history
+    one.notes.note(3)
+    one.train(4)
+    one.notes.for_others()
+    one.notes.enter(3)
+    one.trainer.state.log_history.append({"loss": 0.25, "step": 4})
+    other.notes.take(one.notes.for_others(), begins=False)
+    assert other.trainer.state.log_history == one.trainer.state.log_history
+
+
+def test_a_job_that_begins_has_nothing_to_take(tmp_path: Path) -> None:
+    one, other = Noted(tmp_path), Noted(tmp_path)
+    one.train(1)
+    other.notes.take(one.notes.for_others(), begins=True)
+    assert other.counts.count == 0
+
+
+def test_a_state_that_is_no_plain_json_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Noted(tmp_path)
+    one.counts.count = object()
+    states = one.notes.for_others()["callbacks"]
+    assert list(states) == ["EarlyStoppingCallback#0"]
+    one.notes.for_others()
+    assert caplog.text.count("the callback Counts is neither saved") == 1
