@@ -49,6 +49,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "ElasticBatchSampler": (
             "loss_scale",
             "loss_scale_of",
+            "share_of_step",
             "commit",
             "state_dict",
             "load_state_dict",
@@ -60,6 +61,11 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "lightning.ElasticStrategy": (),
         "lightning.ElasticCallback": (),
         "lightning.ElasticEnvironment": (),
+    },
+    "Hugging Face": {
+        "transformers.ElasticTrainer": (),
+        "transformers.ElasticMixin": ("train",),
+        "transformers.ElasticOptions": (),
     },
     "Starting a job from Python": {
         "launch": (),
@@ -78,6 +84,7 @@ GUIDES = {
     "Checkpoints": "checkpoints.md",
     "Data": "data.md",
     "Lightning": "lightning.md",
+    "Hugging Face": "transformers.md",
     "Starting a job from Python": "cli.md",
     "Errors": "operations.md#exit-codes",
 }

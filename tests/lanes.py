@@ -43,6 +43,7 @@ HEAVY = tuple(
         "partitions",
         "integration/in_place",
         "integration/lightning",
+        "integration/transformers",
         "integration/snapshots",
     )
 )

@@ -18,7 +18,7 @@ from elastic_runtime.lightning.loops.loop_counters import LoopCounters
 from elastic_runtime.lightning.loops.validation_guard import average_models
 from elastic_runtime.lightning.reports.observations import Observations
 from elastic_runtime.lightning.reports.rank_zero_reports import RankZeroReports
-from elastic_runtime.trainers.job_record import JobRecord
+from elastic_runtime.trainers.batch_record import BatchRecord
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -61,9 +61,9 @@ class JobSettings:
         """Samples in a micro-batch of all ranks, of the job that is there; 0: none."""
         return 0 if trainer.fast_dev_run else self.record(trainer).batch()
 
-    def record(self, trainer: Trainer) -> JobRecord:
+    def record(self, trainer: Trainer) -> BatchRecord:
         """Where that is written down."""
-        return JobRecord(self.where(trainer), "lightning", "micro_batch")
+        return BatchRecord(self.where(trainer), "lightning", "micro_batch")
 
 
 @dataclass(frozen=True, slots=True)

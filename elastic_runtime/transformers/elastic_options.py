@@ -8,7 +8,7 @@ from typing import Any
 
 from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.errors import UsageError
-from elastic_runtime.trainers.job_record import JobRecord
+from elastic_runtime.trainers.batch_record import BatchRecord
 
 _DIRECTORY = "elastic_checkpoints"
 
@@ -60,10 +60,10 @@ class ElasticOptions:
         """
         return os.fspath(self.directory or os.path.join(output_dir or ".", _DIRECTORY))
 
-    def record(self, output_dir: str | None) -> JobRecord:
+    def record(self, output_dir: str | None) -> BatchRecord:
         """Where the job's global batch is written down.
 
         Args:
             output_dir: of the ``TrainingArguments``.
         """
-        return JobRecord(self.where(output_dir), "transformers", "global_batch")
+        return BatchRecord(self.where(output_dir), "transformers", "global_batch")

@@ -47,7 +47,7 @@ _HERE = "elastic"
 _SMOOTHER_COUNTS = "num_items_in_batch" in signature(LabelSmoother.__call__).parameters
 
 
-class Recovery(Protocol):
+class JobRecovery(Protocol):
     """How a job goes on after faults: in place, or from checkpoints."""
 
     def run(self, train: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ class TrainingJob:
         recovery: set before it runs.
     """
 
-    recovery: Recovery
+    recovery: JobRecovery
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class LoopCounters:
         loop = self._loop
         sizes = (int(state["batch_sizes"][0]), int(state["batch_sizes"][1]))
         own = loop.train_data.sampler.batch_sizes[1]
-        if own != sizes[1]:  # job_record.py could not tell it in time
+        if own != sizes[1]:  # batch_record.py could not tell it in time
             warnings.warn(
                 f"the job has a global batch of {sizes[1]} samples, and this process has begun "
                 f"with {own}: a schedule that was made of estimated_stepping_batches is another "

@@ -191,6 +191,8 @@ def arguments(args: Any) -> tuple[TrainingArguments, ElasticOptions]:
         kind |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
     elif args.kind in ("causal", "smoothed", "often"):
         kind |= {"lr_scheduler_type": "cosine", "warmup_steps": 10, "lr_scheduler_kwargs": {}}
+        # The loss of an evaluation is a mean of batches, whose lengths follow from the ranks.
+        kind |= {"load_best_model_at_end": False}
         if args.kind == "smoothed":
             kind |= {"label_smoothing_factor": 0.1}
         elif args.kind == "often":

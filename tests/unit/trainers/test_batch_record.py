@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.trainers.job_record import JobRecord
+from elastic_runtime.trainers.batch_record import BatchRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def record(directory: str) -> JobRecord:
+def record(directory: str) -> BatchRecord:
     """That of a trainer, in this directory."""
-    return JobRecord(directory, "lightning", "micro_batch")
+    return BatchRecord(directory, "lightning", "micro_batch")
 
 
 def test_what_was_recorded_is_found(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_what_was_recorded_is_found(tmp_path: Path) -> None:
     record(directory).write(32)
     record(directory).write(32)
     assert record(directory).batch() == 32
-    assert JobRecord(directory, "transformers", "micro_batch").batch() == 0
+    assert BatchRecord(directory, "transformers", "micro_batch").batch() == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"micro_batch": "many"}', '{"micro_batch": -1}'])

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 
 
-class JobRecord:
+class BatchRecord:
     """A small file beside a job's checkpoints."""
 
     def __init__(self, directory: str, name: str, key: str) -> None:
