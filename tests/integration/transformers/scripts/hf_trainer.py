@@ -22,8 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
-import elastic_runtime.transformers
-from elastic_runtime.transformers import ElasticOptions, ElasticTrainer
+from elastic_runtime.transformers import ElasticMixin, ElasticOptions, ElasticTrainer
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.world import World
 
@@ -101,18 +100,57 @@ def language_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-class Noting(ElasticTrainer):
-    """A user's own, which remembers the samples of each step."""
+class RemembersSamples:
+    """Put before a trainer, it remembers the samples of each step."""
 
     indices: list[int]
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **named: Any) -> Any:
-        self.indices += inputs.pop("index").tolist()
+        if "index" in inputs:
+            self.indices += inputs.pop("index").tolist()
+        else:  # a sentence of ``spelled``
+            first, second = inputs["input_ids"][:, 0], inputs["input_ids"][:, 1]
+            self.indices += (WORDS * first + second).tolist()
         return super().training_step(model, inputs, *args, **named)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **named: Any) -> Any:
         inputs.pop("index")
         return super().prediction_step(model, inputs, *args, **named)
+
+
+class Noting(RemembersSamples, ElasticTrainer):
+    """A user's own trainer."""
+
+
+def supervised(settings: dict[str, Any], **options: Any) -> Any:
+    """A trainer of TRL's with an adapter of PEFT's."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    from datasets import Dataset as Table
+    from peft import LoraConfig
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    class NotingSFT(RemembersSamples, ElasticMixin, SFTTrainer):
+        pass
+
+    rules = Tokenizer(models.WordLevel({str(word): word for word in range(WORDS)}))
+    rules.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = PreTrainedTokenizerFast(tokenizer_object=rules, pad_token="30", eos_token="31")
+    return NotingSFT(
+        language_model(),
+        SFTConfig(**{**settings, "bf16": False}),
+        train_dataset=Table.from_dict({"text": [spelled(index) for index in range(SAMPLES)]}),
+        processing_class=words,
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+        **options,
+    )
+
+
+def spelled(index: int) -> str:
+    """A sentence that begins with the number of the sample."""
+    first, second = divmod(index, WORDS)
+    return " ".join(map(str, (first, second, *((index + at) % 30 for at in range(index % 6)))))
 
 
 class Observer(TrainerCallback):
@@ -174,7 +212,7 @@ def now() -> World:
     )
 
 
-def arguments(args: Any) -> tuple[TrainingArguments, ElasticOptions]:
+def arguments(args: Any) -> tuple[dict[str, Any], ElasticOptions]:
     """Those of each kind."""
     saved: dict[str, Any] = {"every": "2s", "global_batch": 2 * BATCH}
     kind: dict[str, Any] = {
@@ -200,22 +238,22 @@ def arguments(args: Any) -> tuple[TrainingArguments, ElasticOptions]:
             kind |= {"save_steps": 7, "save_total_limit": 2, "bf16": True}
     elif args.kind == "restarted":
         saved |= {"in_place": False, "every": "10 steps"}
-    settings = TrainingArguments(
-        **{
-            "output_dir": str(Path(args.folder) / "saved"),
-            "per_device_train_batch_size": BATCH,
-            "per_device_eval_batch_size": 16,
-            "num_train_epochs": EPOCHS,
-            "max_steps": int(os.environ.get("MAX_STEPS") or 0) or -1,
-            "learning_rate": 0.01,
-            "seed": 7,
-            "use_cpu": True,
-            "report_to": "none",
-            "remove_unused_columns": False,
-            "dataloader_num_workers": 2,
-            **kind,
-        }
-    )
+    elif args.kind == "sft":
+        kind = {"logging_steps": 5, "save_strategy": "no"}
+    settings = {
+        "output_dir": str(Path(args.folder) / "saved"),
+        "per_device_train_batch_size": BATCH,
+        "per_device_eval_batch_size": 16,
+        "num_train_epochs": EPOCHS,
+        "max_steps": int(os.environ.get("MAX_STEPS") or 0) or -1,
+        "learning_rate": 0.01,
+        "seed": 7,
+        "use_cpu": True,
+        "report_to": "none",
+        "remove_unused_columns": False,
+        "dataloader_num_workers": 2,
+        **kind,
+    }
     return settings, ElasticOptions(**saved)
 
 
@@ -227,24 +265,31 @@ def main() -> None:
     settings, elastic = arguments(args)
     spoken = args.kind in ("causal", "smoothed", "often")
     data = Sentences() if spoken else Points()
-    trainer = Noting(
-        language_model() if spoken else Regression(),
-        settings,
-        train_dataset=data,
-        eval_dataset=data,
-        data_collator=padded if spoken else None,
-        callbacks=[observer, EarlyStoppingCallback(early_stopping_patience=1000)],
-        elastic=elastic,
-    )
+    if args.kind == "sft":
+        del settings["remove_unused_columns"]
+        trainer = supervised(settings, callbacks=[observer], elastic=elastic)
+    else:
+        trainer = Noting(
+            language_model() if spoken else Regression(),
+            TrainingArguments(**settings),
+            train_dataset=data,
+            eval_dataset=data,
+            data_collator=padded if spoken else None,
+            callbacks=[observer, EarlyStoppingCallback(early_stopping_patience=1000)],
+            elastic=elastic,
+        )
     observer.trainer = trainer
     notes.say("scheduled", total=0)
     trainer.train()
-    weights = {name: value.tolist() for name, value in trainer.model.state_dict().items()}
+    weights = {
+        name: value.tolist()
+        for name, value in trainer.model.state_dict().items()
+        if args.kind != "sft" or "lora" in name
+    }
     facts = {"step": trainer.state.global_step, "digest": 0, "version": transformers.__version__}
     facts["logged"] = [line["step"] for line in trainer.state.log_history if "loss" in line]
     notes.say("ended", now(), weights=weights, **facts)
     trainer.save_model()
-    assert elastic_runtime.transformers is not None
 
 
 if __name__ == "__main__":
