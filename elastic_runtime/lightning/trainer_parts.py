@@ -165,7 +165,8 @@ def install(
     trainer._signal_connector = _NoSignals(trainer)
     _scale_losses(trainer, loop)
     reports = RankZeroReports(trainer, known_rank=known_rank)
-    return ElasticLoops(trainer, loop, reports, Observations(trainer, reports), settings)
+    observations = Observations(trainer, reports, lambda: loop.train_data.sampler.commits)
+    return ElasticLoops(trainer, loop, reports, observations, settings)
 
 
 def needs_shadow(module: LightningModule, optimizers: list[torch.optim.Optimizer]) -> bool:

@@ -29,4 +29,8 @@ def turn(directory: str, *, everywhere: bool = False) -> Iterator[None]:
         path = os.path.join(tempfile.gettempdir(), f"elastic-prepare-{os.getuid()}-{name}.lock")
     with open(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            # Processes that were forked meanwhile may outlive this, and have the file open.
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -18,9 +18,9 @@ from elastic_runtime.transformers.supported import check_transformers
 
 check_transformers()
 
+from elastic_runtime.transformers.connection.late_connection import connect_late  # noqa: E402
 from elastic_runtime.transformers.elastic_mixin import ElasticMixin, ElasticTrainer  # noqa: E402
 from elastic_runtime.transformers.elastic_options import ElasticOptions  # noqa: E402
-from elastic_runtime.transformers.late_connection import connect_late  # noqa: E402
 
 __all__ = ["ElasticMixin", "ElasticOptions", "ElasticTrainer"]
 

@@ -6,15 +6,17 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from elastic_runtime.checkpoint.storage.catalog import list_checkpoints
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.errors import UsageError
+from elastic_runtime.transformers.connection.late_connection import connect, were_made_late
 from elastic_runtime.transformers.elastic_options import ElasticOptions
-from elastic_runtime.transformers.late_connection import connect
 from elastic_runtime.transformers.recoveries import GoOnInPlace, StartAgain
+from elastic_runtime.transformers.steps.counted_labels import CountedLabels
+from elastic_runtime.transformers.steps.step_callbacks import CommitsLast, CountsFirst, place_of
 from elastic_runtime.transformers.training_job import TrainingJob, leave_our_loaders_alone
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
 
     _elastic_connects_itself = True
     _elastic_job: TrainingJob | None = None
+    _elastic_batch = 0  # once it is known
 
     def __init_subclass__(cls, **named: Any) -> None:
         """Refuses another order of the classes.
@@ -73,15 +76,16 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
             )
         self._elastic_options = elastic or ElasticOptions()
         super().__init__(*args, **named)
-        self.add_callback(_Commits(self))  # the last one: what others do in a step is done then
+        self.add_callback(CountsFirst(self))
+        self.add_callback(CommitsLast(self))
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the accelerator; ranks are connected here only if they start again after faults."""
-        args = self.args
-        _refuse(args, self._elastic_options)
-        if not self._elastic_options.in_place:
+        args, in_place = self.args, self._elastic_options.in_place
+        _refuse(args, in_place=in_place)
+        if not in_place:
             connect(args)
-        elif dist.is_initialized():
+        elif dist.is_initialized() or not were_made_late(args):
             raise UsageError(
                 "the ranks are connected before the Trainer is made, and elastic.run connects them "
                 "itself, again after each change: import elastic_runtime.transformers before "
@@ -92,7 +96,8 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
         backward = accelerator.backward
 
         def weighted(loss: Any, **options: Any) -> None:
-            weight = self._elastic_job.weight() if self._elastic_job is not None else 1.0
+            job = self._elastic_job
+            weight = job.losses.decide() if job is not None else 1.0
             backward(loss if weight == 1.0 else loss * weight, **options)
 
         accelerator.backward = weighted
@@ -100,8 +105,7 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
     def add_callback(self, callback: Any) -> None:
         """Adds a callback; the one that commits remains the last."""
         super().add_callback(callback)
-        callbacks = self.callback_handler.callbacks
-        callbacks.sort(key=lambda each: isinstance(each, _Commits))
+        self.callback_handler.callbacks.sort(key=place_of)
 
     def train(
         self,
@@ -140,9 +144,8 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Samples in a step, over all ranks."""
-        job = self._elastic_job
-        total: int = super().get_total_train_batch_size(args)
-        return total if job is None else job.data.global_batch
+        total: int = self._elastic_batch or super().get_total_train_batch_size(args)
+        return total
 
     # What Trainer calls while it trains
 
@@ -175,8 +178,29 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
         """The forward and backward pass of a micro-batch."""
         if self._elastic_job is None:
             return super().training_step(model, inputs, num_items_in_batch, **named)
-        with self._elastic_job.piece(inputs, num_items_in_batch):
-            return super().training_step(model, inputs, num_items_in_batch, **named)
+        losses = self._elastic_job.losses
+        with losses.micro_batch(inputs, num_items_in_batch) as labels:
+            loss = super().training_step(model, inputs, labels, **named)
+            return loss * losses.weight  # what is logged is the loss of the step, too
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+        **named: Any,
+    ) -> Any:
+        """The loss of a micro-batch, in training and in evaluations."""
+        job, labels = self._elastic_job, num_items_in_batch
+        if job is None or labels is None or self.args.torch_compile:
+            return super().compute_loss(model, inputs, return_outputs, labels, **named)
+        labels = CountedLabels.of(labels)
+        found = super().compute_loss(model, inputs, return_outputs, labels, **named)
+        if not return_outputs:
+            return job.losses.unmultiplied(found, labels)
+        loss, outputs = found
+        return job.losses.unmultiplied(loss, labels), outputs
 
     def _get_grad_norm(self, *args: Any, **named: Any) -> Any:
         norm = super()._get_grad_norm(*args, **named)
@@ -212,17 +236,6 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
         return None if _has_checkpoints(self._elastic_options.where(output)) else found
 
 
-class _Commits(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
-    """Commits each step."""
-
-    def __init__(self, trainer: ElasticMixin) -> None:
-        self._trainer = trainer
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        if self._trainer._elastic_job is not None:
-            self._trainer._elastic_job.commit()
-
-
 class ElasticTrainer(ElasticMixin):
     """Hugging Face's ``Trainer``, whose ranks may come and go.
 
@@ -242,7 +255,7 @@ def _has_checkpoints(directory: str) -> bool:
         return False
 
 
-def _refuse(args: Any, options: ElasticOptions) -> None:
+def _refuse(args: Any, *, in_place: bool) -> None:
     """Refuses what an elastic job cannot do.
 
     Raises:
@@ -259,7 +272,7 @@ def _refuse(args: Any, options: ElasticOptions) -> None:
             "per_device_train_batch_size=: a rank never takes more at once, however few there are"
         )
     sharded = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if sharded and options.in_place:
+    if sharded and in_place:
         raise UsageError(
             "fsdp= spreads the model over the ranks, and such models do not go on in place yet; "
             "train with elastic=ElasticOptions(in_place=False), which restarts from checkpoints "
@@ -269,6 +282,11 @@ def _refuse(args: Any, options: ElasticOptions) -> None:
         raise UsageError(
             "parallelism_config= lays out the ranks of one world, and those of an elastic Trainer "
             "come and go: leave it out"
+        )
+    if in_place and getattr(args, "precompute_ref_log_probs", False):
+        raise UsageError(
+            "precompute_ref_log_probs= has rank 0 compute for all others before they are "
+            "connected; leave it out, or train with elastic=ElasticOptions(in_place=False)"
         )
     if getattr(args, "enable_jit_checkpoint", False):
         raise UsageError(

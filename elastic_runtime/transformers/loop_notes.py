@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import time
 from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import ExportableState, TrainerControl
@@ -13,6 +13,8 @@ from elastic_runtime.trainers.rank_notes import RankNotes
 from elastic_runtime.trainers.small_tensors import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transformers import Trainer
 
 logger = logging.get_logger("transformers.elastic")
@@ -26,7 +28,8 @@ _OF_STATE = (
     "best_global_step",
     "best_model_checkpoint",
 )
-_SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
+_SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
+_BEGAN = ("_initial_global_step", "_initial_num_input_tokens_seen")
 
 
 class LoopNotes(RankNotes):
@@ -34,26 +37,32 @@ class LoopNotes(RankNotes):
 
     Attributes:
         grad_norm, learning_rate: of the newest step, for its logs.
+        started: when training began, as ``time.time`` says; time without training does not count.
+        finished: the last step of a job that has come to its end, as far as is known; 0: none.
+        stopped: it was ended by a callback.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, commits: Callable[[], int], finished: int = 0) -> None:
         """Notes nothing yet.
 
         Args:
             trainer: whose.
+            commits: how many steps this process has committed itself.
+            finished: see above.
         """
-        super().__init__()
+        super().__init__(commits)
         self._trainer = trainer
-        self._noted: dict[str, Any] = {}
+        self.started, self.finished, self.stopped = time.time(), finished, False
         self._refused: set[str] = set()
         self._lines: list[str] = []  # the logs as JSON: there may be many of them
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
 
-    def keep(self) -> None:
-        """Remembers what a rank can go back to."""
+    def keep(self) -> dict[str, Any]:
+        """What a rank can go back to."""
         trainer = self._trainer
-        self._noted = {
+        return {
+            "loss": trainer._tr_loss.clone(),  # it is added to in place
             "sums": {name: getattr(trainer, name) for name in _SUMS},
             "state": {name: getattr(trainer.state, name) for name in _OF_STATE},
             "logged": len(trainer.state.log_history),
@@ -61,61 +70,71 @@ class LoopNotes(RankNotes):
             "callbacks": self._callback_states(),
             "newest": (self.grad_norm, self.learning_rate),
         }
-        # It is added to in place.
-        self._noted["sums"]["_tr_loss"] = trainer._tr_loss.clone()
 
-    def go_back(self) -> None:
-        """Makes them what was remembered last."""
-        trainer, noted = self._trainer, self._noted
-        for name, value in noted["sums"].items():
-            setattr(trainer, name, value)
-        trainer._tr_loss = noted["sums"]["_tr_loss"].clone()
-        for name, value in noted["state"].items():
-            setattr(trainer.state, name, value)
-        del trainer.state.log_history[noted["logged"] :]
-        del self._lines[noted["logged"] :]
-        self.grad_norm, self.learning_rate = noted["newest"]
-        self._restore(noted["control"], noted["callbacks"])
+    def go_back(self, kept: dict[str, Any]) -> None:
+        """Makes them what was kept."""
+        trainer = self._trainer
+        trainer._tr_loss = kept["loss"].clone()
+        _set(trainer, kept["sums"])
+        _set(trainer.state, kept["state"])
+        del trainer.state.log_history[kept["logged"] :]
+        del self._lines[kept["logged"] :]
+        self.grad_norm, self.learning_rate = kept["newest"]
+        self._restore(kept["control"], kept["callbacks"])
 
     def for_others(self) -> dict[str, Any]:
         """Them as plain JSON."""
         trainer = self._trainer
-        sums = {name: getattr(trainer, name) for name in _SUMS}
-        return {
-            "sums": {**sums, "_tr_loss": pack_tensor(trainer._tr_loss)},
-            "state": {name: _plain(getattr(trainer.state, name)) for name in _OF_STATE},
+        told = {
+            "loss": pack_tensor(trainer._tr_loss),
+            "sums": {name: getattr(trainer, name) for name in (*_SUMS, *_BEGAN)},
+            "state": {name: getattr(trainer.state, name) for name in _OF_STATE},
             "history": self._history(),
+            "elapsed": time.time() - self.started,
             "control": trainer.control.state()["args"],
-            "at_limit": trainer.state.global_step >= trainer.state.max_steps,
             "step": trainer.state.global_step,
+            "at_limit": trainer.state.global_step >= trainer.state.max_steps,
             "callbacks": self._callback_states(),
-            "newest": [_plain(self.grad_norm), _plain(self.learning_rate)],
+            "newest": [self.grad_norm, self.learning_rate],
         }
+        plain: dict[str, Any] = json.loads(json.dumps(told, default=_plain))
+        return plain
 
     def take(self, told: dict[str, Any], *, begins: bool) -> None:
         """Takes over those of another rank; of a job that begins there is nothing to take."""
         if begins:
             return
         trainer = self._trainer
-        for name, value in told["sums"].items():
-            setattr(trainer, name, value)
-        # A new rank has no losses of its own since the last logs; those of another one stand for
-        # them in the mean over ranks.
-        trainer._tr_loss = unpack_tensor(told["sums"]["_tr_loss"]).to(trainer.args.device)
-        for name, value in told["state"].items():
-            setattr(trainer.state, name, value)
+        trainer._tr_loss = unpack_tensor(told["loss"]).to(trainer.args.device)
+        _set(trainer, told["sums"])
+        _set(trainer.state, told["state"])
         self._lines = told["history"].splitlines()
         trainer.state.log_history = [json.loads(line) for line in self._lines]
+        self.started = time.time() - told["elapsed"]
         self.grad_norm, self.learning_rate = told["newest"]
         control = dict(told["control"])
         if told["at_limit"] and told["step"] < trainer.state.max_steps:
             control["should_training_stop"] = False  # the job was ended, and is to train on
         self._restore(control, told["callbacks"])
 
+    def to_share(self) -> list[Any]:
+        """The sum of losses since the last logs; and what is known of the end."""
+        return [float(self._trainer._tr_loss), self.finished, self.stopped]
+
+    def take_shared(self, shares: list[Any]) -> None:
+        """Has all ranks go on with the mean sum of losses.
+
+        The mean over ranks is logged: so it does not depend on who comes and goes.
+        """
+        if shares:
+            mean = sum(loss for loss, *_ in shares) / len(shares)
+            self._trainer._tr_loss.fill_(mean)
+            _, self.finished, self.stopped = shares[0]
+
     def _history(self) -> str:
         """All logs, a line of JSON for each."""
         new = self._trainer.state.log_history[len(self._lines) :]
-        self._lines += [json.dumps({k: _plain(v) for k, v in each.items()}) for each in new]
+        self._lines += [json.dumps(each, default=_plain) for each in new]
         return "\n".join(self._lines)
 
     def _callbacks(self) -> dict[str, ExportableState]:
@@ -155,7 +174,11 @@ class LoopNotes(RankNotes):
             )
 
 
+def _set(owner: Any, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+
 def _plain(value: Any) -> Any:
-    """A number of NumPy's or torch's as one of Python's."""
-    single = hasattr(value, "item") and getattr(value, "size", None) is not None
-    return value.item() if single and math.prod(getattr(value, "shape", ())) == 1 else value
+    """What JSON does not know: a number or an array of NumPy's or torch's, or something else."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

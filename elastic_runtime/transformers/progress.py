@@ -9,7 +9,7 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from elastic_runtime.transformers.train_batches import TrainBatches
+    from elastic_runtime.transformers.steps.train_batches import TrainBatches
 
 
 class Progress:
@@ -32,6 +32,11 @@ class Progress:
         self._frozen = frozen
         self._step = int(trainer.state.global_step)
         self.owes = False
+
+    @property
+    def step(self) -> int:
+        """How many steps are complete."""
+        return self._step
 
     def commit(self) -> None:
         """A step is complete, and what follows it is owed.
@@ -69,7 +74,8 @@ class Progress:
         if state["frozen"] != self._frozen:
             raise UsageError(
                 "the frozen parameters here are not those that the job was trained with, which "
-                "are not part of its state: load the same base model in all processes"
+                "are not part of its state: load the same base model in all processes; one that is "
+                "made anew needs a seed before it, such as transformers.set_seed(1)"
             )
         self._step = self._trainer.state.global_step = state["step"]
         self.owes = state["owes"]

@@ -30,11 +30,11 @@ class RankZeroCallbacks:
         state.is_world_process_zero = trainer.is_world_process_zero()
         state.is_local_process_zero = trainer.is_local_process_zero()
         if not self._began:
-            self._began = True
             stops = trainer.control.should_training_stop  # on_train_begin sets it to False
             handler = trainer.callback_handler
             trainer.control = handler.on_train_begin(trainer.args, state, trainer.control)
             trainer.control.should_training_stop |= stops
+            self._began = True
         else:
             self._leave_evaluation()
             if state.is_world_process_zero and not self._is_zero:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import elastic_runtime as elastic
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.transformers import accelerate_world
+from elastic_runtime.transformers.connection import accelerate_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable

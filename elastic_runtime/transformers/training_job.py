@@ -9,16 +9,11 @@ step is owed until the next one is committed.
 from __future__ import annotations
 
 import math
-import time
 from contextlib import contextmanager, nullcontext
-from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import trainer as trainers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.trainer_pt_utils import LabelSmoother
-from transformers.trainer_utils import unwrap_peft_model
 from transformers.utils import logging
 
 import elastic_runtime as elastic
@@ -28,7 +23,9 @@ from elastic_runtime.transformers.kept_model import kept_model
 from elastic_runtime.transformers.loop_notes import LoopNotes
 from elastic_runtime.transformers.progress import Progress
 from elastic_runtime.transformers.rank_zero_callbacks import RankZeroCallbacks
-from elastic_runtime.transformers.train_batches import TrainBatches
+from elastic_runtime.transformers.steps.loss_shares import LossShares
+from elastic_runtime.transformers.steps.step_callbacks import begin_at, place_of
+from elastic_runtime.transformers.steps.train_batches import TrainBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,9 +39,6 @@ logger = logging.get_logger("transformers.elastic")
 
 # Given to a Trainer as the checkpoint that it goes on from, in the middle of an epoch.
 _HERE = "elastic"
-# In older versions a smoothed loss is a mean over each rank's micro-batch, times the number of
-# ranks, where others are a sum by the labels of the step.
-_SMOOTHER_COUNTS = "num_items_in_batch" in signature(LabelSmoother.__call__).parameters
 
 
 class JobRecovery(Protocol):
@@ -65,6 +59,7 @@ class TrainingJob:
         data: where samples come from.
         progress: how far it is.
         notes: what this rank has noted.
+        losses: what the loss of a micro-batch counts.
         recovery: set before it runs.
     """
 
@@ -91,28 +86,29 @@ class TrainingJob:
         self.trainer, self.options = trainer, options
         args = trainer.args
         trainer.accelerator.free_memory()
-        recorded = options.record(args.output_dir).batch()
-        self.data = TrainBatches(trainer, options.global_batch or 0, recorded)
+        self._record = options.record(args.output_dir)
+        self.data = TrainBatches(trainer, options.global_batch or 0, self._record.batch())
+        trainer._elastic_batch = self.data.global_batch
         self._written = args.gradient_accumulation_steps
         args.ignore_data_skip = False  # the data begin where the job is, and steps are counted so
         counted = self.data.whole_epochs(self._written)
         numbers = trainer.set_initial_training_values(args, counted)
         self._epochs, steps, _, self._samples, _, _, self._max_steps = numbers
         total = self._max_steps
-        place = trainer._init_training_state(total, steps, self._epochs, resume_from, None)
+        trainer._init_training_state(total, steps, self._epochs, resume_from, None)
         if resume_from is not None:
-            self._begin_at(place[0], place[1] // self._written)
+            begin_at(resume_from, trainer.state, self.data)
         trainer._prepare_for_training(total, self.data.batches, resume_from)
         model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
         self.model, frozen = kept_model(model)
         self.progress = Progress(trainer, self.data, frozen)
-        self.notes = LoopNotes(trainer)
+        finished = self._record.number("finished")
+        self.notes = LoopNotes(trainer, lambda: self.data.sampler.commits, finished)
+        self.notes.stopped = bool(self._record.number("stopped"))
         self._callbacks = RankZeroCallbacks(trainer)
         self._ignored = ignored_keys
         self._epoch_here = -1  # the newest epoch that on_epoch_begin was called for here
-        self._piece = 0
-        self._labels: Any = None  # how many the step has, if that is what its loss is a mean over
-        self._inputs: dict[str, Any] = {}  # of the micro-batch that is under way
+        self.losses = LossShares(trainer, self.data.sampler)
         self._told = False
         self._start_sums()
 
@@ -152,11 +148,26 @@ class TrainingJob:
             self.recovery.run(self._train)
         finally:
             trainer.args.gradient_accumulation_steps = self._written
-        return trainer._finalize_training(None, self._samples, self._started)
+        state = trainer.state
+        if trainer.is_world_process_zero() and state.global_step:
+            stopped = trainer.control.should_training_stop and state.global_step < self._max_steps
+            ended = {"finished": state.global_step, "stopped": int(stopped)}
+            self._record.write(self.data.global_batch, **ended)
+        return trainer._finalize_training(None, self._samples, self.notes.started)
 
     def commit(self) -> None:
         """Commits the step that the ``Trainer`` has just completed."""
+        if self.notes.finished:  # it goes on
+            self.notes.finished = 0
+            if self.trainer.is_world_process_zero():
+                self._record.write(self.data.global_batch, finished=0, stopped=0)
         self.recovery.commit()
+
+    def count_epochs(self) -> None:
+        """Says how far the step that is complete is in its epoch, whatever its micro-batches."""
+        sampler = self.data.sampler
+        done = sampler.cursor // self.data.global_batch + 1
+        self.trainer.state.epoch = sampler.epoch + done / sampler.steps_in_epoch
 
     def enter(self, step: int, world_size: int) -> None:
         """A world begins, and the state of the job is in memory.
@@ -170,6 +181,7 @@ class TrainingJob:
         vars(trainer).pop("_eval_dataloaders", None)  # they are for the ranks of the last world
         if hasattr(trainer.optimizer, "train"):
             trainer.optimizer.train()  # an evaluation may have been interrupted
+        trainer.callback_handler.callbacks.sort(key=place_of)
         self.notes.enter(step)
         self._callbacks.enter()
         self._tell_batch(world_size)
@@ -181,6 +193,11 @@ class TrainingJob:
         trainer.model_wrapped.zero_grad()
         epoch, done = sampler.epoch, sampler.cursor // self.data.global_batch
         over = False
+        if self.notes.finished and self.notes.finished == self.progress.step:
+            # All of it was done when the job ended, though perhaps not saved as done.
+            self.progress.owes = False
+            trainer.control.should_training_stop |= self.notes.stopped
+            self._tell_finished()
         if self.progress.owes:
             if sampler.cursor == 0:  # it was the last step of an epoch
                 epoch, done, over = epoch - 1, self._steps_of(epoch - 1), True
@@ -224,7 +241,7 @@ class TrainingJob:
             num_update_steps_per_epoch=done if over else self.data.sampler.steps_in_epoch,
             trial=None,
             ignore_keys_for_eval=self._ignored,
-            start_time=self._started,
+            start_time=self.notes.started,
             resume_from_checkpoint=_HERE if done else None,
             epochs_trained=epoch,
             steps_trained_in_current_epoch=done * pieces,
@@ -240,7 +257,7 @@ class TrainingJob:
             None,
             epoch,
             self._ignored,
-            self._started,
+            self.notes.started,
             learning_rate=notes.learning_rate,
         )
 
@@ -255,67 +272,12 @@ class TrainingJob:
             yield
         args.gradient_accumulation_steps = pieces
 
-    # What a rank's loss counts
-
     def shares(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The micro-batches of the next step; see ``TrainBatches.shares``."""
-        self._piece = 0
-        return self.data.shares(batches, hides=self._may_count_labels)
-
-    @contextmanager
-    def piece(self, inputs: Any, labels: Any) -> Iterator[None]:
-        """Within the block the ``Trainer`` works on a micro-batch.
-
-        Args:
-            inputs: that.
-            labels: how many the whole step has on all ranks; None: they are not counted.
-        """
-        self._inputs, self._labels = dict(inputs), labels
-        yield
-        self._inputs = {}
-        self._piece += 1
-
-    def weight(self) -> float:
-        """What to multiply the loss of a micro-batch with, so that a step is one of all samples.
-
-        Where labels are counted over all ranks the ``Trainer`` has done so itself. Else it is a
-        mean of this rank's, and divided by the number of micro-batches.
-        """
-        trainer, sampler = self.trainer, self.data.sampler
-        share = sampler.share_of_step(self._piece)
-        pieces: int = trainer.current_gradient_accumulation_steps
-        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
-        if self._labels is None or not self._may_count_labels:
-            return share * (1 if scaled else pieces)
-        if scaled is False:
-            return share * pieces
-        counts = 1.0
-        if trainer.label_smoother is not None and not _SMOOTHER_COUNTS:
-            counts = self._own_labels() / float(self._labels)
-        if trainer.args.average_tokens_across_devices:
-            return counts
-        # A mean over the labels of this rank, which its micro-batches share.
-        return counts * sum(sampler.share_of_step(piece) for piece in range(pieces))
-
-    def _own_labels(self) -> int:
-        """How many labels a mean over this rank's micro-batch is about."""
-        labels = self._inputs["labels"]
-        name = unwrap_peft_model(self.trainer.model)._get_name()
-        if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-            labels = labels[..., 1:]
-        return int(labels.ne(-100).sum())
-
-    @property
-    def _may_count_labels(self) -> bool:
-        trainer = self.trainer
-        return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+        self.losses.begin_step()
+        return self.data.shares(batches, hides=self.losses.may_count_labels)
 
     # Inside
-
-    def _begin_at(self, epoch: int, steps: int) -> None:
-        """Begins where a checkpoint of the ``Trainer``'s own was made."""
-        self.data.sampler.epoch = epoch
-        self.data.sampler.cursor = steps * self.data.global_batch
 
     def _steps_of(self, epoch: int) -> int:
         """Steps of an epoch that is over."""
@@ -328,7 +290,6 @@ class TrainingJob:
     def _start_sums(self) -> None:
         """What the ``Trainer`` adds up while it trains."""
         trainer = self.trainer
-        self._started = time.time()
         trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
         trainer._initial_global_step = trainer.state.global_step
         trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
@@ -343,15 +304,27 @@ class TrainingJob:
         whole, micro = self.data.sampler.batch_sizes
         workers = "1 worker" if world_size == 1 else f"{world_size} workers"
         pieces = f", in {self.data.pieces} pieces" if whole > micro else ""
+        fixed = "that is fixed for this job"
+        if self.data.asked_for != whole:
+            fixed += f", though its arguments now ask for {self.data.asked_for}"
         logger.warning(
-            "elastic: a step has %d samples over all workers (now %s, %d at once each%s); "
-            "that is fixed for this job",
+            "elastic: a step has %d samples over all workers (now %s, %d at once each%s); %s",
             whole,
             workers,
             math.ceil(micro / world_size),
             pieces,
+            fixed,
         )
-        self.options.record(self.trainer.args.output_dir).write(whole)
+        self._record.write(whole)
+
+    def _tell_finished(self) -> None:
+        if self.trainer.is_world_process_zero():
+            logger.warning(
+                "elastic: this job was trained to its end at step %d; what its arguments ask for "
+                "beyond that is trained now. To begin anew, remove %s, or take another directory",
+                self.progress.step,
+                self.directory,
+            )
 
 
 def leave_our_loaders_alone() -> None:

@@ -8,7 +8,7 @@ ranks, and has otherwise what another rank has.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
@@ -47,42 +47,53 @@ _META = (
 )
 
 
+class Kept(NamedTuple):
+    """How they were at one time.
+
+    Attributes:
+        sums: of each metric that is summed up.
+        latest: the newest values.
+        stage: where the trainer was.
+    """
+
+    sums: dict[str, dict[str, Any]]
+    latest: dict[str, dict[str, Any]]
+    stage: tuple[str | None, bool | None]
+
+
 class MetricAccumulators:
     """Those of one ``Trainer``, in training."""
 
     def __init__(self, trainer: Trainer) -> None:
-        """Notes nothing yet.
+        """Refers to them.
 
         Args:
             trainer: whose.
         """
         self._trainer = trainer
-        self._sums: dict[str, dict[str, Any]] = {}
-        self._latest: dict[str, dict[str, Any]] = {}
-        self._stage: tuple[str | None, bool | None] = (None, None)
 
-    def note(self) -> None:
-        """Notes how they are now."""
+    def keep(self) -> Kept:
+        """How they are now."""
         connector = self._trainer._logger_connector
-        self._sums = {
+        sums = {
             key: {name: vars(metric)[name] for name in _PARTS if name in vars(metric)}
             for key, metric in self._results.items()
             if metric.is_tensor
         }
-        self._latest = {name: dict(getattr(connector, name)) for name in _LATEST}
-        self._stage = (connector._current_fx, connector._first_loop_iter)
+        latest = {name: dict(getattr(connector, name)) for name in _LATEST}
+        return Kept(sums, latest, (connector._current_fx, connector._first_loop_iter))
 
-    def go_back(self) -> None:
-        """Makes them what they were when they were noted."""
+    def go_back(self, kept: Kept) -> None:
+        """Makes them what they were then."""
         results, connector = self._results, self._trainer._logger_connector
         for key in [key for key, metric in results.items() if metric.is_tensor]:
-            if key in self._sums:
-                vars(results[key]).update(self._sums[key])
+            if key in kept.sums:
+                vars(results[key]).update(kept.sums[key])
             else:
                 del results[key]  # logged first in the step that is undone
-        for name, values in self._latest.items():
+        for name, values in kept.latest.items():
             setattr(connector, name, dict(values))
-        connector._current_fx, connector._first_loop_iter = self._stage
+        connector._current_fx, connector._first_loop_iter = kept.stage
         results.batch = results.batch_size = results.dataloader_idx = None
 
     def for_others(self) -> dict[str, Any]:

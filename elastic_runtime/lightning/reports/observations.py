@@ -19,6 +19,8 @@ from elastic_runtime.trainers.small_tensors import pack_tensor, unpack_tensor
 from elastic_runtime.worker.state import json_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from lightning.pytorch import Trainer
 
@@ -40,18 +42,20 @@ _UNSAVED = (
 class Observations(RankNotes):
     """Those of one ``Trainer``."""
 
-    def __init__(self, trainer: Trainer, reports: RankZeroReports) -> None:
+    def __init__(
+        self, trainer: Trainer, reports: RankZeroReports, commits: Callable[[], int]
+    ) -> None:
         """Notes nothing yet.
 
         Args:
             trainer: whose callbacks and metrics.
             reports: knows where rank 0 reports to.
+            commits: how many steps this process has committed itself.
         """
-        super().__init__()
+        super().__init__(commits)
         self._trainer = trainer
         self._reports = reports
         self._accumulators = MetricAccumulators(trainer)
-        self._noted: dict[str, Any] = {}
         self._refused: set[str] = set()
         for callback in trainer.callbacks:
             if not isinstance(callback, _LIGHT) and _saves_otherwise(callback):
@@ -61,10 +65,10 @@ class Observations(RankNotes):
                     "give it state_dict and load_state_dict"
                 )
 
-    def keep(self) -> None:
-        """Remembers what a rank can go back to."""
-        self._accumulators.note()
-        self._noted = {
+    def keep(self) -> dict[str, Any]:
+        """What a rank can go back to."""
+        return {
+            "metrics": self._accumulators.keep(),
             "callbacks": {c.state_key: _state_of(c) for c in self._light()},
             "should_stop": self._trainer.should_stop,
         }
@@ -72,13 +76,13 @@ class Observations(RankNotes):
     def _light(self) -> list[Callback]:
         return [c for c in self._trainer.callbacks if isinstance(c, _LIGHT)]
 
-    def go_back(self) -> None:
-        """Makes them what was remembered last."""
-        self._accumulators.go_back()
+    def go_back(self, kept: dict[str, Any]) -> None:
+        """Makes them what was kept."""
+        self._accumulators.go_back(kept["metrics"])
         for callback in self._light():
-            if callback.state_key in self._noted["callbacks"]:
-                _restore(callback, self._noted["callbacks"][callback.state_key])
-        self._trainer.should_stop = self._noted["should_stop"]
+            if callback.state_key in kept["callbacks"]:
+                _restore(callback, kept["callbacks"][callback.state_key])
+        self._trainer.should_stop = kept["should_stop"]
 
     def for_others(self) -> dict[str, Any]:
         """Them as plain JSON."""

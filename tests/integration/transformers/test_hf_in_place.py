@@ -21,7 +21,9 @@ ROUGHLY = 0.02
 
 
 @pytest.mark.first_case("a job of two nodes for each")
-@pytest.mark.parametrize("kind", ["usual", "accumulated", "causal", "smoothed", "often", "sft"])
+@pytest.mark.parametrize(
+    "kind", ["usual", "classified", "accumulated", "causal", "smoothed", "often", "sft"]
+)
 def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
     with HuggingFaceJob(tmp_path, kind=kind) as job:
         before = job.ranks(2)
@@ -63,7 +65,41 @@ def test_an_evaluation_that_is_interrupted_is_done_again(tmp_path: Path) -> None
         job.finish_exactly()
         job.check_ends_of_epochs()
         for end in job.said("ended"):
-            assert end["logged"] == list(range(5, end["step"] + 1, 5)), "logs twice, or not at all"
+            steps = [step for step, _ in end["logged"]]
+            assert steps == list(range(5, end["step"] + 1, 5)), "logs twice, or not at all"
+
+
+def test_a_fault_right_after_an_evaluation(tmp_path: Path) -> None:
+    # A newcomer and a survivor begin the next round together, and evaluate together.
+    options = ("--local-nodes", "2", "--min", "2", "--max-restarts", "100")
+    with HuggingFaceJob(tmp_path, *options, kind="often", seconds=0.1) as job:
+        job.ranks(2)
+        for number in range(3):
+            seen = len(job.said("validated"))
+            job.wait(lambda seen=seen: len(job.said("validated")) > seen + 1, "an evaluation")
+            found = job.said("validated")[-1]
+            both = {note["rank"]: note["pid"] for note in job.said("validated")[-2:]}
+            os.kill(both[number % 2], signal.SIGKILL)
+            job.ranks(2, after=found["round"])
+        job.finish_exactly(ROUGHLY)
+        validated = {note["step"] for note in job.said("validated")}
+        assert validated == {*range(7, job.said("ended")[0]["step"] + 1, 7)}
+
+
+@pytest.mark.parametrize("kind", ["usual", "classified", "causal"])
+@pytest.mark.first_case("a job, and the same without an agent, for each")
+def test_logs_do_not_depend_on_the_workers(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "enough").touch()
+    with HuggingFaceJob(tmp_path, kind=kind) as job:
+        assert job.end() == 0, job.story()
+        ended = job.said("ended")[0]
+    whole = undisturbed(tmp_path, kind, script=job.script)
+    assert ended["size"] == 2
+    assert len(ended["logged"]) == len(whole["logged"]) > 90
+    for one, other in zip(ended["logged"], whole["logged"], strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    # An evaluation's loss is a mean of batches, as the Trainer has it.
+    assert ended["evaluated"] == pytest.approx(whole["evaluated"], rel=0.1)
 
 
 def test_a_fault_between_the_optimizer_and_the_commit(tmp_path: Path) -> None:

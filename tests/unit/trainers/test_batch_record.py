@@ -35,3 +35,12 @@ def test_what_is_half_written_is_nothing(tmp_path: Path, text: str) -> None:
 def test_a_place_that_cannot_be_written_is_for_the_checkpointer_to_tell() -> None:
     record("/proc/nothing/here").write(32)
     assert record("/proc/nothing/here").batch() == 0
+
+
+def test_further_numbers_are_kept(tmp_path: Path) -> None:
+    record(str(tmp_path)).write(32, finished=7)
+    record(str(tmp_path)).write(32)
+    assert record(str(tmp_path)).number("finished") == 7
+    record(str(tmp_path)).write(32, finished=0)
+    assert record(str(tmp_path)).number("finished") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["lightning.json"]

@@ -14,14 +14,16 @@ class Word(RankNotes):
     """One word."""
 
     def __init__(self, word: str) -> None:
-        super().__init__()
-        self.word, self.kept, self.begins = word, word, None
+        super().__init__(lambda: self.commits)
+        self.word, self.begins = word, None
+        self.commits = 0
+        self.shares: list[Any] = []
 
-    def keep(self) -> None:
-        self.kept = self.word
+    def keep(self) -> str:
+        return self.word
 
-    def go_back(self) -> None:
-        self.word = self.kept
+    def go_back(self, kept: str) -> None:
+        self.word = kept
 
     def for_others(self) -> dict[str, Any]:
         return {"word": self.word}
@@ -29,6 +31,17 @@ class Word(RankNotes):
     def take(self, told: dict[str, Any], *, begins: bool) -> None:
         self.begins = begins
         self.word = told["word"]
+
+    def to_share(self) -> str:
+        return self.word
+
+    def take_shared(self, shares: list[str]) -> None:
+        self.shares = shares
+
+    def step(self, number: int) -> None:
+        """Commits a step."""
+        self.note(number)
+        self.commits += 1
 
 
 def test_who_goes_on_goes_back_to_the_commit() -> None:
@@ -78,31 +91,58 @@ class Table:
         return found
 
 
+def test_a_note_of_a_commit_that_did_not_come_about_hides_no_other() -> None:
+    one = Word("of step 3")
+    one.note(3)
+    one.word = "of step 4"
+    one.note(4)
+    one.enter(3)
+    assert one.word == "of step 3"
+
+
+def entered(name: str, kind: str) -> Word:
+    """A rank before a round that goes on from step 3."""
+    one = Word(name)
+    if kind != "new":
+        one.enter(2)
+    if kind == "noted":
+        one.step(3)
+        one.word = "of the step that is undone"
+    elif kind == "adopted":
+        one.commits += 1
+    return one
+
+
 @pytest.mark.parametrize(
-    ("steps", "words", "begin"),
+    ("kinds", "words", "begin", "shares"),
     [
-        ((3, 3, 3), ["a", "b", "c"], [None, None, None]),
-        ((None, 3, 3), ["b", "b", "c"], [False, None, None]),
-        ((None, 2, None), ["b", "b", "b"], [False, None, False]),
-        ((None, None, None), ["a", "a", "a"], [None, True, True]),
+        (("noted", "noted", "noted"), "abc", [None, None, None], "abc"),
+        (("new", "noted", "noted"), "bbc", [False, None, None], "bc"),
+        # One that was a commit behind, and has received it, knows nothing of that step.
+        (("received", "noted", "new"), "bbb", [False, None, False], "b"),
+        (("adopted", "noted", "received"), "bbb", [False, None, False], "ab"),
+        (("received", "adopted", "new"), "bbb", [False, None, False], "b"),
+        (("new", "new", "new"), "aaa", [None, True, True], ""),
     ],
 )
-def test_a_new_rank_takes_those_of_the_lowest_that_goes_on(
-    steps: tuple[int | None, ...], words: list[str], begin: list[bool | None]
+def test_who_takes_those_of_whom(
+    kinds: tuple[str, ...], words: str, begin: list[bool | None], shares: str
 ) -> None:
     table = Table(3)
-    notes = [Word(name) for name in "abc"]
-    for one, step in zip(notes, steps, strict=True):
-        if step is not None:
-            one.note(step)
+    notes = [entered(name, kind) for name, kind in zip("abc", kinds, strict=True)]
 
     def meet(rank: int) -> None:
-        notes[rank]._exchange(table.at(rank), holds=notes[rank]._step in (3, 2))
+        one = notes[rank]
+        worth = one._worth(3)
+        if 3 in one._notes:
+            one.go_back(one._notes[3])
+        one._exchange(table.at(rank), worth)
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.word for one in notes] == words
+    assert "".join(one.word for one in notes) == words
     assert [one.begins for one in notes] == begin
+    assert "".join(notes[0].shares) == "".join(notes[2].shares) == shares

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -40,3 +42,16 @@ def test_one_at_a_time(tmp_path: Path, everywhere: bool) -> None:
 def test_jobs_do_not_wait_for_each_other(tmp_path: Path) -> None:
     with turn(str(tmp_path / "a")), turn(str(tmp_path / "b")):
         pass
+
+
+def test_a_child_that_lives_on_holds_nobody_up(tmp_path: Path) -> None:
+    with turn(str(tmp_path)):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        with turn(str(tmp_path)):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

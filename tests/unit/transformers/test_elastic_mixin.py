@@ -9,7 +9,7 @@ from transformers import Trainer, TrainerCallback
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.transformers import ElasticMixin, ElasticOptions, ElasticTrainer
-from elastic_runtime.transformers.elastic_mixin import _Commits
+from elastic_runtime.transformers.steps.step_callbacks import CommitsLast
 from tests.unit.transformers.hf_trainers import arguments, trainer
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def test_the_mixin_comes_first() -> None:
 def test_the_commit_comes_after_all_callbacks(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     made.add_callback(TrainerCallback())
-    assert isinstance(made.callback_handler.callbacks[-1], _Commits)
+    assert isinstance(made.callback_handler.callbacks[-1], CommitsLast)
 
 
 def test_options_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -52,6 +52,7 @@ def test_options_of_another_kind_are_refused(tmp_path: Path) -> None:
         ("deepspeed", "zero.json", "DeepSpeed keeps the optimizer"),
         ("parallelism_config", object(), "leave it out"),
         ("enable_jit_checkpoint", True, "leave it out"),
+        ("precompute_ref_log_probs", True, "before they are connected"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, name: str, value: Any, says: str) -> None:

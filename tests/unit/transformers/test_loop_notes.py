@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -38,7 +40,8 @@ class Noted:
         self.trainer._tr_loss = torch.tensor(0.0)
         self.trainer._total_loss_scalar = 0.0
         self.trainer._globalstep_last_logged = 0
-        self.notes = LoopNotes(self.trainer)
+        self.trainer._initial_global_step = self.trainer._initial_num_input_tokens_seen = 0
+        self.notes = LoopNotes(self.trainer, lambda: 0)
 
     def train(self, step: int) -> None:
         """What some steps leave behind."""
@@ -106,6 +109,28 @@ def test_logs_grow_by_what_is_new(tmp_path: Path) -> None:
     one.trainer.state.log_history.append({"loss": 0.25, "step": 4})
     other.notes.take(one.notes.for_others(), begins=False)
     assert other.trainer.state.log_history == one.trainer.state.log_history
+
+
+def test_what_is_logged_may_be_anything(tmp_path: Path) -> None:
+    one, other = Noted(tmp_path), Noted(tmp_path)
+    one.trainer.state.log_history.append({"each": np.array([1.0, 2.0]), "of": {1, 2}.__class__})
+    other.notes.take(one.notes.for_others(), begins=False)
+    assert other.trainer.state.log_history[0]["each"] == [1.0, 2.0]
+
+
+def test_ranks_go_on_with_the_mean_of_their_losses(tmp_path: Path) -> None:
+    one = Noted(tmp_path)
+    one.notes.take_shared([[1.0, 0, False], [4.0, 0, False]])
+    assert one.trainer._tr_loss == 2.5
+
+
+def test_time_without_training_does_not_count(tmp_path: Path) -> None:
+    one, other = Noted(tmp_path), Noted(tmp_path)
+    one.notes.started -= 100
+    saved = one.notes.state_dict()
+    assert 100 <= saved["elapsed"] < 150
+    other.notes.load_state_dict(saved)
+    assert 100 <= time.time() - other.notes.started < 150
 
 
 def test_a_job_that_begins_has_nothing_to_take(tmp_path: Path) -> None:

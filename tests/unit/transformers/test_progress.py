@@ -8,7 +8,7 @@ import pytest
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.transformers.progress import Progress
-from elastic_runtime.transformers.train_batches import TrainBatches
+from elastic_runtime.transformers.steps.train_batches import TrainBatches
 from tests.unit.transformers.hf_trainers import trainer
 
 if TYPE_CHECKING:

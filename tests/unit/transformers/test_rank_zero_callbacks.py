@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import ProgressCallback, TrainerCallback
 
-from elastic_runtime.transformers import accelerate_world
+from elastic_runtime.transformers.connection import accelerate_world
 from elastic_runtime.transformers.rank_zero_callbacks import RankZeroCallbacks
 from elastic_runtime.worker.world import World
 from tests.unit.transformers.hf_trainers import trainer

@@ -1,59 +1,25 @@
-"""A Trainer's job in one process: what a loss counts, and what follows what."""
+"""A Trainer's job in one process: its schedule, its end, and what comes after the end."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import pytest
-import torch
+from transformers import TrainerCallback
 
 from elastic_runtime.transformers.elastic_options import ElasticOptions
 from elastic_runtime.transformers.training_job import TrainingJob
-from tests.unit.transformers.hf_trainers import trainer
+from tests.unit.transformers.hf_trainers import Numbers, trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-def job(folder: Path, rank: int = 0, world: int = 1, **options: Any) -> TrainingJob:
-    """One that is about to train, with steps of 10 samples, as one of some ranks."""
-    made = trainer(folder, **options)
-    begun = TrainingJob(made, ElasticOptions(global_batch=10), None, None)
-    begun.data.enter(world)
-    begun.data.sampler._place = rank, world
-    made.current_gradient_accumulation_steps = begun.data.pieces
-    return begun
+    import pytest
 
 
-def weights(begun: TrainingJob, labels: Any = None) -> list[float]:
-    """Those of the micro-batches of a step."""
-    found, begun._piece = [], 0
-    for _ in range(begun.data.pieces):
-        with begun.piece({"labels": torch.ones(4, 3)}, labels):
-            found.append(begun.weight())
-    return found
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_means_make_up_the_mean_over_the_step(tmp_path: Path, world: int) -> None:
-    jobs = [job(tmp_path, rank, world) for rank in range(world)]
-    shares = [[w / each.data.pieces for w in weights(each)] for each in jobs]
-    assert sum(map(sum, shares)) / world == pytest.approx(1)
-    # 10 samples, of which each rank takes 4 at once.
-    assert shares[0][0] * 10 == pytest.approx(4 * world)
-
-
-def test_what_counts_its_labels_is_right_as_it_is(tmp_path: Path) -> None:
-    begun = job(tmp_path, 0, 2, compute_loss_func=lambda *_, **__: None)
-    assert weights(begun, labels=7) == [1.0] * begun.data.pieces
-    begun.trainer.loss_is_scaled_for_ga = False  # the user says that it is a mean all the same
-    assert weights(begun, labels=7) == weights(begun)
-
-
-def test_a_mean_over_a_ranks_own_labels_counts_as_its_share(tmp_path: Path) -> None:
-    options = {"average_tokens_across_devices": False}
-    begun = job(tmp_path, 0, 3, compute_loss_func=lambda *_, **__: None, **options)
-    assert weights(begun, labels=7)[0] == pytest.approx(4 / 10 * 3)
+def job(folder: Path, **options: Any) -> TrainingJob:
+    """One that is about to train, with steps of 10 samples."""
+    return TrainingJob(trainer(folder, **options), ElasticOptions(global_batch=10), None, None)
 
 
 def test_the_schedule_follows_from_the_global_batch(tmp_path: Path) -> None:
@@ -69,3 +35,60 @@ def test_it_trains_alone(tmp_path: Path) -> None:
     assert made.train().global_step == 9
     assert made.args.gradient_accumulation_steps == 1
     assert made._elastic_job is None
+    record = ElasticOptions().record(made.args.output_dir)
+    assert (record.batch(), record.number("finished"), record.number("stopped")) == (8, 9, 0)
+
+
+class Ends(TrainerCallback):
+    """Ends training, and counts what happens."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
+        self.seen: Counter[str] = Counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen["step"] += 1
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self.seen["epoch"] += 1
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self.seen["evaluation"] += 1
+
+
+def again(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: Ends, **options: Any) -> Any:
+    """The next start of a job, which is saved at each step."""
+    monkeypatch.setattr("elastic_runtime.transformers.elastic_mixin._has_trained", False)
+    saved = ElasticOptions(global_batch=8, in_place=False, every="1 steps")
+    made = trainer(
+        folder,
+        saved,
+        callbacks=[ends],
+        eval_dataset=Numbers(),
+        eval_strategy="epoch",
+        **options,
+    )
+    return made.train()
+
+
+def test_a_finished_job_does_nothing_when_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = Ends(), Ends(), Ends()
+    again(tmp_path, monkeypatch, first)
+    assert first.seen == {"step": 9, "epoch": 3, "evaluation": 3}
+    assert again(tmp_path, monkeypatch, second).global_step == 9
+    assert not second.seen
+    assert again(tmp_path, monkeypatch, third, num_train_epochs=4).global_step == 12
+    assert third.seen == {"step": 3, "epoch": 1, "evaluation": 1}
+
+
+def test_what_a_callback_has_ended_stays_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again(tmp_path, monkeypatch, Ends(step=4))
+    second = Ends()
+    assert again(tmp_path, monkeypatch, second).global_step == 4
+    assert not second.seen

@@ -15,6 +15,8 @@ import transformers
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
     EarlyStoppingCallback,
     LlamaConfig,
     LlamaForCausalLM,
@@ -75,6 +77,13 @@ def padded(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"input_ids": ids, "labels": labels, "index": index}
 
 
+def classified(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same, with one of two labels for each sentence."""
+    batch = padded(samples)
+    batch["attention_mask"] = (batch["labels"] >= 0).long()
+    return {**batch, "labels": batch["index"] % 2}
+
+
 class Regression(nn.Module):
     """Learns the function."""
 
@@ -85,6 +94,21 @@ class Regression(nn.Module):
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
         logits = self.net(inputs)[:, 0]
         return {"loss": nn.functional.mse_loss(logits, labels), "logits": logits}
+
+
+def classifier() -> BertForSequenceClassification:
+    """A very small one, which takes the number of labels and gives a mean all the same."""
+    config = BertConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return BertForSequenceClassification(config)
 
 
 def language_model() -> LlamaForCausalLM:
@@ -227,7 +251,7 @@ def arguments(args: Any) -> tuple[dict[str, Any], ElasticOptions]:
     if args.kind == "accumulated":
         del saved["global_batch"]
         kind |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-    elif args.kind in ("causal", "smoothed", "often"):
+    elif args.kind in ("causal", "smoothed", "often", "classified"):
         kind |= {"lr_scheduler_type": "cosine", "warmup_steps": 10, "lr_scheduler_kwargs": {}}
         # The loss of an evaluation is a mean of batches, whose lengths follow from the ranks.
         kind |= {"load_best_model_at_end": False}
@@ -263,18 +287,20 @@ def main() -> None:
     torch.manual_seed(1)
     observer = Observer(args, notes)
     settings, elastic = arguments(args)
-    spoken = args.kind in ("causal", "smoothed", "often")
+    spoken = args.kind in ("causal", "smoothed", "often", "classified")
+    makers = {"classified": (classifier, classified)}
+    make, collate = makers.get(args.kind, (language_model, padded))
     data = Sentences() if spoken else Points()
     if args.kind == "sft":
         del settings["remove_unused_columns"]
         trainer = supervised(settings, callbacks=[observer], elastic=elastic)
     else:
         trainer = Noting(
-            language_model() if spoken else Regression(),
+            make() if spoken else Regression(),
             TrainingArguments(**settings),
             train_dataset=data,
             eval_dataset=data,
-            data_collator=padded if spoken else None,
+            data_collator=collate if spoken else None,
             callbacks=[observer, EarlyStoppingCallback(early_stopping_patience=1000)],
             elastic=elastic,
         )
@@ -287,7 +313,9 @@ def main() -> None:
         if args.kind != "sft" or "lora" in name
     }
     facts = {"step": trainer.state.global_step, "digest": 0, "version": transformers.__version__}
-    facts["logged"] = [line["step"] for line in trainer.state.log_history if "loss" in line]
+    lines = trainer.state.log_history
+    facts["logged"] = [[line["step"], line["loss"]] for line in lines if "loss" in line]
+    facts["evaluated"] = [line["eval_loss"] for line in lines if "eval_loss" in line]
     notes.say("ended", now(), weights=weights, **facts)
     trainer.save_model()
 

@@ -52,12 +52,12 @@ def test_an_interrupted_step_adds_nothing(tmp_path: Path) -> None:
     noted = MetricAccumulators(made)
     log(made, 1.0)
     made._logger_connector._callback_metrics["val"] = torch.tensor(3.0)
-    noted.note()
+    kept = noted.keep()
     log(made, 5.0)
     log(made, 7.0, name="new")
     made._logger_connector._callback_metrics["val"] = torch.tensor(4.0)
     made._logger_connector._first_loop_iter = None
-    noted.go_back()
+    noted.go_back(kept)
     assert mean(made) == 1.0
     assert made._logger_connector._callback_metrics["val"] == 3.0
     assert made._logger_connector._first_loop_iter is False

@@ -42,7 +42,7 @@ class Noted:
         self.trainer.strategy.lightning_module.trainer = self.trainer
         self.trainer.training = True
         reports = RankZeroReports(self.trainer, known_rank=False)
-        self.observations = Observations(self.trainer, reports)
+        self.observations = Observations(self.trainer, reports, lambda: 0)
 
     def validate(self, score: float, path: str) -> None:
         """What a validation leaves behind."""

@@ -11,7 +11,7 @@ from accelerate.state import PartialState
 from transformers import Trainer
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.transformers import ElasticOptions
+from elastic_runtime.transformers import ElasticOptions, ElasticTrainer
 from tests.etcd_server import free_port
 from tests.unit.transformers.hf_trainers import Line, arguments, trainer
 
@@ -90,6 +90,13 @@ def test_ranks_that_are_connected_already_are_refused_in_place(tmp_path: Path) -
             trainer(tmp_path)
     finally:
         dist.destroy_process_group()
+
+
+def test_arguments_that_were_made_before_are_refused(tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+    vars(args).pop("_elastic_connects_late")
+    with pytest.raises(UsageError, match="before TrainingArguments are made"):
+        ElasticTrainer(Line(), args)
 
 
 def test_one_goes_first_and_may_ask_again(tmp_path: Path, launched: None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
 
-from elastic_runtime.transformers import accelerate_world
+from elastic_runtime.transformers.connection import accelerate_world
 from elastic_runtime.worker.world import World
 from tests.unit.transformers.hf_trainers import trainer
 

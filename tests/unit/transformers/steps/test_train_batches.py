@@ -12,7 +12,7 @@ from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
 from elastic_runtime.transformers import ElasticTrainer
-from elastic_runtime.transformers.train_batches import TrainBatches
+from elastic_runtime.transformers.steps.train_batches import TrainBatches
 from tests.unit.transformers.hf_trainers import Numbers, trainer
 
 if TYPE_CHECKING:

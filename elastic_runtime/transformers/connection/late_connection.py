@@ -18,7 +18,11 @@ from accelerate.state import AcceleratorState, PartialState
 from transformers import Trainer, TrainingArguments
 
 from elastic_runtime.trainers.turns import turn
-from elastic_runtime.transformers.accelerate_world import own_device, stand_alone, without_launcher
+from elastic_runtime.transformers.connection.accelerate_world import (
+    own_device,
+    stand_alone,
+    without_launcher,
+)
 from elastic_runtime.worker.context import context
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 _connects: Callable[[TrainingArguments], torch.device] = TrainingArguments._setup_devices.func
 _turns = threading.local()
+_LATE = "_elastic_connects_late"
 
 
 def connect_late() -> None:
@@ -59,6 +64,15 @@ def connect(args: TrainingArguments) -> None:
         args.__dict__["_setup_devices"] = _connects(args)
 
 
+def were_made_late(args: TrainingArguments) -> bool:
+    """Whether arguments were made after ``connect_late``, and have connected nothing.
+
+    Args:
+        args: those of a trainer.
+    """
+    return _LATE in vars(args)
+
+
 def _set_up_alone(args: TrainingArguments) -> torch.device:
     """The device of this worker; no ranks are connected."""
     if dist.is_initialized():  # somebody has connected them before, and it is not for elastic.run
@@ -66,6 +80,7 @@ def _set_up_alone(args: TrainingArguments) -> torch.device:
     AcceleratorState._reset_state(reset_partial_state=True)
     with without_launcher():
         _connects(args)
+    vars(args)[_LATE] = True
     args._n_gpu = min(args._n_gpu, 1)  # a worker has one, whatever else the machine has
     stand_alone(int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0)))
     return own_device()

@@ -37,6 +37,7 @@ class TrainBatches:
         sampler: how far the job is.
         batches: what is iterated over.
         global_batch: samples in a step, over all ranks.
+        asked_for: what it would be if the job began now.
     """
 
     def __init__(self, trainer: Trainer, global_batch: int, recorded: int) -> None:
@@ -57,10 +58,11 @@ class TrainBatches:
         size = len(given.dataset)
         if isinstance(given.batch_sampler, ElasticBatchSampler):
             self.sampler = given.batch_sampler
-            self.global_batch = self.sampler.batch_sizes[0]
+            self.global_batch = self.asked_for = self.sampler.batch_sizes[0]
             self._at_once = 0  # it says itself how much a rank takes
         else:
-            self.global_batch = _decided(args, global_batch, recorded)
+            self.asked_for = global_batch or _of_all_workers(args)
+            self.global_batch = _decided(global_batch, recorded) or self.asked_for
             order, replacement = _order(given.sampler, size, self.global_batch)
             if given.drop_last:
                 order, replacement = _whole_batches(order, size, self.global_batch), True
@@ -170,16 +172,21 @@ def _checked(given: Any) -> DataLoader[Any]:
     return given
 
 
-def _decided(args: TrainingArguments, global_batch: int, recorded: int) -> int:
-    """The global batch: that of the job, else what the user has said, else for a whole world."""
+def _decided(global_batch: int, recorded: int) -> int:
+    """The global batch of the job, or what the user has said; 0: neither."""
     if global_batch and recorded and global_batch != recorded:
         raise UsageError(
             f"global_batch={global_batch}, and the job in this directory has steps of {recorded} "
             f"samples, which are fixed for it: give {recorded}, or another directory"
         )
+    return recorded or global_batch
+
+
+def _of_all_workers(args: TrainingArguments) -> int:
+    """The samples of a step if all workers are there that the job may have."""
     most = int(os.environ.get(ENV_MOST_WORKERS) or os.environ.get("WORLD_SIZE") or 1)
-    own = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    return recorded or global_batch or own * most
+    own: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return own * most
 
 
 def _order(sampler: Any, size: int, batch: int) -> tuple[Order | None, bool]:

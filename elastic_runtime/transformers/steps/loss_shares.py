@@ -1,0 +1,129 @@
+"""What the loss of a micro-batch counts, so that a step is one of all its samples.
+
+A ``Trainer`` has two kinds of losses. Either it is a sum by the number of labels that the whole
+step has on all ranks; that is right however the step is split over ranks and micro-batches. Or it
+is a mean of the micro-batch, which has to count as much as the micro-batch has samples. Which one
+it is the ``Trainer`` concludes from ``forward``; here it shows, see ``CountedLabels``.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer_utils import unwrap_peft_model
+
+from elastic_runtime.transformers.steps.counted_labels import CountedLabels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import Trainer
+
+    from elastic_runtime.data.sampler import ElasticBatchSampler
+
+
+class LossShares:
+    """Those of one ``Trainer``.
+
+    Attributes:
+        weight: what the newest micro-batch has counted.
+    """
+
+    weight = 1.0
+
+    def __init__(self, trainer: Trainer, sampler: ElasticBatchSampler) -> None:
+        """Begins a step.
+
+        Args:
+            trainer: whose losses.
+            sampler: shares out the samples.
+        """
+        self._trainer = trainer
+        self._sampler = sampler
+        self._piece = 0
+        self._inputs: dict[str, Any] = {}  # of the micro-batch that is under way
+        self._labels: CountedLabels | None = None  # how many the step has; None: not watched
+        self._counted = self._is_trusted = False
+
+    def begin_step(self) -> None:
+        """The next micro-batch is the first one of a step."""
+        self._piece = 0
+
+    @property
+    def may_count_labels(self) -> bool:
+        """Whether the ``Trainer`` counts them."""
+        trainer = self._trainer
+        return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+
+    @contextmanager
+    def micro_batch(self, inputs: Any, labels: Any) -> Iterator[Any]:
+        """Within the block the ``Trainer`` works on one.
+
+        Args:
+            inputs: that.
+            labels: how many the whole step has on all ranks; None: they are not counted.
+
+        Yields:
+            What to give the ``Trainer`` for ``labels``.
+        """
+        # A model that is compiled would be compiled for the wrapper: it is believed.
+        self._counted = labels is not None
+        self._is_trusted = self._counted and self._trainer.args.torch_compile
+        watched = self._counted and not self._is_trusted
+        self._labels = CountedLabels.of(labels) if watched else None
+        self._inputs = dict(inputs)
+        self.weight = 1.0
+        yield self._labels if watched else labels
+        self._inputs = {}
+        self._piece += 1
+
+    def decide(self) -> float:
+        """What the loss of the micro-batch is multiplied with, once it is known."""
+        trainer, sampler = self._trainer, self._sampler
+        pieces: int = trainer.current_gradient_accumulation_steps
+        share, labels = sampler.share_of_step(self._piece), self._labels
+        divided = pieces if self._is_divided else 1
+        if labels is None:
+            self.weight = 1.0 if self._is_trusted else share * divided
+        elif labels.uses:
+            own = sum(sampler.share_of_step(piece) for piece in range(pieces))
+            self.weight = 1.0 if trainer.args.average_tokens_across_devices else own
+        elif trainer.label_smoother is not None:  # in older versions it is a mean over its labels
+            ranks: int = trainer.args.world_size
+            self.weight = self._own_labels() / max(int(labels.detach()), 1) * ranks * divided
+        else:
+            self.weight = share * divided
+        return self.weight
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether the ``Trainer`` divides a loss by the number of micro-batches."""
+        trainer = self._trainer
+        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+        if scaled is None:
+            counts = trainer.model_accepts_loss_kwargs and self._counted
+            scaled = counts or trainer.compute_loss_func is not None
+        return not scaled
+
+    def unmultiplied(self, loss: Any, labels: Any) -> Any:
+        """A loss without the factor that the ``Trainer`` gives to sums by labels.
+
+        Args:
+            loss: what its ``compute_loss`` gave.
+            labels: what was given to it.
+        """
+        if not isinstance(labels, CountedLabels) or labels.uses:
+            return loss
+        trainer = self._trainer
+        multiplied = trainer.args.average_tokens_across_devices and self.may_count_labels
+        return loss / trainer.args.world_size if multiplied else loss
+
+    def _own_labels(self) -> int:
+        """How many labels a mean over this rank's micro-batch is about."""
+        labels = self._inputs["labels"]
+        name = unwrap_peft_model(self._trainer.model)._get_name()
+        if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            labels = labels[..., 1:]
+        return int(labels.ne(-100).sum())
