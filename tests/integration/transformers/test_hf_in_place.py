@@ -74,7 +74,7 @@ def test_a_fault_right_after_an_evaluation(tmp_path: Path) -> None:
     options = ("--local-nodes", "2", "--min", "2", "--max-restarts", "100")
     with HuggingFaceJob(tmp_path, *options, kind="often", seconds=0.1) as job:
         job.ranks(2)
-        for number in range(3):
+        for number in range(2):
             seen = len(job.said("validated"))
             job.wait(lambda seen=seen: len(job.said("validated")) > seen + 1, "an evaluation")
             found = job.said("validated")[-1]
@@ -86,8 +86,8 @@ def test_a_fault_right_after_an_evaluation(tmp_path: Path) -> None:
         assert validated == {*range(7, job.said("ended")[0]["step"] + 1, 7)}
 
 
+@pytest.mark.slow("a job, and the same without an agent, for each")
 @pytest.mark.parametrize("kind", ["usual", "classified", "causal"])
-@pytest.mark.first_case("a job, and the same without an agent, for each")
 def test_logs_do_not_depend_on_the_workers(tmp_path: Path, kind: str) -> None:
     (tmp_path / "enough").touch()
     with HuggingFaceJob(tmp_path, kind=kind) as job:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elastic_runtime.trainers import rank_notes
 from elastic_runtime.trainers.rank_notes import RankNotes
 
 
@@ -58,6 +59,35 @@ def test_a_step_that_was_adopted_keeps_what_it_has() -> None:
     one.word = "of the step that counts"
     one.enter(4)
     assert one.word == "of the step that counts"
+
+
+def test_others_are_told_of_the_commit_and_not_of_what_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What a new rank takes over must be what all others go on from.
+    told: list[dict[str, Any]] = []
+
+    class Meeting:
+        """Two ranks, of which the other one is new."""
+
+        rank = 0
+
+        def __init__(self, group: Any) -> None:
+            self.asked = 0
+
+        def gather(self, value: Any) -> list[Any]:
+            self.asked += 1
+            told.append(value)
+            return [value, [0, None] if self.asked == 1 else None]
+
+    monkeypatch.setattr(rank_notes, "Peers", Meeting)
+    monkeypatch.setattr(rank_notes.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(rank_notes.dist, "get_world_size", lambda: 2)
+    one = Word("of the commit")
+    one.note(3)
+    one.word = "of the step that is undone"
+    one.enter(3)
+    assert told == [[2, "of the commit"], {"word": "of the commit"}]
 
 
 def test_what_was_loaded_stays() -> None:
