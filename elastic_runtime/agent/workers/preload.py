@@ -42,6 +42,9 @@ _OURS = (
     "elastic_runtime.worker.state.training_state",
 )
 
+# Packages of ours for trainers: they are imported as a whole.
+_ADAPTERS = ("elastic_runtime.lightning", "elastic_runtime.transformers")
+
 # They start threads or take devices when they are imported, and do not survive a fork.
 NEVER = frozenset({"grpc", "horovod", "jax", "mpi4py", "ray", "tensorflow"})
 
@@ -71,13 +74,14 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
         root: the directory that will come first on its path.
         extra: modules that the user has named, installed or not.
     """
-    wanted = [*ALWAYS, *imports_of(Path(script), Path(root))] if script else list(ALWAYS)
+    found = imports_of(Path(script), Path(root)) if script else {}
+    wanted: dict[str, set[str]] = {name: set() for name in ALWAYS} | found
     modules: list[str] = []
     skipped: list[str] = []
     # The collector would look through it all again and again, which takes a fifth of the time.
     gc.disable()
     for name in dict.fromkeys([*wanted, *extra]):
-        why = _import(name)
+        why = _import(name, wanted.get(name, ()))
         if why:
             skipped.append(f"{name}: {why}")
         else:
@@ -92,9 +96,12 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
     return Preloaded(tuple(modules), tuple(skipped), why_cold)
 
 
-def _import(name: str) -> str:
+def _import(name: str, members: Iterable[str]) -> str:
     try:
-        importlib.import_module(name)
+        module = importlib.import_module(name)
+        # A package such as transformers imports its parts when somebody takes something of them.
+        for member in members:
+            getattr(module, member, None)
     except BaseException as error:  # whatever a module does here, it will do again in the worker
         return f"{type(error).__name__}: {error}"
     return ""
@@ -125,7 +132,7 @@ def _found(module: str, root: Path) -> ModuleSpec | None:
     return spec
 
 
-def imports_of(script: Path, root: Path) -> list[str]:
+def imports_of(script: Path, root: Path) -> dict[str, set[str]]:
     """The installed modules that a script imports at its top, itself or by way of its own modules.
 
     Args:
@@ -133,9 +140,9 @@ def imports_of(script: Path, root: Path) -> list[str]:
         root: the directory in which its own modules lie.
 
     Returns:
-        Names to import, in the order in which they are found.
+        Names to import, in the order in which they are found, and what the script takes of each.
     """
-    found: dict[str, None] = {}
+    found: dict[str, set[str]] = {}
     seen: set[Path] = set()
     waiting = [script]
     while waiting and len(seen) < _MOST_FILES:
@@ -148,12 +155,15 @@ def imports_of(script: Path, root: Path) -> list[str]:
             if own:
                 waiting.extend(own)
             elif name.partition(".")[0] == __name__.partition(".")[0]:
-                found.update(dict.fromkeys(_OURS))
+                ours = (*_OURS, *(name for adapter in _ADAPTERS if name.startswith(adapter)))
+                for module in ours:
+                    found.setdefault(module, set())
             elif is_installed(name):
-                found[name] = None
-                parts = (f"{name}.{member}" for member in members)
-                found.update((part, None) for part in parts if _found(part, root))
-    return [name for name in found if name.partition(".")[0] not in NEVER]
+                found.setdefault(name, set()).update(members)
+                for part in (f"{name}.{member}" for member in members):
+                    if _found(part, root):
+                        found.setdefault(part, set())
+    return {name: taken for name, taken in found.items() if name.partition(".")[0] not in NEVER}
 
 
 def _top_imports(file: Path, root: Path) -> Iterable[tuple[str, tuple[str, ...]]]:

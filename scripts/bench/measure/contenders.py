@@ -14,6 +14,7 @@ ELASTIC = (sys.executable, "-m", "elastic_runtime")
 _IN_PLACE = "train_in_place.py"
 _LIGHTNING = "train_lightning.py"
 _HF = "train_hf.py"
+_HF_ELASTIC = "train_hf_elastic.py"
 
 # What a person would set for all of them: one thread a process, and no five seconds lost in a
 # resolver that drops a query (every TCPStore connection asks for the peer's name).
@@ -107,8 +108,8 @@ CONTENDERS: Mapping[str, Contender] = {
         _trainer("lightning-in-place", _LIGHTNING, {"BENCH_LIGHTNING": "in-place"}),
         _trainer("lightning-restart", _LIGHTNING, {"BENCH_LIGHTNING": "restart"}),
         replace(_torchrun_tuned("hf-torchrun"), script=_HF),
-        _trainer("hf-in-place", _HF, {"BENCH_HF": "in-place"}),
-        _trainer("hf-restart", _HF, {"BENCH_HF": "restart"}),
+        _trainer("hf-in-place", _HF_ELASTIC, {"BENCH_HF": "in-place"}),
+        _trainer("hf-restart", _HF_ELASTIC, {"BENCH_HF": "restart"}),
         Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
         Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
         _in_place("in-place-etcd", "etcd"),

@@ -1,7 +1,7 @@
-"""The benchmark's job under Hugging Face's ``Trainer``: as people write it, or elastic.
+"""The benchmark's job under Hugging Face's ``Trainer``, as people write it.
 
-``BENCH_HF`` says which: ``in-place``, ``restart``, or nothing: then it is a plain ``Trainer``,
-which saves every ten steps, and a restart loads the last of these.
+It saves every ten steps, and a restart loads the last of these. ``train_hf_elastic.py`` is the same
+with our trainer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import os
 import time
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,10 +21,10 @@ from workload import BATCH, SAVE_EVERY, STEP_SECONDS, Points, StepLog, hold_ball
 
 from elastic_runtime.worker.context import context
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 warnings.filterwarnings("ignore")
-KIND = os.environ.get("BENCH_HF", "")
-if KIND:  # a plain Trainer is to be one
-    from elastic_runtime.transformers import ElasticOptions, ElasticTrainer
 
 
 class NamedPoints(Dataset[dict[str, Any]]):
@@ -77,8 +77,16 @@ class Steps(TrainerCallback):
         self._made = (self._log, state.global_step, time.monotonic_ns())
 
 
-def main() -> None:
-    """Trains until ``--steps`` are done or somebody ends it."""
+def made(make: Callable[..., Any], *, saves: bool) -> Any:
+    """Makes a trainer.
+
+    Args:
+        make: its class.
+        saves: it saves by itself.
+
+    Returns:
+        The trainer, and where its checkpoints go.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--notes", required=True, help="directory for the logs of steps")
     parser.add_argument("--checkpoint", required=True, help="where checkpoints go")
@@ -86,12 +94,11 @@ def main() -> None:
     args = parser.parse_args()
     hold_ballast()
     torch.manual_seed(0)
-
     settings = TrainingArguments(
         args.checkpoint,
         per_device_train_batch_size=BATCH,
         max_steps=args.steps,
-        save_strategy="no" if KIND else "steps",
+        save_strategy="steps" if saves else "no",
         save_steps=SAVE_EVERY,
         save_total_limit=2,
         logging_strategy="no",
@@ -101,19 +108,21 @@ def main() -> None:
         use_cpu=True,
     )
     model = Perceptron()
-    parts: dict[str, Any] = {
-        "train_dataset": NamedPoints(1 << 16),
-        "callbacks": [Steps(args.notes)],
-        "optimizers": (model.optim, None),
-    }
-    if not KIND:
-        last = get_last_checkpoint(args.checkpoint) if os.path.isdir(args.checkpoint) else None
-        Trainer(model, settings, **parts).train(resume_from_checkpoint=last)
-        return
-    place = KIND == "in-place"
-    every = "30s" if place else SAVE_EVERY
-    elastic = ElasticOptions(every=every, in_place=place, global_batch=2 * BATCH)
-    ElasticTrainer(model, settings, elastic=elastic, **parts).train()
+    trainer = make(
+        model,
+        settings,
+        train_dataset=NamedPoints(1 << 16),
+        callbacks=[Steps(args.notes)],
+        optimizers=(model.optim, None),
+    )
+    return trainer, args.checkpoint
+
+
+def main() -> None:
+    """Trains until ``--steps`` are done or somebody ends it."""
+    trainer, checkpoint = made(Trainer, saves=True)
+    last = get_last_checkpoint(checkpoint) if os.path.isdir(checkpoint) else None
+    trainer.train(resume_from_checkpoint=last)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def found(root: Path, script: str = "train.py") -> list[str]:
-    return preload.imports_of(root / script, root)
+    return list(preload.imports_of(root / script, root))
 
 
 def test_installed_modules_at_the_top(tmp_path: Path) -> None:
@@ -68,6 +68,31 @@ def test_own_modules_hide_installed_ones(tmp_path: Path) -> None:
 def test_what_cannot_be_parsed_is_left_to_the_worker(tmp_path: Path, text: str) -> None:
     write(tmp_path, {"train.py": text})
     assert found(tmp_path) == []
+
+
+def test_what_a_package_imports_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As transformers: its parts are imported with the first name that is taken of them.
+    package = tmp_path / "site" / "lazy_of_this_test"
+    asked = "def __getattr__(name):\n    from lazy_of_this_test import heavy\n    return heavy\n"
+    write(package, {"__init__.py": asked, "heavy.py": ""})
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(preload, "_places", lambda: [str(package.parent)])
+    monkeypatch.setattr(preload, "ALWAYS", ())
+    monkeypatch.setattr(preload, "_canary", lambda: "")
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    write(tmp_path, {"train.py": "from lazy_of_this_test import Trainer, nothing\n"})
+    done = preload.preload(str(tmp_path / "train.py"), str(tmp_path), ())
+    assert done.modules == ("lazy_of_this_test",)
+    assert "lazy_of_this_test.heavy" in sys.modules
+
+
+def test_adapters_are_imported_as_a_whole(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "from elastic_runtime.transformers import ElasticTrainer\n"})
+    assert "elastic_runtime.transformers" in found(tmp_path)
+    write(tmp_path, {"train.py": "import elastic_runtime as elastic\n"})
+    assert "elastic_runtime.transformers" not in found(tmp_path)
 
 
 def test_what_does_not_survive_a_fork_is_not_imported(tmp_path: Path) -> None:
