@@ -75,7 +75,10 @@ def test_what_a_package_imports_when_it_is_asked_for(
 ) -> None:
     # As transformers: its parts are imported with the first name that is taken of them.
     package = tmp_path / "site" / "lazy_of_this_test"
-    asked = "def __getattr__(name):\n    from lazy_of_this_test import heavy\n    return heavy\n"
+    asked = (
+        "from importlib import import_module\n"
+        "def __getattr__(name):\n    return import_module('lazy_of_this_test.heavy')\n"
+    )
     write(package, {"__init__.py": asked, "heavy.py": ""})
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setattr(preload, "_places", lambda: [str(package.parent)])
