@@ -35,7 +35,7 @@ warnings.filterwarnings("ignore", module="transformers|torch|accelerate")
 FEATURES = 6
 SAMPLES = 203  # the last batch of an epoch is a smaller one
 BATCH = 5  # of each of two ranks
-EPOCHS = 24
+EPOCHS = int(os.environ.get("EPOCHS") or 24)
 WORDS = 32
 
 
