@@ -10,7 +10,8 @@ from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.errors import UsageError
 from elastic_runtime.trainers.batch_record import BatchRecord
 
-_DIRECTORY = "elastic_checkpoints"
+# With a first letter that push_to_hub leaves alone.
+_DIRECTORY = "_elastic_checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class ElasticOptions:
 
     Attributes:
         directory: where the job's checkpoints are: a path or a URL that all nodes see. None:
-            ``elastic_checkpoints`` in the ``output_dir`` of the arguments.
+            ``_elastic_checkpoints`` in the ``output_dir`` of the arguments.
         every, keep, snapshot_every: see ``Checkpointer``.
         global_batch: samples in a step, over all ranks. None: ``per_device_train_batch_size`` times
             ``gradient_accumulation_steps`` times the most workers that the job may have.

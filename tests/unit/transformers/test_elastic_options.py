@@ -19,7 +19,7 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
 
 
 def test_checkpoints_are_in_the_output_directory_or_where_the_user_says() -> None:
-    assert ElasticOptions().where("runs/x") == "runs/x/elastic_checkpoints"
+    assert ElasticOptions().where("runs/x") == "runs/x/_elastic_checkpoints"
     assert ElasticOptions("s3://bucket/x").where("runs/x") == "s3://bucket/x"
 
 
