@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from transformers import Trainer
@@ -18,9 +18,6 @@ from elastic_runtime.transformers.recoveries import GoOnInPlace, StartAgain
 from elastic_runtime.transformers.steps.counted_labels import CountedLabels
 from elastic_runtime.transformers.steps.step_callbacks import CommitsLast, CountsFirst, place_of
 from elastic_runtime.transformers.training_job import TrainingJob, leave_our_loaders_alone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _has_trained = False
 
@@ -166,11 +163,17 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
         finally:
             self._elastic_job = None
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **named: Any) -> Any:
+    def get_batch_samples(self, *args: Any, **named: Any) -> Any:
         """The micro-batches of a step, and how many labels they have."""
+        if self._elastic_job is None:
+            return super().get_batch_samples(*args, **named)
+        with self._elastic_job.losses.next_step():
+            return super().get_batch_samples(*args, **named)
+
+    def _get_num_items_in_batch(self, batches: list[Any], *args: Any, **named: Any) -> Any:
         if self._elastic_job is not None:
-            epoch_iterator = self._elastic_job.shares(epoch_iterator)
-        return super().get_batch_samples(epoch_iterator, *args, **named)
+            batches = self._elastic_job.losses.countable(batches)
+        return super()._get_num_items_in_batch(batches, *args, **named)
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None, **named: Any
@@ -193,10 +196,13 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
     ) -> Any:
         """The loss of a micro-batch, in training and in evaluations."""
         job, labels = self._elastic_job, num_items_in_batch
-        if job is None or labels is None or self.args.torch_compile:
-            return super().compute_loss(model, inputs, return_outputs, labels, **named)
-        labels = CountedLabels.of(labels)
-        found = super().compute_loss(model, inputs, return_outputs, labels, **named)
+        if labels is not None:  # by its name, and only if there is one: others may not know it
+            watched = job is not None and not self.args.torch_compile
+            labels = CountedLabels.of(labels) if watched else labels
+            named["num_items_in_batch"] = labels
+        found = super().compute_loss(model, inputs, return_outputs=return_outputs, **named)
+        if job is None:
+            return found
         if not return_outputs:
             return job.losses.unmultiplied(found, labels)
         loss, outputs = found

@@ -272,11 +272,6 @@ class TrainingJob:
             yield
         args.gradient_accumulation_steps = pieces
 
-    def shares(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The micro-batches of the next step; see ``TrainBatches.shares``."""
-        self.losses.begin_step()
-        return self.data.shares(batches, hides=self.losses.may_count_labels)
-
     # Inside
 
     def _steps_of(self, epoch: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import unwrap_peft_model
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
     from elastic_runtime.data.sampler import ElasticBatchSampler
+
+_NO_LABEL = -100  # what transformers leaves out of a loss
 
 
 class LossShares:
@@ -45,17 +48,32 @@ class LossShares:
         self._piece = 0
         self._inputs: dict[str, Any] = {}  # of the micro-batch that is under way
         self._labels: CountedLabels | None = None  # how many the step has; None: not watched
-        self._counted = self._is_trusted = False
+        self._is_step = self._counted = self._is_trusted = False
 
-    def begin_step(self) -> None:
-        """The next micro-batch is the first one of a step."""
+    @contextmanager
+    def next_step(self) -> Iterator[None]:
+        """Within the block the ``Trainer`` takes the micro-batches of a step, and counts labels."""
         self._piece = 0
+        self._is_step = True
+        try:
+            yield
+        finally:
+            self._is_step = False
 
-    @property
-    def may_count_labels(self) -> bool:
-        """Whether the ``Trainer`` counts them."""
-        trainer = self._trainer
-        return bool(trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None)
+    def countable(self, batches: list[Any]) -> list[Any]:
+        """Micro-batches whose labels are to be counted.
+
+        A rank without a sample takes one that another rank has as well: its labels do not count.
+
+        Args:
+            batches: of this rank, in the order that they come in; of a step, or of an evaluation.
+        """
+        if not self._is_step:
+            return batches
+        share = self._sampler.share_of_step
+        return [
+            batch if share(piece) else _without_labels(batch) for piece, batch in enumerate(batches)
+        ]
 
     @contextmanager
     def micro_batch(self, inputs: Any, labels: Any) -> Iterator[Any]:
@@ -85,7 +103,9 @@ class LossShares:
         pieces: int = trainer.current_gradient_accumulation_steps
         share, labels = sampler.share_of_step(self._piece), self._labels
         divided = pieces if self._is_divided else 1
-        if labels is None:
+        if not share:  # a sample of another rank's
+            self.weight = 0.0
+        elif labels is None:
             self.weight = 1.0 if self._is_trusted else share * divided
         elif labels.uses:
             own = sum(sampler.share_of_step(piece) for piece in range(pieces))
@@ -117,7 +137,8 @@ class LossShares:
         if not isinstance(labels, CountedLabels) or labels.uses:
             return loss
         trainer = self._trainer
-        multiplied = trainer.args.average_tokens_across_devices and self.may_count_labels
+        may = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+        multiplied = trainer.args.average_tokens_across_devices and may
         return loss / trainer.args.world_size if multiplied else loss
 
     def _own_labels(self) -> int:
@@ -126,4 +147,14 @@ class LossShares:
         name = unwrap_peft_model(self._trainer.model)._get_name()
         if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             labels = labels[..., 1:]
-        return int(labels.ne(-100).sum())
+        return int(labels.ne(_NO_LABEL).sum())
+
+
+def _without_labels(batch: Any) -> Any:
+    """A copy of a micro-batch in which no label counts."""
+    hidden = {
+        name: torch.full_like(batch[name], _NO_LABEL)
+        for name in ("labels", "shift_labels")
+        if torch.is_tensor(batch.get(name))
+    }
+    return {**batch, **hidden}

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from elastic_runtime.data.epoch_order import Order
 
-_NO_LABEL = -100
-
 
 class TrainBatches:
     """Where a ``Trainer`` gets its training data from.
@@ -100,20 +98,6 @@ class TrainBatches:
             accumulation: micro-batches that it takes for a step.
         """
         return WholeEpoch(self.batches.dataset, self.sampler.steps_in_epoch * accumulation)
-
-    def shares(self, batches: Iterator[Any], *, hides: bool) -> Iterator[Any]:
-        """Of the micro-batches of a step those of this rank.
-
-        A rank without a sample takes one that another rank has as well: it must count nothing.
-
-        Args:
-            batches: of this rank.
-            hides: whether what counts is the number of labels, so that such a sample must have
-                none; else it counts nothing in ``share_of_step``.
-        """
-        for piece, batch in enumerate(batches):
-            spare = hides and self.sampler.share_of_step(piece) == 0
-            yield _without_labels(batch) if spare else batch
 
 
 class WholeEpoch:
@@ -217,10 +201,3 @@ def _whole_batches(order: Order | None, size: int, batch: int) -> Order:
         return every[: len(every) - len(every) % batch]
 
     return whole
-
-
-def _without_labels(batch: Any) -> Any:
-    for name in ("labels", "shift_labels"):
-        if torch.is_tensor(batch.get(name)):
-            batch[name] = torch.full_like(batch[name], _NO_LABEL)
-    return batch

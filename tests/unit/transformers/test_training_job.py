@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback
 
+from elastic_runtime.transformers import ElasticMixin, ElasticTrainer
 from elastic_runtime.transformers.elastic_options import ElasticOptions
 from elastic_runtime.transformers.training_job import TrainingJob
-from tests.unit.transformers.hf_trainers import Numbers, trainer
+from tests.unit.transformers.hf_trainers import Line, Numbers, trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def job(folder: Path, **options: Any) -> TrainingJob:
@@ -92,3 +93,80 @@ def test_what_a_callback_has_ended_stays_ended(
     second = Ends()
     assert again(tmp_path, monkeypatch, second).global_step == 4
     assert not second.seen
+
+
+class Kwargs(Line):
+    """Takes whatever comes, as many models of transformers do; its loss is a mean all the same."""
+
+    def forward(self, inputs: torch.Tensor, labels: Any = None, **_: Any) -> Any:
+        return {"logits": self.net(inputs)} if labels is None else super().forward(inputs, labels)
+
+
+class OwnLoss(Trainer):
+    """Somebody's trainer, with a signature as in many scripts."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
+    ) -> Any:
+        outputs = model(**inputs)
+        loss = (outputs["logits"] - inputs["labels"]).square().mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+class ElasticOwnLoss(ElasticMixin, OwnLoss):
+    """The same, elastic."""
+
+
+class OwnLossBelow(ElasticTrainer):
+    """A user's loss in a class made from ours, which asks for what the Trainer would do."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+def summed(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """A loss that counts labels, as ``compute_loss_func``."""
+    return (outputs["logits"] - labels).square().sum() / num_items_in_batch
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": Line},
+        {"model": Kwargs},
+        {"model": Kwargs, "compute_loss_func": summed},
+        {"model": Kwargs, "kind": ElasticOwnLoss},
+        {"model": Kwargs, "kind": OwnLossBelow},
+        {"model": Kwargs, "average_tokens_across_devices": False},
+    ],
+    ids=["mean", "kwargs", "summed", "own", "below", "apart"],
+)
+def test_a_step_is_the_same_in_any_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    ends = []
+    for at_once in (10, 4, 3):
+        monkeypatch.setattr("elastic_runtime.transformers.elastic_mixin._has_trained", False)
+        torch.manual_seed(1)
+        named = {**options, "model": options["model"]()}
+        saved = ElasticOptions(global_batch=10, in_place=False, every="1h")
+        made = trainer(
+            tmp_path / str(at_once),
+            saved,
+            per_device_train_batch_size=at_once,
+            eval_dataset=Numbers(),
+            eval_strategy="epoch",
+            logging_strategy="steps",
+            logging_steps=1,
+            optim="sgd",
+            learning_rate=0.1,
+            **named,
+        )
+        made.train()
+        logs = [x.get("loss", x.get("eval_loss")) for x in made.state.log_history]
+        ends.append([*(v.item() for v in made.model.parameters()), *filter(None, logs)])
+    assert len(ends[0]) == 2 + 9 + 3
+    assert ends[1] == pytest.approx(ends[0], rel=1e-4)
+    assert ends[2] == pytest.approx(ends[0], rel=1e-4)

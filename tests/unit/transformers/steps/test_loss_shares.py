@@ -32,7 +32,8 @@ class Rank:
     def weights(self, labels: Any = None, *, used: bool = False) -> list[float]:
         """Those of the micro-batches of a step, with a loss that uses the number of labels."""
         found = []
-        self.losses.begin_step()
+        with self.losses.next_step():
+            pass
         for _ in range(self.pieces):
             with self.losses.micro_batch(LABELS, labels) as given:
                 if used:
@@ -98,3 +99,20 @@ def test_a_compiled_model_is_believed(tmp_path: Path) -> None:
     with rank.losses.micro_batch(LABELS, labels) as given:
         assert given is labels
         assert rank.losses.decide() == 1.0
+
+
+def test_a_sample_that_is_only_filled_in_counts_nothing(tmp_path: Path) -> None:
+    # A step of 10 samples, and 12 ranks.
+    spare, other = Rank(tmp_path, 11, 12), Rank(tmp_path, 0, 12)
+    for rank in (spare, other):
+        rank.trainer.model_accepts_loss_kwargs = True
+    assert spare.weights(torch.tensor(7), used=True) == spare.weights() == [0.0]
+    assert other.weights(torch.tensor(7), used=True) == [1.0]
+    batch = {"labels": torch.ones(1, 2), "inputs": torch.ones(1, 2)}
+    with spare.losses.next_step():
+        counted = spare.losses.countable([batch])
+    assert counted[0]["labels"].tolist() == [[-100, -100]]
+    assert batch["labels"].tolist() == [[1, 1]], "the model must have a label to compute with"
+    assert spare.losses.countable([batch]) == [batch], "an evaluation has its own samples"
+    with other.losses.next_step():
+        assert other.losses.countable([batch])[0] is batch

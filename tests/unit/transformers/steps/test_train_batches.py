@@ -150,16 +150,3 @@ def test_data_that_cannot_be_continued(tmp_path: Path, loader: Any, says: str) -
     made.loader = loader()
     with pytest.raises(UsageError, match=says):
         TrainBatches(made, 0, 0)
-
-
-def test_a_sample_that_is_only_filled_in_has_no_labels(tmp_path: Path) -> None:
-    data = TrainBatches(trainer(tmp_path, per_device_train_batch_size=1), 3, 0)
-    data.enter(4)
-    data.sampler._place = 3, 4
-    batch = next(data.shares(iter([{"labels": torch.ones(1, 2)}]), hides=True))
-    assert batch["labels"].tolist() == [[-100, -100]]
-    batch = next(data.shares(iter([{"labels": torch.ones(1, 2)}]), hides=False))
-    assert batch["labels"].tolist() == [[1, 1]]
-    data.sampler._place = 0, 4
-    batch = next(data.shares(iter([{"labels": torch.ones(1, 2)}]), hides=True))
-    assert batch["labels"].tolist() == [[1, 1]]
