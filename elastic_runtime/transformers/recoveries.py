@@ -87,7 +87,6 @@ class StartAgain:
         job = self._job
         saver = self._saver = _saver(job, job.parts())
         step = saver.resume()
-        job.notes.enter_alone()
         job.enter(step, dist.get_world_size() if dist.is_initialized() else 1)
         train()
         saver.save()

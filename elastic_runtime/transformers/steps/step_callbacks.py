@@ -25,16 +25,20 @@ logger = logging.get_logger("transformers.elastic")
 _POSITION = "elastic_sampler.json"
 
 
-class CountsFirst(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
-    """Counts epochs by steps before anybody looks: micro-batches are not the same everywhere."""
+class _OfJob(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
+    """One that belongs to the job of a trainer."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
-        """Belongs to a trainer.
+        """Refers to it.
 
         Args:
-            trainer: that.
+            trainer: whose job.
         """
         self._trainer = trainer
+
+
+class CountsFirst(_OfJob):
+    """Counts epochs by steps before anybody looks: micro-batches are not the same everywhere."""
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """A step is complete."""
@@ -42,16 +46,8 @@ class CountsFirst(TrainerCallback):  # type: ignore[misc]  # transformers is not
             self._trainer._elastic_job.count_epochs()
 
 
-class CommitsLast(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
+class CommitsLast(_OfJob):
     """Commits each step once all others have done with it."""
-
-    def __init__(self, trainer: ElasticMixin) -> None:
-        """Belongs to a trainer.
-
-        Args:
-            trainer: that.
-        """
-        self._trainer = trainer
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """A step is complete; what ``commit`` raises ends the round."""

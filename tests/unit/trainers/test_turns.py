@@ -40,8 +40,10 @@ def test_one_at_a_time(tmp_path: Path, everywhere: bool) -> None:
 
 
 def test_jobs_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    inside = []
     with turn(str(tmp_path / "a")), turn(str(tmp_path / "b")):
-        pass
+        inside.append("both")
+    assert inside == ["both"]
 
 
 def test_a_child_that_lives_on_holds_nobody_up(tmp_path: Path) -> None:
@@ -49,9 +51,11 @@ def test_a_child_that_lives_on_holds_nobody_up(tmp_path: Path) -> None:
         child = os.fork()
         if child == 0:
             signal.pause()
+    again = []
     try:
         with turn(str(tmp_path)):
-            pass
+            again.append(os.waitpid(child, os.WNOHANG))
+        assert again == [(0, 0)], "the child has ended too early to hold anything"
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
