@@ -114,6 +114,11 @@ class InPlaceJob(Partitioned, InPlaceCluster):
         # checkpoint to fall back to.
         super().__init__(directory, network, bounds=bounds, options=own, shadow=True)  # type: ignore[arg-type]
 
+    @property
+    def faults(self) -> int:
+        """How many cuts there were."""
+        return len(self.spells)
+
     def made(self) -> list[Made]:
         """All commits."""
         self.read()

@@ -1,47 +1,19 @@
-"""The example under Lightning: a worker is killed, a node leaves, and the digits are learned."""
+"""The example under Lightning: a worker is killed, and the digits are learned."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import uuid
 from typing import TYPE_CHECKING
 
-from tests import processes
+from tests.integration.examples.killed_worker import run_and_kill_a_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MODULE = "elastic_runtime.examples.lightning_digits"
-ELASTIC_RUN = ("-m", "elastic_runtime", "--nproc-per-node=2", "--log-format=console")
-PATIENCE = 120.0
 
 
 def test_digits_are_learned_although_a_worker_is_killed(tmp_path: Path) -> None:
-    mark = f"lightning-{uuid.uuid4().hex}"
-    log = tmp_path / "log"
-    command = (*ELASTIC_RUN, "-m", MODULE, "--dir", str(tmp_path / "runs"), "--step-ms", "5")
-    with log.open("wb") as output:
-        job = subprocess.Popen(
-            [sys.executable, *command],
-            env={**os.environ, "OMP_NUM_THREADS": "1", processes.MARKER: mark},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        processes.wait_for(lambda: "Epoch 1" in log.read_text(), PATIENCE, "epoch 1", log.read_text)
-        found = processes.marked(mark)
-        workers = [p for p in found if processes.parent(processes.parent(p)) == job.pid]
-        os.kill(workers[0], signal.SIGKILL)
-        processes.wait_for(lambda: job.poll() is not None, PATIENCE, "the end", log.read_text)
-        said = log.read_text()
-        assert job.returncode == 0, said
-        assert "killed by SIGKILL" in said
-        result = re.search(r"test accuracy (0\.\d+) after (\d+) steps", said)
-        assert result and float(result[1]) >= 0.97 and int(result[2]) == 460, said
-    finally:
-        processes.end(mark)
-        job.wait()
+    said = run_and_kill_a_worker(tmp_path, MODULE, "--step-ms", "5", once="Epoch 1")
+    result = re.search(r"test accuracy (0\.\d+) after (\d+) steps", said)
+    assert result and float(result[1]) >= 0.97 and int(result[2]) == 460, said

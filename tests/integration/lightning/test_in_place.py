@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests import processes
-from tests.integration.in_place.job import ENVIRONMENT, PATIENCE
-from tests.integration.lightning.trainer_job import TWO, TrainerJob, undisturbed
+from tests.integration.lightning.lightning_job import LightningJob
+from tests.integration.trainers.scenarios import (
+    die_before_a_commit,
+    end_early_and_go_on,
+    interrupt_evaluations,
+    kill_a_node_and_add_one,
+    lose_workers_and_a_node,
+)
+from tests.integration.trainers.trainer_job import TWO
 
 # bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
 ROUGHLY = 0.02
@@ -34,21 +37,8 @@ ROUGHLY = 0.02
     ],
 )
 def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
-    with TrainerJob(tmp_path, kind=kind) as job:
-        before = job.ranks(2)
-        job.kill(before[0])  # which has the loggers and the progress bar
-        alone = job.ranks(1, after=before[0].round, more=1)
-        assert alone[0].pid == before[1].pid, "the survivor was restarted"
-        both = job.ranks(2, after=alone[0].round)
-        job.kill(both[1])
-        both = job.ranks(2, after=both[0].round)
-        nodes = job.nodes()
-        # Its node leaves in the planned way; the other one goes on alone.
-        leaver = both[1].node
-        os.kill(nodes[leaver], signal.SIGTERM)
-        alone = job.ranks(1, after=both[0].round)
-        assert alone[0].pid == both[0].pid
-        job.finish_exactly(ROUGHLY if kind in ("often", "scaled") else 1e-5)
+    with LightningJob(tmp_path, kind=kind) as job:
+        lose_workers_and_a_node(job, ROUGHLY if kind in ("often", "scaled") else 1e-5)
         if kind == "usual":
             job.check_ends_of_epochs()
 
@@ -58,35 +48,14 @@ def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
 def test_a_validation_that_is_interrupted_is_done_again(tmp_path: Path, kind: str) -> None:
     # With an average of the weights in the model's place, while it is validated.
     (tmp_path / "slow-validation").touch()
-    with TrainerJob(tmp_path, kind=kind, seconds=0.01) as job:
-        for number in range(3):
-            seen = len(job.said("validating"))
-            job.wait(lambda seen=seen: len(job.said("validating")) > seen + 4, "a validation")
-            found = job.said("validating")[-1]
-            rank = number % 2
-            notes = [n for n in job.said("validating") if n["round"] == found["round"]]
-            pids = {note["rank"]: note["pid"] for note in notes}
-            if rank in pids:
-                os.kill(pids[rank], signal.SIGKILL)
-            job.ranks(2, after=found["round"])
-        (tmp_path / "slow-validation").unlink()
-        job.finish_exactly()
-        job.check_ends_of_epochs()
+    with LightningJob(tmp_path, kind=kind, seconds=0.01) as job:
+        interrupt_evaluations(job)
         assert all(note["training"] is False for note in job.said("validated"))
 
 
 def test_a_fault_between_the_optimizer_and_the_commit(tmp_path: Path) -> None:
-    # In the last step of an epoch: its end must follow all the same.
-    with TrainerJob(tmp_path, kind="usual", seconds=0.01) as job:
-        before = job.ranks(2)
-        (tmp_path / "die-in-hook").touch()
-        job.wait(lambda: job.said("died"), "the end of rank 1")
-        job.ranks(2, after=before[0].round)
-        job.finish_exactly()
-        job.check_ends_of_epochs()
-        step = job.said("died")[0]["step"]
-        assert not job.events("state.unfit")
-        assert step in {note["step"] for note in job.said("validated")}
+    with LightningJob(tmp_path, kind="usual", seconds=0.01) as job:
+        die_before_a_commit(job)
 
 
 @pytest.mark.first_case("a job of two nodes for each")
@@ -96,7 +65,7 @@ def test_the_oldest_lightning_that_is_supported(tmp_path: Path, kind: str) -> No
     assert oldest.is_dir(), "scripts/setup installs it"
     found = tmp_path / "job"
     found.mkdir()
-    with TrainerJob(found, kind=kind, environ={"PYTHONPATH": str(oldest)}) as job:
+    with LightningJob(found, kind=kind, environ={"PYTHONPATH": str(oldest)}) as job:
         before = job.ranks(2)
         job.kill(before[0])
         job.ranks(2, after=before[0].round)
@@ -109,7 +78,7 @@ def test_the_oldest_lightning_that_is_supported(tmp_path: Path, kind: str) -> No
 @pytest.mark.slow("a job of two nodes")
 def test_a_sigterm_to_one_worker_holds_nobody_up(tmp_path: Path) -> None:
     # With Lightning's own handler both ranks stood still for ever.
-    with TrainerJob(tmp_path, kind="usual") as job:
+    with LightningJob(tmp_path, kind="usual") as job:
         before = job.ranks(2)
         job.kill(before[1], number=signal.SIGTERM)
         after = job.ranks(2, after=before[0].round)
@@ -119,20 +88,12 @@ def test_a_sigterm_to_one_worker_holds_nobody_up(tmp_path: Path) -> None:
 
 @pytest.mark.slow("a job three times")
 def test_a_job_that_ended_in_the_middle_of_an_epoch_goes_on_there(tmp_path: Path) -> None:
-    for steps in (30, 50):
-        with TrainerJob(tmp_path, *TWO, kind="usual", steps=steps) as job:
-            job.enough()
-            assert job.end() == 0, job.story()
-    job.check_samples()
-    ended = job.said("ended")[-1]
-    whole = undisturbed(tmp_path, "usual", steps=50)
-    assert ended["step"] == whole["step"] == 50
-    job.compare(ended, whole)
+    end_early_and_go_on(LightningJob, tmp_path, 30, 50)
 
 
 def test_a_node_that_would_compute_another_schedule_takes_the_jobs(tmp_path: Path) -> None:
     # Its number of nodes is another one, as where it is read from the environment.
-    with TrainerJob(tmp_path, *TWO, kind="often") as job:
+    with LightningJob(tmp_path, *TWO, kind="often") as job:
         before = job.ranks(2)
         (tmp_path / "nodes").write_text("1")  # for processes that start from now on
         job.kill(before[1])
@@ -144,23 +105,5 @@ def test_a_node_that_would_compute_another_schedule_takes_the_jobs(tmp_path: Pat
 
 @pytest.mark.slow("a job of two nodes, and one more")
 def test_a_node_is_killed_and_another_one_joins(tmp_path: Path) -> None:
-    with TrainerJob(tmp_path, kind="usual") as job:
-        before = job.ranks(2)
-        os.kill(job.nodes()[before[1].node], signal.SIGKILL)
-        alone = job.ranks(1, after=before[0].round)
-        assert alone[0].pid == before[0].pid
-        command = shlex.split(job.event("job.join_command")["command"])
-        environ = {**os.environ, **ENVIRONMENT, processes.MARKER: job.mark}
-        with (tmp_path / "joined").open("wb") as log:
-            joined = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=log, stderr=log)
-        both = job.ranks(2, after=alone[0].round)
-        assert both[0].pid == before[0].pid
-        job.enough()
-        assert joined.wait(PATIENCE) == 0
-        job.end()  # it tells of the node that was killed
-        job.check()
-        job.check_samples()
-        whole = undisturbed(tmp_path, "usual")
-        for end in job.said("ended"):
-            assert end["step"] == whole["step"]
-            job.compare(end, whole)
+    with LightningJob(tmp_path, kind="usual") as job:
+        kill_a_node_and_add_one(job)

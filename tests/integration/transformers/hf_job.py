@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import elastic_runtime as elastic
-from tests.integration.lightning.trainer_job import GLOBAL_BATCH, SAMPLES, SEED, TrainerJob
+from tests.integration.trainers.trainer_job import GLOBAL_BATCH, SAMPLES, SEED, TrainerJob
 
 
 class HuggingFaceJob(TrainerJob):
     """One ``elastic-run`` of the script."""
 
-    script = str(Path(__file__).with_name("scripts") / "hf_trainer.py")
+    script = Path(__file__).with_name("scripts") / "hf_trainer.py"
     same_training: ClassVar = {"restarted": "usual"}
-    free_batches: ClassVar = ()
 
     def shares_of(self, rank: int, size: int) -> list[list[list[int]]]:
         """What a rank notes of each step: all its micro-batches, each as large as it may be."""

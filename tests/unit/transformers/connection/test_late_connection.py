@@ -78,7 +78,7 @@ def test_who_does_not_go_on_in_place_connects_with_the_trainer(
         process.start()
     told = sorted(found.get(timeout=150) for _ in both)
     for process in both:
-        process.join(60)
+        process.join(150)
         assert process.exitcode == 0
     assert told == [(0, 1, 2, 2), (1, 1, 2, 2)]
 
