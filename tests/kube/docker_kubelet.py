@@ -300,8 +300,8 @@ class Runner:
         with contextlib.suppress(DockerException, OSError):
             since = {"tail": 0} if self._restarts else {}
             for text in self._container.logs(stream=True, follow=True, **since):
-                words = text.decode(errors="replace")
-                self._cluster.fake.kubelet.write(self._namespace, self._name, words)
+                words, uid = text.decode(errors="replace"), self._pod["metadata"]["uid"]
+                self._cluster.fake.kubelet.write(self._namespace, self._name, words, uid)
 
     def _probe(self) -> Object:
         return dict(self._spec.get("readinessProbe") or {})

@@ -104,9 +104,18 @@ class Kubelet:
         """The object of a pod vanishes, as with its node."""
         self._store.delete(POD, namespace, name, {"gracePeriodSeconds": 0})
 
-    def write(self, namespace: str, name: str, text: str) -> None:
-        """A container writes to its log."""
+    def write(self, namespace: str, name: str, text: str, uid: str = "") -> None:
+        """A container writes to its log.
+
+        Args:
+            namespace, name: of its pod.
+            text: what it says.
+            uid: of its pod: nothing is written if another one has the name by now. "": whichever.
+        """
         with self._store.lock:
+            pod = self._store.find(POD, namespace, name)
+            if uid and (pod is None or pod["metadata"]["uid"] != uid):
+                return
             logs = self._server.logs
             logs[namespace, name] = logs.get((namespace, name), "") + text
         self._server.wake()
@@ -121,6 +130,8 @@ class Kubelet:
         if change.kind != POD:
             return
         meta = change.item["metadata"]
+        if change.type == "ADDED":  # what an earlier pod of that name has said is gone with it
+            self._server.logs.pop((meta["namespace"], meta["name"]), None)
         if change.type == "ADDED" and self.runs:
             self._place(change.item)
         elif change.type == "MODIFIED" and meta.get("deletionTimestamp") and self.removes:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow("whole jobs that end and are started again")
 
-_OPTIONS = ("--local-nodes", "2", "--min", "1")
+# Both are to be there from the first step on, also on a busy machine.
+_OPTIONS = ("--local-nodes", "2", "--min", "1", "--last-call", "60")
 
 
 def test_a_job_that_has_lost_its_steps_ends_and_says_so(tmp_path: Path) -> None:
