@@ -50,6 +50,8 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "loss_scale",
             "loss_scale_of",
             "share_of_step",
+            "samples_in_piece",
+            "pieces_in_step",
             "commit",
             "state_dict",
             "load_state_dict",
@@ -66,6 +68,10 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "transformers.ElasticTrainer": (),
         "transformers.ElasticMixin": ("train",),
         "transformers.ElasticOptions": (),
+    },
+    "Accelerate": {
+        "accelerate.fresh_accelerator": (),
+        "accelerate.ElasticAccelerator": ("prepare", "backward", "gather_for_metrics"),
     },
     "Starting a job from Python": {
         "launch": (),
@@ -85,6 +91,7 @@ GUIDES = {
     "Data": "data.md",
     "Lightning": "lightning.md",
     "Hugging Face": "transformers.md",
+    "Accelerate": "accelerate.md",
     "Starting a job from Python": "cli.md",
     "Errors": "operations.md#exit-codes",
 }

@@ -41,6 +41,7 @@ HEAVY = tuple(
     for folder in (
         "chaos",
         "partitions",
+        "integration/accelerate",
         "integration/in_place",
         "integration/lightning",
         "integration/transformers",

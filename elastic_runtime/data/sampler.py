@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from elastic_runtime.data.epoch_order import Orders
 from elastic_runtime.data.sample_seeds import Batch, Moment, begin
+from elastic_runtime.data.second_split import refuse_second_split
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.state import missing_parts
 from elastic_runtime.worker.world import World
@@ -174,6 +175,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         given = self._given.get(threading.get_ident())
         if given is not None:
             return iter(given)
+        refuse_second_split()
         shares = Shares(self, self.outlook(*self.place))
         shares.begin()
         return shares
@@ -228,14 +230,30 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             This rank's samples of it, times the number of ranks, by the samples of the step.
         """
         _, share = self._piece(piece)
+        return share * self.place[1] / self._step()
+
+    def samples_in_piece(self, piece: int) -> int:
+        """How many samples a micro-batch has on all ranks, in the step that is under way.
+
+        Args:
+            piece: which, from 0.
+        """
+        return self._piece(piece)[0]
+
+    @property
+    def pieces_in_step(self) -> int:
+        """How many micro-batches the step has that is under way."""
+        return -(-self._step() // self._micro_batch)
+
+    def _step(self) -> int:
+        """Samples in the step that is under way, over all ranks."""
         step = min(self._batch, self._left(self.epoch, self.cursor))
-        return share * self.place[1] / step
+        return step - step % self._micro_batch if self._drop_last else step
 
     def _piece(self, piece: int) -> tuple[int, int]:
         """Samples in a micro-batch of the step that is under way: of all ranks, and of this one."""
         rank, world = self.place
-        step = min(self._batch, self._left(self.epoch, self.cursor))
-        count = min(self._micro_batch, step - self._micro_batch * piece)
+        count = min(self._micro_batch, self._step() - self._micro_batch * piece)
         first, end = share_of(count, rank, world)
         return count, end - first
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 import elastic_runtime as elastic
+from elastic_runtime.accelerate import accelerate_world
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.transformers.connection import accelerate_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class GoOnInPlace:
         plain = trainer.model_wrapped
 
         def in_world(world: World) -> None:
-            accelerate_world.enter(world)
+            accelerate_world.enter(world.rank, world.size, world.local_rank)
             trainer.model_wrapped = _connected(trainer, plain)
             try:
                 job.enter(state.step, world.size)

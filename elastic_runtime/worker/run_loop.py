@@ -188,6 +188,7 @@ class _Loop:
             group = dist.new_group(backend="gloo")
             gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
             self._recovery.recover(gloo, world, EarlierRounds())
+            end_break(world.rank, world.size)
             self._state._on_commit = commit = _Commit(self, group, None)
             self._state._replica_check = commit.replica_check()
             self._state._gate = OptimizerGate(partial(error_classification.check_groups, None))

@@ -43,7 +43,11 @@ _OURS = (
 )
 
 # Packages of ours for trainers: they are imported as a whole.
-_ADAPTERS = ("elastic_runtime.lightning", "elastic_runtime.transformers")
+_ADAPTERS = (
+    "elastic_runtime.accelerate",
+    "elastic_runtime.lightning",
+    "elastic_runtime.transformers",
+)
 
 # They start threads or take devices when they are imported, and do not survive a fork.
 NEVER = frozenset({"grpc", "horovod", "jax", "mpi4py", "ray", "tensorflow"})

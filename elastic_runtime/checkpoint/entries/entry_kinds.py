@@ -22,7 +22,7 @@ from elastic_runtime.checkpoint.entries.tensor_memory import local_tensor
 from elastic_runtime.checkpoint.format.stored_items import Stored, StoredTensor
 from elastic_runtime.errors import CheckpointUsageError
 from elastic_runtime.system.torch_formats import loads_plainly
-from elastic_runtime.worker.state.state_parts import unwrapped
+from elastic_runtime.worker.state.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, MutableMapping

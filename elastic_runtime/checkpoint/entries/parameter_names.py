@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elastic_runtime.worker.state.state_parts import unwrapped
+from elastic_runtime.worker.state.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

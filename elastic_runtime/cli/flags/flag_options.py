@@ -255,6 +255,15 @@ OURS: tuple[Option, ...] = (
         False,
     ),
     _ours(
+        "--accelerate-config",
+        value_types.TEXT,
+        WORKERS,
+        "FILE",
+        "settings for accelerate, as accelerate config writes them; default: those that it has "
+        "written for this user; none: none, and no hint that there are some",
+        "",
+    ),
+    _ours(
         "--regroup",
         value_types.choice(AUTO, RECONFIGURE, REBUILD),
         WORKERS,

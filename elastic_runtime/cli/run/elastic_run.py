@@ -15,6 +15,7 @@ from elastic_runtime.cli.flags.node_bounds import read_bounds
 from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
 from elastic_runtime.cli.flags.unknown_variables import unknown_variables
+from elastic_runtime.cli.run.accelerate_file import hint, read_accelerate_file
 from elastic_runtime.cli.run.job_from_command import (
     Job,
     join_command,
@@ -132,6 +133,10 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
     if isinstance(job, TorchrunTarget):
         return _hand_over(line, settings, job)
     check_with_torch(settings, job.config)
+    asked = settings.of("accelerate_config")
+    accelerate = read_accelerate_file(asked, job.config.workers, os.environ)
+    if accelerate is not None:
+        os.environ.update(accelerate.environ)  # of the workers, too
     if job.config.log_file:
         from elastic_runtime.agent.logs.event_file import check_event_file
 
@@ -143,7 +148,10 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
         with _fork_server(config) as server:
             return _run_agent(config, server)
     unknown = unknown_variables(parser.options.values(), os.environ)
-    for note in (*misplaced(line), *notes(settings), *unknown):
+    of_accelerate = [f"{asked}: {note}" for note in accelerate.notes] if accelerate else []
+    if told := hint(asked, line.script, os.environ):
+        of_accelerate.append(told)
+    for note in (*misplaced(line), *notes(settings), *of_accelerate, *unknown):
         _say(f"note: {note}")
     return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 from transformers import Trainer, TrainingArguments
 
-from elastic_runtime.trainers.turns import turn
-from elastic_runtime.transformers.connection.accelerate_world import (
+from elastic_runtime.accelerate.accelerate_world import (
     own_device,
     stand_alone,
     without_launcher,
 )
+from elastic_runtime.trainers.turns import turn
 from elastic_runtime.worker.context import context
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker.state.json_tensors import copied
 from elastic_runtime.worker.state.tensor_copies import TensorCopies
+from elastic_runtime.worker.state.wrappers import unwrapped, unwrapped_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -101,19 +102,6 @@ class StatePart(Protocol):
 
     def load(self, tree: Tree) -> None:
         """Takes a tree over; the values of the tensors in ``own_tensors`` are in place already."""
-
-
-def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside ``DDP``, ``DataParallel`` and ``torch.compile``."""
-    while True:
-        if isinstance(
-            module, (torch.nn.parallel.DistributedDataParallel, torch.nn.parallel.DataParallel)
-        ):
-            module = module.module
-        elif "_orig_mod" in module._modules:  # a compiled module, without importing the compiler
-            module = module.get_submodule("_orig_mod")
-        else:
-            return module
 
 
 class ModulePart:
@@ -271,7 +259,7 @@ class OptimizerPart:
         shadow: bool,
     ) -> None:
         self.name = name
-        self.optimizer = optimizer
+        self.optimizer = unwrapped_optimizer(optimizer)
         self._modules = modules
         self._shadow = shadow
         self._groups: list[Tree] = []

@@ -15,6 +15,7 @@ _IN_PLACE = "train_in_place.py"
 _LIGHTNING = "train_lightning.py"
 _HF = "train_hf.py"
 _HF_ELASTIC = "train_hf_elastic.py"
+_ACCELERATE = "train_accelerate.py"
 
 # What a person would set for all of them: one thread a process, and no five seconds lost in a
 # resolver that drops a query (every TCPStore connection asks for the peer's name).
@@ -110,6 +111,9 @@ CONTENDERS: Mapping[str, Contender] = {
         replace(_torchrun_tuned("hf-torchrun"), script=_HF),
         _trainer("hf-in-place", _HF_ELASTIC, {"BENCH_HF": "in-place"}),
         _trainer("hf-restart", _HF_ELASTIC, {"BENCH_HF": "restart"}),
+        replace(_torchrun_tuned("accelerate-torchrun"), script=_ACCELERATE),
+        _trainer("accelerate-in-place", _ACCELERATE, {"BENCH_ACCELERATE": "in-place"}),
+        _trainer("accelerate-restart", _ACCELERATE, {"BENCH_ACCELERATE": "restart"}),
         Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
         Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
         _in_place("in-place-etcd", "etcd"),

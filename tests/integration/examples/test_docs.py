@@ -63,7 +63,10 @@ IN_PLACE = {
 def test_no_document_has_examples_that_nothing_runs() -> None:
     shown = {path.name for path in DOCS.glob("*.md") if "```python\n" in path.read_text()}
     # data.md: integration/data
-    assert shown == {"checkpoints.md", "data.md", "in-place.md", "lightning.md", "transformers.md"}
+    assert shown == {
+        *("accelerate.md", "checkpoints.md", "data.md", "in-place.md"),
+        *("lightning.md", "transformers.md"),
+    }
 
 
 def test_all_examples_of_in_place_are_run() -> None:
@@ -115,6 +118,23 @@ def test_all_examples_of_transformers_are_run() -> None:
 def test_example_of_transformers(name: str, tmp_path: Path) -> None:
     text = run_example("transformers.md", name, tmp_path, *ELASTIC_RUN)
     assert re.search(TRANSFORMERS[name], text), text
+
+
+ACCELERATE = {
+    "accelerate_train.py": r"accuracy (0\.[89]\d|1\.00) after 48 steps",
+    "accelerate_accumulate.py": r"4 micro-batches, 6 steps",
+    "accelerate_restart.py": r"48 steps",
+}
+
+
+def test_all_examples_of_accelerate_are_run() -> None:
+    assert examples("accelerate.md").keys() == ACCELERATE.keys()
+
+
+@pytest.mark.parametrize("name", ACCELERATE)
+def test_example_of_accelerate(name: str, tmp_path: Path) -> None:
+    text = run_example("accelerate.md", name, tmp_path, *ELASTIC_RUN)
+    assert re.search(ACCELERATE[name], text), text
 
 
 CHECKPOINTS = ("train.py", "load.py")

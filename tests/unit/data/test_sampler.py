@@ -345,7 +345,9 @@ def test_pieces_of_any_size_make_up_the_global_batches(
     for begin in range(0, size, batch):
         step = whole[begin : begin + batch]
         seen, weight = [], 0.0
+        assert {sampler.pieces_in_step for sampler in ranks} == {-(-len(step) // micro)}
         for piece in range(-(-len(step) // micro)):
+            assert ranks[0].samples_in_piece(piece) == len(step[piece * micro :][:micro])
             shares = next(taken)
             for sampler, share in zip(ranks, shares, strict=True):
                 counts = sampler.share_of_step(piece)
@@ -355,3 +357,16 @@ def test_pieces_of_any_size_make_up_the_global_batches(
         assert weight == pytest.approx(1)
         for sampler in ranks:
             sampler.commit()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_samples_that_drop_last_leaves_out_count_nothing(world: int) -> None:
+    settings = {"micro_batch_size": 4, "drop_last": True, "world": world}
+    ranks = [ElasticBatchSampler(22, 12, rank=rank, **settings) for rank in range(world)]
+    for pieces in (3, 2):  # of the last 10 samples two are left out
+        assert {sampler.pieces_in_step for sampler in ranks} == {pieces}
+        weights = [s.share_of_step(piece) for s in ranks for piece in range(pieces)]
+        assert sum(weights) == pytest.approx(world)
+        for sampler in ranks:
+            sampler.commit()
+    assert all((sampler.epoch, sampler.cursor) == (1, 0) for sampler in ranks)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import ProgressCallback, TrainerCallback
 
-from elastic_runtime.transformers.connection import accelerate_world
+from elastic_runtime.accelerate import accelerate_world
 from elastic_runtime.transformers.rank_zero_callbacks import RankZeroCallbacks
-from elastic_runtime.worker.world import World
 from tests.unit.transformers.hf_trainers import trainer
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Played:
 
     def enter(self, rank: int) -> None:
         """As this rank of three."""
-        accelerate_world.enter(World(rank, 3, rank, 3, 0, 1, round=1))
+        accelerate_world.enter(rank, 3, rank)
         self.callbacks.enter()
 
     def step(self) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.entries.flat_state import Entries
 from elastic_runtime.errors import CheckpointError
-from elastic_runtime.worker.state.state_parts import unwrapped
+from elastic_runtime.worker.state.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,6 @@ from accelerate.state import AcceleratorState, DistributedType, GradientState, P
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_runtime.worker.world import World
-
 _LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -38,19 +36,23 @@ def stand_alone(rank: int, local_rank: int) -> None:
     )
 
 
-def enter(world: World) -> None:
-    """The ranks of a world are connected.
+def enter(rank: int, size: int, local_rank: int) -> None:
+    """The ranks of a world are connected, or about to be.
 
     Args:
-        world: that.
+        rank: of this process.
+        size: how many ranks there are.
+        local_rank: of this process, on its node.
     """
+    if not PartialState._shared_state:
+        return  # nothing has been asked of accelerate yet, or it was told to forget it
     device = PartialState._shared_state["device"].type
     name = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}.get(device, f"MULTI_{device.upper()}")
     _set(
         distributed_type=getattr(DistributedType, name, DistributedType.MULTI_GPU),
-        num_processes=world.size,
-        process_index=world.rank,
-        local_process_index=world.local_rank,
+        num_processes=size,
+        process_index=rank,
+        local_process_index=local_rank,
         backend="nccl" if device == "cuda" else "gloo",
     )
     _leave_loaders()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
 
-from elastic_runtime.transformers.connection import accelerate_world
-from elastic_runtime.worker.world import World
+from elastic_runtime.accelerate import accelerate_world
 from tests.unit.transformers.hf_trainers import trainer
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def test_everything_that_refers_to_accelerate_sees_the_world(tmp_path: Path) -> None:
     made = trainer(tmp_path)
-    accelerate_world.enter(World(1, 3, 1, 2, 0, 2, round=4))
+    accelerate_world.enter(1, 3, 1)
     assert (made.args.world_size, made.args.process_index) == (3, 1)
     assert (made.accelerator.num_processes, made.accelerator.process_index) == (3, 1)
     assert made.accelerator.distributed_type == DistributedType.MULTI_CPU
@@ -37,7 +36,7 @@ def test_loaders_of_the_last_world_are_forgotten(tmp_path: Path) -> None:
     batches = iter(loader)
     next(batches)
     assert GradientState().in_dataloader
-    accelerate_world.enter(World(0, 1, 0, 1, 0, 1, round=1))
+    accelerate_world.enter(0, 1, 0)
     assert not made.accelerator.gradient_state.in_dataloader
 
 

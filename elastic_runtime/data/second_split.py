@@ -1,0 +1,55 @@
+"""Refuses that accelerate shares out what a sampler of ours has shared out already.
+
+``Accelerator.prepare`` gives each rank every n-th batch of a loader, or has rank 0 read for all.
+Of an ``ElasticBatchSampler`` each batch is one rank's share of a step: on two ranks half of the
+samples would never come, and nothing would show it. Nothing of accelerate is imported or changed
+for this: it shows in who asks the sampler for its batches.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_ACCELERATE = "accelerate.data_loader"
+# From the sampler through torch's loader to accelerate's there are six calls.
+_CALLS = 12
+
+
+def refuse_second_split() -> None:
+    """To be called when an iteration over a sampler begins.
+
+    Raises:
+        UsageError: it begins for accelerate, which would give this rank some of the batches only.
+    """
+    if _ACCELERATE not in sys.modules:
+        return
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_CALLS):
+        if frame is None:
+            return
+        if frame.f_globals.get("__name__") == _ACCELERATE:
+            ranks = _splits_for(frame.f_locals.get("self"))
+            if ranks > 1:
+                raise UsageError(
+                    f"Accelerator.prepare() would split this loader over {ranks} ranks, and its "
+                    "ElasticBatchSampler has done so: most samples would never come. Take "
+                    "fresh_accelerator() of elastic_runtime.accelerate, or leave the loader out of "
+                    "prepare()"
+                )
+        frame = frame.f_back
+
+
+def _splits_for(owner: Any) -> int:
+    """For how many ranks something of accelerate splits what it iterates over."""
+    kind = type(owner).__name__
+    if kind == "BatchSamplerShard":
+        return int(owner.num_processes)
+    if kind == "DataLoaderDispatcher":
+        return int(owner.state.num_processes)
+    return 1

@@ -1,0 +1,67 @@
+"""With ``fresh_accelerator`` workers and nodes die and come, and the training does not show it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.accelerate.accelerate_job import AccelerateJob
+from tests.integration.trainers.scenarios import (
+    die_before_a_commit,
+    interrupt_evaluations,
+    kill_a_node_and_add_one,
+    lose_workers_and_a_node,
+    restart_in_other_worlds,
+)
+
+# bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
+ROUGHLY = 0.02
+
+
+@pytest.mark.first_case("a job of two nodes for each")
+@pytest.mark.parametrize("kind", ["usual", "accumulated", "bf16"])
+def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
+    with AccelerateJob(tmp_path, kind=kind) as job:
+        lose_workers_and_a_node(job, ROUGHLY if kind == "bf16" else 1e-5)
+        if kind == "usual":
+            job.check_ends_of_epochs()
+
+
+def test_a_fault_between_the_optimizer_and_the_commit(tmp_path: Path) -> None:
+    with AccelerateJob(tmp_path, kind="usual", seconds=0.01) as job:
+        die_before_a_commit(job)
+
+
+@pytest.mark.slow("a job of two nodes, and one more")
+def test_a_node_is_killed_and_another_one_joins(tmp_path: Path) -> None:
+    with AccelerateJob(tmp_path, kind="usual") as job:
+        kill_a_node_and_add_one(job)
+
+
+@pytest.mark.slow("a job of two nodes with slow evaluations")
+def test_an_evaluation_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
+    (tmp_path / "slow-validation").touch()
+    with AccelerateJob(tmp_path, kind="usual", seconds=0.005) as job:
+        interrupt_evaluations(job)
+
+
+@pytest.mark.slow("a job of two nodes that starts again three times")
+def test_a_job_that_is_restarted_in_other_worlds(tmp_path: Path) -> None:
+    with AccelerateJob(tmp_path, kind="restarted") as job:
+        restart_in_other_worlds(job)
+
+
+@pytest.mark.slow("a job of two nodes")
+def test_the_oldest_accelerate_that_is_supported(tmp_path: Path) -> None:
+    oldest = Path(sys.prefix) / "transformers-5.3"
+    assert oldest.is_dir(), "scripts/setup installs it"
+    with AccelerateJob(tmp_path, kind="usual", environ={"PYTHONPATH": str(oldest)}) as job:
+        before = job.ranks(2)
+        job.kill(before[0])
+        alone = job.ranks(1, after=before[0].round)
+        job.ranks(2, after=alone[0].round)
+        job.finish_exactly()
+        job.check_ends_of_epochs()
+        assert {note["version"] for note in job.said("ended")} == {"1.10.1"}
