@@ -24,7 +24,7 @@ from noting import Notes, options
 FEATURES = 6
 SAMPLES = 203  # the last batch of an epoch is a smaller one
 BATCH, MICRO_BATCH = 10, 4
-EPOCHS = 24
+EPOCHS = int(os.environ.get("EPOCHS") or 24)
 EVALUATED = 31
 
 
