@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.cli.flags.build_config import TorchrunVariables, job_config
 from elastic_runtime.cli.flags.node_bounds import read_bounds
 from elastic_runtime.cli.flags.setting_sources import VARIABLES
+from elastic_runtime.cli.run.accelerate_file import DEFAULT, NONE
 from elastic_runtime.cli.run.store_target import (
     EmbeddedTarget,
     TorchrunTarget,
@@ -131,8 +132,18 @@ def _flags(job: Job, config: JobConfig) -> list[str]:
     return [
         *("--min", str(config.min_nodes), "--max", str(config.max_nodes)),
         *("--rdzv-endpoint", str(config.endpoint), "--run-id", config.run_id),
-        *job.settings.as_flags(without=_NOT_PASSED_ON),
+        *job.settings.as_flags(without=(*_NOT_PASSED_ON, "accelerate_config")),
+        *_accelerate_file(job.settings),
     ]
+
+
+def _accelerate_file(settings: Settings) -> list[str]:
+    given = settings.of("accelerate_config")
+    if not given.given:
+        return []
+    # As with the script: another terminal is most often in another directory.
+    named = given.value not in (DEFAULT, NONE)
+    return [f"--accelerate-config={Path(given.value).absolute() if named else given.value}"]
 
 
 def _script(job: Job, config: JobConfig) -> list[str]:

@@ -88,7 +88,8 @@ def test_the_join_command_means_the_same_job(
 ) -> None:
     (folder / "job.toml").write_text("lease-ttl = '9s'\npreload = ['a', 'b']\n")
     job = job_of(
-        "--max 4 --listen --local-nodes 2 --node-name x --config job.toml --cold",
+        "--max 4 --listen --local-nodes 2 --node-name x --config job.toml --cold "
+        "--accelerate-config a/b.yaml",
         "train.py --max 7",
         PET_TEE="3",
     )
@@ -105,8 +106,16 @@ def test_the_join_command_means_the_same_job(
     assert (settings["min"], settings["max"]) == (1, 4)
     assert (settings["lease_ttl"], settings["preload"]) == (9, ("a", "b"))
     assert (settings["cold"], settings["tee"]) == (True, {-1: 3})
+    assert settings["accelerate_config"] == str(folder / "a/b.yaml")
     for dest in ("listen", "local_nodes", "node_name", "config"):
         assert not settings.given(dest)
+
+
+@pytest.mark.parametrize("what", ["default", "none"])
+def test_whose_settings_of_accelerate_are_meant_is_passed_on(job_of: JobOf, what: str) -> None:
+    job = job_of(f"--max 4 --accelerate-config {what}")
+    assert isinstance(job, Job)
+    assert f"--accelerate-config={what}" in join_command(job, job.config)
 
 
 def test_local_nodes_have_names_and_the_script_as_typed(job_of: JobOf) -> None:
